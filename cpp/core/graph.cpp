@@ -1,0 +1,145 @@
+#include "graph.h"
+
+namespace jit_passes {
+namespace {
+
+class NodeFailure : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+std::string withoutBacktrace(const std::exception& error) {
+  if (const auto* torch_error = dynamic_cast<const c10::Error*>(&error)) {
+    return torch_error->what_without_backtrace();
+  }
+  return error.what();
+}
+
+// Modules appear as "name(Type)"; methods that were inlined within one module and free functions
+// appear as placeholders, which say nothing about where the node belongs.
+bool isPlaceholder(const std::string& name) {
+  return name.empty() || name == "SELF" || name == "UNKNOWN_INSTANCE";
+}
+
+std::string lineOf(const torch::jit::SourceRange& range) {
+  const auto location = range.file_line_col();
+  if (!location) {
+    return "";
+  }
+  const auto& [file, line, column] = *location;
+  return file + ":" + std::to_string(line);
+}
+
+std::string operatorName(const Node* node) {
+  std::string name = node->kind().toUnqualString();
+  while (name.size() > 1 && name.back() == '_') {
+    name.pop_back();
+  }
+  return name;
+}
+
+} // namespace
+
+void forEachNode(Block* block, const std::function<void(Node*)>& visit) {
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    Node* node = *it++;
+    for (Block* inner : node->blocks()) {
+      forEachNode(inner, visit);
+    }
+    const auto kind = node->kind(); // the visit may destroy the node
+    const auto range = node->sourceRange();
+    try {
+      visit(node);
+    } catch (const NodeFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      const auto line = lineOf(range);
+      throw NodeFailure(
+          std::string("at ") + kind.toQualString() + (line.empty() ? "" : " (" + line + ")") + ": " +
+          withoutBacktrace(error));
+    }
+  }
+}
+
+std::string sourceLine(const Node* node) { return lineOf(node->sourceRange()); }
+
+std::pair<std::string, std::string> moduleOf(const Node* node) {
+  const std::string hierarchy = torch::jit::utils::getNodesModuleHierarchy(*node);
+  std::string path, type;
+  for (size_t begin = 0; begin < hierarchy.size();) {
+    const size_t open = hierarchy.find('(', begin);
+    const size_t close = open == std::string::npos ? open : hierarchy.find(')', open);
+    if (close == std::string::npos) {
+      break;
+    }
+    std::string name = hierarchy.substr(begin, open - begin);
+    begin = close + 1;
+    name.erase(0, name.find_first_not_of('.'));
+    if (!isPlaceholder(name)) {
+      path += (path.empty() ? "" : ".") + name;
+      type = hierarchy.substr(open + 1, close - open - 1);
+    }
+  }
+  return {path, type};
+}
+
+std::string describe(const Node* node) {
+  const auto path = moduleOf(node).first;
+  const auto line = sourceLine(node);
+  return std::string(node->kind().toQualString()) + (path.empty() ? "" : " of " + path) +
+      (line.empty() ? "" : " (" + line + ")");
+}
+
+NodeNames nodeNames(Graph& graph) {
+  const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
+  NodeNames names;
+  std::unordered_map<std::string, int> taken;
+  forEachNode(graph, [&](Node* node) {
+    if (node->kind() == c10::prim::Constant || node->kind().ns() == dialect) {
+      return;
+    }
+    const auto path = moduleOf(node).first;
+    std::string name = path.empty() ? operatorName(node) : path + ":" + operatorName(node);
+    if (const int count = taken[name]++) {
+      name += "#" + std::to_string(count);
+    }
+    names.emplace(node, std::move(name));
+  });
+  return names;
+}
+
+bool isConstant(const Value* value) { return value->node()->kind() == c10::prim::Constant; }
+
+bool isNone(const Value* value) { return value->mustBeNone(); }
+
+std::optional<at::Tensor> constantTensor(const Value* value) {
+  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  return constant && constant->isTensor() ? std::optional(constant->toTensor()) : std::nullopt;
+}
+
+std::optional<double> constantNumber(const Value* value) {
+  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  if (!constant || !(constant->isInt() || constant->isDouble() || constant->isBool())) {
+    return std::nullopt;
+  }
+  return constant->isBool() ? static_cast<double>(constant->toBool()) : constant->toScalar().toDouble();
+}
+
+Node* insertNode(
+    Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, size_t outputs) {
+  Node* node = before->owningGraph()->create(kind, inputs, outputs);
+  node->insertBefore(before);
+  node->copyMetadata(const_cast<Node*>(like));
+  return node;
+}
+
+Value* insertConstant(Node* before, const c10::IValue& constant) {
+  torch::jit::WithInsertPoint guard(before);
+  return before->owningGraph()->insertConstant(constant);
+}
+
+void replaceNode(Node* node, Value* value) {
+  node->output()->replaceAllUsesWith(value);
+  node->destroy();
+}
+
+} // namespace jit_passes

@@ -1,0 +1,46 @@
+// Small vocabulary over TorchScript graphs that every pass speaks.
+#pragma once
+
+#include "jit.h"
+
+namespace jit_passes {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+using NodeNames = std::unordered_map<const Node*, std::string>;
+
+// Visits every node, nested blocks included, in program order; the visited node may be destroyed.
+// An exception is rethrown with the node and the user's source line in its message.
+void forEachNode(Block* block, const std::function<void(Node*)>& visit);
+
+inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
+  forEachNode(graph.block(), visit);
+}
+
+// "aten::conv2d of layer1.0.conv1 (model.py:12)": how messages speak of a node.
+std::string describe(const Node* node);
+// "model.py:12", or "" where the graph does not know.
+std::string sourceLine(const Node* node);
+// The path of the module that the node was written in, "layer1.0.conv1", and that module's type.
+std::pair<std::string, std::string> moduleOf(const Node* node);
+// Stable names, "layer1.0.conv1:conv2d", for all nodes but constants and observers: a function of
+// the model alone, whether it was scripted, traced or frozen.
+NodeNames nodeNames(Graph& graph);
+
+std::optional<at::Tensor> constantTensor(const Value* value);
+std::optional<double> constantNumber(const Value* value);
+bool isConstant(const Value* value);
+bool isNone(const Value* value);
+
+// Puts a node of that kind with one Tensor output in front of `before`, with the metadata (source
+// line, module path) of `like`.
+Node* insertNode(
+    Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, size_t outputs = 1);
+// A constant in front of `before`.
+Value* insertConstant(Node* before, const c10::IValue& constant);
+// Redirects all uses of the node's only output to `value` and destroys the node.
+void replaceNode(Node* node, Value* value);
+
+} // namespace jit_passes

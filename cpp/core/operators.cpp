@@ -1,0 +1,64 @@
+#include "operators.h"
+
+namespace jit_passes {
+namespace {
+
+using c10::Symbol;
+
+std::unordered_set<Symbol> symbols(std::initializer_list<const char*> names) {
+  std::unordered_set<Symbol> result;
+  for (const char* name : names) {
+    result.insert(Symbol::fromQualString(name));
+  }
+  return result;
+}
+
+std::string stringConstant(const Value* value) {
+  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  return constant && constant->isString() ? constant->toStringRef() : "";
+}
+
+bool padsWithZeros(const Node* node) {
+  if (node->kind() == c10::aten::constant_pad_nd) {
+    return constantNumber(node->input(2)) == 0.0;
+  }
+  const bool constant_mode = stringConstant(node->input(2)) == "constant";
+  return constant_mode && (isNone(node->input(3)) || constantNumber(node->input(3)) == 0.0);
+}
+
+} // namespace
+
+std::optional<WeightedOperator> weightedOperator(const Node* node) {
+  static const std::unordered_map<Symbol, WeightedOperator> table{
+      {c10::aten::linear, {0, false}},
+      {c10::aten::conv1d, {1, false}},
+      {c10::aten::conv2d, {2, false}},
+      {c10::aten::conv3d, {3, false}},
+      {c10::aten::conv_transpose1d, {1, true}},
+      {Symbol::fromQualString("aten::conv_transpose2d"), {2, true}},
+      {c10::aten::conv_transpose3d, {3, true}},
+  };
+  const auto found = table.find(node->kind());
+  return found == table.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool movesData(const Node* node) {
+  static const auto movers = symbols({
+      "aten::alias", "aten::channel_shuffle", "aten::chunk", "aten::clone", "aten::contiguous",
+      "aten::detach", "aten::expand", "aten::expand_as", "aten::flatten", "aten::flip",
+      "aten::max_pool1d", "aten::max_pool2d", "aten::movedim", "aten::narrow",
+      "aten::native_channel_shuffle", "aten::permute", "aten::pixel_shuffle",
+      "aten::pixel_unshuffle", "aten::relu", "aten::repeat", "aten::reshape", "aten::select",
+      "aten::slice", "aten::split", "aten::split_with_sizes", "aten::squeeze", "aten::t",
+      "aten::transpose", "aten::unbind", "aten::unflatten", "aten::unsqueeze",
+      "aten::upsample_nearest1d", "aten::upsample_nearest2d", "aten::upsample_nearest3d",
+      "aten::view", "aten::view_as",
+  });
+  static const auto pads = symbols({"aten::constant_pad_nd", "aten::pad"});
+  if (node->inputs().empty() || node->outputs().size() != 1) {
+    return false;
+  }
+  return movers.count(node->kind()) || (pads.count(node->kind()) && padsWithZeros(node));
+}
+
+} // namespace jit_passes

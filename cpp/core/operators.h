@@ -1,0 +1,24 @@
+// What passes need to know about PyTorch's operators beyond their names.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes {
+
+// An operator that multiplies its input by a weight: operands are input, weight, bias, ...
+struct WeightedOperator {
+  int64_t spatial_dims; // 0 for linear
+  bool transposed;
+};
+
+std::optional<WeightedOperator> weightedOperator(const Node* node);
+
+// The axis of the weight along which outputs lie, for transposed convolutions within a group.
+inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1 : 0; }
+
+// Whether every value of the node's result is a value of its first operand, or zero: then it
+// commutes with quantization exactly and runs on integers as it is. chunk, split and unbind count
+// as moving data too; their results are lists.
+bool movesData(const Node* node);
+
+} // namespace jit_passes

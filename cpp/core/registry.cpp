@@ -1,0 +1,51 @@
+#include "registry.h"
+
+namespace jit_passes {
+namespace {
+
+template <typename Info>
+std::map<std::string, Info>& table() {
+  static std::map<std::string, Info> entries;
+  return entries;
+}
+
+template <typename Info>
+void add(const char* what, Info info) {
+  TORCH_CHECK(!info.name.empty(), "a ", what, " needs a name");
+  TORCH_CHECK(!info.summary.empty(), "the ", what, " '", info.name, "' needs a one-line summary");
+  const auto name = info.name;
+  const bool inserted = table<Info>().emplace(name, std::move(info)).second;
+  TORCH_CHECK(inserted, "a ", what, " named '", name, "' is registered already");
+}
+
+} // namespace
+
+RegisterPass::RegisterPass(
+    std::string name,
+    std::string summary,
+    PassFunction run,
+    std::vector<std::string> requires_,
+    std::vector<std::string> ensures) {
+  add("pass",
+      PassInfo{
+          std::move(name),
+          std::move(summary),
+          std::move(run),
+          std::move(requires_),
+          std::move(ensures)});
+}
+
+RegisterInvariant::RegisterInvariant(
+    std::string name, std::string summary, InvariantFunction check) {
+  add("invariant", InvariantInfo{std::move(name), std::move(summary), std::move(check)});
+}
+
+RegisterOp::RegisterOp(std::string name, std::string summary) {
+  add("op", OpInfo{std::move(name), std::move(summary)});
+}
+
+const std::map<std::string, PassInfo>& passes() { return table<PassInfo>(); }
+const std::map<std::string, InvariantInfo>& invariants() { return table<InvariantInfo>(); }
+const std::map<std::string, OpInfo>& ops() { return table<OpInfo>(); }
+
+} // namespace jit_passes

@@ -1,0 +1,40 @@
+// A graph as plain data, for code that only looks: quantizers, rules' checks and reports.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes {
+
+// All nodes in the order of forEachNode; a node's place in it is how other code refers to it.
+std::vector<Node*> nodesInOrder(Graph& graph);
+
+struct NodeRecord {
+  std::string name; // "" for constants and dialect nodes
+  std::string kind;
+  std::string module;
+  std::string module_type;
+  std::string source;
+  int64_t block; // blocks are numbered; 0 is the method's own
+  bool moves_data;
+  std::vector<int64_t> inputs; // values, by unique()
+  std::vector<int64_t> outputs;
+};
+
+struct ValueRecord {
+  int64_t id;
+  std::string name;
+  bool is_tensor;
+  bool written; // an in-place operator may write to it
+  std::optional<c10::IValue> constant;
+};
+
+struct Snapshot {
+  std::vector<NodeRecord> nodes;
+  std::vector<ValueRecord> values;
+  std::vector<int64_t> inputs;
+  std::vector<int64_t> outputs;
+};
+
+Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph);
+
+} // namespace jit_passes

@@ -1,0 +1,79 @@
+#include "observation.h"
+
+#include "core/vectorize.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr int64_t kGrain = 1 << 15;
+constexpr int kLanes = 64; // independent running minima, so that the loop vectorizes without -ffast-math
+
+struct Extremes {
+  float min = std::numeric_limits<float>::infinity();
+  float max = -std::numeric_limits<float>::infinity();
+  bool finite = true;
+};
+
+JIT_PASSES_VECTORIZED void extremes(const float* x, int64_t count, Extremes* result) {
+  float low[kLanes], high[kLanes], poison[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    low[lane] = result->min;
+    high[lane] = result->max;
+    poison[lane] = 0.0f;
+  }
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float value = x[i + lane];
+      low[lane] = value < low[lane] ? value : low[lane];
+      high[lane] = value > high[lane] ? value : high[lane];
+      poison[lane] += value * 0.0f; // 0 * inf and 0 * nan are nan, and nan stays
+    }
+  }
+  for (int lane = 0; i < count; ++i, ++lane) {
+    low[lane] = x[i] < low[lane] ? x[i] : low[lane];
+    high[lane] = x[i] > high[lane] ? x[i] : high[lane];
+    poison[lane] += x[i] * 0.0f;
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    result->min = std::min(result->min, low[lane]);
+    result->max = std::max(result->max, high[lane]);
+    result->finite &= poison[lane] == 0.0f;
+  }
+}
+
+} // namespace
+
+at::Tensor valuesOf(const at::Tensor& x) {
+  const auto detached = x.detach().to(at::kFloat);
+  return detached.is_non_overlapping_and_dense() ? detached : detached.contiguous();
+}
+
+MinMax minMaxOf(const at::Tensor& values, c10::string_view name) {
+  const float* x = values.const_data_ptr<float>();
+  const int64_t count = values.numel(), chunks = (count + kGrain - 1) / kGrain;
+  std::vector<Extremes> partial(chunks);
+  at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      extremes(x + chunk * kGrain, std::min(kGrain, count - chunk * kGrain), &partial[chunk]);
+    }
+  });
+  Extremes all;
+  for (const auto& part : partial) {
+    all.min = std::min(all.min, part.min);
+    all.max = std::max(all.max, part.max);
+    all.finite &= part.finite;
+  }
+  TORCH_CHECK_VALUE(
+      all.finite, "the value '", name, "' holds a NaN or an infinity (in float32) in this batch: ",
+      "look at the calibration data, or at the float model with torch.isfinite");
+  return {all.min, all.max};
+}
+
+bool observeShape(const at::Tensor& x, double* range) {
+  range[kLowestRank] = std::min(range[kLowestRank], static_cast<double>(x.dim()));
+  range[kHighestRank] = std::max(range[kHighestRank], static_cast<double>(x.dim()));
+  return x.is_floating_point() && x.numel() > 0;
+}
+
+} // namespace jit_passes

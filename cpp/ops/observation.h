@@ -1,0 +1,27 @@
+// What all observers share: the layout of their buffer, and reading a tensor as it lies in memory.
+#pragma once
+
+#include "core/registry.h"
+
+namespace jit_passes {
+
+// The `range` buffer of an observer: float64, at least these four entries, +inf, -inf, +inf, -inf
+// before anything was seen.
+enum RangeEntry : int64_t { kMin = 0, kMax = 1, kLowestRank = 2, kHighestRank = 3 };
+
+// The values in memory order, without a copy when the tensor is dense float32 (contiguous,
+// channels-last or any other permutation): statistics do not depend on the order.
+at::Tensor valuesOf(const at::Tensor& x);
+
+struct MinMax {
+  float min;
+  float max;
+};
+
+// Raises an error that names the value when it holds a NaN or an infinity.
+MinMax minMaxOf(const at::Tensor& values, c10::string_view name);
+
+// Notes the rank of x; false when there is nothing to measure: x is empty or not floating-point.
+bool observeShape(const at::Tensor& x, double* range);
+
+} // namespace jit_passes

@@ -1,0 +1,86 @@
+// jit_passes::observe_min_max and its relatives: running ranges.
+//
+//   min_max             range = [min(range[0], min x), max(range[1], max x)]
+//   moving_average      range = range + c * ([min x, max x] - range), starting at the first batch's
+//   per_channel_min_max the same as min_max along an axis: range has shape [2, channels]
+//   reach               notes only that the value was computed
+//
+// None of them returns anything: the float data flow is what it would be without them. `once`
+// observes constants a single time. `name` and `spec` are the value's name and its quantization
+// specification, carried along so that a saved graph can be converted later.
+#include "observation.h"
+
+namespace jit_passes {
+namespace {
+
+using c10::string_view;
+
+void observeMinMax(const at::Tensor& x, at::Tensor range, bool once, string_view name, string_view) {
+  double* state = range.mutable_data_ptr<double>();
+  if ((once && state[kMin] <= state[kMax]) || !observeShape(x, state)) {
+    return;
+  }
+  const auto [low, high] = minMaxOf(valuesOf(x), name);
+  state[kMin] = std::min<double>(state[kMin], low);
+  state[kMax] = std::max<double>(state[kMax], high);
+}
+
+void observeMovingAverage(
+    const at::Tensor& x, at::Tensor range, double averaging_constant, string_view name, string_view) {
+  double* state = range.mutable_data_ptr<double>();
+  if (!observeShape(x, state)) {
+    return;
+  }
+  const auto [low, high] = minMaxOf(valuesOf(x), name);
+  const bool first = state[kMin] > state[kMax];
+  state[kMin] = first ? low : state[kMin] + averaging_constant * (low - state[kMin]);
+  state[kMax] = first ? high : state[kMax] + averaging_constant * (high - state[kMax]);
+}
+
+void observePerChannelMinMax(
+    const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
+  const auto seen = range[0].le(range[1]).all().item<bool>();
+  if (once && seen) {
+    return;
+  }
+  TORCH_CHECK(
+      axis < x.dim() && range.size(1) == x.size(axis), "the value '", name, "' has shape ", x.sizes(),
+      " and is observed along axis ", axis, " for ", range.size(1), " channels");
+  const auto values = x.detach().to(at::kFloat).transpose(0, axis).reshape({x.size(axis), -1});
+  minMaxOf(values.contiguous(), name);
+  const auto [low, high] = at::aminmax(values, 1);
+  range.copy_(at::stack({at::minimum(range[0], low), at::maximum(range[1], high)}));
+}
+
+void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_view) {
+  double* state = range.mutable_data_ptr<double>();
+  if (observeShape(x, state) && state[kMin] > state[kMax]) {
+    state[kMin] = state[kMax] = 0;
+  }
+}
+
+const RegisterOp min_max_op{"observe_min_max", "Keep the smallest and largest value seen."};
+const RegisterOp moving_average_op{
+    "observe_moving_average", "Keep an exponential moving average of each batch's range."};
+const RegisterOp per_channel_op{
+    "observe_per_channel_min_max", "Keep the smallest and largest value of each channel."};
+const RegisterOp reach_op{"observe_reach", "Note that the value was computed, and its rank."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def("observe_min_max(Tensor x, Tensor(a!) range, bool once, str name, str spec) -> ()");
+  m.def(
+      "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> ()");
+  m.def(
+      "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
+  m.def("observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
+  m.impl("observe_min_max", observeMinMax);
+  m.impl("observe_moving_average", observeMovingAverage);
+  m.impl("observe_per_channel_min_max", observePerChannelMinMax);
+  m.impl("observe_reach", observeReach);
+}
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,155 @@
+// jit_passes::quantize and jit_passes::dequantize: float <-> plain integers.
+//
+//   q = clamp(round(x / scale) + zero_point, quant_min, quant_max)     round: half to even
+//   x = (q - zero_point) * scale
+//
+// Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)].
+// The division is a multiplication by 1 / scale in float32, as in PyTorch's own quantize kernels,
+// so that both give the same integers.
+#include "core/registry.h"
+#include "core/vectorize.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;
+
+template <typename Int>
+JIT_PASSES_VECTORIZED void quantizeRow(
+    const float* x, Int* q, int64_t count, float inverse_scale, float zero_point, float low, float high) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = __builtin_rintf(x[i] * inverse_scale) + zero_point;
+    const float above = value < low ? low : value;
+    q[i] = static_cast<Int>(above > high ? high : above);
+  }
+}
+
+// int32 codes do not fit float32's 24 bits: the same in double.
+template <>
+void quantizeRow<int32_t>(
+    const float* x, int32_t* q, int64_t count, float inverse_scale, float zero_point, float low, float high) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = std::nearbyint(static_cast<double>(x[i]) * inverse_scale) + zero_point;
+    q[i] = static_cast<int32_t>(std::min<double>(std::max<double>(value, low), high));
+  }
+}
+
+template <typename Int>
+JIT_PASSES_VECTORIZED void dequantizeRow(
+    const Int* q, float* x, int64_t count, float scale, int32_t zero_point) {
+  for (int64_t i = 0; i < count; ++i) {
+    x[i] = static_cast<float>(static_cast<int32_t>(q[i]) - zero_point) * scale;
+  }
+}
+
+template <typename Body>
+void dispatchInteger(at::ScalarType dtype, Body body) {
+  switch (dtype) {
+    case at::kByte: return body(uint8_t{});
+    case at::kChar: return body(int8_t{});
+    case at::kShort: return body(int16_t{});
+    case at::kInt: return body(int32_t{});
+    default: TORCH_CHECK(false, "quantized values are uint8, int8, int16 or int32, not ", dtype);
+  }
+}
+
+void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
+  dispatchInteger(dtype, [&](auto zero) {
+    using Limits = std::numeric_limits<decltype(zero)>;
+    TORCH_CHECK(
+        quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(),
+        "the range [", quant_min, ", ", quant_max, "] does not fit ", dtype);
+  });
+}
+
+at::Tensor quantize(
+    const at::Tensor& x, double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max,
+    at::ScalarType dtype) {
+  checkRange(dtype, quant_min, quant_max);
+  TORCH_CHECK(scale > 0 && std::isfinite(scale), "scale must be finite and above 0, got ", scale);
+  TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+  const auto values = x.is_non_overlapping_and_dense() ? x.to(at::kFloat) : x.to(at::kFloat).contiguous();
+  auto codes = at::empty_strided(values.sizes(), values.strides(), values.options().dtype(dtype));
+  const float inverse_scale = 1.0f / static_cast<float>(scale);
+  dispatchInteger(dtype, [&](auto zero) {
+    using Int = decltype(zero);
+    const float* from = values.const_data_ptr<float>();
+    Int* to = codes.mutable_data_ptr<Int>();
+    at::parallel_for(0, values.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      quantizeRow<Int>(from + begin, to + begin, end - begin, inverse_scale, zero_point, quant_min, quant_max);
+    });
+  });
+  return codes;
+}
+
+at::Tensor dequantize(const at::Tensor& q, double scale, int64_t zero_point) {
+  const auto codes = q.is_non_overlapping_and_dense() ? q : q.contiguous();
+  auto values = at::empty_strided(codes.sizes(), codes.strides(), codes.options().dtype(at::kFloat));
+  dispatchInteger(q.scalar_type(), [&](auto zero) {
+    using Int = decltype(zero);
+    const Int* from = codes.const_data_ptr<Int>();
+    float* to = values.mutable_data_ptr<float>();
+    at::parallel_for(0, codes.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      dequantizeRow<Int>(from + begin, to + begin, end - begin, static_cast<float>(scale), zero_point);
+    });
+  });
+  return values;
+}
+
+void checkChannels(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
+  TORCH_CHECK(axis >= 0 && axis < x.dim(), "axis ", axis, " is outside of a tensor with ", x.dim(), " dimensions");
+  TORCH_CHECK(
+      scales.numel() == x.size(axis) && zero_points.numel() == x.size(axis),
+      "one scale and zero_point for each of the ", x.size(axis), " channels, got ", scales.numel(), " and ",
+      zero_points.numel());
+}
+
+at::Tensor alongAxis(const at::Tensor& parameter, const at::Tensor& x, int64_t axis, at::ScalarType dtype) {
+  std::vector<int64_t> shape(x.dim(), 1);
+  shape[axis] = x.size(axis);
+  return parameter.to(dtype).view(shape);
+}
+
+// Weights only, once: plain ATen is fast enough.
+at::Tensor quantizePerChannel(
+    const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
+    int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
+  checkRange(dtype, quant_min, quant_max);
+  checkChannels(x, scales, zero_points, axis);
+  const auto inverse = alongAxis(scales, x, axis, at::kFloat).reciprocal();
+  const auto rounded = at::round((x.to(at::kFloat) * inverse).to(at::kDouble));
+  return (rounded + alongAxis(zero_points, x, axis, at::kDouble)).clamp(quant_min, quant_max).to(dtype);
+}
+
+at::Tensor dequantizePerChannel(
+    const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
+  checkChannels(q, scales, zero_points, axis);
+  const auto steps = q.to(at::kInt) - alongAxis(zero_points, q, axis, at::kInt);
+  return steps.to(at::kFloat) * alongAxis(scales, q, axis, at::kFloat);
+}
+
+const RegisterOp quantize_op{"quantize", "Float to integers, one scale and zero point for the tensor."};
+const RegisterOp dequantize_op{"dequantize", "Integers to float, one scale and zero point for the tensor."};
+const RegisterOp quantize_per_channel_op{
+    "quantize_per_channel", "Float to integers, a scale and zero point for each channel."};
+const RegisterOp dequantize_per_channel_op{
+    "dequantize_per_channel", "Integers to float, a scale and zero point for each channel."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def("quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor");
+  m.def("dequantize(Tensor q, float scale, int zero_point) -> Tensor");
+  m.def(
+      "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
+      "int quant_max, ScalarType dtype) -> Tensor");
+  m.def("dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
+  m.impl("quantize", quantize);
+  m.impl("dequantize", dequantize);
+  m.impl("quantize_per_channel", quantizePerChannel);
+  m.impl("dequantize_per_channel", dequantizePerChannel);
+}
+
+} // namespace
+} // namespace jit_passes

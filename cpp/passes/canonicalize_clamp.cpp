@@ -1,0 +1,50 @@
+// Bring the spellings of clipping to two: relu and clamp.
+//
+//   aten::relu6(%x)                  ->  aten::clamp(%x, 0, 6)
+//   aten::hardtanh(%x, %low, %high)  ->  aten::clamp(%x, %low, %high)
+//   aten::clamp(%x, 0, None), aten::clamp_min(%x, 0)  ->  aten::relu(%x)
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+const auto relu6 = c10::Symbol::fromQualString("aten::relu6");
+const auto hardtanh = c10::Symbol::fromQualString("aten::hardtanh");
+const auto clamp_min = c10::Symbol::fromQualString("aten::clamp_min");
+
+bool clipsBelowZeroOnly(const Node* node) {
+  const bool no_maximum = node->kind() == clamp_min ||
+      (node->kind() == c10::aten::clamp && isNone(node->input(2)));
+  return no_maximum && constantNumber(node->input(1)) == 0.0;
+}
+
+Node* canonical(Node* node) {
+  if (node->kind() == relu6) {
+    const std::vector<Value*> operands{
+        node->input(0), insertConstant(node, 0.0), insertConstant(node, 6.0)};
+    return insertNode(node, c10::aten::clamp, operands, node);
+  }
+  if (node->kind() == hardtanh) {
+    return insertNode(node, c10::aten::clamp, node->inputs(), node);
+  }
+  return clipsBelowZeroOnly(node) ? insertNode(node, c10::aten::relu, {node->input(0)}, node) : nullptr;
+}
+
+bool canonicalizeClamp(PassContext& context) {
+  bool changed = false;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (Node* replacement = canonical(node)) {
+      replaceNode(node, replacement->output());
+      changed = true;
+    }
+  });
+  return changed;
+}
+
+const RegisterPass registration{
+    "canonicalize_clamp", "Turn relu6, hardtanh and clamp_min into relu and clamp.",
+    canonicalizeClamp, {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

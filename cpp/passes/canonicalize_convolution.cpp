@@ -1,0 +1,50 @@
+// Tracing records aten::_convolution; bring it to the form that scripting has.
+//
+//   aten::_convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups, ...)
+//     ->  aten::conv{1,2,3}d(x, w, b, stride, padding, dilation, groups)
+//     or  aten::conv_transpose{1,2,3}d(x, w, b, stride, padding, output_padding, groups, dilation)
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+std::optional<size_t> spatialDims(const Node* node) {
+  const auto stride = isConstant(node->input(3)) ? torch::jit::toIValue(node->input(3)) : std::nullopt;
+  if (!stride || !stride->isIntList()) {
+    return std::nullopt;
+  }
+  return stride->toIntList().size();
+}
+
+bool canonicalizeConvolution(PassContext& context) {
+  static const auto convolution = c10::Symbol::fromQualString("aten::_convolution");
+  bool changed = false;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (node->kind() != convolution) {
+      return;
+    }
+    const auto dims = spatialDims(node);
+    const auto transposed = constantNumber(node->input(6));
+    if (!dims || *dims < 1 || *dims > 3 || !transposed) {
+      return;
+    }
+    const auto in = node->inputs();
+    const auto name = std::string(*transposed ? "aten::conv_transpose" : "aten::conv") +
+        std::to_string(*dims) + "d";
+    const std::vector<Value*> operands = *transposed
+        ? std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[7], in[8], in[5]}
+        : std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[5], in[8]};
+    Node* canonical = insertNode(node, c10::Symbol::fromQualString(name), operands, node);
+    replaceNode(node, canonical->output());
+    changed = true;
+  });
+  return changed;
+}
+
+const RegisterPass registration{
+    "canonicalize_convolution", "Turn traced aten::_convolution into conv and conv_transpose.",
+    canonicalizeConvolution, {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

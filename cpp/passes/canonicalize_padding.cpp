@@ -1,0 +1,78 @@
+// Give convolutions with padding='valid' or 'same' their padding in numbers.
+//
+//   aten::conv2d(%x, %w, %b, %stride, "same", %dilation, %groups)
+//     ->  aten::conv2d(%x, %w, %b, %stride, [p, ...], %dilation, %groups)
+//
+// 'same' pads dilation * (kernel - 1) zeros along each axis, the odd one behind; where some axis
+// has an odd one, a constant_pad_nd of its own adds it, as PyTorch does.
+#include "core/graph.h"
+#include "core/operators.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+std::optional<std::string> paddingMode(const Node* node) {
+  const auto padding = isConstant(node->input(4)) ? torch::jit::toIValue(node->input(4)) : std::nullopt;
+  return padding && padding->isString() ? std::optional(padding->toStringRef()) : std::nullopt;
+}
+
+// The numbers of an int or int[] constant, one for each axis.
+std::optional<std::vector<int64_t>> perAxis(const Value* value, int64_t dims) {
+  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  if (constant && constant->isInt()) {
+    return std::vector<int64_t>(dims, constant->toInt());
+  }
+  if (!constant || !constant->isIntList()) {
+    return std::nullopt;
+  }
+  auto numbers = constant->toIntVector();
+  if (numbers.size() == 1) {
+    numbers.resize(dims, numbers[0]);
+  }
+  return numbers;
+}
+
+bool replacePadding(Node* node, const std::string& mode, int64_t dims) {
+  const auto weight = constantTensor(node->input(1));
+  const auto dilation = perAxis(node->input(5), dims);
+  if (!weight || !dilation) {
+    return false;
+  }
+  std::vector<int64_t> padding(dims, 0), extra(2 * dims, 0);
+  bool odd = false;
+  for (int64_t axis = 0; axis < dims && mode == "same"; ++axis) {
+    const int64_t total = (*dilation)[axis] * (weight->size(2 + axis) - 1);
+    padding[axis] = total / 2;
+    extra[2 * (dims - 1 - axis) + 1] = total % 2; // constant_pad_nd starts at the last axis
+    odd |= total % 2 == 1;
+  }
+  if (odd) {
+    static const auto pad = c10::Symbol::fromQualString("aten::constant_pad_nd");
+    const std::vector<Value*> operands{
+        node->input(0), insertConstant(node, extra), insertConstant(node, static_cast<int64_t>(0))};
+    node->replaceInput(0, insertNode(node, pad, operands, node)->output());
+  }
+  node->replaceInput(4, insertConstant(node, padding));
+  return true;
+}
+
+bool canonicalizePadding(PassContext& context) {
+  bool changed = false;
+  forEachNode(*context.graph(), [&](Node* node) {
+    const auto op = weightedOperator(node);
+    if (op && op->spatial_dims > 0 && !op->transposed) {
+      if (const auto mode = paddingMode(node)) {
+        changed |= replacePadding(node, *mode, op->spatial_dims);
+      }
+    }
+  });
+  return changed;
+}
+
+const RegisterPass registration{
+    "canonicalize_padding", "Turn padding='same' and 'valid' into numbers.", canonicalizePadding,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,58 @@
+// PyTorch's own cleaning, under names that pipelines can use.
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+bool poolConstants(PassContext& context) {
+  torch::jit::ConstantPooling(context.graph());
+  return true;
+}
+
+bool propagateConstants(PassContext& context) {
+  auto graph = context.graph();
+  return torch::jit::ConstantPropagation(graph);
+}
+
+bool removeDeadCode(PassContext& context) {
+  torch::jit::EliminateDeadCode(context.graph());
+  return true;
+}
+
+// Attributes that the graph does not read any more, so that files do not carry them.
+bool removeUnusedAttributes(PassContext& context) {
+  std::unordered_set<std::string> used;
+  const Value* self = context.graph()->inputs().at(0);
+  for (const auto& use : self->uses()) {
+    if (!use.user->hasAttribute(c10::attr::name)) {
+      return false; // self is used as a whole
+    }
+    used.insert(use.user->s(c10::attr::name));
+  }
+  std::vector<std::string> unused;
+  const auto type = context.module.type();
+  for (size_t i = 0; i < type->numAttributes(); ++i) {
+    if (!used.count(type->getAttributeName(i)) && type->getAttributeName(i) != "training") {
+      unused.push_back(type->getAttributeName(i));
+    }
+  }
+  for (const auto& name : unused) {
+    context.module._ivalue()->unsafeRemoveAttr(name);
+    type->unsafeRemoveAttribute(name);
+  }
+  return !unused.empty();
+}
+
+const RegisterPass pool_constants{
+    "pool_constants", "Keep one copy of equal constants.", poolConstants};
+const RegisterPass propagate_constants{
+    "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
+const RegisterPass remove_dead_code{
+    "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
+const RegisterPass remove_unused_attributes{
+    "remove_unused_attributes", "Remove attributes that the method does not read.",
+    removeUnusedAttributes, {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

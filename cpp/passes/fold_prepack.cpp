@@ -1,0 +1,90 @@
+// Pack weights ahead of time, for the engine named by the option `engine`.
+//
+//   %w = aten::_make_per_channel_quantized_tensor(%codes, %scales, %zero_points, %axis)
+//   %p = quantized::conv2d_prepack(%w, %bias, ...)
+//     ->  %p = prim::GetAttr[name="packed_0"](%self)
+//
+// A saved file holds the weights unpacked; loading packs them for the engine that is set there.
+#include <ATen/Context.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+class EngineGuard {
+ public:
+  explicit EngineGuard(const std::string& name) : before_(at::globalContext().qEngine()) {
+    for (const auto engine : at::Context::supportedQEngines()) {
+      if (at::toString(engine) == name || lowered(at::toString(engine)) == name) {
+        at::globalContext().setQEngine(engine);
+        return;
+      }
+    }
+    TORCH_CHECK(false, "this build of PyTorch has no quantized engine '", name, "'");
+  }
+  ~EngineGuard() { at::globalContext().setQEngine(before_); }
+  EngineGuard(const EngineGuard&) = delete;
+  EngineGuard& operator=(const EngineGuard&) = delete;
+
+ private:
+  static std::string lowered(std::string name) {
+    std::transform(name.begin(), name.end(), name.begin(), ::tolower);
+    return name;
+  }
+  at::QEngine before_;
+};
+
+bool isPrepack(const Node* node) {
+  static constexpr std::string_view suffix = "_prepack";
+  const std::string_view name = node->kind().toQualString();
+  return name.substr(0, 11) == "quantized::" && name.size() > suffix.size() &&
+      name.substr(name.size() - suffix.size()) == suffix;
+}
+
+// The node's result from constants, computing what its operands need first.
+std::optional<c10::IValue> evaluate(const Node* node) {
+  if (node->kind() == c10::prim::Constant) {
+    return torch::jit::toIValue(node->output());
+  }
+  torch::jit::Stack stack;
+  for (const Value* input : node->inputs()) {
+    auto operand = evaluate(input->node());
+    if (!operand) {
+      return std::nullopt;
+    }
+    stack.push_back(std::move(*operand));
+  }
+  if (!node->maybeOperator() || node->outputs().size() != 1) {
+    return std::nullopt;
+  }
+  node->getOperation()(stack);
+  return stack.at(0);
+}
+
+bool foldPrepack(PassContext& context) {
+  const EngineGuard guard(context.option("engine").toStringRef());
+  const auto graph = context.graph();
+  int64_t count = 0;
+  forEachNode(*graph, [&](Node* node) {
+    if (!isPrepack(node)) {
+      return;
+    }
+    auto packed = evaluate(node);
+    TORCH_CHECK(packed, "the weight is not a constant");
+    const auto name = "packed_" + std::to_string(count++);
+    context.module.register_attribute(name, packed->type(), *packed);
+    torch::jit::WithInsertPoint insert_at(node);
+    replaceNode(node, graph->insertGetAttr(graph->inputs().at(0), name));
+  });
+  torch::jit::EliminateDeadCode(graph);
+  return count > 0;
+}
+
+const RegisterPass registration{
+    "fold_prepack", "Pack constant weights for the quantized engine.", foldPrepack, {"no_observers"}};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,40 @@
+// Compute quantize of constants ahead of time: the integers stay, the float weights go.
+//
+//   %q = jit_passes::quantize_per_channel(%constant, ...)   ->   %q = prim::Constant[value=<int8>]
+//
+// With the option `dequantize`, dequantize of constants is computed too: for what stayed float.
+#include <torch/csrc/jit/passes/constant_propagation.h>
+
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+bool startsWith(const Node* node, std::string_view prefix) {
+  return std::string_view(node->kind().toQualString()).substr(0, prefix.size()) == prefix;
+}
+
+bool foldQuantizedConstants(PassContext& context) {
+  const auto option = context.options.find("dequantize");
+  const bool fold_dequantize = option != context.options.end() && option->second.toBool();
+  bool changed = false;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (!startsWith(node, "jit_passes::quantize") &&
+        !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {
+      return;
+    }
+    if (const auto result = torch::jit::runNodeIfInputsAreConstant(node)) {
+      replaceNode(node, insertConstant(node, result->at(0)));
+      changed = true;
+    }
+  });
+  return changed;
+}
+
+const RegisterPass registration{
+    "fold_quantized_constants", "Quantize constants ahead of time, so that files hold integers only.",
+    foldQuantizedConstants, {"no_observers"}};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,150 @@
+// Insert observers where the annotations ask for them.
+//
+//   %y = aten::conv2d(...)      ->   %y = aten::conv2d(...)
+//                                    %range = prim::GetAttr[name="observer_0_range"](%self)
+//                                    jit_passes::observe_min_max(%y, %range, ...)
+//
+// An observation of some uses only goes through an edge, which converting will quantize:
+//
+//   %z = aten::conv2d(%x, ...)  ->   %e = jit_passes::edge(%x)
+//                                    jit_passes::observe_min_max(%e, %range, ...)
+//                                    %z = aten::conv2d(%e, ...)
+//
+// Observations with the same group share their buffers and so their parameters.
+#include "core/graph.h"
+#include "core/registry.h"
+#include "core/snapshot.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Observation {
+  int64_t value;                                // unique() of the value
+  std::vector<std::pair<int64_t, int64_t>> uses; // (node index, operand); empty for all uses
+  std::string op;                               // without namespace
+  int64_t group;
+  int64_t channels; // 0: per tensor
+  int64_t axis;
+  bool once;
+  double averaging_constant;
+  int64_t bins;
+  std::string name;
+  std::string spec;
+};
+
+Observation readObservation(const c10::IValue& packed) {
+  const std::vector<c10::IValue> fields = packed.toTupleRef().elements().vec();
+  Observation observation{
+      fields[0].toInt(), {}, fields[2].toStringRef(), fields[3].toInt(), fields[4].toInt(),
+      fields[5].toInt(), fields[6].toBool(), fields[7].toDouble(), fields[8].toInt(),
+      fields[9].toStringRef(), fields[10].toStringRef()};
+  for (const c10::IValue& use : fields[1].toListRef()) {
+    observation.uses.emplace_back(
+        use.toTupleRef().elements()[0].toInt(), use.toTupleRef().elements()[1].toInt());
+  }
+  return observation;
+}
+
+class Inserter {
+ public:
+  explicit Inserter(PassContext& context)
+      : context_(context), graph_(context.graph()), nodes_(nodesInOrder(*graph_)) {
+    const auto remember = [&](Value* value) { values_[value->unique()] = value; };
+    std::for_each(graph_->inputs().begin(), graph_->inputs().end(), remember);
+    for (Node* node : nodes_) {
+      std::for_each(node->outputs().begin(), node->outputs().end(), remember);
+      for (Block* block : node->blocks()) {
+        std::for_each(block->inputs().begin(), block->inputs().end(), remember);
+      }
+    }
+  }
+
+  void insert(const Observation& observation) {
+    Value* value = values_.at(observation.value);
+    Node* before = nullptr;
+    if (observation.uses.empty()) {
+      Node* maker = value->node();
+      before = maker->kind() == c10::prim::Param ? maker->owningBlock()->nodes().front() : maker->next();
+      if (isConstant(value)) { // behind all constants, whose order other passes may rely on
+        before = value->uses().at(0).user;
+      }
+    } else {
+      before = nodes_.at(observation.uses.front().first);
+      Node* edge = insertNode(before, edge_, {value}, before);
+      edge->output()->setType(value->type());
+      for (const auto& [node, operand] : observation.uses) {
+        nodes_.at(node)->replaceInput(operand, edge->output());
+      }
+      value = edge->output();
+    }
+    insertObserver(before, value, observation);
+  }
+
+ private:
+  void insertObserver(Node* before, Value* value, const Observation& observation) {
+    const auto text = [&](const std::string& string) { return insertConstant(before, string); };
+    std::vector<Value*> operands{value, buffer(observation, "range")};
+    if (observation.op == "observe_histogram") {
+      operands.push_back(buffer(observation, "histogram"));
+    } else if (observation.op == "observe_moving_average") {
+      operands.push_back(insertConstant(before, observation.averaging_constant));
+    } else if (observation.op == "observe_per_channel_min_max") {
+      operands.push_back(insertConstant(before, observation.axis));
+      operands.push_back(insertConstant(before, observation.once));
+    } else if (observation.op == "observe_min_max") {
+      operands.push_back(insertConstant(before, observation.once));
+    }
+    operands.push_back(text(observation.name));
+    operands.push_back(text(observation.spec));
+    insertNode(before, c10::Symbol::fromQualString("jit_passes::" + observation.op), operands, before, 0);
+  }
+
+  // The value of the observer's buffer, registered on the module and read at the graph's start.
+  Value* buffer(const Observation& observation, const std::string& kind) {
+    const auto name = "observer_" + std::to_string(observation.group) + "_" + kind;
+    if (const auto found = buffers_.find(name); found != buffers_.end()) {
+      return found->second;
+    }
+    context_.module.register_buffer(name, initialState(observation, kind));
+    torch::jit::WithInsertPoint guard(graph_->block()->nodes().front());
+    Value* value = graph_->insertGetAttr(graph_->inputs().at(0), name);
+    return buffers_[name] = value;
+  }
+
+  static at::Tensor initialState(const Observation& observation, const std::string& kind) {
+    if (kind == "histogram") {
+      return at::zeros({observation.bins}, at::kLong);
+    }
+    if (observation.channels > 0) {
+      const auto unseen = at::full({2, observation.channels}, kInfinity, at::kDouble);
+      unseen[1].neg_();
+      return unseen;
+    }
+    return at::tensor({kInfinity, -kInfinity, kInfinity, -kInfinity, 0.0, 0.0}, at::kDouble);
+  }
+
+  const c10::Symbol edge_ = c10::Symbol::fromQualString("jit_passes::edge");
+  PassContext& context_;
+  std::shared_ptr<Graph> graph_;
+  std::vector<Node*> nodes_;
+  std::unordered_map<int64_t, Value*> values_;
+  std::unordered_map<std::string, Value*> buffers_;
+};
+
+bool insertObservers(PassContext& context) {
+  Inserter inserter(context);
+  const auto observations = context.option("observations").toListRef();
+  for (const c10::IValue& packed : observations) {
+    inserter.insert(readObservation(packed));
+  }
+  return !observations.empty();
+}
+
+const RegisterPass registration{
+    "insert_observers", "Insert the observers that the annotations ask for.", insertObservers,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

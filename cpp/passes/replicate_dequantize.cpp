@@ -1,0 +1,47 @@
+// Give each use of a dequantized value a dequantize of its own, next to it, so that patterns match
+// one use without regard to the others.
+//
+//   %d = jit_passes::dequantize(%q, ...)        %d1 = jit_passes::dequantize(%q, ...)
+//   %a = aten::conv2d(%d, ...)             ->   %a = aten::conv2d(%d1, ...)
+//   %b = aten::add(%d, %a, %one)                %d2 = jit_passes::dequantize(%q, ...)
+//                                               %b = aten::add(%d2, %a, %one)
+#include "core/alias.h"
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+bool isDequantize(const Node* node) {
+  return std::string_view(node->kind().toQualString()).substr(0, 22) == "jit_passes::dequantize";
+}
+
+bool replicateDequantize(PassContext& context) {
+  const auto graph = context.graph();
+  const auto written = writtenValues(graph);
+  bool changed = false;
+  std::vector<Node*> sources;
+  forEachNode(*graph, [&](Node* node) {
+    if (isDequantize(node) && !written.count(node->output()) && node->output()->uses().size() > 0) {
+      sources.push_back(node);
+    }
+  });
+  for (Node* source : sources) {
+    const auto uses = source->output()->uses();
+    for (const auto& use : uses) {
+      Node* copy = insertNode(use.user, source->kind(), source->inputs(), source);
+      copy->output()->setType(source->output()->type());
+      use.user->replaceInput(use.offset, copy->output());
+    }
+    source->destroy();
+    changed |= uses.size() > 1;
+  }
+  return changed;
+}
+
+const RegisterPass registration{
+    "replicate_dequantize", "Give each use of a dequantized value its own dequantize.",
+    replicateDequantize, {"no_observers"}};
+
+} // namespace
+} // namespace jit_passes

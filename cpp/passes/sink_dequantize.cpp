@@ -1,0 +1,72 @@
+// Move dequantize behind operators that only move data, so that these run on integers.
+//
+//   %d = jit_passes::dequantize(%q, scale, zero_point)       %v = aten::view(%q, %shape)
+//   %v = aten::view(%d, %shape)                         ->   %d = jit_passes::dequantize(%v, scale, zero_point)
+//
+// Exact: the operator's result holds values of its operand and zeros, and zero is on the grid.
+// Values that an in-place operator writes to stay where they are.
+#include "core/alias.h"
+#include "core/graph.h"
+#include "core/operators.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+const auto dequantize = c10::Symbol::fromQualString("jit_passes::dequantize");
+
+Value* insertDequantize(Node* before, Value* codes, const Node* like) {
+  Node* node = insertNode(before, dequantize, {codes, like->input(1), like->input(2)}, like);
+  return node->output();
+}
+
+void redirect(Value* from, Value* to) {
+  from->replaceAllUsesWith(to);
+  to->node()->replaceInput(0, from);
+}
+
+// Results as a list: dequantize what the one unpacking of it gives.
+bool sinkThroughList(Node* node, Node* source) {
+  const auto& uses = node->output()->uses();
+  if (uses.size() != 1 || uses[0].user->kind() != c10::prim::ListUnpack) {
+    return false;
+  }
+  Node* unpack = uses[0].user;
+  node->replaceInput(0, source->input(0));
+  Node* next = unpack->next();
+  for (Value* output : unpack->outputs()) {
+    redirect(output, insertDequantize(next, output, source));
+  }
+  return true;
+}
+
+bool sinkThrough(Node* node, Node* source) {
+  if (node->output()->type()->kind() == c10::TypeKind::ListType) {
+    return sinkThroughList(node, source);
+  }
+  node->replaceInput(0, source->input(0));
+  redirect(node->output(), insertDequantize(node->next(), node->output(), source));
+  return true;
+}
+
+bool sinkDequantize(PassContext& context) {
+  const auto graph = context.graph();
+  const auto written = writtenValues(graph);
+  bool changed = false;
+  forEachNode(*graph, [&](Node* node) {
+    if (!movesData(node) || node->input(0)->node()->kind() != dequantize) {
+      return;
+    }
+    const bool safe = !written.count(node->input(0)) && !written.count(node->output());
+    changed |= safe && sinkThrough(node, node->input(0)->node());
+  });
+  torch::jit::EliminateDeadCode(graph);
+  return changed;
+}
+
+const RegisterPass registration{
+    "sink_dequantize", "Move dequantize behind operators that only move data.", sinkDequantize,
+    {"no_observers"}};
+
+} // namespace
+} // namespace jit_passes

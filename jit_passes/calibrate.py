@@ -1,0 +1,110 @@
+"""Stage 3: run data through a prepared model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from .errors import JitPassesError
+from .module import stage_of
+from .passes import first_line
+
+InputFn = Callable[[Any], Any]
+
+
+def calibrate(
+    prepared: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    *,
+    input_fn: InputFn | None = None,
+    progress: bool | None = None,
+) -> torch.jit.ScriptModule:
+    """Run batches through a prepared model, whose observers watch.
+
+    Can be called again with more data. Batches are not kept.
+
+    Args:
+        prepared: the result of `prepare`; its observers are updated.
+        data: an iterable of batches, a DataLoader for instance. A batch is a tensor, a tuple of
+            positional arguments, or a dict of keyword arguments.
+        input_fn: makes such a batch out of what `data` gives, for a DataLoader that yields
+            labels too: `input_fn=lambda batch: batch[0]`.
+        progress: a progress bar; None for one on terminals only.
+
+    Returns:
+        The prepared model.
+
+    Raises:
+        JitPassesError: there is no batch; the model does not take such batches; a value is NaN
+            or infinite, which the message names.
+    """
+    report = stage_of(prepared, "prepared", "call jit_passes.prepare(model) first")
+    method = getattr(prepared, report.method)
+    show = sys.stderr.isatty() if progress is None else progress
+    batches = 0
+    with torch.no_grad():
+        for batch in tqdm(_iterate(data), desc="calibrate", unit="batch", disable=not show):
+            args, kwargs = _arguments(batch if input_fn is None else input_fn(batch))
+            _run(method, args, kwargs, batches)
+            batches += 1
+    if batches == 0:
+        raise JitPassesError(
+            "the calibration data is empty: pass an iterable with at least one batch (a generator "
+            "that was used before is empty)"
+        )
+    return prepared
+
+
+def _iterate(data: Any) -> Iterable[Any]:
+    if isinstance(data, torch.Tensor):
+        raise JitPassesError(
+            "the calibration data is an iterable of batches, not one tensor: pass [tensor]"
+        )
+    try:
+        iter(data)
+    except TypeError:
+        raise JitPassesError(
+            f"the calibration data is an iterable of batches, got {type(data).__name__}"
+        ) from None
+    iterable: Iterable[Any] = data
+    return iterable
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, dict):
+        return (), batch
+    return (tuple(batch) if isinstance(batch, tuple) else (batch,)), {}
+
+
+def _run(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> None:
+    try:
+        method(*args, **kwargs)
+    except ValueError as error:  # a value that cannot be observed, named by the observer
+        message = first_line(error).split("ValueError: ")[-1]
+        raise JitPassesError(f"calibration batch {number}: {message}") from error
+    except Exception as error:
+        got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
+        raise JitPassesError(
+            f"calibration batch {number} does not run. The model takes {_parameters(method)}; the "
+            f"batch gives ({got}). If batches hold more than the model's inputs, pass "
+            f"input_fn=lambda batch: ... to pick them. PyTorch says: {first_line(error)}"
+        ) from error
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
+
+
+def _parameters(method: Any) -> str:
+    arguments = method.schema.arguments[1:]
+    shown = [
+        f"{a.name}: {a.type}" + (f" = {a.default_value}" if a.has_default_value() else "")
+        for a in arguments
+    ]
+    return f"({', '.join(shown)})"

@@ -1,0 +1,112 @@
+"""What the stages ask of modules: checks of what the caller gave, and the record of what was done."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from . import _C
+from .errors import JitPassesError
+
+REPORT = "jit_passes_report"
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """One operator of the float model that could be quantized.
+
+    Attributes:
+        name: stable name, `layer1.0.conv1:conv2d`.
+        kind: `conv2d`, `linear`, ...
+        dtype: "int8" or "float".
+        reason: why it is float; "" for int8.
+        source: `file:line` of the model's code.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the stages have done to a module; kept in the module itself, and in its file.
+
+    Attributes:
+        stage: prepared, reference or lowered.
+        method: the quantized method.
+        target: the backend.
+        operators: all convolutions, linears and matrix products.
+    """
+
+    stage: str
+    method: str
+    target: str
+    operators: tuple[OperatorRecord, ...] = field(default=())
+
+    def write(self, module: Any) -> None:
+        _C.set_string_attribute(module, REPORT, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, module: torch.jit.ScriptModule) -> Report | None:
+        """Return the record of a module, or None for one that no stage has seen."""
+        text = getattr(module, REPORT, None)
+        if not isinstance(text, str):
+            return None
+        fields = json.loads(text)
+        fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
+        return cls(**fields)
+
+
+def wrap(module: Any) -> torch.jit.ScriptModule:
+    """Return the Python module of a C++ module."""
+    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)
+    return wrapped
+
+
+def check_module(model: Any, method: str) -> None:
+    """Check that the model is a ScriptModule in eval mode that has the method.
+
+    Raises:
+        JitPassesError: it is not; the message says what to do.
+    """
+    if not isinstance(model, torch.jit.ScriptModule):
+        what = type(model).__name__
+        if isinstance(model, torch.nn.Module):
+            raise JitPassesError(
+                f"a ScriptModule is needed, and this {what} is an eager module: pass "
+                "torch.jit.script(model.eval()) or torch.jit.trace(model.eval(), example_inputs)"
+            )
+        raise JitPassesError(
+            f"a ScriptModule is needed, got {what}: script a torch.nn.Module with "
+            "torch.jit.script, trace it with torch.jit.trace, or load one with torch.jit.load"
+        )
+    if not model._c._has_method(method):
+        names = ", ".join(sorted(model._c._method_names()))
+        raise JitPassesError(
+            f"the module has no method '{method}', only: {names or 'none'}; export others with "
+            "@torch.jit.export before scripting"
+        )
+    if getattr(model, "training", False):
+        raise JitPassesError(
+            "the module is in training mode, where batch norm and dropout do something else than "
+            "in use: call model.eval() first"
+        )
+
+
+def stage_of(model: Any, wanted: str, instead: str) -> Report:
+    """Return the record of a module that must have reached a stage.
+
+    Raises:
+        JitPassesError: it has not; `instead` says which function makes such a module.
+    """
+    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    if report is None or report.stage != wanted:
+        found = "a module that was not prepared" if report is None else f"a {report.stage} one"
+        raise JitPassesError(f"a {wanted} module is needed, got {found}: {instead}")
+    return report

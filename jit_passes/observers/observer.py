@@ -1,0 +1,50 @@
+"""What all observers have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+
+@dataclass(frozen=True)
+class ObserverState:
+    """The buffers of an observer after calibration.
+
+    Attributes:
+        range: float64. Per tensor: min, max, lowest and highest rank seen, then exponent and
+            offset of the histogram's bins. Per channel: shape [2, channels], minima and maxima.
+        histogram: int64 [bins], bin i counting floor(x / 2**exponent) == offset + i; or None.
+    """
+
+    range: torch.Tensor
+    histogram: torch.Tensor | None
+
+    @property
+    def reached(self) -> bool:
+        """Whether any value was seen."""
+        low, high = (self.range[0], self.range[1])
+        return bool((low <= high).all())
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """Lowest and highest number of dimensions seen. Only after the value was reached."""
+        return int(self.range[2]), int(self.range[3])
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Base of all observers. Subclasses are frozen dataclasses whose fields are their options.
+
+    Attributes:
+        op: the operator that does the watching, in the namespace jit_passes.
+    """
+
+    op: ClassVar[str]
+
+    def find_range(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[float, float]:
+        """Return the range to quantize, from the buffers of a per-tensor observer."""
+        return float(state.range[0]), float(state.range[1])

@@ -1,0 +1,59 @@
+"""From a float ScriptModule to an int8 one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .calibrate import InputFn, calibrate
+from .convert import convert
+from .lower import lower
+from .observe import prepare
+from .quantizer import Quantizer
+from .targets import Target, resolve_target
+
+
+def quantize_script(
+    model: torch.jit.ScriptModule,
+    calibration_data: Iterable[Any],
+    *,
+    quantizer: Quantizer | None = None,
+    target: str | Target = "auto",
+    inplace: bool = False,
+    progress: bool | None = None,
+    method: str = "forward",
+    input_fn: InputFn | None = None,
+) -> torch.jit.ScriptModule:
+    """Quantize a scripted, traced or loaded model to int8.
+
+    The stages `prepare`, `calibrate`, `convert` and `lower`, in order; call them yourself to look
+    or step in between.
+
+    Args:
+        model: in eval mode. It is not touched, unless `inplace`.
+        calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
+            tensors, tuples of positional arguments or dicts of keyword arguments.
+        quantizer: decides what is quantized and how; None for the target's own.
+        target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`.
+        inplace: make `model` itself the int8 model, to free the float weights.
+        progress: a progress bar during calibration; None for one on terminals only.
+        method: the method to quantize. The result has this one only.
+        input_fn: makes a batch of inputs out of what `calibration_data` gives.
+
+    Returns:
+        The int8 model. `coverage` tells what became int8 and why the rest did not.
+
+    Raises:
+        JitPassesError: the model or the data do not allow it; the message says what to do.
+    """
+    backend = resolve_target(target)
+    prepared = prepare(model, quantizer=quantizer, target=backend, method=method)
+    calibrate(prepared, calibration_data, input_fn=input_fn, progress=progress)
+    reference = convert(prepared)
+    lowered = lower(reference, backend)
+    if inplace:
+        model._reconstruct(lowered._c)
+        return model
+    return lowered

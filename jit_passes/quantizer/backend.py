@@ -1,0 +1,261 @@
+"""The quantizer that follows a backend's support table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..graph import GraphView, NodeView, ValueView
+from ..observers import MinMax
+from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
+from .quantizer import Quantizer
+from .specification import AnySpec, QuantizationSpec, SharedQuantizationSpec
+from .support import OperatorSupport, Role
+
+
+@dataclass(frozen=True)
+class BackendQuantizer(Quantizer):
+    """Quantize all that a backend can do: weighted operators, and what lies between them.
+
+    Attributes:
+        support: the backend's table, by operator kind.
+        activation: specification of activations.
+        weight: specification of weights; its ch_axis is replaced by the weight's output axis.
+    """
+
+    support: Mapping[str, OperatorSupport]
+    activation: QuantizationSpec = QuantizationSpec()
+    weight: QuantizationSpec = QuantizationSpec(
+        "int8", -127, 127, "per_channel_symmetric", 0, MinMax()
+    )
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        selection = _Selection(self.support, graph)
+        selection.run()
+        return _Writer(self, selection).write()
+
+
+def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
+    """Return the value that is quantized: the node's result, or that of the clip behind it."""
+    value = node.output
+    if value.written or len(value.uses) != 1:
+        return value
+    user, operand = value.uses[0]
+    if operand != 0 or user.kind not in row.clips or user.block != node.block:
+        return value
+    if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
+        return value
+    return user.output
+
+
+def _clamp_is_absorbed(node: NodeView) -> bool:
+    """Saturation implements a clamp whose range contains 0, since ranges are widened to 0."""
+    low, high = (value.constant for value in node.inputs[1:3])
+    if not all(value.is_constant for value in node.inputs[1:3]):
+        return False
+    return (low is None or low <= 0) and (high is None or high >= 0)
+
+
+@dataclass
+class _Selection:
+    """Which nodes are quantized.
+
+    A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
+    selected node computes it, or when a selected weighted node reads it.
+    """
+
+    support: Mapping[str, OperatorSupport]
+    graph: GraphView
+    selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
+    reasons: dict[str, str] = field(default_factory=dict)
+    origins: dict[int, ValueView] = field(default_factory=dict)
+    quantized: set[int] = field(default_factory=set)  # ids of origins
+    by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
+    results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is not None and len(node.outputs) == 1:
+                self.results.add(clipped_output(node, row).id)
+        self.select_weighted()
+        self.select_between()
+        self.drop_dead_ends()
+
+    def origin(self, value: ValueView) -> ValueView:
+        known = self.origins.get(value.id)
+        if known is None:
+            known = self.find_origin(value)
+            self.origins[value.id] = known
+        return known
+
+    def find_origin(self, value: ValueView) -> ValueView:
+        seen = value
+        while (node := seen.producer) is not None and not seen.written:
+            if seen.id in self.results:
+                break
+            if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
+                if not maker.moves_data:
+                    break
+                node = maker
+            elif not node.moves_data:
+                break
+            if node.inputs[0].written:
+                break
+            seen = node.inputs[0]
+        return seen
+
+    def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
+        """Return (user, operand, value) of the activations, the elements of lists one by one."""
+        found = []
+        for index in self.support[node.kind].operands:
+            value = node.inputs[index]
+            maker = value.producer
+            if maker is not None and maker.kind == "prim::ListConstruct":
+                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
+            else:
+                found.append((node, index, value))
+        return found
+
+    def add(self, node: NodeView, row: OperatorSupport) -> None:
+        self.selected[node.index] = row
+        value = clipped_output(node, row)
+        self.by_output[value.id] = node
+        self.quantized.add(value.id)
+
+    def select_weighted(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or row.role is not Role.WEIGHTED:
+                continue
+            reason = weighted_reason(node) or (row.check(node) if row.check else None)
+            if reason:
+                self.reasons[node.name] = reason
+            else:
+                self.add(node, row)
+        for index in list(self.selected):
+            self.quantized.add(self.origin(self.graph.nodes[index].inputs[0]).id)
+
+    def select_between(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or row.role is Role.WEIGHTED or len(node.outputs) != 1:
+                continue
+            values = [value for _, _, value in self.operands(node)]
+            fits = all(
+                value.is_tensor
+                and not value.written
+                and not value.is_constant
+                and self.origin(value).id in self.quantized
+                for value in values
+            )
+            if fits and values and not (row.check and row.check(node)):
+                self.add(node, row)
+
+    def drop_dead_ends(self) -> None:
+        """Drop nodes that nothing quantized reads: in float they are more exact, and free."""
+        for node in reversed(self.graph.nodes):
+            row = self.selected.get(node.index)
+            if row is None or row.role is Role.WEIGHTED:
+                continue
+            value = clipped_output(node, row)
+            if not self.feeds_selected(value, set()):
+                del self.selected[node.index]
+                del self.by_output[value.id]
+
+    def feeds_selected(self, value: ValueView, seen: set[int]) -> bool:
+        if value.id in seen or value.written:
+            return False
+        seen.add(value.id)
+        for user, operand in value.uses:
+            if user.kind in ("prim::ListConstruct", "prim::ListUnpack") or (
+                user.moves_data and operand == 0
+            ):
+                if any(self.feeds_selected(output, seen) for output in user.outputs):
+                    return True
+            elif user.index in self.selected and operand in self.selected[user.index].operands:
+                return True
+        return False
+
+
+def weighted_reason(node: NodeView) -> str | None:
+    """Say why a convolution or linear cannot be quantized by any backend."""
+    weight, bias = node.inputs[1], node.inputs[2]
+    if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
+        return "its weight is computed by the model"
+    if weight.constant.dtype != torch.float32:
+        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
+    if not weight.constant.isfinite().all():
+        return "its weight holds a NaN or an infinity"
+    if not bias.is_constant:
+        return "its bias is computed by the model"
+    return None
+
+
+@dataclass
+class _Writer:
+    """Turns a selection into annotations."""
+
+    quantizer: BackendQuantizer
+    selection: _Selection
+    annotations: Annotations = field(default_factory=Annotations)
+    edges: dict[tuple[int, int, int], list[tuple[NodeView, int]]] = field(default_factory=dict)
+    values: dict[int, ValueView] = field(default_factory=dict)
+
+    def write(self) -> Annotations:
+        nodes = self.selection.graph.nodes
+        self.annotations.reasons = self.selection.reasons
+        for index, row in self.selection.selected.items():
+            self.write_edges(nodes[index])
+            if row.role is Role.WEIGHTED:
+                self.write_weight(nodes[index], row)
+        for (value, _, _), uses in sorted(self.edges.items(), key=lambda item: item[1][0][0].index):
+            ordered = tuple(sorted(uses, key=lambda use: use[0].index))
+            self.annotations.edges.append(
+                EdgeAnnotation(self.values[value], ordered, self.quantizer.activation)
+            )
+        for index in sorted(self.selection.selected):
+            self.write_output(nodes[index], self.selection.selected[index])
+        return self.annotations
+
+    def write_edges(self, node: NodeView) -> None:
+        """Annotate operands that are not the result of a selected node, one edge for each block.
+
+        A value that is written in place is read anew at each use.
+        """
+        for user, operand, value in self.selection.operands(node):
+            if not value.written and self.selection.origin(value).id in self.selection.by_output:
+                continue
+            use = user.index if value.written else -1
+            self.values[value.id] = value
+            self.edges.setdefault((value.id, user.block, use), []).append((user, operand))
+
+    def write_weight(self, node: NodeView, row: OperatorSupport) -> None:
+        spec = self.quantizer.weight
+        weight = node.inputs[1]
+        if row.per_channel:
+            fields = {**spec.__dict__, "qscheme": "per_channel_symmetric", "ch_axis": 0}
+        else:
+            fields = {**spec.__dict__, "qscheme": "per_tensor_symmetric", "ch_axis": None}
+        edge = EdgeAnnotation(weight, ((node, 1),), QuantizationSpec(**fields), node.name)
+        self.annotations.edges.append(edge)
+        self.annotations.quantized.append(node.name)
+
+    def write_output(self, node: NodeView, row: OperatorSupport) -> None:
+        value = clipped_output(node, row)
+        spec: AnySpec = self.quantizer.activation
+        if row.role is Role.FIXED:
+            assert row.fixed is not None
+            spec = row.fixed
+        elif row.role is Role.SHARED:
+            spec = SharedQuantizationSpec(self.shared_source(node))
+        self.annotations.outputs[value.id] = OutputAnnotation(value, spec, node.name, row.ranks)
+
+    def shared_source(self, node: NodeView) -> int:
+        """Return the id of the value whose observer the node's first operand goes back to."""
+        origin = self.selection.origin(node.inputs[0])
+        if origin.id in self.selection.by_output:
+            return origin.id
+        return node.inputs[0].id

@@ -1,0 +1,119 @@
+"""How a value is to be quantized."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..observers import Histogram, Observer, observer_from_dict
+
+DTYPES = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+}
+SCHEMES = (
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_channel_symmetric",
+)
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    """Quantization of one value with parameters found by calibration.
+
+    q = clamp(round(x / scale) + zero_point, quant_min, quant_max)
+
+    Attributes:
+        dtype: integer type that stores q: uint8, int8, int16 or int32.
+        quant_min: smallest q.
+        quant_max: largest q.
+        qscheme: per_tensor_affine; per_tensor_symmetric (zero_point in the middle of the range);
+            per_channel_symmetric (one scale for each index along ch_axis).
+        ch_axis: the channel axis, for per-channel schemes only.
+        observer: what watches the value during calibration.
+
+    Raises:
+        ValueError: the range does not fit the dtype, or ch_axis and qscheme do not go together.
+    """
+
+    dtype: str = "uint8"
+    quant_min: int = 0
+    quant_max: int = 255
+    qscheme: str = "per_tensor_affine"
+    ch_axis: int | None = None
+    observer: Observer = Histogram()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        limits = torch.iinfo(DTYPES[self.dtype])
+        if not limits.min <= self.quant_min < self.quant_max <= limits.max:
+            raise ValueError(
+                f"[quant_min, quant_max] = [{self.quant_min}, {self.quant_max}] does not fit "
+                f"{self.dtype}, which holds [{limits.min}, {limits.max}]"
+            )
+        if self.qscheme not in SCHEMES:
+            raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {self.qscheme!r}")
+        if (self.ch_axis is not None) != self.qscheme.startswith("per_channel"):
+            raise ValueError(f"ch_axis = {self.ch_axis} does not go with {self.qscheme}")
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the zero point is fixed in the middle of the range."""
+        return self.qscheme.endswith("symmetric")
+
+
+@dataclass(frozen=True)
+class SharedQuantizationSpec:
+    """The parameters of another value.
+
+    Attributes:
+        value: id of the value whose parameters are taken.
+    """
+
+    value: int
+
+
+@dataclass(frozen=True)
+class FixedQParamsQuantizationSpec:
+    """Parameters known beforehand, for operators whose results have a known range.
+
+    Attributes:
+        scale: input units per step.
+        zero_point: the q that means 0.
+    """
+
+    scale: float
+    zero_point: int
+    dtype: str = "uint8"
+    quant_min: int = 0
+    quant_max: int = 255
+
+
+AnySpec = QuantizationSpec | SharedQuantizationSpec | FixedQParamsQuantizationSpec
+
+
+def spec_to_text(spec: QuantizationSpec | FixedQParamsQuantizationSpec, **extra: Any) -> str:
+    """Return the JSON that an observer carries in the graph."""
+    fields = asdict(spec)
+    if isinstance(spec, QuantizationSpec):
+        fields["observer"] = {"kind": type(spec.observer).__name__, **asdict(spec.observer)}
+    return json.dumps({**fields, **extra}, sort_keys=True)
+
+
+def spec_from_text(
+    text: str,
+) -> tuple[QuantizationSpec | FixedQParamsQuantizationSpec, dict[str, Any]]:
+    """Read what `spec_to_text` wrote: the specification and the extra fields."""
+    fields = json.loads(text)
+    kind = FixedQParamsQuantizationSpec if "scale" in fields else QuantizationSpec
+    known = {name: fields.pop(name) for name in kind.__dataclass_fields__ if name in fields}
+    if "observer" in known:
+        known["observer"] = observer_from_dict(known["observer"])
+    return kind(**known), fields

@@ -1,0 +1,25 @@
+"""Backends, one file each."""
+
+from __future__ import annotations
+
+from ..errors import JitPassesError
+from .stock import Stock
+from .target import Target
+
+__all__ = ["Stock", "Target", "resolve_target", "targets"]
+
+targets: dict[str, type[Stock]] = {Stock.name: Stock}
+
+
+def resolve_target(target: str | Target) -> Target:
+    """Return the backend that a name stands for; "auto" is the best one for this machine."""
+    if isinstance(target, Target):
+        return target
+    if target == "auto":
+        return Stock()
+    if not isinstance(target, str) or target not in targets:
+        raise JitPassesError(
+            f"unknown target {target!r}: use 'auto', {', '.join(map(repr, targets))}, or a Target "
+            "such as jit_passes.targets.Stock(engine='onednn')"
+        )
+    return targets[target]()

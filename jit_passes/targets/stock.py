@@ -1,0 +1,99 @@
+"""PyTorch's own quantized operators.
+
+The lowered model holds nothing but `quantized::*` and `aten::*`, so it loads and runs wherever
+PyTorch or LibTorch does, without this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError
+from ..passes import PassRecord, Pipeline
+from ..quantizer import BackendQuantizer, OperatorSupport, QuantizationSpec, Quantizer
+from .stock_rules import rules
+from .stock_support import SUPPORT
+from .target import Target
+
+PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
+
+TO_INTEGERS = Pipeline(
+    "lower_stock_prepare",
+    ("pool_constants", "sink_dequantize", "replicate_dequantize"),
+)
+TO_QUANTIZED_DTYPES = Pipeline(
+    "lower_stock",
+    (
+        "fuse_cat",
+        "fold_quantized_constants",
+        "lower_quantize_dequantize",
+        "fold_prepack",
+        "remove_dead_code",
+        "pool_constants",
+        "remove_unused_attributes",
+    ),
+)
+
+
+class Stock(Target):
+    """PyTorch's quantized operators on one of its engines.
+
+    Args:
+        engine: x86, onednn, fbgemm or qnnpack; None for the best that this build has. It decides
+            how weights are packed in this process. A saved file holds them unpacked, and is packed
+            anew for `torch.backends.quantized.engine` of the process that loads it.
+        reduce_range: quantize activations to 7 bits, which processors without VNNI need, where
+            the int8 kernels add pairs of products in int16; None to ask this machine's processor.
+
+    Raises:
+        JitPassesError: the engine is unknown, or this build of PyTorch does not have it.
+    """
+
+    name: ClassVar[str] = "stock"
+
+    def __init__(self, engine: str | None = None, reduce_range: bool | None = None) -> None:
+        available = [e for e in PREFERENCE if e in torch.backends.quantized.supported_engines]
+        if engine is not None and engine not in available:
+            raise JitPassesError(
+                f"the target 'stock' has no engine {engine!r} here: this build of PyTorch offers "
+                f"{', '.join(available) or 'none'}"
+            )
+        if not available:
+            raise JitPassesError("this build of PyTorch has no quantized engine at all")
+        self.engine = engine or available[0]
+        self.reduce_range = needs_reduced_range(self.engine) if reduce_range is None else reduce_range
+
+    def __repr__(self) -> str:
+        return f"Stock(engine={self.engine!r}, reduce_range={self.reduce_range})"
+
+    @property
+    def support(self) -> Mapping[str, OperatorSupport]:
+        return SUPPORT
+
+    def quantizer(self) -> Quantizer:
+        activation = QuantizationSpec(quant_max=127 if self.reduce_range else 255)
+        return BackendQuantizer(SUPPORT, activation)
+
+    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
+        prepared = TO_INTEGERS.run(module, method)
+        matches = _C.apply_rules(prepared.module, method, rules())
+        left = {name: f"not fused: {reason}" for _, name, reason in matches if reason}
+        for _, name, reason in matches:
+            if not reason:
+                left.pop(name, None)
+        options = {
+            "fold_prepack": {"engine": self.engine},
+            "fold_quantized_constants": {"dequantize": True},
+        }
+        lowered = TO_QUANTIZED_DTYPES.run(prepared.module, method, options=options)
+        return lowered.module, left, [*prepared.records, *lowered.records]
+
+
+def needs_reduced_range(engine: str) -> bool:
+    """Say whether 8-bit activations could overflow the kernels' int16 intermediate sums here."""
+    vnni = torch.cpu._is_vnni_supported()
+    return engine in ("x86", "fbgemm", "onednn") and not vnni

@@ -1,0 +1,213 @@
+"""How each quantized operator of PyTorch replaces dequantize, operator, quantize.
+
+A row gives the float operator and the quantized one that takes its place, as calls. Operands in
+`quantized` are dequantized before the float operator and go as integers into the other; `scale`
+and `zero_point` are those of the result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from .. import _C
+
+Check = Callable[[dict[str, Any]], str | None]
+QUANTIZE = "jit_passes::quantize(%{0}, %scale, %zero_point, %low, %high, %dtype)"
+TAIL = ("scale", "zero_point", "low", "high", "dtype")
+CLIPS = {
+    "": "",
+    "_relu": "  %c = aten::relu(%y)\n",
+    "_clamp": "  %c = aten::clamp(%y, %clip_low, %clip_high)\n",
+}
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A row of the table.
+
+    Attributes:
+        call: the float operator, `aten::add(a, b, 1)`; names are captured, literals must be equal.
+        replacement: lines of IR that define %q.
+        quantized: names in `call` that are dequantized activations.
+        clips: whether a relu or clamp behind it is absorbed by the result's range.
+        shared: whether the result has the parameters of the first quantized operand.
+    """
+
+    call: str
+    replacement: str
+    quantized: tuple[str, ...] = ("a",)
+    clips: bool = False
+    shared: bool = False
+
+
+WEIGHTS = {
+    "": "%w = aten::_make_per_tensor_quantized_tensor(%w_q, %w_scale, %w_zero)",
+    "_per_channel": "%w = aten::_make_per_channel_quantized_tensor(%w_q, %w_scale, %w_zero, %w_axis)",
+}
+
+UNARY = (
+    Fusion("aten::hardswish(a)", "%q = quantized::hardswish(%a, %scale, %zero_point)"),
+    Fusion("aten::sigmoid(a)", "%q = quantized::sigmoid(%a, %scale, %zero_point)"),
+    Fusion("aten::hardsigmoid(a)", "%q = aten::hardsigmoid(%a)"),
+    Fusion("aten::tanh(a)", "%q = aten::tanh(%a)"),
+    Fusion(
+        "aten::leaky_relu(a, slope)",
+        "%no : bool = prim::Constant[value=0]()\n"
+        "  %q = quantized::leaky_relu(%a, %slope, %no, %scale, %zero_point)",
+    ),
+    Fusion(
+        "aten::elu(a, alpha, one, one_too)",
+        "%q = quantized::elu(%a, %scale, %zero_point, %alpha, %one, %one_too)",
+    ),
+    Fusion(
+        "aten::softmax(a, dim, none)", "%q = quantized::softmax(%a, %dim, %scale, %zero_point)"
+    ),
+    Fusion(
+        "aten::layer_norm(a, shape, weight, bias, eps, cudnn)",
+        "%q = quantized::layer_norm(%a, %shape, %weight, %bias, %eps, %scale, %zero_point)",
+    ),
+    Fusion(
+        "aten::batch_norm(a, weight, bias, mean, var, training, momentum, eps, cudnn)",
+        "%q = quantized::batch_norm(%a, %weight, %bias, %mean, %var, %eps, %scale, %zero_point)",
+        clips=True,
+    ),
+)
+BINARY = (
+    Fusion(
+        "aten::add(a, b, 1)",
+        "%q = quantized::add(%a, %b, %scale, %zero_point)",
+        ("a", "b"),
+        clips=True,
+    ),
+    Fusion(
+        "aten::mul(a, b)",
+        "%q = quantized::mul(%a, %b, %scale, %zero_point)",
+        ("a", "b"),
+        clips=True,
+    ),
+)
+SHARED = tuple(
+    Fusion(f"aten::{name}(a, rest)", f"%q = aten::{name}(%a, %rest)", shared=True)
+    for name in (
+        "clamp",
+        "avg_pool2d",
+        "avg_pool3d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+        "mean",
+    )
+)
+
+
+def saturates(constants: dict[str, Any]) -> str | None:
+    """Refuse a clip that saturation to [low, high] does not implement.
+
+    It does when both bounds are quantized to the ends of the range:
+        bound_low / scale + zero_point <= low + 1/2      bound_high / scale + zero_point >= high - 1/2
+    """
+    scale, zero_point = constants["scale"], constants["zero_point"]
+    lowest = constants.get("clip_low", 0.0)
+    highest = constants.get("clip_high")
+    slack = 1e-3  # of a step: the bounds may be what the range was made from
+    if lowest is not None and lowest / scale + zero_point > constants["low"] + 0.5 + slack:
+        return "the result's range reaches below the clip"
+    if highest is not None and highest / scale + zero_point < constants["high"] - 0.5 - slack:
+        return "the result's range reaches above the clip"
+    return None
+
+
+def _arguments(call: str) -> list[str]:
+    inner = re.fullmatch(r"[\w:]+\((.*)\)", call)
+    assert inner is not None, call
+    return [argument.strip() for argument in inner[1].split(",")]
+
+
+def _rule(name: str, inputs: list[str], body: str, replacement: str, clip: str) -> Any:
+    """Assemble pattern and replacement from the operator's lines, which define %y and %q."""
+    clip_inputs = ["clip_low", "clip_high"] if clip == "_clamp" else []
+    tail = [*(n for n in TAIL if n not in inputs), *clip_inputs]
+    rest = ["rest"] if "rest" in inputs else []
+    names = [n for n in inputs if n != "rest"] + tail + rest
+    header = f"graph({', '.join('%' + n for n in names)}):\n"
+    quantized = QUANTIZE.format("c" if clip else "y")
+    pattern = f"{header}{body}{CLIPS[clip]}  %q = {quantized}\n  return (%q)"
+    return _C.rule(
+        name + clip,
+        pattern,
+        f"{header}  {replacement}\n  return (%q)",
+        {},
+        saturates if clip else None,
+    )
+
+
+def _fusion_rules(fusion: Fusion) -> list[Any]:
+    arguments = _arguments(fusion.call)
+    inputs, lines = [], []
+    operands = []
+    for position, argument in enumerate(arguments):
+        if argument.isdigit():
+            lines.append(f"  %k{position} : int = prim::Constant[value={argument}]()\n")
+            operands.append(f"%k{position}")
+            continue
+        inputs.append(argument)
+        operands.append(f"%{argument}")
+        if argument in fusion.quantized:
+            grid = ("scale", "zero_point") if fusion.shared else (f"{argument}_s", f"{argument}_z")
+            inputs += [name for name in grid if name not in inputs]
+            lines.append(
+                f"  %{argument}_d = jit_passes::dequantize(%{argument}, %{grid[0]}, %{grid[1]})\n"
+            )
+            operands[-1] = f"%{argument}_d"
+    kind = fusion.call.split("(")[0]
+    lines.append(f"  %y = {kind}({', '.join(operands)})\n")
+    clips = ("_clamp", "_relu", "") if fusion.clips else ("",)
+    name = kind.removeprefix("aten::")
+    return [_rule(name, inputs, "".join(lines), fusion.replacement, clip) for clip in clips]
+
+
+def _weighted_rules(op: str, operands: str, packed: str, per_channel: bool) -> list[Any]:
+    suffix = "_per_channel" if per_channel else ""
+    weight = ["w_q", "w_scale", "w_zero", *(["w_axis"] if per_channel else [])]
+    names = [name.strip().lstrip("%") for name in operands.split(",") if name.strip()]
+    inputs = ["a", "a_s", "a_z", *weight, "bias", *names]
+    more = "".join(f", %{name}" for name in names)
+    body = (
+        "  %a_d = jit_passes::dequantize(%a, %a_s, %a_z)\n"
+        f"  %w_d = jit_passes::dequantize{suffix}({', '.join('%' + w for w in weight)})\n"
+        f"  %y = aten::{op}(%a_d, %w_d, %bias{more})\n"
+    )
+    packed_more = "".join(f", {name.strip()}" for name in packed.split(",") if name.strip())
+    replacement = (
+        f"{WEIGHTS[suffix]}\n"
+        f"  %packed = quantized::{op}_prepack(%w, %bias{packed_more})\n"
+        f"  %q = quantized::{op}(%a, %packed, %scale, %zero_point)"
+    )
+    return [
+        _rule(op + suffix, inputs, body, replacement, clip)
+        for clip in ("_clamp", "_relu", "")
+    ]
+
+
+CONV = "%stride, %padding, %dilation, %groups"
+TRANSPOSED = "%stride, %padding, %output_padding, %groups, %dilation"
+TRANSPOSED_PACKED = "%stride, %padding, %output_padding, %dilation, %groups"
+
+
+@cache
+def rules() -> tuple[Any, ...]:
+    """Return all rules, parsed once; earlier ones win."""
+    made: list[Any] = []
+    for per_channel in (True, False):
+        made += _weighted_rules("linear", "", "", per_channel)
+        for dims in (1, 2, 3):
+            made += _weighted_rules(f"conv{dims}d", CONV, CONV, per_channel)
+            made += _weighted_rules(
+                f"conv_transpose{dims}d", TRANSPOSED, TRANSPOSED_PACKED, per_channel
+            )
+    for fusion in (*BINARY, *UNARY, *SHARED):
+        made += _fusion_rules(fusion)
+    return tuple(made)

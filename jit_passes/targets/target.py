@@ -1,0 +1,37 @@
+"""What a backend is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..passes import PassRecord
+from ..quantizer import OperatorSupport, Quantizer
+
+
+class Target(ABC):
+    """A backend: what it can compute on integers, and how the reference model becomes its own.
+
+    Attributes:
+        name: how users ask for it.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def support(self) -> Mapping[str, OperatorSupport]:
+        """The support table, by operator kind."""
+
+    @abstractmethod
+    def quantizer(self) -> Quantizer:
+        """Return the quantizer that is used when the caller gives none."""
+
+    @abstractmethod
+    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
+        """Lower a reference model, a C++ module that no one else holds.
+
+        Returns:
+            The lowered module; by operator name, why it was left in float; what the passes did.
+        """

@@ -1,0 +1,98 @@
+"""Build of the C++ extension; everything else about the package is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+MIN_TORCH = (2, 13)
+PYTHONS = ((3, 10), (3, 13))
+
+if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+    sys.exit(
+        f"jit_passes supports Python 3.10 to 3.13, and this is Python {sys.version.split()[0]}: "
+        "create the environment with one of those."
+    )
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError:
+    sys.exit(
+        "jit_passes compiles against the torch it will run with, and none is installed here: run "
+        "'pip install torch==2.13.0 ninja', then 'pip install --no-build-isolation .'."
+    )
+if tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) < MIN_TORCH:
+    sys.exit(f"jit_passes needs torch >= 2.13, found {torch.__version__}: upgrade torch first.")
+
+COMPILE_FLAGS = ["-O3", "-g0", "-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra"]
+COMPILE_FLAGS += ["-Werror"] if os.environ.get("JIT_PASSES_WERROR") == "1" else []
+
+
+def system_includes() -> list[str]:
+    """Return flags that make torch's headers system headers, so that our warnings stay ours."""
+    return [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+
+
+class BuildExtension(cpp_extension.BuildExtension):
+    """Compile with a precompiled header: parsing torch's JIT headers takes 30 s a file otherwise."""
+
+    def build_extensions(self) -> None:
+        header = self.precompile(Path(self.build_temp).resolve() / "precompiled")
+        for extension in self.extensions:
+            flags = [*COMPILE_FLAGS, *system_includes(), f"-I{ROOT / 'cpp'}"]
+            if header is not None:
+                flags += ["-include", str(header), "-Winvalid-pch"]
+            extension.extra_compile_args = {"cxx": flags}
+        super().build_extensions()
+
+    def precompile(self, folder: Path) -> Path | None:
+        """Precompile core/jit.h once for each torch and set of flags; None where g++ is not used."""
+        compiler = os.environ.get("CXX", "c++")
+        if "clang" in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
+            return None
+        header, compiled = folder / "pch.h", folder / "pch.h.gch"
+        python = [f"-I{path}" for path in self.compiler.include_dirs]
+        command = [
+            *(compiler, "-x", "c++-header", str(header), "-o", str(compiled)),
+            *self.compiler.compiler_so[1:], *COMPILE_FLAGS, *system_includes(), f"-I{ROOT / 'cpp'}", *python,
+            *("-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"),
+        ]  # fmt: skip
+        stamp = f"{torch.__version__}\n" + "\n".join(command)
+        stamp_file, source = folder / "stamp.txt", ROOT / "cpp" / "core" / "jit.h"
+        fresh = compiled.exists() and compiled.stat().st_mtime > source.stat().st_mtime
+        if not (fresh and stamp_file.exists() and stamp_file.read_text() == stamp):
+            folder.mkdir(parents=True, exist_ok=True)
+            header.write_text('#include "core/jit.h"\n')
+            subprocess.run(command, check=True)
+            stamp_file.write_text(stamp)
+        return header
+
+
+class BuildPy(build_py):
+    """Put the public headers inside the package, where `jit_passes.include_paths()` finds them."""
+
+    def run(self) -> None:
+        target = ROOT / "jit_passes" / "include" / "jit_passes"
+        target.mkdir(parents=True, exist_ok=True)
+        for header in sorted((ROOT / "cpp" / "core").glob("*.h")):
+            shutil.copy2(header, target / header.name)
+        super().run()
+
+
+setup(
+    ext_modules=[
+        cpp_extension.CppExtension(
+            "jit_passes._C",
+            sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/**/*.cpp")),
+            depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/**/*.h")),
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True), "build_py": BuildPy},
+)

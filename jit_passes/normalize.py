@@ -13,6 +13,7 @@ NORMALIZE = Pipeline(
         "remove_dropout",
         "replace_inplace",
         "propagate_constants",
+        "fold_constant_lists",
         "canonicalize_convolution",
         "canonicalize_padding",
         "canonicalize_linear",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .errors import JitPassesError
-from .graph import GraphView, NodeView, ValueView
+from .graph import GraphView, ValueView
 from .module import OperatorRecord, Report, check_module, wrap
 from .normalize import normalize
-from .observers import MinMax, MovingAverageMinMax
+from .observers import MovingAverageMinMax
 from .passes import Pipeline
 from .quantizer import (
     Annotations,
@@ -141,7 +140,7 @@ def _observation(
         if isinstance(spec.observer, MovingAverageMinMax):
             constant = spec.observer.averaging_constant
         if spec.ch_axis is not None:
-            op, axis = "observe_per_channel_min_max", spec.ch_axis
+            op, axis = spec.observer.per_channel_op, spec.ch_axis
             channels = value.constant.shape[axis]
     name, once = value.name, value.is_constant
     return (value.id, uses, op, group, channels, axis, once, constant, bins, name, text)

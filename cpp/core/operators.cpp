@@ -61,4 +61,9 @@ bool movesData(const Node* node) {
   return movers.count(node->kind()) || (pads.count(node->kind()) && padsWithZeros(node));
 }
 
+bool asksForShape(const Node* node) {
+  static const auto questions = symbols({"aten::size", "aten::dim", "aten::numel", "aten::len"});
+  return questions.count(node->kind()) > 0;
+}
+
 } // namespace jit_passes

@@ -21,4 +21,7 @@ inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1
 // as moving data too; their results are lists.
 bool movesData(const Node* node);
 
+// Whether the node asks only for its first operand's shape.
+bool asksForShape(const Node* node);
+
 } // namespace jit_passes

@@ -3,6 +3,7 @@
 //   min_max             range = [min(range[0], min x), max(range[1], max x)]
 //   moving_average      range = range + c * ([min x, max x] - range), starting at the first batch's
 //   per_channel_min_max the same as min_max along an axis: range has shape [2, channels]
+//   pair_sums           per_channel_min_max, widened to the sums of neighbouring values 2k and 2k + 1
 //   reach               notes only that the value was computed
 //
 // None of them returns anything: the float data flow is what it would be without them. `once`
@@ -37,19 +38,43 @@ void observeMovingAverage(
   state[kMax] = first ? high : state[kMax] + averaging_constant * (high - state[kMax]);
 }
 
-void observePerChannelMinMax(
-    const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
-  const auto seen = range[0].le(range[1]).all().item<bool>();
-  if (once && seen) {
-    return;
-  }
+// The values with one row for each channel.
+at::Tensor channelRows(const at::Tensor& x, const at::Tensor& range, int64_t axis, string_view name) {
   TORCH_CHECK(
       axis < x.dim() && range.size(1) == x.size(axis), "the value '", name, "' has shape ", x.sizes(),
       " and is observed along axis ", axis, " for ", range.size(1), " channels");
-  const auto values = x.detach().to(at::kFloat).transpose(0, axis).reshape({x.size(axis), -1});
-  minMaxOf(values.contiguous(), name);
-  const auto [low, high] = at::aminmax(values, 1);
+  const auto rows = x.detach().to(at::kFloat).transpose(0, axis).reshape({x.size(axis), -1}).contiguous();
+  minMaxOf(rows, name);
+  return rows;
+}
+
+void widen(at::Tensor& range, const at::Tensor& rows) {
+  const auto [low, high] = at::aminmax(rows, 1);
   range.copy_(at::stack({at::minimum(range[0], low), at::maximum(range[1], high)}));
+}
+
+bool wasSeen(const at::Tensor& range) { return range[0].le(range[1]).all().item<bool>(); }
+
+void observePerChannelMinMax(
+    const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
+  if (!once || !wasSeen(range)) {
+    widen(range, channelRows(x, range, axis, name));
+  }
+}
+
+void observePairSums(
+    const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
+  if (once && wasSeen(range)) {
+    return;
+  }
+  const auto rows = channelRows(x, range, axis, name);
+  const int64_t pairs = rows.size(1) / 2;
+  widen(range, rows);
+  if (pairs > 0) {
+    const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({rows.size(0), pairs, 2});
+    widen(range, neighbours.clamp_min(0).sum(2));
+    widen(range, neighbours.clamp_max(0).sum(2));
+  }
 }
 
 void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_view) {
@@ -64,6 +89,8 @@ const RegisterOp moving_average_op{
     "observe_moving_average", "Keep an exponential moving average of each batch's range."};
 const RegisterOp per_channel_op{
     "observe_per_channel_min_max", "Keep the smallest and largest value of each channel."};
+const RegisterOp pair_sums_op{
+    "observe_pair_sums", "Keep each channel's range, and that of sums of neighbouring values."};
 const RegisterOp reach_op{"observe_reach", "Note that the value was computed, and its rank."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
@@ -72,6 +99,8 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
       "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> ()");
   m.def(
       "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
+  m.def(
+      "observe_pair_sums(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
   m.def("observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
 }
 
@@ -79,6 +108,7 @@ TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
   m.impl("observe_min_max", observeMinMax);
   m.impl("observe_moving_average", observeMovingAverage);
   m.impl("observe_per_channel_min_max", observePerChannelMinMax);
+  m.impl("observe_pair_sums", observePairSums);
   m.impl("observe_reach", observeReach);
 }
 

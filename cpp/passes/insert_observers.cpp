@@ -90,7 +90,7 @@ class Inserter {
       operands.push_back(buffer(observation, "histogram"));
     } else if (observation.op == "observe_moving_average") {
       operands.push_back(insertConstant(before, observation.averaging_constant));
-    } else if (observation.op == "observe_per_channel_min_max") {
+    } else if (observation.channels > 0) {
       operands.push_back(insertConstant(before, observation.axis));
       operands.push_back(insertConstant(before, observation.once));
     } else if (observation.op == "observe_min_max") {

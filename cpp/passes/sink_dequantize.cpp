@@ -4,7 +4,8 @@
 //   %v = aten::view(%d, %shape)                         ->   %d = jit_passes::dequantize(%v, scale, zero_point)
 //
 // Exact: the operator's result holds values of its operand and zeros, and zero is on the grid.
-// Values that an in-place operator writes to stay where they are.
+// Questions for the shape are asked of the integers. Values that an in-place operator writes to
+// stay where they are.
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/operators.h"
@@ -54,7 +55,14 @@ bool sinkDequantize(PassContext& context) {
   const auto written = writtenValues(graph);
   bool changed = false;
   forEachNode(*graph, [&](Node* node) {
-    if (!movesData(node) || node->input(0)->node()->kind() != dequantize) {
+    if (node->inputs().empty() || node->input(0)->node()->kind() != dequantize) {
+      return;
+    }
+    if (asksForShape(node)) {
+      node->replaceInput(0, node->input(0)->node()->input(0));
+      changed = true;
+    }
+    if (!movesData(node)) {
       return;
     }
     const bool safe = !written.count(node->input(0)) && !written.count(node->output());

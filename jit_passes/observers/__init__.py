@@ -8,6 +8,7 @@ from .histogram import Histogram
 from .min_max import MinMax
 from .moving_average import MovingAverageMinMax
 from .observer import Observer, ObserverState
+from .pair_sums import PairSums
 from .percentile import Percentile
 
 __all__ = [
@@ -16,12 +17,13 @@ __all__ = [
     "MovingAverageMinMax",
     "Observer",
     "ObserverState",
+    "PairSums",
     "Percentile",
     "observer_from_dict",
 ]
 
 _KINDS: dict[str, type[Observer]] = {
-    kind.__name__: kind for kind in (MinMax, MovingAverageMinMax, Histogram, Percentile)
+    kind.__name__: kind for kind in (MinMax, MovingAverageMinMax, Histogram, PairSums, Percentile)
 }
 
 

@@ -39,9 +39,11 @@ class Observer:
 
     Attributes:
         op: the operator that does the watching, in the namespace jit_passes.
+        per_channel_op: the same for specifications with a channel axis.
     """
 
     op: ClassVar[str]
+    per_channel_op: ClassVar[str] = "observe_per_channel_min_max"
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

@@ -1,7 +1,7 @@
 """Saying how to quantize: specifications, annotations, quantizers."""
 
 from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
-from .backend import BackendQuantizer
+from .backend import WEIGHT, BackendQuantizer
 from .qparams import QParams, choose_qparams
 from .quantizer import Quantizer
 from .specification import (
@@ -14,6 +14,7 @@ from .specification import (
 from .support import OperatorSupport, Role
 
 __all__ = [
+    "WEIGHT",
     "Annotations",
     "BackendQuantizer",
     "EdgeAnnotation",

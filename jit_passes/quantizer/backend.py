@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,6 +14,8 @@ from .quantizer import Quantizer
 from .specification import AnySpec, QuantizationSpec, SharedQuantizationSpec
 from .support import OperatorSupport, Role
 
+WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
+
 
 @dataclass(frozen=True)
 class BackendQuantizer(Quantizer):
@@ -22,14 +24,13 @@ class BackendQuantizer(Quantizer):
     Attributes:
         support: the backend's table, by operator kind.
         activation: specification of activations.
-        weight: specification of weights; its ch_axis is replaced by the weight's output axis.
+        weight_of: specification of an operator's weight; where the table says that the backend has
+            no per-channel weights for it, its scheme is replaced by the per-tensor one.
     """
 
     support: Mapping[str, OperatorSupport]
     activation: QuantizationSpec = QuantizationSpec()
-    weight: QuantizationSpec = QuantizationSpec(
-        "int8", -127, 127, "per_channel_symmetric", 0, MinMax()
-    )
+    weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT
 
     def annotate(self, graph: GraphView) -> Annotations:
         selection = _Selection(self.support, graph)
@@ -233,13 +234,10 @@ class _Writer:
             self.edges.setdefault((value.id, user.block, use), []).append((user, operand))
 
     def write_weight(self, node: NodeView, row: OperatorSupport) -> None:
-        spec = self.quantizer.weight
-        weight = node.inputs[1]
-        if row.per_channel:
-            fields = {**spec.__dict__, "qscheme": "per_channel_symmetric", "ch_axis": 0}
-        else:
-            fields = {**spec.__dict__, "qscheme": "per_tensor_symmetric", "ch_axis": None}
-        edge = EdgeAnnotation(weight, ((node, 1),), QuantizationSpec(**fields), node.name)
+        spec = self.quantizer.weight_of(node)
+        if not row.per_channel:
+            spec = replace(spec, qscheme="per_tensor_symmetric", ch_axis=None)
+        edge = EdgeAnnotation(node.inputs[1], ((node, 1),), spec, node.name)
         self.annotations.edges.append(edge)
         self.annotations.quantized.append(node.name)
 

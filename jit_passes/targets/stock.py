@@ -7,16 +7,19 @@ PyTorch or LibTorch does, without this package.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from ..graph import NodeView
+from ..observers import MinMax, PairSums
 from ..passes import PassRecord, Pipeline
-from ..quantizer import BackendQuantizer, OperatorSupport, QuantizationSpec, Quantizer
+from ..quantizer import WEIGHT, BackendQuantizer, OperatorSupport, QuantizationSpec, Quantizer
 from .stock_rules import rules
-from .stock_support import SUPPORT
+from .stock_support import adds_pairs_in_int16, support
 from .target import Target
 
 PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
@@ -72,15 +75,23 @@ class Stock(Target):
 
     @property
     def support(self) -> Mapping[str, OperatorSupport]:
-        return SUPPORT
+        return support(self.engine)
 
     def quantizer(self) -> Quantizer:
         activation = QuantizationSpec(quant_max=127 if self.reduce_range else 255)
-        return BackendQuantizer(SUPPORT, activation)
+        return BackendQuantizer(self.support, activation, weight_of=self.weight_specification)
+
+    def weight_specification(self, node: NodeView) -> QuantizationSpec:
+        """Return the specification of an operator's weight: int8, symmetric, per output channel."""
+        overflows = adds_pairs_in_int16(node, self.engine) and not self.reduce_range
+        weight = replace(WEIGHT, observer=PairSums() if overflows else MinMax())
+        if "conv_transpose" in node.kind:
+            return replace(weight, quant_max=126)  # room for the shift, see stock_rules.WEIGHTS
+        return weight
 
     def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
         prepared = TO_INTEGERS.run(module, method)
-        matches = _C.apply_rules(prepared.module, method, rules())
+        matches = _C.apply_rules(prepared.module, method, rules(self.engine))
         left = {name: f"not fused: {reason}" for _, name, reason in matches if reason}
         for _, name, reason in matches:
             if not reason:

@@ -46,6 +46,14 @@ class Fusion:
 
 WEIGHTS = {
     "": "%w = aten::_make_per_tensor_quantized_tensor(%w_q, %w_scale, %w_zero)",
+    # The engine x86 hands symmetric weights of a transposed convolution to oneDNN, which is wrong
+    # for most shapes (see stock_support), and all others to FBGEMM: shift the zero point to 1.
+    "_shifted": (
+        "%one : int = prim::Constant[value=1]()\n"
+        "  %w_1 = aten::add(%w_q, %one, %one)\n"
+        "  %zero_1 = aten::add(%w_zero, %one)\n"
+        "  %w = aten::_make_per_tensor_quantized_tensor(%w_1, %w_scale, %zero_1)"
+    ),
     "_per_channel": "%w = aten::_make_per_channel_quantized_tensor(%w_q, %w_scale, %w_zero, %w_axis)",
 }
 
@@ -169,7 +177,9 @@ def _fusion_rules(fusion: Fusion) -> list[Any]:
     return [_rule(name, inputs, "".join(lines), fusion.replacement, clip) for clip in clips]
 
 
-def _weighted_rules(op: str, operands: str, packed: str, per_channel: bool) -> list[Any]:
+def _weighted_rules(
+    op: str, operands: str, packed: str, per_channel: bool, make_weight: str
+) -> list[Any]:
     suffix = "_per_channel" if per_channel else ""
     weight = ["w_q", "w_scale", "w_zero", *(["w_axis"] if per_channel else [])]
     names = [name.strip().lstrip("%") for name in operands.split(",") if name.strip()]
@@ -182,7 +192,7 @@ def _weighted_rules(op: str, operands: str, packed: str, per_channel: bool) -> l
     )
     packed_more = "".join(f", {name.strip()}" for name in packed.split(",") if name.strip())
     replacement = (
-        f"{WEIGHTS[suffix]}\n"
+        f"{make_weight}\n"
         f"  %packed = quantized::{op}_prepack(%w, %bias{packed_more})\n"
         f"  %q = quantized::{op}(%a, %packed, %scale, %zero_point)"
     )
@@ -198,16 +208,18 @@ TRANSPOSED_PACKED = "%stride, %padding, %output_padding, %dilation, %groups"
 
 
 @cache
-def rules() -> tuple[Any, ...]:
-    """Return all rules, parsed once; earlier ones win."""
+def rules(engine: str) -> tuple[Any, ...]:
+    """Return all rules of an engine, parsed once; earlier ones win."""
     made: list[Any] = []
+    transposed = WEIGHTS["_shifted" if engine == "x86" else ""]
     for per_channel in (True, False):
-        made += _weighted_rules("linear", "", "", per_channel)
+        weight = WEIGHTS["_per_channel" if per_channel else ""]
+        made += _weighted_rules("linear", "", "", per_channel, weight)
         for dims in (1, 2, 3):
-            made += _weighted_rules(f"conv{dims}d", CONV, CONV, per_channel)
-            made += _weighted_rules(
-                f"conv_transpose{dims}d", TRANSPOSED, TRANSPOSED_PACKED, per_channel
-            )
+            made += _weighted_rules(f"conv{dims}d", CONV, CONV, per_channel, weight)
+    for dims in (1, 2, 3):
+        op = f"conv_transpose{dims}d"
+        made += _weighted_rules(op, TRANSPOSED, TRANSPOSED_PACKED, False, transposed)
     for fusion in (*BINARY, *UNARY, *SHARED):
         made += _fusion_rules(fusion)
     return tuple(made)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ..graph import NodeView
@@ -23,9 +25,58 @@ def _convolution(node: NodeView) -> str | None:
     return None
 
 
-def _depthwise_is_slow(node: NodeView) -> str | None:
-    """PyTorch's int8 depthwise kernel falls back to a scalar loop for some channel counts."""
-    return _convolution(node)
+def runs_on_fbgemm(node: NodeView, engine: str) -> bool:
+    """Say whether the engine hands this convolution to FBGEMM.
+
+    `x86` takes oneDNN, but for processors without VNNI, and for more than 100 groups
+    (ATen/native/quantized/cpu/OnednnUtils.h, should_use_onednn_quant).
+    """
+    groups = node.inputs[6].constant
+    vnni = torch.cpu._is_vnni_supported()
+    return engine == "fbgemm" or (engine == "x86" and (groups > 100 or not vnni))
+
+
+def is_depthwise(node: NodeView) -> bool:
+    """Say whether each output channel of the convolution reads a single input channel."""
+    return bool(node.inputs[6].constant > 1 and node.inputs[1].constant.shape[1] == 1)
+
+
+def adds_pairs_in_int16(node: NodeView, engine: str) -> bool:
+    """Say whether a kernel adds pairs of neighbouring products in int16, which can overflow.
+
+    FBGEMM's depthwise kernels do so even on processors that have VNNI.
+    """
+    convolution = node.kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d")
+    return convolution and runs_on_fbgemm(node, engine) and is_depthwise(node)
+
+
+def _slow(node: NodeView, engine: str) -> str | None:
+    """Refuse shapes for which FBGEMM has no kernel but a scalar loop, 100 times slower than float.
+
+    It has depthwise kernels for multiples of 8 channels and windows of 3 or 5 in each direction,
+    padded to keep the size (fbgemm/FbgemmI8DepthwiseAvx2.h).
+    """
+    if not runs_on_fbgemm(node, engine) or node.inputs[6].constant == 1:
+        return None
+    window = list(node.inputs[1].constant.shape[2:])
+    stride, padding, dilation = (node.inputs[i].constant for i in (3, 4, 5))
+    size = window[0]
+    fast = (
+        is_depthwise(node)
+        and node.inputs[6].constant % 8 == 0
+        and (len(window), size) in ((2, 3), (2, 5), (3, 3))
+        and window == [size] * len(window)
+        and all(s in (1, 2) for s in stride)
+        and all(p == size // 2 for p in padding)
+        and all(d == 1 for d in dilation)
+    )
+    few_groups = not is_depthwise(node) and node.inputs[6].constant <= 100
+    if fast or few_groups:
+        return None
+    return (
+        f"PyTorch's engine '{engine}' is slower than float for these groups and window; "
+        "Stock(engine='onednn') is not"
+    )
 
 
 def _addition(node: NodeView) -> str | None:
@@ -62,13 +113,27 @@ def _elu(node: NodeView) -> str | None:
     return None
 
 
+def _transposed(node: NodeView, engine: str) -> str | None:
+    """Refuse what oneDNN does not compute, or computes wrongly in PyTorch 2.13.
+
+    With other numbers of input than of output channels its results have nothing to do with the
+    right ones; `quantized::conv_transpose2d` of 8 channels into 12 shows it.
+    """
+    weight, groups, output_padding = (node.inputs[i].constant for i in (1, 6, 5))
+    if engine == "onednn" and (weight.shape[0] != weight.shape[1] or groups > 1):
+        return "PyTorch's engine 'onednn' is wrong for a transposed convolution of this shape"
+    if engine == "onednn" and any(output_padding):
+        return "PyTorch's engine 'onednn' has no output_padding"
+    return None
+
+
 CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
     OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8)),
     OperatorSupport("aten::conv1d", _W, clips=CLIPS, ranks=(3, 3), check=_convolution),
-    OperatorSupport("aten::conv2d", _W, clips=CLIPS, ranks=(4, 4), check=_depthwise_is_slow),
+    OperatorSupport("aten::conv2d", _W, clips=CLIPS, ranks=(4, 4), check=_convolution),
     OperatorSupport("aten::conv3d", _W, clips=CLIPS, ranks=(5, 5), check=_convolution),
     OperatorSupport(
         "aten::conv_transpose1d", _W, clips=CLIPS, ranks=(3, 3), check=_convolution, per_channel=False
@@ -101,4 +166,19 @@ _ROWS = (
     OperatorSupport("aten::mean", _SHARED),
 )
 
-SUPPORT = {row.kind: row for row in _ROWS}
+
+def support(engine: str) -> dict[str, OperatorSupport]:
+    """Return the support table of an engine, by operator kind."""
+
+    def convolution(node: NodeView) -> str | None:
+        return _convolution(node) or _slow(node, engine)
+
+    def transposed(node: NodeView) -> str | None:
+        return _convolution(node) or _transposed(node, engine)
+
+    rows = {row.kind: row for row in _ROWS}
+    for kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d"):
+        rows[kind] = replace(rows[kind], check=convolution)
+    for kind in ("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d"):
+        rows[kind] = replace(rows[kind], check=transposed)
+    return rows

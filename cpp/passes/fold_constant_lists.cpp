@@ -1,0 +1,57 @@
+// Turn lists of constant numbers into constants, where nothing appends to them.
+//
+//   %l : int[] = prim::ListConstruct(%one, %two)   ->   %l : int[] = prim::Constant[value=[1, 2]]()
+#include "core/alias.h"
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+bool isListOfNumbers(const Node* node) {
+  if (node->kind() != c10::prim::ListConstruct || node->inputs().empty()) {
+    return false;
+  }
+  const auto type = node->output()->type()->cast<c10::ListType>();
+  const bool numbers = type && (type->getElementType() == c10::IntType::get() ||
+                                type->getElementType() == c10::FloatType::get() ||
+                                type->getElementType() == c10::BoolType::get());
+  return numbers && std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
+}
+
+// A list that is returned or put elsewhere could be changed by whoever gets it.
+bool staysInside(const Value* list) {
+  return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
+    return use.user->kind().is_aten();
+  });
+}
+
+c10::IValue listOf(const Node* node) {
+  c10::impl::GenericList list(node->output()->type()->expectRef<c10::ListType>().getElementType());
+  for (const Value* input : node->inputs()) {
+    list.push_back(*torch::jit::toIValue(input));
+  }
+  return list;
+}
+
+bool foldConstantLists(PassContext& context) {
+  const auto graph = context.graph();
+  const auto written = writtenValues(graph);
+  std::vector<Node*> lists;
+  forEachNode(*graph, [&](Node* node) {
+    if (isListOfNumbers(node) && !written.count(node->output()) && staysInside(node->output())) {
+      lists.push_back(node);
+    }
+  });
+  for (Node* node : lists) {
+    replaceNode(node, insertConstant(node, listOf(node)));
+  }
+  return !lists.empty();
+}
+
+const RegisterPass registration{
+    "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

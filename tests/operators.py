@@ -1,0 +1,109 @@
+"""Fused operators one at a time, for comparing a lowered model with its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes.graph import GraphView
+from jit_passes.quantizer import (
+    Annotations,
+    EdgeAnnotation,
+    OutputAnnotation,
+    QuantizationSpec,
+    Quantizer,
+    Role,
+    SharedQuantizationSpec,
+)
+from jit_passes.quantizer.backend import clipped_output
+
+
+class EveryOperator(Quantizer):
+    """Quantizes every operator of the table on its own, whatever its neighbours are."""
+
+    def __init__(self, target: jit_passes.targets.Stock) -> None:
+        self.target = target
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        annotations = Annotations()
+        activation = QuantizationSpec()
+        for node in graph.nodes:
+            row = self.target.support.get(node.kind)
+            absorbed = node.outputs and node.output.id in annotations.outputs
+            if row is None or absorbed or (row.role is not Role.WEIGHTED and row.check and row.check(node)):
+                continue
+            for index in row.operands:
+                value = node.inputs[index]
+                maker = value.producer
+                if maker is not None and maker.kind == "prim::ListConstruct":
+                    uses = [(maker, i, v) for i, v in enumerate(maker.inputs)]
+                else:
+                    uses = [(node, index, value)]
+                for user, operand, operand_value in uses:
+                    annotations.edges.append(
+                        EdgeAnnotation(operand_value, ((user, operand),), activation)
+                    )
+            output = clipped_output(node, row)
+            spec: Any = row.fixed or activation
+            if row.role is Role.SHARED:
+                spec = SharedQuantizationSpec(node.inputs[0].id)
+            if row.role is Role.WEIGHTED:
+                weight = self.target.weight_specification(node)
+                if not row.per_channel:
+                    weight = replace(weight, qscheme="per_tensor_symmetric", ch_axis=None)
+                edge = EdgeAnnotation(node.inputs[1], ((node, 1),), weight, node.name)
+                annotations.edges.append(edge)
+                annotations.quantized.append(node.name)
+            annotations.outputs[output.id] = OutputAnnotation(output, spec, node.name, row.ranks)
+        return annotations
+
+
+class Apply(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A reference model and the lowered one."""
+
+    reference: torch.jit.ScriptModule
+    lowered: torch.jit.ScriptModule
+
+    @property
+    def scale(self) -> float:
+        """Scale of the last quantize of the reference model."""
+        found = None
+        for node in self.reference.graph.nodes():
+            if node.kind() == "jit_passes::quantize":
+                found = node.inputsAt(1).toIValue()
+        assert found is not None
+        return found
+
+    def kinds(self) -> set[str]:
+        """Operators of the lowered model."""
+        return {node.kind() for node in self.lowered.graph.nodes()}
+
+
+def quantize_operator(
+    model: nn.Module, *inputs: Tensor, engine: str | None = None, trace: bool = True
+) -> Pair:
+    """Return reference and lowered model of a module that is one operator."""
+    model = model.eval()
+    script = torch.jit.trace(model, inputs) if trace else torch.jit.script(model)
+    target = jit_passes.targets.Stock(engine=engine)
+    prepared = jit_passes.prepare(script, quantizer=EveryOperator(target), target=target)
+    jit_passes.calibrate(prepared, [tuple(inputs)], progress=False)
+    reference = jit_passes.convert(prepared)
+    return Pair(reference, jit_passes.lower(reference, target))

@@ -162,6 +162,21 @@ py::list applyRules(
   return result;
 }
 
+bool isObserverBuffer(const std::string& name) { return name.rfind("observer_", 0) == 0; }
+
+// Puts back everything but the observers' buffers as it was in the copy.
+void restoreState(const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy) {
+  const auto type = object->type();
+  for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
+    const auto value = object->getSlot(slot);
+    if (value.isModule()) {
+      restoreState(value.toObject(), copy.getSlot(slot).toObjectRef());
+    } else if (!isObserverBuffer(type->getAttributeName(slot)) && !value.isObject()) {
+      object->setSlot(slot, copy.getSlot(slot));
+    }
+  }
+}
+
 void setStringAttribute(Module module, const std::string& name, const std::string& text) {
   if (module.hasattr(name)) {
     module.setattr(name, text);
@@ -197,6 +212,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     module.get_method(method).graph()->lint();
   });
   m.def("clone", [](const Module& module) { return module.clone(); });
+  m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });
+  m.def("restore_state", [](const Module& module, const Module& copy) {
+    restoreState(module._ivalue(), *copy._ivalue());
+  });
   m.def("snapshot", &snapshot);
   m.def("observations", &observations);
   m.def("rule", &makeRule);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from . import _C
 from .errors import JitPassesError
 from .module import stage_of
-from .passes import first_line
 
 InputFn = Callable[[Any], Any]
 
@@ -46,11 +47,15 @@ def calibrate(
     method = getattr(prepared, report.method)
     show = sys.stderr.isatty() if progress is None else progress
     batches = 0
-    with torch.no_grad():
-        for batch in tqdm(_iterate(data), desc="calibrate", unit="batch", disable=not show):
-            args, kwargs = _arguments(batch if input_fn is None else input_fn(batch))
-            _run(method, args, kwargs, batches)
-            batches += 1
+    before = _C.deepcopy(prepared._c)
+    try:
+        with torch.no_grad():
+            for batch in tqdm(_iterate(data), desc="calibrate", unit="batch", disable=not show):
+                args, kwargs = _arguments(batch if input_fn is None else input_fn(batch))
+                _run(method, args, kwargs, batches)
+                batches += 1
+    finally:  # counters and other state of the model's own are not the data's business
+        _C.restore_state(prepared._c, before)
     if batches == 0:
         raise JitPassesError(
             "the calibration data is empty: pass an iterable with at least one batch (a generator "
@@ -83,16 +88,22 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _run(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> None:
     try:
         method(*args, **kwargs)
-    except ValueError as error:  # a value that cannot be observed, named by the observer
-        message = first_line(error).split("ValueError: ")[-1]
-        raise JitPassesError(f"calibration batch {number}: {message}") from error
     except Exception as error:
+        if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
+            raise JitPassesError(f"calibration batch {number}: {unmeasurable[0]}") from error
         got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
         raise JitPassesError(
             f"calibration batch {number} does not run. The model takes {_parameters(method)}; the "
             f"batch gives ({got}). If batches hold more than the model's inputs, pass "
-            f"input_fn=lambda batch: ... to pick them. PyTorch says: {first_line(error)}"
+            f"input_fn=lambda batch: ... to pick them. PyTorch says: {last_line(error)}"
         ) from error
+
+
+def last_line(error: BaseException) -> str:
+    """Return what went wrong, without the interpreter's traceback in front of it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
+    return (found or lines or [type(error).__name__])[-1 if found else 0]
 
 
 def _kind(value: Any) -> str:

@@ -71,6 +71,7 @@ class _Observer:
     name: str
     spec: Any
     owner: str
+    users: tuple[str, ...]
     ranks: tuple[int, int]
     shared: bool
     state: ObserverState
@@ -86,6 +87,7 @@ def _read(module: Any, method: str) -> list[_Observer]:
                 name,
                 spec,
                 extra["owner"],
+                tuple(extra.get("users", ())),
                 tuple(extra["ranks"]),
                 extra.get("shared", False),
                 ObserverState(range_, histogram),
@@ -123,7 +125,8 @@ def _span(ranks: tuple[int, int]) -> str:
 def _parameters(
     observer: _Observer, observers: list[_Observer], refused: dict[str, str]
 ) -> QParams | None:
-    if observer.owner in refused or not observer.state.reached:
+    users_refused = bool(observer.users) and all(user in refused for user in observer.users)
+    if observer.owner in refused or users_refused or not observer.state.reached:
         return None
     spec = observer.spec
     if isinstance(spec, FixedQParamsQuantizationSpec):

@@ -18,6 +18,7 @@ NORMALIZE = Pipeline(
         "canonicalize_padding",
         "canonicalize_linear",
         "canonicalize_clamp",
+        "canonicalize_view",
         "fold_batch_norm",
         "remove_dead_code",
         "pool_constants",

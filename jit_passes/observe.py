@@ -105,8 +105,8 @@ def plan_observations(annotations: Annotations) -> list[Observation]:
         group = len(planned)
         if not edge.value.is_constant:
             groups.setdefault(edge.value.id, group)
-        extra = {"owner": edge.owner, "ranks": [0, 64]}
-        text = spec_to_text(edge.spec, **extra)
+        users = [node.name for node, _ in edge.uses]
+        text = spec_to_text(edge.spec, owner=edge.owner, users=users, ranks=[0, 64])
         planned.append(_observation(edge.value, _uses(edge), edge.spec, group, text))
     for value_id, annotation in annotations.outputs.items():
         group = groups[value_id] = len(planned)

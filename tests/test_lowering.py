@@ -73,7 +73,7 @@ def test_convolution(case: dict[str, int], clip: str, engine: str) -> None:
 def test_transposed_convolution(dims: int, stride: int, output_padding: int, engine: str) -> None:
     torch.manual_seed(0)
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    model = kinds[dims - 1](8, 12, 3, stride, 1, output_padding)
+    model = nn.Sequential(kinds[dims - 1](8, 12, 3, stride, 1, output_padding))
     x = torch.randn(2, 8, *[6] * dims)
     if engine == "onednn":  # refused: its results are wrong for 8 channels into 12
         script = torch.jit.script(model.eval())

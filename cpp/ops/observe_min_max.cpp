@@ -79,7 +79,8 @@ void observePairSums(
 
 void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_view) {
   double* state = range.mutable_data_ptr<double>();
-  if (observeShape(x, state) && state[kMin] > state[kMax]) {
+  // The buffer may belong to another value, whose range and rank are in it by now.
+  if (state[kMin] > state[kMax] && observeShape(x, state)) {
     state[kMin] = state[kMax] = 0;
   }
 }

@@ -3,6 +3,8 @@
 //   aten::_convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups, ...)
 //     ->  aten::conv{1,2,3}d(x, w, b, stride, padding, dilation, groups)
 //     or  aten::conv_transpose{1,2,3}d(x, w, b, stride, padding, output_padding, groups, dilation)
+//   aten::_convolution_mode(x, w, b, stride, "same" or "valid", dilation, groups)
+//     ->  aten::conv{1,2,3}d(x, w, b, stride, "same" or "valid", dilation, groups)
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -19,20 +21,22 @@ std::optional<size_t> spatialDims(const Node* node) {
 
 bool canonicalizeConvolution(PassContext& context) {
   static const auto convolution = c10::Symbol::fromQualString("aten::_convolution");
+  static const auto convolution_mode = c10::Symbol::fromQualString("aten::_convolution_mode");
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    if (node->kind() != convolution) {
+    if (node->kind() != convolution && node->kind() != convolution_mode) {
       return;
     }
     const auto dims = spatialDims(node);
-    const auto transposed = constantNumber(node->input(6));
+    const bool by_mode = node->kind() == convolution_mode;
+    const auto transposed = by_mode ? std::optional(0.0) : constantNumber(node->input(6));
     if (!dims || *dims < 1 || *dims > 3 || !transposed) {
       return;
     }
     const auto in = node->inputs();
     const auto name = std::string(*transposed ? "aten::conv_transpose" : "aten::conv") +
         std::to_string(*dims) + "d";
-    const std::vector<Value*> operands = *transposed
+    const std::vector<Value*> operands = by_mode ? in.vec() : *transposed
         ? std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[7], in[8], in[5]}
         : std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[5], in[8]};
     Node* canonical = insertNode(node, c10::Symbol::fromQualString(name), operands, node);

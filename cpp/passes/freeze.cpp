@@ -7,7 +7,9 @@ namespace jit_passes {
 namespace {
 
 bool freeze(PassContext& context) {
-  context.module = torch::jit::freeze_module(context.module, {context.method});
+  // What the method assigns stays an attribute; it is copied, so that running the result does not
+  // change the caller's.
+  context.module = torch::jit::freeze_module(context.module, {context.method}).deepcopy();
   for (const auto& method : context.module.get_methods()) {
     if (method.name() != context.method) {
       context.module.type()->unsafeRemoveMethod(method.name());

@@ -1,0 +1,297 @@
+"""What users get wrong: the error's class, the words that help, and a module left as it was."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import JitPassesError, JitPassesWarning
+
+DATA = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+
+
+class Net(nn.Module):
+    """A convolution, a branch that only `deep=True` takes, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.extra = nn.Conv2d(8, 8, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, images: Tensor, deep: bool = False) -> Tensor:
+        y = torch.relu(self.stem(images))
+        if deep:
+            y = torch.relu(self.extra(y))
+        return self.head(y.mean([2, 3]))
+
+
+class Divides(nn.Module):
+    """Makes infinities and NaN out of finite inputs, between `first` and `second`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) / torch.zeros(4))
+
+
+@pytest.fixture
+def model() -> torch.jit.ScriptModule:
+    """The model of most tests, scripted, in eval mode."""
+    torch.manual_seed(0)
+    return torch.jit.script(Net().eval())
+
+
+@contextmanager
+def unchanged(module: torch.jit.ScriptModule) -> Iterator[None]:
+    """Asserts that weights, buffers, mode and graph are the same after the block as before it."""
+    # A frozen module, which the stages return, has no mode.
+    graph, training = str(module.inlined_graph), getattr(module, "training", None)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    yield
+    assert str(module.inlined_graph) == graph
+    assert getattr(module, "training", None) == training
+    after = module.state_dict()
+    assert after.keys() == state.keys()
+    for name, value in state.items():
+        assert torch.equal(after[name], value), name
+
+
+@contextmanager
+def refused(*words: str) -> Iterator[None]:
+    """Asserts that the block raises a JitPassesError whose message has every one of `words`."""
+    with pytest.raises(JitPassesError) as caught:
+        yield
+    message = str(caught.value)
+    for word in words:
+        assert re.search(word, message, re.IGNORECASE), f"{word!r} is not in: {message}"
+
+
+def quantize(model: Any, data: Any = DATA, **options: Any) -> torch.jit.ScriptModule:
+    """Calls quantize_script without a progress bar."""
+    return jit_passes.quantize_script(model, data, progress=False, **options)
+
+
+def test_classes() -> None:
+    """Users catch these by what they are: a RuntimeError, a UserWarning."""
+    assert issubclass(JitPassesError, RuntimeError)
+    assert issubclass(JitPassesWarning, UserWarning)
+
+
+@pytest.mark.parametrize("function", [quantize, jit_passes.prepare], ids=["quantize", "prepare"])
+@pytest.mark.parametrize(
+    "garbage",
+    [Net().eval(), None, 3, "model.pt", {}, Net, torch.zeros(2), torch.relu],
+    ids=["eager", "none", "number", "path", "dict", "class", "tensor", "function"],
+)
+def test_not_a_script_module(function: Callable[[Any], Any], garbage: Any) -> None:
+    """The message says how to get a ScriptModule."""
+    with refused(r"torch\.jit\.script", r"torch\.jit\.trace", "ScriptModule"):
+        function(garbage)
+
+
+def test_script_function() -> None:
+    """A scripted function is no module, close as it is."""
+
+    @torch.jit.script
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    with refused("ScriptModule"):
+        quantize(double)
+
+
+def test_training_mode(model: torch.jit.ScriptModule) -> None:
+    """The message says to call eval, and nobody calls it behind the caller's back."""
+    model.train()
+    with unchanged(model), refused("training", r"eval\(\)"):
+        quantize(model)
+
+
+@pytest.mark.parametrize("data", [[], (), iter([])], ids=["list", "tuple", "iterator"])
+def test_no_calibration_data(model: torch.jit.ScriptModule, data: Any) -> None:
+    """An empty iterable, among them a generator that was used up before."""
+    with unchanged(model), refused("calibration", "empty|no batch"):
+        quantize(model, data)
+
+
+@pytest.mark.parametrize("data", [None, 5, DATA[0]], ids=["none", "number", "tensor"])
+def test_data_is_not_an_iterable_of_batches(model: torch.jit.ScriptModule, data: Any) -> None:
+    """A lone tensor would be iterated row by row, and rows are no batches."""
+    with unchanged(model), refused("calibration", "iterable"):
+        quantize(model, data)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (DATA[0], torch.zeros(4, dtype=torch.int64), torch.zeros(4)),
+        (DATA[0], torch.zeros(4, dtype=torch.int64)),
+        ["a", "b"],
+        {"pictures": DATA[0]},
+        (),
+        None,
+        "batch",
+    ],
+    ids=["too_many", "labels", "list", "keyword", "nothing", "none", "text"],
+)
+def test_batch_does_not_fit(model: torch.jit.ScriptModule, batch: Any) -> None:
+    """The message names forward's parameters, and the way to pick them out of a batch."""
+    with unchanged(model), refused("images", "deep", "input_fn"):
+        quantize(model, [batch])
+
+
+def test_batch_has_the_wrong_shape(model: torch.jit.ScriptModule) -> None:
+    """It fits forward's types, and fails inside."""
+    with unchanged(model), refused("images", r"\[4, 5, 8, 8\]", "input_fn"):
+        quantize(model, [torch.zeros(4, 5, 8, 8)])
+
+
+def test_input_fn_picks_the_inputs(model: torch.jit.ScriptModule) -> None:
+    """What the message suggests works."""
+    labelled = [(images, torch.zeros(4)) for images in DATA]
+    with pytest.warns(JitPassesWarning, match="extra"):
+        quantized = quantize(model, labelled, input_fn=lambda batch: batch[0])
+    assert "quantized::" in str(quantized.inlined_graph)
+
+
+def test_error_of_input_fn_is_not_hidden(model: torch.jit.ScriptModule) -> None:
+    """A mistake in the caller's own function comes out as itself, or as its cause."""
+    with unchanged(model), pytest.raises((KeyError, JitPassesError)) as caught:
+        quantize(model, DATA, input_fn=lambda batch: {}["missing"])
+    error = caught.value
+    assert isinstance(error, KeyError) or isinstance(error.__cause__, KeyError)
+
+
+def test_error_of_the_data_is_not_hidden(model: torch.jit.ScriptModule) -> None:
+    """So does one in the caller's own generator."""
+
+    def batches() -> Iterator[Tensor]:
+        yield DATA[0]
+        raise OSError("the disk is gone")
+
+    with unchanged(model), pytest.raises(OSError, match="the disk is gone"):
+        quantize(model, batches())
+
+
+@pytest.mark.parametrize("target", ["tpu", "", 7], ids=["name", "empty", "number"])
+def test_unknown_target(model: torch.jit.ScriptModule, target: Any) -> None:
+    """The message lists the targets there are."""
+    with unchanged(model), refused("unknown target", "stock", "auto"):
+        quantize(model, target=target)
+
+
+def test_unknown_engine(model: torch.jit.ScriptModule) -> None:
+    """The message lists the engines of this build of PyTorch."""
+    available = [name for name in torch.backends.quantized.supported_engines if name != "none"]
+    with unchanged(model), refused("engine", "'cudnn9'", *available):
+        quantize(model, target=jit_passes.targets.Stock(engine="cudnn9"))
+
+
+def test_quantized_already(model: torch.jit.ScriptModule) -> None:
+    """The result of quantizing cannot be quantized, nor can what an earlier stage returned."""
+    with pytest.warns(JitPassesWarning, match="extra"):
+        quantized = quantize(model)
+    with unchanged(quantized), refused("already"):
+        quantize(quantized)
+    prepared = jit_passes.prepare(model)
+    with unchanged(prepared), refused("already"):
+        jit_passes.prepare(prepared)
+
+
+def test_no_such_method(model: torch.jit.ScriptModule) -> None:
+    """The message lists the methods there are, and how to get another."""
+    with unchanged(model), refused("'encode'", "forward", r"torch\.jit\.export"):
+        quantize(model, method="encode")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_value_that_has_no_range(model: torch.jit.ScriptModule, value: float) -> None:
+    """NaN or infinity in the data: the message names the layer that reads it and the batch."""
+    broken = DATA[1].clone()
+    broken[2, 1, 3, 3] = value
+    with unchanged(model), refused("^calibration batch 1: .*(nan|inf)", "stem"):
+        quantize(model, [DATA[0], broken])
+
+
+@pytest.mark.parametrize("frontend", ["script", "trace"])
+def test_value_that_loses_its_range_inside(frontend: str) -> None:
+    """A division by zero in the middle: it or the layer behind it is named, not the input."""
+    eager = Divides().eval()
+    example = torch.randn(2, 4)
+    module = torch.jit.script(eager) if frontend == "script" else torch.jit.trace(eager, example)
+    with unchanged(module), refused("^calibration batch 0: .*(nan|inf)", "second|div"):
+        quantize(module, [example])
+
+
+def test_part_never_reached(model: torch.jit.ScriptModule) -> None:
+    """One warning names the convolution, coverage gives the reason, and the branch still runs."""
+    with unchanged(model), pytest.warns(JitPassesWarning, match="extra") as caught:
+        quantized = quantize(model)
+    assert len([w for w in caught if issubclass(w.category, JitPassesWarning)]) == 1
+    rows = {row.name.split(":")[0]: row for row in jit_passes.coverage(quantized)}
+    assert (rows["stem"].dtype, rows["head"].dtype) == ("int8", "int8")
+    assert rows["extra"].dtype == "float"
+    assert re.search("never|calibrat", rows["extra"].reason)
+    with torch.no_grad():
+        expected, actual = model(DATA[0], True), quantized(DATA[0], True)
+    # 10 % of the largest logit: the branch that stayed float was neither lost nor skipped.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0.1 * expected.abs().max().item())
+
+
+class NoLayers(nn.Module):
+    """Nothing here has an int8 form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cumsum(x, 1).exp()
+
+
+def test_nothing_to_quantize() -> None:
+    """A warning, and a module that works: deploying it is right, if pointless."""
+    module = torch.jit.script(NoLayers().eval())
+    with unchanged(module), pytest.warns(JitPassesWarning, match="nothing"):
+        quantized = quantize(module)
+    assert torch.equal(quantized(DATA[0]), module(DATA[0]))
+    assert not [row for row in jit_passes.coverage(quantized) if row.dtype == "int8"]
+    assert isinstance(quantized, torch.jit.ScriptModule)
+
+
+def test_calibrating_what_was_not_prepared(model: torch.jit.ScriptModule) -> None:
+    """The message names the stage that was left out."""
+    with unchanged(model), refused("prepare"):
+        jit_passes.calibrate(model, DATA, progress=False)
+
+
+def test_converting_what_was_not_prepared(model: torch.jit.ScriptModule) -> None:
+    """A float model has no observers to convert."""
+    with unchanged(model), refused("prepare"):
+        jit_passes.convert(model)
+
+
+def test_converting_what_was_not_calibrated(model: torch.jit.ScriptModule) -> None:
+    """Observers that saw nothing have no ranges to give."""
+    prepared = jit_passes.prepare(model)
+    with unchanged(model), unchanged(prepared), refused("calibrate"):
+        jit_passes.convert(prepared)
+
+
+def test_lowering_what_is_not_a_reference(model: torch.jit.ScriptModule) -> None:
+    """Neither a float model nor a prepared one can be lowered."""
+    with unchanged(model), refused("convert"):
+        jit_passes.lower(model)
+    with refused("convert"):
+        jit_passes.lower(jit_passes.prepare(model))
+
+
+def test_coverage_of_what_is_no_model() -> None:
+    """The report asks for a ScriptModule as the stages do."""
+    with refused("ScriptModule"):
+        jit_passes.coverage(Net().eval())

@@ -1,0 +1,175 @@
+"""The floor for every model: it quantizes, stays close to float, and survives a file.
+
+The table of models is in `models/`. Every model is scripted, and traced where tracing can record
+it; each result is made once and shared by the tests below.
+"""
+
+import copy
+import functools
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import Args, assert_arguments, assert_close, assert_same, call, clone, leaves
+from models import CASES, Case
+
+import jit_passes
+
+TARGET = "stock"  # the one whose files load without the package
+CALIBRATION_BATCHES = 8
+CALIBRATION_BATCH = 16
+RUN_BATCH = 3
+RUN_SEED = 100  # calibration uses seeds 0 to 7
+TESTS = Path(__file__).parent
+
+everywhere = pytest.mark.parametrize(
+    ("case", "frontend"),
+    [
+        pytest.param(case, frontend, id=f"{case.name}-{frontend}")
+        for case in CASES
+        for frontend in case.frontends
+    ],
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A float module, what quantizing made of it, and what it said."""
+
+    original: torch.jit.ScriptModule
+    quantized: torch.jit.ScriptModule
+    rows: list[Any]
+    warnings: list[str]
+    unchanged: bool
+
+    @property
+    def int8(self) -> list[Any]:
+        """The rows of coverage that are int8."""
+        return [row for row in self.rows if row.dtype == "int8"]
+
+
+def fingerprint(module: torch.jit.ScriptModule, method: str) -> tuple[str, dict[str, Any]]:
+    """Returns what must not change in the caller's module: its graph and a copy of its state."""
+    graph = module.inlined_graph if method == "forward" else getattr(module, method).graph
+    return str(graph), {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@functools.cache
+def quantize(case: Case, frontend: str) -> Result:
+    """Quantizes one model, with its own random calibration data."""
+    original = case.build(frontend)
+    graph, state = fingerprint(original, case.method)
+    batches = [case.arguments(CALIBRATION_BATCH, seed) for seed in range(CALIBRATION_BATCHES)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quantized = jit_passes.quantize_script(
+            original, batches, target=TARGET, progress=False, method=case.method
+        )
+    graph_after, state_after = fingerprint(original, case.method)
+    same_state = state.keys() == state_after.keys() and all(
+        torch.equal(state[name], state_after[name]) for name in state
+    )
+    said = [str(w.message) for w in caught if issubclass(w.category, jit_passes.JitPassesWarning)]
+    rows = list(jit_passes.coverage(quantized))
+    return Result(original, quantized, rows, said, graph == graph_after and same_state)
+
+
+def run(module: torch.jit.ScriptModule, args: Args, method: str) -> Any:
+    """Calls a copy of `module` three times and returns the outputs and the arguments after it.
+
+    TorchScript specializes its graph after the first calls, and a state that moves shows only in
+    the second: one call proves little. A copy, since `module` is shared between tests.
+    """
+    module, outcomes = copy.deepcopy(module), []
+    for _ in range(3):
+        given = clone(args)
+        with torch.no_grad():
+            output = call(module, given, method)
+        outcomes.append({"output": clone(output), "arguments": given})
+    return outcomes
+
+
+def compare(case: Case, result: Result, args: Args, what: str) -> None:
+    """Asserts the case's floor, or equality where nothing became int8."""
+    expected = run(result.original, args, case.method)
+    actual = run(result.quantized, args, case.method)
+    for left, right in zip(expected, actual, strict=True):
+        if case.floor is None or not result.int8:
+            assert_same(left, right, what)
+            continue
+        assert_close(left["output"], right["output"], case.floor, what)
+        assert_arguments(args, left["arguments"], right["arguments"], case.floor, what)
+
+
+@everywhere
+def test_stays_close_to_float(case: Case, frontend: str) -> None:
+    """On a batch size that calibration did not see, and where given on another path."""
+    result = quantize(case, frontend)
+    compare(case, result, case.arguments(RUN_BATCH, RUN_SEED), case.name)
+    if case.others is not None:
+        others = case.arguments(RUN_BATCH, RUN_SEED, others=True)
+        compare(case, result, others, f"{case.name}, other inputs")
+
+
+@everywhere
+def test_coverage_and_warnings(case: Case, frontend: str) -> None:
+    """As many int8 operations as the table says, a reason for the rest, warnings that fit."""
+    result = quantize(case, frontend)
+    assert len(result.int8) >= case.int8, str(jit_passes.coverage(result.quantized))
+    for row in result.rows:
+        assert row.dtype in ("int8", "float"), row
+        assert isinstance(row.name, str) and row.kind and row.source, row
+        assert bool(row.reason) == (row.dtype == "float"), row
+    if case.floor is None:
+        assert not result.int8
+    if not result.int8:
+        assert result.warnings, "nothing was quantized, and nobody was told"
+    elif case.warning is not None and frontend == "script":  # a trace has no branches
+        assert any(case.warning in text for text in result.warnings), result.warnings
+    else:
+        assert result.warnings == []
+
+
+@everywhere
+def test_caller_keeps_its_module(case: Case, frontend: str) -> None:
+    """Weights, buffers and graph of the float module are as they were."""
+    assert quantize(case, frontend).unchanged
+
+
+@everywhere
+def test_saved_module_runs_the_same(case: Case, frontend: str, tmp_path: Path) -> None:
+    """Through a file and back: equal to the bit."""
+    result = quantize(case, frontend)
+    path = tmp_path / "int8.pt"
+    torch.jit.save(result.quantized, str(path))
+    loaded = torch.jit.load(str(path))
+    args = case.arguments(RUN_BATCH, RUN_SEED)
+    expected = run(result.quantized, args, case.method)
+    assert_same(expected, run(loaded, args, case.method), case.name)
+
+
+def test_files_load_without_the_package(tmp_path: Path) -> None:
+    """Every file again, in one fresh process that imports torch only: equal to the bit."""
+    manifest, expected = [], []
+    for case in CASES:
+        for frontend in case.frontends:
+            module = copy.deepcopy(quantize(case, frontend).quantized)
+            path = tmp_path / f"{case.name}-{frontend}.pt"
+            torch.jit.save(module, str(path))
+            args = case.arguments(RUN_BATCH, RUN_SEED)
+            manifest.append({"file": str(path), "args": clone(args), "method": case.method})
+            with torch.no_grad():
+                expected.append((path.stem, list(leaves(call(module, args, case.method)))))
+    torch.save(manifest, tmp_path / "manifest.pt")
+    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    outputs = torch.load(tmp_path / "outputs.pt", weights_only=True)
+    assert len(outputs) == len(expected) > 0
+    for (name, left), right in zip(expected, outputs, strict=True):
+        assert_same(left, right, name)

@@ -41,7 +41,7 @@ def system_includes() -> list[str]:
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """Compile with a precompiled header: parsing torch's JIT headers takes 30 s a file otherwise."""
+    """Compile with a precompiled header: parsing torch's JIT headers takes 30 s otherwise."""
 
     def build_extensions(self) -> None:
         header = self.precompile(Path(self.build_temp).resolve() / "precompiled")
@@ -53,15 +53,19 @@ class BuildExtension(cpp_extension.BuildExtension):
         super().build_extensions()
 
     def precompile(self, folder: Path) -> Path | None:
-        """Precompile core/jit.h once for each torch and set of flags; None where g++ is not used."""
+        """Precompile core/jit.h once for a torch and a set of flags; None for clang."""
         compiler = os.environ.get("CXX", "c++")
-        if "clang" in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
+        if (
+            "clang"
+            in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+        ):
             return None
         header, compiled = folder / "pch.h", folder / "pch.h.gch"
         python = [f"-I{path}" for path in self.compiler.include_dirs]
         command = [
             *(compiler, "-x", "c++-header", str(header), "-o", str(compiled)),
-            *self.compiler.compiler_so[1:], *COMPILE_FLAGS, *system_includes(), f"-I{ROOT / 'cpp'}", *python,
+            *self.compiler.compiler_so[1:], *COMPILE_FLAGS, *system_includes(),
+            f"-I{ROOT / 'cpp'}", *python,
             *("-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"),
         ]  # fmt: skip
         stamp = f"{torch.__version__}\n" + "\n".join(command)

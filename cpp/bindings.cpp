@@ -68,14 +68,16 @@ const Info& find(const std::map<std::string, Info>& table, const std::string& na
   return found->second;
 }
 
-py::tuple runPass(const std::string& name, const Module& module, const std::string& method, const py::dict& dict) {
+py::tuple runPass(
+    const std::string& name, const Module& module, const std::string& method, const py::dict& dict) {
   const Options options = toOptions(dict);
   PassContext context{module, method, options};
   const bool changed = find(passes(), name, "pass").run(context);
   return py::make_tuple(context.module, changed);
 }
 
-std::optional<std::string> checkInvariant(const std::string& name, const Module& module, const std::string& method) {
+std::optional<std::string> checkInvariant(
+    const std::string& name, const Module& module, const std::string& method) {
   const Options none;
   return find(invariants(), name, "invariant").check(PassContext{module, method, none});
 }
@@ -86,14 +88,16 @@ py::tuple snapshot(const Module& module, const std::string& method) {
   const auto shot = takeSnapshot(module.get_method(method).graph());
   py::list nodes, values;
   for (const auto& n : shot.nodes) {
-    nodes.append(py::make_tuple(
-        n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs));
+    nodes.append(
+        py::make_tuple(
+            n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs));
   }
   for (const auto& v : shot.values) {
     const bool readable = v.constant && !v.constant->isObject();
-    values.append(py::make_tuple(
-        v.id, v.name, v.is_tensor, v.written, v.constant.has_value(),
-        readable ? toPython(*v.constant) : py::none()));
+    values.append(
+        py::make_tuple(
+            v.id, v.name, v.is_tensor, v.written, v.constant.has_value(),
+            readable ? toPython(*v.constant) : py::none()));
   }
   return py::make_tuple(nodes, values, shot.inputs, shot.outputs);
 }
@@ -104,15 +108,14 @@ py::list observations(const Module& module, const std::string& method) {
   for (Node* node : observersOf(*module.get_method(method).graph())) {
     const auto buffer = [&](size_t operand) -> py::object {
       const Node* source = node->input(operand)->node();
-      return source->kind() == c10::prim::GetAttr
-          ? toPython(module.attr(source->s(c10::attr::name)))
-          : py::object(py::none());
+      return source->kind() == c10::prim::GetAttr ? toPython(module.attr(source->s(c10::attr::name)))
+                                                  : py::object(py::none());
     };
     const auto text = [&](size_t from_end) {
       return torch::jit::toIValue(node->input(node->inputs().size() - from_end))->toStringRef();
     };
-    result.append(py::make_tuple(
-        std::string(node->kind().toUnqualString()), text(2), text(1), buffer(1), buffer(2)));
+    result.append(
+        py::make_tuple(std::string(node->kind().toUnqualString()), text(2), text(1), buffer(1), buffer(2)));
   }
   return result;
 }

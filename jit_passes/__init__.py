@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch  # the extension links against its libraries
+import torch  # noqa: F401  the extension links against its libraries
 
 from . import observers, quantizer, targets
 from .calibrate import calibrate

@@ -11,7 +11,7 @@ import torch
 
 from . import _C
 from .errors import JitPassesError, JitPassesWarning
-from .module import OperatorRecord, Report, stage_of, wrap
+from .module import OperatorRecord, stage_of, wrap
 from .observers import ObserverState
 from .passes import Pipeline
 from .quantizer import FixedQParamsQuantizationSpec, QParams, choose_qparams, spec_from_text
@@ -134,7 +134,11 @@ def _parameters(
         return QParams(spec.scale, spec.zero_point, None, *grid)
     if observer.shared:
         source = next(
-            (o for o in observers if not o.shared and o.state.range.data_ptr() == observer.state.range.data_ptr()),
+            (
+                o
+                for o in observers
+                if not o.shared and o.state.range.data_ptr() == observer.state.range.data_ptr()
+            ),
             None,
         )
         if source is None or source.owner in refused:

@@ -95,10 +95,11 @@ class GraphView:
         values = {record[0]: ValueView(*record) for record in value_records}
         nodes = []
         for index, record in enumerate(node_records):
-            *head, operands, results = record
+            name, kind, module_path, module_type, source, block, moves, operands, results = record
             node = NodeView(
-                index, *head, [values[i] for i in operands], [values[i] for i in results]
-            )
+                index, name, kind, module_path, module_type, source, block, moves,
+                [values[i] for i in operands], [values[i] for i in results],
+            )  # fmt: skip
             for operand, value in enumerate(node.inputs):
                 value.uses.append((node, operand))
             for value in node.outputs:

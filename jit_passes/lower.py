@@ -8,7 +8,7 @@ import torch
 
 from . import _C
 from .graph import GraphView
-from .module import Report, stage_of, wrap
+from .module import stage_of, wrap
 from .targets import Target, resolve_target
 
 

@@ -1,4 +1,4 @@
-"""What the stages ask of modules: checks of what the caller gave, and the record of what was done."""
+"""What the stages ask of modules: checks of what came in, and the record of what was done."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Report:
 
 def wrap(module: Any) -> torch.jit.ScriptModule:
     """Return the Python module of a C++ module."""
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)
+    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)  # type: ignore[no-untyped-call]
     return wrapped
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,9 +90,7 @@ def operator_records(graph: GraphView, annotations: Annotations) -> list[Operato
         reason = annotations.reasons.get(node.name, "the target has no int8 form of it")
         int8 = node.name in quantized
         dtype = "int8" if int8 else "float"
-        records.append(
-            OperatorRecord(node.name, name, dtype, "" if int8 else reason, node.source)
-        )
+        records.append(OperatorRecord(node.name, name, dtype, "" if int8 else reason, node.source))
     return records
 
 
@@ -107,17 +104,18 @@ def plan_observations(annotations: Annotations) -> list[Observation]:
             groups.setdefault(edge.value.id, group)
         users = [node.name for node, _ in edge.uses]
         text = spec_to_text(edge.spec, owner=edge.owner, users=users, ranks=[0, 64])
-        planned.append(_observation(edge.value, _uses(edge), edge.spec, group, text))
+        name = f"{edge.value.name} -> {users[0]}"
+        planned.append(_observation(edge.value, name, _uses(edge), edge.spec, group, text))
     for value_id, annotation in annotations.outputs.items():
         group = groups[value_id] = len(planned)
         spec = annotation.spec
-        extra = {"owner": annotation.owner, "ranks": list(annotation.ranks)}
+        shared = isinstance(annotation.spec, SharedQuantizationSpec)
         if isinstance(spec, SharedQuantizationSpec):
             group = groups[value_id] = groups[spec.value]
-            extra["shared"] = True
             spec = QuantizationSpec()
-        text = spec_to_text(spec, **extra)
-        planned.append(_observation(annotation.value, [], spec, group, text, **extra))
+        text = spec_to_text(spec, owner=annotation.owner, ranks=annotation.ranks, shared=shared)
+        value = annotation.value
+        planned.append(_observation(value, value.name, [], spec, group, text, shared))
     return planned
 
 
@@ -127,14 +125,15 @@ def _uses(edge: EdgeAnnotation) -> list[tuple[int, int]]:
 
 def _observation(
     value: ValueView,
+    name: str,
     uses: list[tuple[int, int]],
     spec: QuantizationSpec | FixedQParamsQuantizationSpec,
     group: int,
     text: str,
-    **extra: Any,
+    shared: bool = False,
 ) -> Observation:
     channels, axis, constant, bins, op = 0, 0, 1.0, 0, "observe_reach"
-    if isinstance(spec, QuantizationSpec) and not extra.get("shared"):
+    if isinstance(spec, QuantizationSpec) and not shared:
         op = spec.observer.op
         bins = getattr(spec.observer, "bins", 0)
         if isinstance(spec.observer, MovingAverageMinMax):
@@ -142,5 +141,5 @@ def _observation(
         if spec.ch_axis is not None:
             op, axis = spec.observer.per_channel_op, spec.ch_axis
             channels = value.constant.shape[axis]
-    name, once = value.name, value.is_constant
+    once = value.is_constant
     return (value.id, uses, op, group, channels, axis, once, constant, bins, name, text)

@@ -35,7 +35,11 @@ class EveryOperator(Quantizer):
         for node in graph.nodes:
             row = self.target.support.get(node.kind)
             absorbed = node.outputs and node.output.id in annotations.outputs
-            if row is None or absorbed or (row.role is not Role.WEIGHTED and row.check and row.check(node)):
+            if (
+                row is None
+                or absorbed
+                or (row.role is not Role.WEIGHTED and row.check and row.check(node))
+            ):
                 continue
             for index in row.operands:
                 value = node.inputs[index]

@@ -17,6 +17,7 @@ import pytest
 import torch
 from compare import Args, assert_arguments, assert_close, assert_same, call, clone, leaves
 from models import CASES, Case
+from models.case import FLOOR
 
 import jit_passes
 
@@ -173,3 +174,20 @@ def test_files_load_without_the_package(tmp_path: Path) -> None:
     assert len(outputs) == len(expected) > 0
     for (name, left), right in zip(expected, outputs, strict=True):
         assert_same(left, right, name)
+
+
+@pytest.mark.skipif(
+    "onednn" not in torch.backends.quantized.supported_engines, reason="no onednn in this torch"
+)
+@pytest.mark.parametrize("name", ["conv2d_depthwise_116", "conv2d_depthwise_122"])
+def test_depthwise_remainder_of_channels(name: str) -> None:
+    """In int8 for certain, with an engine that is fast at them; above they may stay float."""
+    case = next(case for case in CASES if case.name == name)
+    original = case.build("script")
+    batches = [case.arguments(CALIBRATION_BATCH, seed) for seed in range(CALIBRATION_BATCHES)]
+    target = jit_passes.targets.Stock(engine="onednn")
+    quantized = jit_passes.quantize_script(original, batches, target=target, progress=False)
+    assert [row.dtype for row in jit_passes.coverage(quantized)] == ["int8"]
+    args = case.arguments(RUN_BATCH, RUN_SEED)
+    expected, actual = (run(module, args, "forward") for module in (original, quantized))
+    assert_close(expected, actual, FLOOR, name)

@@ -69,11 +69,16 @@ def test_convolution(case: dict[str, int], clip: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.parametrize("stride,output_padding", [(1, 0), (2, 1)])
-def test_transposed_convolution(dims: int, stride: int, output_padding: int, engine: str) -> None:
+@pytest.mark.parametrize(
+    "window", [(3, 1, 1, 0), (3, 2, 1, 1), (2, 2, 0, 0), (4, 2, 1, 0)], ids=str
+)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_transposed_convolution(
+    dims: int, window: tuple[int, int, int, int], groups: int, engine: str
+) -> None:
     torch.manual_seed(0)
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    model = nn.Sequential(kinds[dims - 1](8, 12, 3, stride, 1, output_padding))
+    model = nn.Sequential(kinds[dims - 1](8, 12, *window, groups))
     x = torch.randn(2, 8, *[6] * dims)
     if engine == "onednn":  # refused: its results are wrong for 8 channels into 12
         script = torch.jit.script(model.eval())

@@ -86,7 +86,7 @@ std::string describe(const Node* node) {
   const auto path = moduleOf(node).first;
   const auto line = sourceLine(node);
   return std::string(node->kind().toQualString()) + (path.empty() ? "" : " of " + path) +
-      (line.empty() ? "" : " (" + line + ")");
+         (line.empty() ? "" : " (" + line + ")");
 }
 
 NodeNames nodeNames(Graph& graph) {

@@ -117,8 +117,8 @@ Pattern::Pattern(const std::string& ir, Alternatives alternatives)
   torch::jit::parseIR(ir, graph.get(), names);
   TORCH_CHECK(graph->outputs().size() == 1, "a pattern returns one value:\n", ir);
   TORCH_CHECK(
-      graph->outputs().at(0)->node()->kind() != c10::prim::Param,
-      "a pattern needs at least one operator:\n", ir);
+      graph->outputs().at(0)->node()->kind() != c10::prim::Param, "a pattern needs at least one operator:\n",
+      ir);
 }
 
 bool Pattern::mayAnchorAt(c10::Symbol kind) const {
@@ -137,13 +137,11 @@ Node* Match::principal(const Pattern& pattern) const {
   return nodes.at(pattern.anchor());
 }
 
-std::optional<Match> matchAt(const Pattern& pattern, Node* node) {
-  return Matcher(pattern, node).run();
-}
+std::optional<Match> matchAt(const Pattern& pattern, Node* node) { return Matcher(pattern, node).run(); }
 
 bool isRest(const Value* value) {
   return value->node()->kind() == c10::prim::Param && value->hasDebugName() &&
-      value->debugName().rfind("rest", 0) == 0;
+         value->debugName().rfind("rest", 0) == 0;
 }
 
 } // namespace jit_passes

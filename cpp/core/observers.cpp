@@ -5,7 +5,7 @@ namespace jit_passes {
 bool isObserver(const Node* node) {
   static const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
   return node->kind().ns() == dialect &&
-      std::string_view(node->kind().toUnqualString()).substr(0, 8) == "observe_";
+         std::string_view(node->kind().toUnqualString()).substr(0, 8) == "observe_";
 }
 
 std::vector<Node*> observersOf(Graph& graph) {

@@ -30,12 +30,9 @@ bool padsWithZeros(const Node* node) {
 
 std::optional<WeightedOperator> weightedOperator(const Node* node) {
   static const std::unordered_map<Symbol, WeightedOperator> table{
-      {c10::aten::linear, {0, false}},
-      {c10::aten::conv1d, {1, false}},
-      {c10::aten::conv2d, {2, false}},
-      {c10::aten::conv3d, {3, false}},
-      {c10::aten::conv_transpose1d, {1, true}},
-      {Symbol::fromQualString("aten::conv_transpose2d"), {2, true}},
+      {c10::aten::linear, {0, false}},          {c10::aten::conv1d, {1, false}},
+      {c10::aten::conv2d, {2, false}},          {c10::aten::conv3d, {3, false}},
+      {c10::aten::conv_transpose1d, {1, true}}, {Symbol::fromQualString("aten::conv_transpose2d"), {2, true}},
       {c10::aten::conv_transpose3d, {3, true}},
   };
   const auto found = table.find(node->kind());
@@ -44,15 +41,42 @@ std::optional<WeightedOperator> weightedOperator(const Node* node) {
 
 bool movesData(const Node* node) {
   static const auto movers = symbols({
-      "aten::alias", "aten::channel_shuffle", "aten::chunk", "aten::clone", "aten::contiguous",
-      "aten::detach", "aten::expand", "aten::expand_as", "aten::flatten", "aten::flip",
-      "aten::max_pool1d", "aten::max_pool2d", "aten::movedim", "aten::narrow",
-      "aten::native_channel_shuffle", "aten::permute", "aten::pixel_shuffle",
-      "aten::pixel_unshuffle", "aten::relu", "aten::repeat", "aten::reshape", "aten::select",
-      "aten::slice", "aten::split", "aten::split_with_sizes", "aten::squeeze", "aten::t",
-      "aten::transpose", "aten::unbind", "aten::unflatten", "aten::unsqueeze",
-      "aten::upsample_nearest1d", "aten::upsample_nearest2d", "aten::upsample_nearest3d",
-      "aten::view", "aten::view_as",
+      "aten::alias",
+      "aten::channel_shuffle",
+      "aten::chunk",
+      "aten::clone",
+      "aten::contiguous",
+      "aten::detach",
+      "aten::expand",
+      "aten::expand_as",
+      "aten::flatten",
+      "aten::flip",
+      "aten::max_pool1d",
+      "aten::max_pool2d",
+      "aten::movedim",
+      "aten::narrow",
+      "aten::native_channel_shuffle",
+      "aten::permute",
+      "aten::pixel_shuffle",
+      "aten::pixel_unshuffle",
+      "aten::relu",
+      "aten::repeat",
+      "aten::reshape",
+      "aten::select",
+      "aten::slice",
+      "aten::split",
+      "aten::split_with_sizes",
+      "aten::squeeze",
+      "aten::t",
+      "aten::transpose",
+      "aten::unbind",
+      "aten::unflatten",
+      "aten::unsqueeze",
+      "aten::upsample_nearest1d",
+      "aten::upsample_nearest2d",
+      "aten::upsample_nearest3d",
+      "aten::view",
+      "aten::view_as",
   });
   static const auto pads = symbols({"aten::constant_pad_nd", "aten::pad"});
   if (node->inputs().empty() || node->outputs().size() != 1) {

@@ -21,22 +21,14 @@ void add(const char* what, Info info) {
 } // namespace
 
 RegisterPass::RegisterPass(
-    std::string name,
-    std::string summary,
-    PassFunction run,
-    std::vector<std::string> requires_,
+    std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_,
     std::vector<std::string> ensures) {
   add("pass",
       PassInfo{
-          std::move(name),
-          std::move(summary),
-          std::move(run),
-          std::move(requires_),
-          std::move(ensures)});
+          std::move(name), std::move(summary), std::move(run), std::move(requires_), std::move(ensures)});
 }
 
-RegisterInvariant::RegisterInvariant(
-    std::string name, std::string summary, InvariantFunction check) {
+RegisterInvariant::RegisterInvariant(std::string name, std::string summary, InvariantFunction check) {
   add("invariant", InvariantInfo{std::move(name), std::move(summary), std::move(check)});
 }
 

@@ -57,10 +57,7 @@ struct OpInfo {
 
 struct JIT_PASSES_API RegisterPass {
   RegisterPass(
-      std::string name,
-      std::string summary,
-      PassFunction run,
-      std::vector<std::string> requires_ = {},
+      std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_ = {},
       std::vector<std::string> ensures = {});
 };
 

@@ -107,18 +107,15 @@ RulesByAnchor indexByAnchor(const std::vector<std::shared_ptr<Rule>>& rules) {
 } // namespace
 
 Rule::Rule(
-    std::string name,
-    const std::string& pattern,
-    const std::string& replacement,
-    Alternatives alternatives,
+    std::string name, const std::string& pattern, const std::string& replacement, Alternatives alternatives,
     MatchCheck check)
     : name(std::move(name)),
       pattern(pattern, alternatives),
       replacement(replacement, alternatives),
       check(std::move(check)) {
   TORCH_CHECK(
-      this->pattern.graph->inputs().size() == this->replacement.graph->inputs().size(),
-      "rule '", this->name, "': pattern and replacement take the same values, in the same order");
+      this->pattern.graph->inputs().size() == this->replacement.graph->inputs().size(), "rule '", this->name,
+      "': pattern and replacement take the same values, in the same order");
 }
 
 std::vector<Rewrite> rewrite(Graph& graph, const std::vector<std::shared_ptr<Rule>>& rules) {

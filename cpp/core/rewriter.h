@@ -12,10 +12,7 @@ using MatchCheck = std::function<std::optional<std::string>(const Match&, const 
 // that the pattern has too stands for the operator that was matched there.
 struct Rule {
   Rule(
-      std::string name,
-      const std::string& pattern,
-      const std::string& replacement,
-      Alternatives alternatives,
+      std::string name, const std::string& pattern, const std::string& replacement, Alternatives alternatives,
       MatchCheck check);
 
   std::string name;

@@ -31,8 +31,15 @@ class Recorder {
     const auto [module, type] = moduleOf(node);
     const bool constant = node->kind() == c10::prim::Constant;
     NodeRecord record{
-        found == names_.end() ? "" : found->second, node->kind().toQualString(), module, type,
-        constant ? "" : sourceLine(node), blockOf(node->owningBlock()), movesData(node), {}, {}};
+        found == names_.end() ? "" : found->second,
+        node->kind().toQualString(),
+        module,
+        type,
+        constant ? "" : sourceLine(node),
+        blockOf(node->owningBlock()),
+        movesData(node),
+        {},
+        {}};
     for (const Value* input : node->inputs()) {
       record.inputs.push_back(input->unique());
     }

@@ -2,8 +2,7 @@
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define JIT_PASSES_VECTORIZED \
-  __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#define JIT_PASSES_VECTORIZED __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
 #else
 #define JIT_PASSES_VECTORIZED
 #endif

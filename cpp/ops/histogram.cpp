@@ -11,9 +11,9 @@
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kBlock = 1024;      // values whose bins are computed ahead of counting
+constexpr int64_t kBlock = 1024; // values whose bins are computed ahead of counting
 constexpr int64_t kGrain = 1 << 16;
-constexpr int kCopies = 4;            // neighbouring equal values would wait for each other's store
+constexpr int kCopies = 4; // neighbouring equal values would wait for each other's store
 constexpr int kSmallestExponent = -140;
 
 JIT_PASSES_VECTORIZED void findBins(

@@ -97,11 +97,12 @@ const RegisterOp reach_op{"observe_reach", "Note that the value was computed, an
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("observe_min_max(Tensor x, Tensor(a!) range, bool once, str name, str spec) -> ()");
   m.def(
-      "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> ()");
+      "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> "
+      "()");
   m.def(
-      "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
-  m.def(
-      "observe_pair_sums(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
+      "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> "
+      "()");
+  m.def("observe_pair_sums(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
   m.def("observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
 }
 

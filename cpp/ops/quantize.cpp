@@ -57,8 +57,8 @@ void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
   dispatchInteger(dtype, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
     TORCH_CHECK(
-        quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(),
-        "the range [", quant_min, ", ", quant_max, "] does not fit ", dtype);
+        quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(), "the range [",
+        quant_min, ", ", quant_max, "] does not fit ", dtype);
   });
 }
 
@@ -76,7 +76,8 @@ at::Tensor quantize(
     const float* from = values.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
     at::parallel_for(0, values.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      quantizeRow<Int>(from + begin, to + begin, end - begin, inverse_scale, zero_point, quant_min, quant_max);
+      quantizeRow<Int>(
+          from + begin, to + begin, end - begin, inverse_scale, zero_point, quant_min, quant_max);
     });
   });
   return codes;
@@ -96,8 +97,10 @@ at::Tensor dequantize(const at::Tensor& q, double scale, int64_t zero_point) {
   return values;
 }
 
-void checkChannels(const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
-  TORCH_CHECK(axis >= 0 && axis < x.dim(), "axis ", axis, " is outside of a tensor with ", x.dim(), " dimensions");
+void checkChannels(
+    const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
+  TORCH_CHECK(
+      axis >= 0 && axis < x.dim(), "axis ", axis, " is outside of a tensor with ", x.dim(), " dimensions");
   TORCH_CHECK(
       scales.numel() == x.size(axis) && zero_points.numel() == x.size(axis),
       "one scale and zero_point for each of the ", x.size(axis), " channels, got ", scales.numel(), " and ",
@@ -136,7 +139,9 @@ const RegisterOp dequantize_per_channel_op{
     "dequantize_per_channel", "Integers to float, a scale and zero point for each channel."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> Tensor");
+  m.def(
+      "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
+      "Tensor");
   m.def("dequantize(Tensor q, float scale, int zero_point) -> Tensor");
   m.def(
       "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "

@@ -23,7 +23,8 @@ struct Grid {
 };
 
 JIT_PASSES_VECTORIZED float squaredError(
-    const float* centres, const float* counts, int64_t size, float scale, float zero_point, float low, float high) {
+    const float* centres, const float* counts, int64_t size, float scale, float zero_point, float low,
+    float high) {
   constexpr int kLanes = 16;
   float sums[kLanes] = {};
   const float inverse = 1.0f / scale;
@@ -91,8 +92,8 @@ float searchFactor(Error error) {
 
 // min and max are the exact range that was seen: the outermost bins reach beyond it.
 std::tuple<double, double> searchRangeL2(
-    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max,
-    int64_t quant_min, int64_t quant_max, bool symmetric) {
+    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
+    int64_t quant_max, bool symmetric) {
   const Grid grid{quant_min, quant_max, symmetric};
   Bins bins;
   const int64_t* counts = histogram.const_data_ptr<int64_t>();
@@ -109,7 +110,8 @@ std::tuple<double, double> searchRangeL2(
     high *= searchFactor([&](float factor) { return errorOf(bins, grid, -high * factor, high * factor); });
     return {-high, high};
   }
-  const float both = searchFactor([&](float factor) { return errorOf(bins, grid, low * factor, high * factor); });
+  const float both =
+      searchFactor([&](float factor) { return errorOf(bins, grid, low * factor, high * factor); });
   if (low == 0 || high == 0) {
     return {low * both, high * both};
   }

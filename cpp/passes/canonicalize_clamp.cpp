@@ -14,15 +14,14 @@ const auto hardtanh = c10::Symbol::fromQualString("aten::hardtanh");
 const auto clamp_min = c10::Symbol::fromQualString("aten::clamp_min");
 
 bool clipsBelowZeroOnly(const Node* node) {
-  const bool no_maximum = node->kind() == clamp_min ||
-      (node->kind() == c10::aten::clamp && isNone(node->input(2)));
+  const bool no_maximum =
+      node->kind() == clamp_min || (node->kind() == c10::aten::clamp && isNone(node->input(2)));
   return no_maximum && constantNumber(node->input(1)) == 0.0;
 }
 
 Node* canonical(Node* node) {
   if (node->kind() == relu6) {
-    const std::vector<Value*> operands{
-        node->input(0), insertConstant(node, 0.0), insertConstant(node, 6.0)};
+    const std::vector<Value*> operands{node->input(0), insertConstant(node, 0.0), insertConstant(node, 6.0)};
     return insertNode(node, c10::aten::clamp, operands, node);
   }
   if (node->kind() == hardtanh) {
@@ -43,8 +42,10 @@ bool canonicalizeClamp(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "canonicalize_clamp", "Turn relu6, hardtanh and clamp_min into relu and clamp.",
-    canonicalizeClamp, {"inlined"}};
+    "canonicalize_clamp",
+    "Turn relu6, hardtanh and clamp_min into relu and clamp.",
+    canonicalizeClamp,
+    {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

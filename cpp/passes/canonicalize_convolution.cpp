@@ -34,11 +34,12 @@ bool canonicalizeConvolution(PassContext& context) {
       return;
     }
     const auto in = node->inputs();
-    const auto name = std::string(*transposed ? "aten::conv_transpose" : "aten::conv") +
-        std::to_string(*dims) + "d";
-    const std::vector<Value*> operands = by_mode ? in.vec() : *transposed
-        ? std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[7], in[8], in[5]}
-        : std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[5], in[8]};
+    const auto name =
+        std::string(*transposed ? "aten::conv_transpose" : "aten::conv") + std::to_string(*dims) + "d";
+    const std::vector<Value*> operands =
+        by_mode       ? in.vec()
+        : *transposed ? std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[7], in[8], in[5]}
+                      : std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[5], in[8]};
     Node* canonical = insertNode(node, c10::Symbol::fromQualString(name), operands, node);
     replaceNode(node, canonical->output());
     changed = true;
@@ -47,8 +48,10 @@ bool canonicalizeConvolution(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "canonicalize_convolution", "Turn traced aten::_convolution into conv and conv_transpose.",
-    canonicalizeConvolution, {"inlined"}};
+    "canonicalize_convolution",
+    "Turn traced aten::_convolution into conv and conv_transpose.",
+    canonicalizeConvolution,
+    {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

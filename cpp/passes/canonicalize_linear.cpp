@@ -19,7 +19,7 @@ std::optional<at::Tensor> constantMatrix(const Value* value) {
 bool isBiasOf(const Value* value, const at::Tensor& transposed_weight) {
   const auto bias = constantTensor(value);
   return bias && bias->dim() == 1 && bias->size(0) == transposed_weight.size(1) &&
-      bias->scalar_type() == transposed_weight.scalar_type();
+         bias->scalar_type() == transposed_weight.scalar_type();
 }
 
 void replaceByLinear(Node* node, Value* x, const at::Tensor& transposed_weight, Value* bias) {
@@ -47,8 +47,9 @@ bool replaceMatmul(Node* node) {
   const auto& uses = node->output()->uses();
   Node* user = uses.size() == 1 ? uses[0].user : nullptr;
   const bool adds_bias = user && user->kind() == c10::aten::add && user->inputs().size() == 3 &&
-      user->owningBlock() == node->owningBlock() && constantNumber(user->input(2)) == 1.0 &&
-      isBiasOf(user->input(1 - uses[0].offset), *weight);
+                         user->owningBlock() == node->owningBlock() &&
+                         constantNumber(user->input(2)) == 1.0 &&
+                         isBiasOf(user->input(1 - uses[0].offset), *weight);
   if (adds_bias) {
     replaceByLinear(user, node->input(0), *weight, user->input(1 - uses[0].offset));
   } else {
@@ -74,8 +75,10 @@ bool canonicalizeLinear(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "canonicalize_linear", "Turn addmm, mm and matmul by a constant matrix into linear.",
-    canonicalizeLinear, {"inlined"}};
+    "canonicalize_linear",
+    "Turn addmm, mm and matmul by a constant matrix into linear.",
+    canonicalizeLinear,
+    {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

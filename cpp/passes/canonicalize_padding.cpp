@@ -71,7 +71,9 @@ bool canonicalizePadding(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "canonicalize_padding", "Turn padding='same' and 'valid' into numbers.", canonicalizePadding,
+    "canonicalize_padding",
+    "Turn padding='same' and 'valid' into numbers.",
+    canonicalizePadding,
     {"inlined"}};
 
 } // namespace

@@ -13,7 +13,7 @@ namespace {
 
 bool isViewWithShape(const Node* node) {
   return node->kind() == c10::aten::view && node->inputs().size() == 2 &&
-      node->input(1)->type()->kind() == c10::TypeKind::ListType;
+         node->input(1)->type()->kind() == c10::TypeKind::ListType;
 }
 
 bool canonicalizeView(PassContext& context) {
@@ -30,7 +30,9 @@ bool canonicalizeView(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "canonicalize_view", "Turn view into reshape, which takes any memory layout.", canonicalizeView,
+    "canonicalize_view",
+    "Turn view into reshape, which takes any memory layout.",
+    canonicalizeView,
     {"inlined"}};
 
 } // namespace

@@ -44,15 +44,15 @@ bool removeUnusedAttributes(PassContext& context) {
   return !unused.empty();
 }
 
-const RegisterPass pool_constants{
-    "pool_constants", "Keep one copy of equal constants.", poolConstants};
+const RegisterPass pool_constants{"pool_constants", "Keep one copy of equal constants.", poolConstants};
 const RegisterPass propagate_constants{
     "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
-const RegisterPass remove_dead_code{
-    "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
+const RegisterPass remove_dead_code{"remove_dead_code", "Remove what no result depends on.", removeDeadCode};
 const RegisterPass remove_unused_attributes{
-    "remove_unused_attributes", "Remove attributes that the method does not read.",
-    removeUnusedAttributes, {"inlined"}};
+    "remove_unused_attributes",
+    "Remove attributes that the method does not read.",
+    removeUnusedAttributes,
+    {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

@@ -51,10 +51,10 @@ bool isMatrix(const Value* value) {
       const Node* shape = node->input(1)->node();
       const auto constant = isConstant(node->input(1)) ? torch::jit::toIValue(node->input(1)) : std::nullopt;
       return (shape->kind() == c10::prim::ListConstruct && shape->inputs().size() == 2) ||
-          (constant && constant->isIntList() && constant->toIntList().size() == 2);
+             (constant && constant->isIntList() && constant->toIntList().size() == 2);
     }
     const bool keeps_rank = node->kind() == c10::aten::linear || node->kind() == c10::aten::relu ||
-        node->kind() == c10::aten::clamp || node->kind() == c10::aten::batch_norm;
+                            node->kind() == c10::aten::clamp || node->kind() == c10::aten::batch_norm;
     if (!keeps_rank) {
       return false;
     }
@@ -124,8 +124,10 @@ bool foldBatchNorm(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "fold_batch_norm", "Fold batch norm with constant statistics into conv and linear.",
-    foldBatchNorm, {"inlined"}};
+    "fold_batch_norm",
+    "Fold batch norm with constant statistics into conv and linear.",
+    foldBatchNorm,
+    {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

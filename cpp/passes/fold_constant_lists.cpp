@@ -50,8 +50,7 @@ bool foldConstantLists(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists,
-    {"inlined"}};
+    "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists, {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

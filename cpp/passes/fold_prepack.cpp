@@ -41,7 +41,7 @@ bool isPrepack(const Node* node) {
   static constexpr std::string_view suffix = "_prepack";
   const std::string_view name = node->kind().toQualString();
   return name.substr(0, 11) == "quantized::" && name.size() > suffix.size() &&
-      name.substr(name.size() - suffix.size()) == suffix;
+         name.substr(name.size() - suffix.size()) == suffix;
 }
 
 // The node's result from constants, computing what its operands need first.

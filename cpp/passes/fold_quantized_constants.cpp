@@ -33,8 +33,10 @@ bool foldQuantizedConstants(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "fold_quantized_constants", "Quantize constants ahead of time, so that files hold integers only.",
-    foldQuantizedConstants, {"no_observers"}};
+    "fold_quantized_constants",
+    "Quantize constants ahead of time, so that files hold integers only.",
+    foldQuantizedConstants,
+    {"no_observers"}};
 
 } // namespace
 } // namespace jit_passes

@@ -44,15 +44,15 @@ bool fuse(Node* node) {
 
 bool fuseCat(PassContext& context) {
   bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    changed |= node->kind() == quantize && fuse(node);
-  });
+  forEachNode(*context.graph(), [&](Node* node) { changed |= node->kind() == quantize && fuse(node); });
   torch::jit::EliminateDeadCode(context.graph());
   return changed;
 }
 
 const RegisterPass registration{
-    "fuse_cat", "Fuse a concatenation of dequantized tensors into quantized::cat.", fuseCat,
+    "fuse_cat",
+    "Fuse a concatenation of dequantized tensors into quantized::cat.",
+    fuseCat,
     {"no_observers"}};
 
 } // namespace

@@ -21,9 +21,9 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Observation {
-  int64_t value;                                // unique() of the value
+  int64_t value;                                 // unique() of the value
   std::vector<std::pair<int64_t, int64_t>> uses; // (node index, operand); empty for all uses
-  std::string op;                               // without namespace
+  std::string op;                                // without namespace
   int64_t group;
   int64_t channels; // 0: per tensor
   int64_t axis;
@@ -36,10 +36,12 @@ struct Observation {
 
 Observation readObservation(const c10::IValue& packed) {
   const std::vector<c10::IValue> fields = packed.toTupleRef().elements().vec();
-  Observation observation{
-      fields[0].toInt(), {}, fields[2].toStringRef(), fields[3].toInt(), fields[4].toInt(),
-      fields[5].toInt(), fields[6].toBool(), fields[7].toDouble(), fields[8].toInt(),
-      fields[9].toStringRef(), fields[10].toStringRef()};
+  Observation observation{fields[0].toInt(),       {},
+                          fields[2].toStringRef(), fields[3].toInt(),
+                          fields[4].toInt(),       fields[5].toInt(),
+                          fields[6].toBool(),      fields[7].toDouble(),
+                          fields[8].toInt(),       fields[9].toStringRef(),
+                          fields[10].toStringRef()};
   for (const c10::IValue& use : fields[1].toListRef()) {
     observation.uses.emplace_back(
         use.toTupleRef().elements()[0].toInt(), use.toTupleRef().elements()[1].toInt());
@@ -143,8 +145,7 @@ bool insertObservers(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "insert_observers", "Insert the observers that the annotations ask for.", insertObservers,
-    {"inlined"}};
+    "insert_observers", "Insert the observers that the annotations ask for.", insertObservers, {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

@@ -80,8 +80,11 @@ std::optional<std::string> checkNoObservers(const PassContext& context) {
 
 const RegisterInvariant no_observers{"no_observers", "No observers.", checkNoObservers};
 const RegisterPass registration{
-    "insert_quantize_dequantize", "Replace observers by quantize and dequantize.",
-    insertQuantizeDequantize, {"inlined"}, {"no_observers"}};
+    "insert_quantize_dequantize",
+    "Replace observers by quantize and dequantize.",
+    insertQuantizeDequantize,
+    {"inlined"},
+    {"no_observers"}};
 
 } // namespace
 } // namespace jit_passes

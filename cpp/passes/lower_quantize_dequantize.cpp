@@ -23,8 +23,8 @@ const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
 at::ScalarType quantizedDtype(const Node* node) {
   const auto dtype = static_cast<at::ScalarType>(*constantNumber(node->input(5)));
   TORCH_CHECK(
-      dtype == at::kByte || dtype == at::kChar, "PyTorch's quantized operators work on uint8 and int8, not on ",
-      dtype);
+      dtype == at::kByte || dtype == at::kChar,
+      "PyTorch's quantized operators work on uint8 and int8, not on ", dtype);
   return dtype == at::kByte ? at::kQUInt8 : at::kQInt8;
 }
 
@@ -32,7 +32,7 @@ at::ScalarType quantizedDtype(const Node* node) {
 bool isResult(const Value* value) {
   return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
     return use.user->kind() == c10::prim::Return || use.user->kind() == c10::prim::TupleConstruct ||
-        use.user->kind() == c10::prim::ListConstruct || use.user->kind() == c10::prim::DictConstruct;
+           use.user->kind() == c10::prim::ListConstruct || use.user->kind() == c10::prim::DictConstruct;
   });
 }
 
@@ -45,7 +45,8 @@ bool lowerQuantizeDequantize(PassContext& context) {
     if (node->kind() == quantize) {
       Value* dtype = insertConstant(node, static_cast<int64_t>(quantizedDtype(node)));
       lowered = insertNode(
-          node, c10::aten::quantize_per_tensor, {node->input(0), node->input(1), node->input(2), dtype}, node);
+          node, c10::aten::quantize_per_tensor, {node->input(0), node->input(1), node->input(2), dtype},
+          node);
     } else if (node->kind() == dequantize) {
       lowered = insertNode(node, c10::aten::dequantize, {node->input(0)}, node);
       if (isResult(node->output()) || written.count(node->output())) {
@@ -62,8 +63,10 @@ bool lowerQuantizeDequantize(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "lower_quantize_dequantize", "Turn quantize and dequantize into PyTorch's quantized dtypes.",
-    lowerQuantizeDequantize, {"no_observers"}};
+    "lower_quantize_dequantize",
+    "Turn quantize and dequantize into PyTorch's quantized dtypes.",
+    lowerQuantizeDequantize,
+    {"no_observers"}};
 
 } // namespace
 } // namespace jit_passes

@@ -62,7 +62,9 @@ bool quantizeBias(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "quantize_bias", "Store biases as int32 in steps of input scale times weight scale.", quantizeBias,
+    "quantize_bias",
+    "Store biases as int32 in steps of input scale times weight scale.",
+    quantizeBias,
     {"no_observers"}};
 
 } // namespace

@@ -8,10 +8,14 @@ namespace jit_passes {
 namespace {
 
 bool isDropout(const Node* node) {
-  static const std::unordered_set<std::string> names{
-      "aten::dropout", "aten::dropout_", "aten::feature_dropout", "aten::feature_dropout_",
-      "aten::alpha_dropout", "aten::alpha_dropout_", "aten::feature_alpha_dropout",
-      "aten::feature_alpha_dropout_"};
+  static const std::unordered_set<std::string> names{"aten::dropout",
+                                                     "aten::dropout_",
+                                                     "aten::feature_dropout",
+                                                     "aten::feature_dropout_",
+                                                     "aten::alpha_dropout",
+                                                     "aten::alpha_dropout_",
+                                                     "aten::feature_alpha_dropout",
+                                                     "aten::feature_alpha_dropout_"};
   return names.count(node->kind().toQualString()) > 0;
 }
 

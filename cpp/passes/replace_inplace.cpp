@@ -10,13 +10,13 @@
 namespace jit_passes {
 namespace {
 
-bool replaceInplace(PassContext& context) {
-  return torch::jit::RemoveTensorMutation(context.graph());
-}
+bool replaceInplace(PassContext& context) { return torch::jit::RemoveTensorMutation(context.graph()); }
 
 const RegisterPass registration{
-    "replace_inplace", "Turn in-place operators into functional ones where aliasing allows it.",
-    replaceInplace, {"inlined"}};
+    "replace_inplace",
+    "Turn in-place operators into functional ones where aliasing allows it.",
+    replaceInplace,
+    {"inlined"}};
 
 } // namespace
 } // namespace jit_passes

@@ -40,8 +40,10 @@ bool replicateDequantize(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "replicate_dequantize", "Give each use of a dequantized value its own dequantize.",
-    replicateDequantize, {"no_observers"}};
+    "replicate_dequantize",
+    "Give each use of a dequantized value its own dequantize.",
+    replicateDequantize,
+    {"no_observers"}};
 
 } // namespace
 } // namespace jit_passes

@@ -73,7 +73,9 @@ bool sinkDequantize(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "sink_dequantize", "Move dequantize behind operators that only move data.", sinkDequantize,
+    "sink_dequantize",
+    "Move dequantize behind operators that only move data.",
+    sinkDequantize,
     {"no_observers"}};
 
 } // namespace

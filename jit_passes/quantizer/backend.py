@@ -14,6 +14,7 @@ from .quantizer import Quantizer
 from .specification import AnySpec, QuantizationSpec, SharedQuantizationSpec
 from .support import OperatorSupport, Role
 
+ACTIVATION = QuantizationSpec()
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
 
@@ -29,7 +30,7 @@ class BackendQuantizer(Quantizer):
     """
 
     support: Mapping[str, OperatorSupport]
-    activation: QuantizationSpec = QuantizationSpec()
+    activation: QuantizationSpec = ACTIVATION
     weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT
 
     def annotate(self, graph: GraphView) -> Annotations:

@@ -16,6 +16,7 @@ DTYPES = {
     "int16": torch.int16,
     "int32": torch.int32,
 }
+DEFAULT_OBSERVER = Histogram()
 SCHEMES = (
     "per_tensor_affine",
     "per_tensor_symmetric",
@@ -47,7 +48,7 @@ class QuantizationSpec:
     quant_max: int = 255
     qscheme: str = "per_tensor_affine"
     ch_axis: int | None = None
-    observer: Observer = Histogram()
+    observer: Observer = DEFAULT_OBSERVER
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

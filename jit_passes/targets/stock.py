@@ -68,7 +68,9 @@ class Stock(Target):
         if not available:
             raise JitPassesError("this build of PyTorch has no quantized engine at all")
         self.engine = engine or available[0]
-        self.reduce_range = needs_reduced_range(self.engine) if reduce_range is None else reduce_range
+        self.reduce_range = (
+            needs_reduced_range(self.engine) if reduce_range is None else reduce_range
+        )
 
     def __repr__(self) -> str:
         return f"Stock(engine={self.engine!r}, reduce_range={self.reduce_range})"
@@ -96,7 +98,7 @@ class Stock(Target):
         for _, name, reason in matches:
             if not reason:
                 left.pop(name, None)
-        options = {
+        options: dict[str, dict[str, Any]] = {
             "fold_prepack": {"engine": self.engine},
             "fold_quantized_constants": {"dequantize": True},
         }

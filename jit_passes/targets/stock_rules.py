@@ -54,7 +54,9 @@ WEIGHTS = {
         "  %zero_1 = aten::add(%w_zero, %one)\n"
         "  %w = aten::_make_per_tensor_quantized_tensor(%w_1, %w_scale, %zero_1)"
     ),
-    "_per_channel": "%w = aten::_make_per_channel_quantized_tensor(%w_q, %w_scale, %w_zero, %w_axis)",
+    "_per_channel": (
+        "%w = aten::_make_per_channel_quantized_tensor(%w_q, %w_scale, %w_zero, %w_axis)"
+    ),
 }
 
 UNARY = (
@@ -71,9 +73,7 @@ UNARY = (
         "aten::elu(a, alpha, one, one_too)",
         "%q = quantized::elu(%a, %scale, %zero_point, %alpha, %one, %one_too)",
     ),
-    Fusion(
-        "aten::softmax(a, dim, none)", "%q = quantized::softmax(%a, %dim, %scale, %zero_point)"
-    ),
+    Fusion("aten::softmax(a, dim, none)", "%q = quantized::softmax(%a, %dim, %scale, %zero_point)"),
     Fusion(
         "aten::layer_norm(a, shape, weight, bias, eps, cudnn)",
         "%q = quantized::layer_norm(%a, %shape, %weight, %bias, %eps, %scale, %zero_point)",
@@ -115,7 +115,8 @@ def saturates(constants: dict[str, Any]) -> str | None:
     """Refuse a clip that saturation to [low, high] does not implement.
 
     It does when both bounds are quantized to the ends of the range:
-        bound_low / scale + zero_point <= low + 1/2      bound_high / scale + zero_point >= high - 1/2
+        bound_low / scale + zero_point <= low + 1/2
+        bound_high / scale + zero_point >= high - 1/2
     """
     scale, zero_point = constants["scale"], constants["zero_point"]
     lowest = constants.get("clip_low", 0.0)
@@ -196,10 +197,7 @@ def _weighted_rules(
         f"  %packed = quantized::{op}_prepack(%w, %bias{packed_more})\n"
         f"  %q = quantized::{op}(%a, %packed, %scale, %zero_point)"
     )
-    return [
-        _rule(op + suffix, inputs, body, replacement, clip)
-        for clip in ("_clamp", "_relu", "")
-    ]
+    return [_rule(op + suffix, inputs, body, replacement, clip) for clip in ("_clamp", "_relu", "")]
 
 
 CONV = "%stride, %padding, %dilation, %groups"

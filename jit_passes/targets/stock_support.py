@@ -136,13 +136,28 @@ _ROWS = (
     OperatorSupport("aten::conv2d", _W, clips=CLIPS, ranks=(4, 4), check=_convolution),
     OperatorSupport("aten::conv3d", _W, clips=CLIPS, ranks=(5, 5), check=_convolution),
     OperatorSupport(
-        "aten::conv_transpose1d", _W, clips=CLIPS, ranks=(3, 3), check=_convolution, per_channel=False
+        "aten::conv_transpose1d",
+        _W,
+        clips=CLIPS,
+        ranks=(3, 3),
+        check=_convolution,
+        per_channel=False,
     ),
     OperatorSupport(
-        "aten::conv_transpose2d", _W, clips=CLIPS, ranks=(4, 4), check=_convolution, per_channel=False
+        "aten::conv_transpose2d",
+        _W,
+        clips=CLIPS,
+        ranks=(4, 4),
+        check=_convolution,
+        per_channel=False,
     ),
     OperatorSupport(
-        "aten::conv_transpose3d", _W, clips=CLIPS, ranks=(5, 5), check=_convolution, per_channel=False
+        "aten::conv_transpose3d",
+        _W,
+        clips=CLIPS,
+        ranks=(5, 5),
+        check=_convolution,
+        per_channel=False,
     ),
     OperatorSupport("aten::add", _OWN, (0, 1), clips=CLIPS, check=_add),
     OperatorSupport("aten::mul", _OWN, (0, 1), clips=CLIPS, check=_tensors),
@@ -154,9 +169,7 @@ _ROWS = (
     OperatorSupport("aten::elu", _OWN, check=_elu),
     OperatorSupport("aten::softmax", _OWN, check=lambda node: _constants(node, 1, 2)),
     OperatorSupport("aten::sigmoid", _OWN),
-    OperatorSupport(
-        "aten::hardsigmoid", _FIXED, fixed=FixedQParamsQuantizationSpec(1 / 256, 0)
-    ),
+    OperatorSupport("aten::hardsigmoid", _FIXED, fixed=FixedQParamsQuantizationSpec(1 / 256, 0)),
     OperatorSupport("aten::tanh", _FIXED, fixed=FixedQParamsQuantizationSpec(2 / 256, 128)),
     OperatorSupport("aten::clamp", _SHARED),
     OperatorSupport("aten::avg_pool2d", _SHARED, ranks=(4, 4)),

@@ -1,0 +1,49 @@
+"""This project: ``jit_passes.quantize_script`` onto PyTorch's stock quantized operators."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.runtimes.base import Built, Workload
+from benchmarks.runtimes.torch_script import quantized_engine, save_and_load
+
+
+class JitPassesRuntime:
+    """jit_passes with the ``Stock`` target; ``engine=None`` lets the target choose."""
+
+    requires: tuple[str, ...] = ("jit_passes",)
+
+    def __init__(self, engine: str | None) -> None:
+        self.name = "jit_passes" if engine is None else f"jit_passes_{engine}"
+        self._engine = engine
+
+    def build(self, workload: Workload, directory: Path) -> Built:
+        start = perf_counter()
+        module = quantize_with_jit_passes(workload.scripted, workload.calibration, self._engine)
+        seconds = perf_counter() - start
+        return save_and_load(module, directory / f"{self.name}.pt", self._engine, seconds)
+
+
+def quantize_with_jit_passes(
+    scripted: torch.jit.ScriptModule, calibration: Iterable[Tensor], engine: str | None
+) -> torch.jit.ScriptModule:
+    """``scripted`` quantized for the ``Stock`` target of ``engine``."""
+    jit_passes = import_jit_passes()
+    target = jit_passes.targets.Stock(engine=engine)
+    with quantized_engine(engine):
+        module: torch.jit.ScriptModule = jit_passes.quantize_script(
+            scripted, calibration, target=target, progress=False
+        )
+    return module
+
+
+def import_jit_passes() -> Any:
+    """The package, imported late so that the peers can be measured without it."""
+    return importlib.import_module("jit_passes")

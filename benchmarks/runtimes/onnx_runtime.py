@@ -1,0 +1,104 @@
+"""ONNX Runtime: static QDQ quantization of the exported model."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.runtimes.base import THREADS, Built, Predict, Workload
+
+_INPUT = "input"
+_BATCH = "batch"
+
+
+class OnnxRuntime:
+    """``quantize_static``: per-channel int8 weights, uint8 activations, MinMax calibration."""
+
+    name = "onnxruntime"
+    requires: tuple[str, ...] = ("onnx", "onnxruntime", "onnxruntime.quantization")
+
+    def build(self, workload: Workload, directory: Path) -> Built:
+        exported = directory / "float.onnx"
+        quantized = directory / "onnxruntime.onnx"
+        _export(workload, exported)
+        start = perf_counter()
+        _quantize(exported, quantized, workload.calibration)
+        seconds = perf_counter() - start
+        return Built(
+            specialize=lambda example: _session(quantized, example),
+            seconds=seconds,
+            file_bytes=quantized.stat().st_size,
+        )
+
+
+def _export(workload: Workload, path: Path) -> None:
+    """Export with the TorchScript exporter, which folds BatchNorm, and a free batch size."""
+    axes = {_INPUT: {0: _BATCH}, "output": {0: _BATCH}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter announces its deprecation
+        torch.onnx.export(
+            workload.model,
+            (workload.calibration[0],),
+            str(path),
+            opset_version=17,
+            dynamo=False,
+            input_names=[_INPUT],
+            output_names=["output"],
+            dynamic_axes=axes,
+        )
+
+
+def _quantize(exported: Path, quantized: Path, calibration: list[Tensor]) -> None:
+    """Shape inference and graph optimisation, then static quantization."""
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
+        """Hands the calibration batches to ONNX Runtime one by one."""
+
+        def __init__(self, batches: Iterable[Tensor]) -> None:
+            self._batches: Iterator[Tensor] = iter(batches)
+
+        def get_next(self) -> dict[str, Any] | None:
+            batch = next(self._batches, None)
+            return None if batch is None else {_INPUT: batch.numpy()}
+
+    logging.getLogger().setLevel(logging.ERROR)  # it logs advice to run what is run here
+    preprocessed = exported.with_suffix(".preprocessed.onnx")
+    quant_pre_process(str(exported), str(preprocessed))
+    quantization.quantize_static(
+        str(preprocessed),
+        str(quantized),
+        Reader(calibration),
+        quant_format=quantization.QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
+        calibrate_method=quantization.CalibrationMethod.MinMax,
+    )
+
+
+def _session(path: Path, example: Tensor) -> Predict:
+    """A session of the model at ``path`` for the batch size of ``example``."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_free_dimension_override_by_name(_BATCH, example.shape[0])
+    session = onnxruntime.InferenceSession(
+        str(path), sess_options=options, providers=["CPUExecutionProvider"]
+    )
+
+    def predict(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {_INPUT: x.numpy()})[0])
+
+    return predict

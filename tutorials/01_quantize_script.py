@@ -1,0 +1,246 @@
+# %% [markdown]
+# # Quantizing a TorchScript module, step by step
+#
+# A float32 network stores every weight in four bytes and multiplies floats. An int8 network stores
+# one byte, and multiplies 8-bit integers, of which a CPU does several times as many per second.
+# This text takes a small residual network from one to the other: first by hand, one stage at a
+# time, with a look at the graph in between; then in a single call.
+#
+# It is a plain Python file. Run it whole (`python tutorials/01_quantize_script.py`, about half a
+# minute), or cell by cell in an editor that knows `# %%`. Every step ends in assertions, so what
+# the text claims is checked.
+
+# %%
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import torch
+from digits import DigitsResNet, load_digits_tensors, top1, train
+
+import jit_passes
+
+
+def sqnr(reference: torch.Tensor, actual: torch.Tensor) -> float:
+    """Signal to quantization noise ratio in dB: 20 dB is an error of 10 %, 40 dB one of 1 %."""
+    noise = (reference - actual).square().sum()
+    return float(10 * torch.log10(reference.square().sum() / noise))
+
+
+def operators(module: torch.jit.ScriptModule) -> Counter[str]:
+    """How often each operator occurs in a module's graph, submodules included."""
+    return Counter(re.findall(r" = (\w+::\w+)", str(module.inlined_graph)))
+
+
+# %% [markdown]
+# ## 1. A network worth quantizing
+#
+# `digits.py` has the data (1797 scanned digits that come with scikit-learn) and the network: six
+# residual blocks of convolution, batch normalization, in-place ReLU. It trains in seconds.
+
+# %%
+data = load_digits_tensors()
+torch.manual_seed(0)
+model = train(DigitsResNet(), data)
+float_top1 = top1(model, data.test_x, data.test_y)
+print(f"float32: {float_top1:.2f} % of {len(data.test_y)} held-out digits are right")
+assert float_top1 > 97.5
+
+# %% [markdown]
+# ## 2. TorchScript
+#
+# `torch.jit.script` compiles the module into a graph of operators, together with the weights. This
+# graph is what jit_passes works on: no Python is left in it, so it does not matter how the module
+# was written, or whether the source still exists. A traced module, or a `.pt` file loaded with
+# `torch.jit.load`, serves as well.
+#
+# The module must be in eval mode (`train` left it so): in training mode batch normalization and
+# dropout compute something else than they will in use.
+
+# %%
+scripted = torch.jit.script(model)
+for name, count in sorted(operators(scripted).items()):
+    if name.startswith("aten::"):
+        print(f"{count:4d} x {name}")
+assert operators(scripted)["aten::batch_norm"] > 0
+
+# %% [markdown]
+# ## 3. Scale and zero point
+#
+# An 8-bit integer has 256 values. To stand for real numbers it needs a ruler: the *scale* is the
+# distance between two marks, and the *zero point* is the integer whose mark lies at 0.0:
+#
+#     real = scale * (integer - zero_point)
+#
+# Given a range of values, both follow. The range is spread over the 256 marks, and the zero point
+# is rounded to an integer so that 0.0 is represented exactly: padding and ReLU produce many zeros.
+
+# %%
+values = data.train_x[0]
+low, high = min(values.min().item(), 0.0), max(values.max().item(), 0.0)
+scale = (high - low) / 255
+zero_point = round(-low / scale)
+integers = (values / scale).round().add(zero_point).clamp(0, 255).to(torch.uint8)
+restored = scale * (integers.float() - zero_point)
+print(f"values in [{low:.3f}, {high:.3f}]: scale {scale:.5f}, zero point {zero_point}")
+print("float ", values[0, 5, 4:9].tolist())
+print("int   ", integers[0, 5, 4:9].tolist())
+print("back  ", restored[0, 5, 4:9].tolist())
+# Rounding to the nearest mark is off by half a step at most; rounding the zero point adds as much
+# again at the very ends of the range. (1.001: the division above rounds, too.)
+assert (restored - values).abs().max() <= scale * 1.001
+assert len(integers.unique()) > 16
+
+# %% [markdown]
+# The range is everything: too narrow, and values beyond it are clipped; too wide, and the marks
+# lie far apart. Weights are known, so theirs is simply measured, one for every output channel.
+# The values *between* the layers depend on the input. Those need watching.
+
+# %% [markdown]
+# ## 4. Prepare: observers go in
+#
+# `prepare` returns a copy of the module. In the copy, batch normalization has been folded into the
+# weights of the convolution before it, and an *observer* stands on every value that is to become
+# int8. An observer computes nothing; it notes the range of what passes. Your module is not touched,
+# here or anywhere below.
+
+# %%
+prepared = jit_passes.prepare(scripted)
+images = data.test_x[:64]
+with torch.no_grad():
+    expected = scripted(images)
+    observed = prepared(images)
+print(sorted(operators(prepared)))
+assert operators(prepared)["aten::batch_norm"] == 0
+# Folding moves a multiplication from one operator into another: equal up to float rounding.
+torch.testing.assert_close(observed, expected, rtol=1e-3, atol=1e-3)
+
+# %% [markdown]
+# ## 5. Calibrate: the observers watch
+#
+# *Calibration* runs the prepared module on inputs of the kind that it will meet in use. A few
+# hundred do. No labels are needed, since nothing is trained: calibration only finds the ranges.
+# Take them from the training set, and prepare them exactly as in use; a range found on pictures of
+# the wrong brightness is the wrong range.
+#
+# Above, the prepared module has already seen 64 images of the test set. To keep the test honest,
+# start over with a fresh copy.
+
+# %%
+prepared = jit_passes.prepare(scripted)
+calibration_data = data.train_x[:512].split(64)
+jit_passes.calibrate(prepared, calibration_data)
+
+# %% [markdown]
+# ## 6. Convert: the reference model
+#
+# `convert` replaces each observer by its outcome: a *quantize* to 8 bits with the scale and zero
+# point that follow from the range, and a *dequantize* back to float. Between the two, nothing
+# happens. What this **reference model** computes is what the int8 model will compute, with all of
+# its rounding and clipping; yet convolutions and sums still run in float, in operators that anybody
+# can read. It runs no faster. It answers the question whether a loss of accuracy comes from
+# quantization itself (then it shows here) or from a backend's kernels (then it does not).
+
+# %%
+reference = jit_passes.convert(prepared)
+for name, count in sorted(operators(reference).items()):
+    if not name.startswith("prim::"):
+        print(f"{count:4d} x {name}")
+reference_top1 = top1(reference, data.test_x, data.test_y)
+print(f"reference: {reference_top1:.2f} %")
+assert any("dequantize" in name for name in operators(reference))
+assert operators(reference)["aten::conv2d"] > 0
+assert reference_top1 >= float_top1 - 0.5
+
+# %% [markdown]
+# ## 7. Lower: int8 kernels
+#
+# `lower` hands the reference model to a backend. The target `stock` uses the operators that come
+# with torch: wherever the graph reads *dequantize, convolution, ReLU, quantize*, it is replaced by
+# one `quantized::conv2d` that takes 8-bit integers, adds up in 32 bits and returns 8 bits. The ReLU
+# costs nothing any more: its results have a range that begins at 0, and clipping to this range is
+# what the kernel does anyway. The weights, now integers, are packed the way its kernel wants them.
+# Of the many quantize and dequantize steps, those at the edges are left: where the input comes in
+# and where the result goes out.
+
+# %%
+lowered = jit_passes.lower(reference, target="stock")
+for name, count in sorted(operators(lowered).items()):
+    if not name.startswith("prim::"):
+        print(f"{count:4d} x {name}")
+assert operators(lowered)["aten::conv2d"] == 0
+assert sum(n for name, n in operators(lowered).items() if "quantized::conv2d" in name) == 15
+assert operators(lowered)["aten::quantize_per_tensor"] == 1
+
+# %% [markdown]
+# The reference and the lowered model agree up to single steps (a kernel may round a tie the other
+# way), and both differ from float by the noise of 8 bits.
+
+# %%
+with torch.no_grad():
+    from_reference, from_lowered = reference(images), lowered(images)
+print(f"lowered against reference: {sqnr(from_reference, from_lowered):.1f} dB")
+print(f"lowered against float:     {sqnr(expected, from_lowered):.1f} dB")
+assert sqnr(from_reference, from_lowered) > 25
+assert sqnr(expected, from_lowered) > 20
+
+# %% [markdown]
+# ## 8. Coverage: what is int8, and why is the rest not
+#
+# Operators for which the target has no int8 form stay float; the module works all the same, with a
+# dequantize before them and a quantize behind. `coverage` lists every operator that could matter,
+# the line of source that it comes from, and the reason where it stayed float.
+
+# %%
+coverage = jit_passes.coverage(lowered)
+print(coverage)
+left_float = [row for row in coverage if row.dtype == "float"]
+print("left float:", [(row.name, row.reason) for row in left_float] or "nothing")
+assert all(row.reason for row in left_float)
+assert sum(row.dtype == "int8" and row.kind == "conv2d" for row in coverage) >= 13
+
+# %% [markdown]
+# ## 9. The same in one call
+#
+# `quantize_script` does all of the above: prepare, calibrate, convert, lower.
+
+# %%
+quantized = jit_passes.quantize_script(scripted, calibration_data, target="stock")
+with torch.no_grad():
+    assert torch.equal(quantized(images), from_lowered)
+    # `scripted` still is the float module that it was.
+    assert torch.equal(scripted(images), expected)
+
+# %% [markdown]
+# ## 10. Save, and load without jit_passes
+#
+# The result is a ScriptModule like any other. Its file holds the packed 8-bit weights, and it loads
+# wherever torch does: in a process that never heard of jit_passes, or in C++.
+
+# %%
+LOAD = """
+import sys, torch
+module, images = torch.jit.load(sys.argv[1]), torch.load(sys.argv[2])
+torch.save(module(images), sys.argv[3])
+assert "jit_passes" not in sys.modules
+"""
+
+with tempfile.TemporaryDirectory() as folder:
+    float_file, int8_file, x_file, y_file = (
+        str(Path(folder) / name) for name in ("float.pt", "int8.pt", "x.pt", "y.pt")
+    )
+    torch.jit.save(scripted, float_file)
+    torch.jit.save(quantized, int8_file)
+    torch.save(data.test_x, x_file)
+    subprocess.run([sys.executable, "-c", LOAD, int8_file, x_file, y_file], check=True)
+    logits = torch.load(y_file)
+    sizes = [Path(name).stat().st_size / 1024 for name in (float_file, int8_file)]
+
+int8_top1 = 100.0 * (logits.argmax(1) == data.test_y).double().mean().item()
+print(f"file:  {sizes[0]:.0f} KiB float, {sizes[1]:.0f} KiB int8")
+print(f"top-1: {float_top1:.2f} % float, {int8_top1:.2f} % int8")
+assert sizes[1] < sizes[0] / 2
+assert int8_top1 >= float_top1 - 0.5

@@ -36,10 +36,10 @@ bench: $(BUILT)
 	$(BIN)/python -m benchmarks.quantize_time
 
 wheel: $(STAMP)
-	$(BIN)/python -m build --wheel --no-isolation
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation
 
 sdist: $(STAMP)
-	$(BIN)/python -m build --sdist --no-isolation
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --sdist --no-isolation
 
 # The CPU build of torch where the index offers one: its version carries the suffix +cpu.
 $(STAMP): requirements/dev.txt

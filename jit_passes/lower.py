@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 
 from . import _C
+from .errors import JitPassesError
 from .graph import GraphView
 from .module import stage_of, wrap
-from .targets import Target, resolve_target
+from .targets import Target, make_target, resolve_target
 
 
 def lower(
@@ -19,13 +20,20 @@ def lower(
 
     Args:
         reference: the result of `convert`; it is not touched.
-        target: the backend: "auto", a name, or a `Target`.
+        target: the backend; "auto" for the one that the model was prepared for, which decided
+            what is quantized and how.
 
     Raises:
-        JitPassesError: the model is not a reference model; the target is unknown.
+        JitPassesError: the model is not a reference model; the target is unknown, or another one
+            than the model was prepared for.
     """
     report = stage_of(reference, "reference", "call jit_passes.convert(prepared) first")
-    backend = resolve_target(target)
+    backend = make_target(report.target, report.target_options)
+    if target != "auto" and (wanted := resolve_target(target)).options != backend.options:
+        raise JitPassesError(
+            f"the model was prepared for {backend!r}, not for {wanted!r}: pass the same target to "
+            "prepare and lower"
+        )
     module, left, _ = backend.lower(_C.clone(reference._c), report.method)
     still_float = {
         node.name

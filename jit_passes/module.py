@@ -40,13 +40,15 @@ class Report:
     Attributes:
         stage: prepared, reference or lowered.
         method: the quantized method.
-        target: the backend.
+        target: name of the backend.
+        target_options: the arguments that it was made with.
         operators: all convolutions, linears and matrix products.
     """
 
     stage: str
     method: str
     target: str
+    target_options: dict[str, Any]
     operators: tuple[OperatorRecord, ...] = field(default=())
 
     def write(self, module: Any) -> None:

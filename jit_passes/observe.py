@@ -68,7 +68,7 @@ def prepare(
         options = {"insert_observers": {"observations": observations}}
         module = OBSERVE.run(module, method, options=options).module
     operators = tuple(operator_records(graph, annotations))
-    Report("prepared", method, backend.name, operators).write(module)
+    Report("prepared", method, backend.name, backend.options, operators).write(module)
     return wrap(module)
 
 

@@ -106,7 +106,7 @@ def quantize_operator(
     """Return reference and lowered model of a module that is one operator."""
     model = model.eval()
     script = torch.jit.trace(model, inputs) if trace else torch.jit.script(model)
-    target = jit_passes.targets.Stock(engine=engine)
+    target = jit_passes.targets.Stock(engine=engine, integer_pools=True)
     prepared = jit_passes.prepare(script, quantizer=EveryOperator(target), target=target)
     jit_passes.calibrate(prepared, [tuple(inputs)], progress=False)
     reference = jit_passes.convert(prepared)

@@ -29,6 +29,7 @@ __all__ = ["MODELS", "ModelSpec", "conv_relu_chain", "parameter_count"]
 
 _WEIGHT_SEED = 0
 _STATISTICS_SEED = 1_000
+_STATISTICS_BATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ModelSpec:
         """The eval-mode float model, with seeded weights and realistic BatchNorm statistics."""
         torch.manual_seed(_WEIGHT_SEED)
         model = self.architecture()
-        batches = [self.inputs(8, _STATISTICS_SEED + index) for index in range(3)]
+        batches = [self.inputs(8, _STATISTICS_SEED + index) for index in range(_STATISTICS_BATCHES)]
         return realistic(model, batches)
 
 

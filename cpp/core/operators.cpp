@@ -72,7 +72,7 @@ bool movesData(const Node* node) {
       "aten::unbind",
       "aten::unflatten",
       "aten::unsqueeze",
-      "aten::upsample_nearest1d",
+
       "aten::upsample_nearest2d",
       "aten::upsample_nearest3d",
       "aten::view",
@@ -81,6 +81,9 @@ bool movesData(const Node* node) {
   static const auto pads = symbols({"aten::constant_pad_nd", "aten::pad"});
   if (node->inputs().empty() || node->outputs().size() != 1) {
     return false;
+  }
+  if (node->kind() == c10::aten::view && node->input(1)->type()->kind() != c10::TypeKind::ListType) {
+    return false; // view(dtype) looks at other values
   }
   return movers.count(node->kind()) || (pads.count(node->kind()) && padsWithZeros(node));
 }

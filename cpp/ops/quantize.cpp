@@ -16,9 +16,11 @@ constexpr int64_t kGrain = 1 << 14;
 
 template <typename Int>
 JIT_PASSES_VECTORIZED void quantizeRow(
-    const float* x, Int* q, int64_t count, float inverse_scale, float zero_point, float low, float high) {
+    const float* x, Int* q, int64_t count, float inverse_scale, int64_t zero_point, int64_t quant_min,
+    int64_t quant_max) {
+  const float shift = zero_point, low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
-    const float value = __builtin_rintf(x[i] * inverse_scale) + zero_point;
+    const float value = __builtin_rintf(x[i] * inverse_scale) + shift;
     const float above = value < low ? low : value;
     q[i] = static_cast<Int>(above > high ? high : above);
   }
@@ -27,7 +29,9 @@ JIT_PASSES_VECTORIZED void quantizeRow(
 // int32 codes do not fit float32's 24 bits: the same in double.
 template <>
 void quantizeRow<int32_t>(
-    const float* x, int32_t* q, int64_t count, float inverse_scale, float zero_point, float low, float high) {
+    const float* x, int32_t* q, int64_t count, float inverse_scale, int64_t zero_point, int64_t quant_min,
+    int64_t quant_max) {
+  const double low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
     const double value = std::nearbyint(static_cast<double>(x[i]) * inverse_scale) + zero_point;
     q[i] = static_cast<int32_t>(std::min<double>(std::max<double>(value, low), high));

@@ -6,7 +6,6 @@
 //
 // A saved file holds the weights unpacked; loading packs them for the engine that is set there.
 #include <ATen/Context.h>
-#include <torch/csrc/jit/passes/constant_propagation.h>
 
 #include "core/graph.h"
 #include "core/registry.h"

@@ -3,7 +3,6 @@
 //   %q = jit_passes::quantize_per_channel(%constant, ...)   ->   %q = prim::Constant[value=<int8>]
 //
 // With the option `dequantize`, dequantize of constants is computed too: for what stayed float.
-#include <torch/csrc/jit/passes/constant_propagation.h>
 
 #include "core/graph.h"
 #include "core/registry.h"

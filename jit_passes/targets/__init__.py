@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import JitPassesError
 from .stock import Stock
 from .target import Target
 
-__all__ = ["Stock", "Target", "resolve_target", "targets"]
+__all__ = ["Stock", "Target", "make_target", "resolve_target", "targets"]
 
 targets: dict[str, type[Stock]] = {Stock.name: Stock}
 
@@ -23,3 +25,14 @@ def resolve_target(target: str | Target) -> Target:
             "such as jit_passes.targets.Stock(engine='onednn')"
         )
     return targets[target]()
+
+
+def make_target(name: str, options: dict[str, Any]) -> Target:
+    """Return the backend of that name with the arguments that `Target.options` gave.
+
+    Raises:
+        JitPassesError: it cannot be had here.
+    """
+    if name not in targets:
+        raise JitPassesError(f"unknown target {name!r}: known are {', '.join(map(repr, targets))}")
+    return targets[name](**options)

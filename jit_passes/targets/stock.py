@@ -19,7 +19,7 @@ from ..observers import MinMax, PairSums
 from ..passes import PassRecord, Pipeline
 from ..quantizer import WEIGHT, BackendQuantizer, OperatorSupport, QuantizationSpec, Quantizer
 from .stock_rules import rules
-from .stock_support import adds_pairs_in_int16, support
+from .stock_support import adds_pairs_in_int16, support, without_fixed, without_means
 from .target import Target
 
 PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
@@ -51,6 +51,9 @@ class Stock(Target):
             anew for `torch.backends.quantized.engine` of the process that loads it.
         reduce_range: quantize activations to 7 bits, which processors without VNNI need, where
             the int8 kernels add pairs of products in int16; None to ask this machine's processor.
+        integer_pools: compute adaptive average pools and means on integers. PyTorch's kernels give
+            the result the scale of their operand, too coarse for the average of many values: on
+            ResNet-18 that alone costs 1.3 dB, and saves next to no time.
 
     Raises:
         JitPassesError: the engine is unknown, or this build of PyTorch does not have it.
@@ -58,7 +61,13 @@ class Stock(Target):
 
     name: ClassVar[str] = "stock"
 
-    def __init__(self, engine: str | None = None, reduce_range: bool | None = None) -> None:
+    def __init__(
+        self,
+        engine: str | None = None,
+        reduce_range: bool | None = None,
+        integer_pools: bool = False,
+    ) -> None:
+        self.integer_pools = integer_pools
         available = [e for e in PREFERENCE if e in torch.backends.quantized.supported_engines]
         if engine is not None and engine not in available:
             raise JitPassesError(
@@ -73,11 +82,21 @@ class Stock(Target):
         )
 
     def __repr__(self) -> str:
-        return f"Stock(engine={self.engine!r}, reduce_range={self.reduce_range})"
+        return f"Stock({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
 
     @property
     def support(self) -> Mapping[str, OperatorSupport]:
-        return support(self.engine)
+        table = support(self.engine)
+        table = without_fixed(table) if self.reduce_range else table
+        return table if self.integer_pools else without_means(table)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "reduce_range": self.reduce_range,
+            "integer_pools": self.integer_pools,
+        }
 
     def quantizer(self) -> Quantizer:
         activation = QuantizationSpec(quant_max=127 if self.reduce_range else 255)
@@ -85,7 +104,7 @@ class Stock(Target):
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight: int8, symmetric, per output channel."""
-        overflows = adds_pairs_in_int16(node, self.engine) and not self.reduce_range
+        overflows = adds_pairs_in_int16(node) and not self.reduce_range
         weight = replace(WEIGHT, observer=PairSums() if overflows else MinMax())
         if "conv_transpose" in node.kind:
             return replace(weight, quant_max=126)  # room for the shift, see stock_rules.WEIGHTS

@@ -48,6 +48,7 @@ WEIGHTS = {
     "": "%w = aten::_make_per_tensor_quantized_tensor(%w_q, %w_scale, %w_zero)",
     # The engine x86 hands symmetric weights of a transposed convolution to oneDNN, which is wrong
     # for most shapes (see stock_support), and all others to FBGEMM: shift the zero point to 1.
+    # So too for the other engines, whose files x86 may load; onednn refuses to load them.
     "_shifted": (
         "%one : int = prim::Constant[value=1]()\n"
         "  %w_1 = aten::add(%w_q, %one, %one)\n"
@@ -209,7 +210,7 @@ TRANSPOSED_PACKED = "%stride, %padding, %output_padding, %dilation, %groups"
 def rules(engine: str) -> tuple[Any, ...]:
     """Return all rules of an engine, parsed once; earlier ones win."""
     made: list[Any] = []
-    transposed = WEIGHTS["_shifted" if engine == "x86" else ""]
+    transposed = WEIGHTS["" if engine == "onednn" else "_shifted"]
     for per_channel in (True, False):
         weight = WEIGHTS["_per_channel" if per_channel else ""]
         made += _weighted_rules("linear", "", "", per_channel, weight)

@@ -41,13 +41,14 @@ def is_depthwise(node: NodeView) -> bool:
     return bool(node.inputs[6].constant > 1 and node.inputs[1].constant.shape[1] == 1)
 
 
-def adds_pairs_in_int16(node: NodeView, engine: str) -> bool:
-    """Say whether a kernel adds pairs of neighbouring products in int16, which can overflow.
+def adds_pairs_in_int16(node: NodeView) -> bool:
+    """Say whether a kernel may add pairs of neighbouring products in int16, which can overflow.
 
-    FBGEMM's depthwise kernels do so even on processors that have VNNI.
+    FBGEMM's depthwise kernels do so even on processors that have VNNI. Whatever engine the model
+    is made for, its file may be loaded under one that hands the convolution to FBGEMM.
     """
     convolution = node.kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d")
-    return convolution and runs_on_fbgemm(node, engine) and is_depthwise(node)
+    return convolution and is_depthwise(node)
 
 
 def _slow(node: NodeView, engine: str) -> str | None:
@@ -105,6 +106,19 @@ def _layer_norm(node: NodeView) -> str | None:
         ):
             return "its weight is computed by the model or not float32"
     return _constants(node, 1, 4)
+
+
+def _clamp(node: NodeView) -> str | None:
+    numbers = all(
+        value.is_constant and not isinstance(value.constant, torch.Tensor)
+        for value in node.inputs[1:3]
+    )
+    return None if numbers else "its bounds are computed by the model"
+
+
+def _mean(node: NodeView) -> str | None:
+    dtype = node.inputs[-1]
+    return None if dtype.is_constant and dtype.constant is None else "it changes the dtype"
 
 
 def _elu(node: NodeView) -> str | None:
@@ -171,13 +185,26 @@ _ROWS = (
     OperatorSupport("aten::sigmoid", _OWN),
     OperatorSupport("aten::hardsigmoid", _FIXED, fixed=FixedQParamsQuantizationSpec(1 / 256, 0)),
     OperatorSupport("aten::tanh", _FIXED, fixed=FixedQParamsQuantizationSpec(2 / 256, 128)),
-    OperatorSupport("aten::clamp", _SHARED),
+    OperatorSupport("aten::clamp", _SHARED, check=_clamp),
     OperatorSupport("aten::avg_pool2d", _SHARED, ranks=(4, 4)),
     OperatorSupport("aten::avg_pool3d", _SHARED, ranks=(5, 5)),
     OperatorSupport("aten::adaptive_avg_pool2d", _SHARED, ranks=(3, 4)),
     OperatorSupport("aten::adaptive_avg_pool3d", _SHARED, ranks=(4, 5)),
-    OperatorSupport("aten::mean", _SHARED),
+    OperatorSupport("aten::mean", _SHARED, check=_mean),
 )
+
+
+MEANS = ("aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", "aten::mean")
+
+
+def without_means(table: dict[str, OperatorSupport]) -> dict[str, OperatorSupport]:
+    """Return the table without averages of many values, see `Stock.integer_pools`."""
+    return {kind: row for kind, row in table.items() if kind not in MEANS}
+
+
+def without_fixed(table: dict[str, OperatorSupport]) -> dict[str, OperatorSupport]:
+    """Return the table without operators whose result always takes all 8 bits."""
+    return {kind: row for kind, row in table.items() if row.role is not Role.FIXED}
 
 
 def support(engine: str) -> dict[str, OperatorSupport]:

@@ -24,6 +24,11 @@ class Target(ABC):
     def support(self) -> Mapping[str, OperatorSupport]:
         """The support table, by operator kind."""
 
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The arguments that make an equal target: kept with a prepared model."""
+
     @abstractmethod
     def quantizer(self) -> Quantizer:
         """Return the quantizer that is used when the caller gives none."""

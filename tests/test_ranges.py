@@ -1,0 +1,240 @@
+"""Ranges and parameters that observers choose, against references and PyTorch's observers."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.ao import quantization as ao
+
+from jit_passes.observers import (
+    Histogram,
+    MinMax,
+    MovingAverageMinMax,
+    Observer,
+    ObserverState,
+    PairSums,
+    Percentile,
+    observer_from_dict,
+)
+from jit_passes.quantizer import QuantizationSpec
+from jit_passes.quantizer.qparams import SMALLEST_SCALE, affine_qparams, choose_qparams
+
+AFFINE = QuantizationSpec()
+SYMMETRIC = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric")
+SEVEN_BITS = QuantizationSpec(quant_max=127)
+SPECS = {"affine": AFFINE, "symmetric": SYMMETRIC, "seven_bits": SEVEN_BITS}
+
+
+def state_of(x: Tensor, bins: int = 2048) -> ObserverState:
+    """What a histogram observer knows after one batch."""
+    inf = math.inf
+    buffer = torch.tensor([inf, -inf, inf, -inf, 0.0, 0.0], dtype=torch.float64)
+    counts = torch.zeros(bins, dtype=torch.int64)
+    torch.ops.jit_passes.observe_histogram(x, buffer, counts, "x", "")
+    return ObserverState(buffer, counts)
+
+
+def datasets() -> dict[str, Tensor]:
+    """Distributions that activations have."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, generator=generator)
+    uniform = torch.rand(20_000, generator=generator)
+    outlier = torch.cat([normal, torch.tensor([60.0])])
+    return {
+        "normal": normal,
+        "relu": normal.relu(),
+        "negative": -normal.abs(),
+        "uniform": uniform,
+        "shifted": normal + 3,
+        "far": uniform + 100,
+        "laplace": normal.sign() * -(1 - uniform).log(),
+        "exponential": -(1 - uniform).log(),
+        "outlier": outlier,
+        "two_outliers": torch.cat([outlier, torch.tensor([-300.0])]),
+        "bimodal": torch.cat([normal * 0.1 - 5, normal * 0.1 + 5]),
+        "relu6": (4 * normal).clamp(0, 6),
+        "sigmoid": normal.sigmoid(),
+        "small": normal * 1e-3,
+        "large": normal * 1e4,
+        "sparse": normal * (uniform > 0.95),
+    }
+
+
+def error(
+    x: np.ndarray, weight: np.ndarray | float, low: float, high: float, spec: object
+) -> float:
+    """Squared error of quantizing x with the parameters of the range, in double."""
+    scale, zero_point = affine_qparams(low, high, spec)
+    codes = np.clip(np.rint(x / scale) + zero_point, spec.quant_min, spec.quant_max)
+    return float((weight * ((codes - zero_point) * scale - x) ** 2).sum())
+
+
+def centres(state: ObserverState) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and counts of the bins that are not empty, kept within the range."""
+    low, high, _, _, exponent, offset = state.range.tolist()
+    counts = state.histogram.numpy()
+    bins = np.nonzero(counts)[0]
+    x = np.clip((offset + bins + 0.5) * 2.0**exponent, low, high)
+    return x, counts[bins].astype(np.float64)
+
+
+def theirs(x: Tensor, spec: QuantizationSpec) -> tuple[float, int]:
+    """Scale and zero point of PyTorch's histogram observer."""
+    signed = spec.dtype == "int8"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        observer = ao.HistogramObserver(
+            dtype=torch.qint8 if signed else torch.quint8,
+            qscheme=torch.per_tensor_symmetric if spec.symmetric else torch.per_tensor_affine,
+            quant_min=spec.quant_min,
+            quant_max=spec.quant_max,
+        )
+        observer(x)
+        scale, zero_point = observer.calculate_qparams()
+    return float(scale), int(zero_point)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("name", datasets())
+def test_least_squares(name: str, spec: QuantizationSpec) -> None:
+    """No worse than all of the range on the bins, and than PyTorch's choice on the data."""
+    x = datasets()[name]
+    state = state_of(x)
+    found = Histogram().find_range(state, spec.quant_min, spec.quant_max, spec.symmetric)
+    whole = (state.range[0].item(), state.range[1].item())
+    bins, counts = centres(state)
+    assert error(bins, counts, *found, spec) <= error(bins, counts, *whole, spec) * (1 + 1e-3)
+    assert min(whole[0], -whole[1] if spec.symmetric else 0, 0) <= found[0] <= found[1]
+    data = x.double().numpy()
+    scale, zero_point = theirs(x, spec)
+    codes = np.clip(np.rint(data / scale) + zero_point, spec.quant_min, spec.quant_max)
+    their_error = float((((codes - zero_point) * scale - data) ** 2).sum())
+    assert error(data, 1.0, *found, spec) <= their_error * 1.02
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("name", ["normal", "relu", "negative", "outlier", "laplace"])
+def test_near_the_best_of_a_grid(name: str, spec: QuantizationSpec) -> None:
+    """Within 2 % of a search over 40 x 40 ranges."""
+    state = state_of(datasets()[name])
+    bins, counts = centres(state)
+    found = Histogram().find_range(state, spec.quant_min, spec.quant_max, spec.symmetric)
+    low, high = min(state.range[0].item(), 0), max(state.range[1].item(), 0)
+    factors = np.linspace(1 / 40, 1, 40)
+    pairs = [(low * a, high * b) for a in (factors if low else [1]) for b in factors]
+    best = min(error(bins, counts, *pair, spec) for pair in pairs)
+    assert error(bins, counts, *found, spec) <= best * 1.02
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_degenerate_histograms(spec: QuantizationSpec) -> None:
+    """All zeros, one value, a constant: a range that holds the value."""
+    for value in (0.0, 2.5, -2.5, 1e-30):
+        state = state_of(torch.full((9,), value))
+        found = Histogram().find_range(state, spec.quant_min, spec.quant_max, spec.symmetric)
+        assert all(map(math.isfinite, found))
+        scale, zero_point = affine_qparams(*found, spec)
+        code = min(max(round(value / scale) + zero_point, spec.quant_min), spec.quant_max)
+        assert abs((code - zero_point) * scale - value) <= max(abs(value) * 1e-2, SMALLEST_SCALE)
+
+
+@pytest.mark.parametrize("percentile", [50.1, 90.0, 99.0, 99.9, 99.99, 100.0])
+@pytest.mark.parametrize("name", datasets())
+def test_percentile(name: str, percentile: float) -> None:
+    """Both ends are numpy's to one bin, and outwards."""
+    x = datasets()[name]
+    state = state_of(x)
+    low, high = Percentile(percentile).find_range(state, 0, 255, False)
+    tail = (100 - percentile) / 2
+    width = 2.0 ** state.range[4].item()
+    # Where the tail is a whole number of values, the end may be the last of it or the next value.
+    ends = [np.percentile(x.numpy(), p, method="inverted_cdf") for p in (tail, tail + 0.01)]
+    assert ends[0] - width <= low <= ends[1] + width
+    ends = [np.percentile(x.numpy(), 100 - p, method="inverted_cdf") for p in (tail + 0.01, tail)]
+    assert ends[0] - width <= high <= ends[1] + width
+    inside = ((x >= low) & (x <= high)).double().mean().item()
+    assert inside >= percentile / 100 - 1e-9
+    if percentile == 100:
+        assert (low, high) == (x.min().item(), x.max().item())
+
+
+RANGES = [
+    (-1.0, 2.0), (0.0, 6.0), (0.5, 3.0), (-4.0, -1.0), (-1e-3, 5.0), (-5.0, 1e-3),
+    (0.0, 0.0), (-1e-12, 1e-12), (-1e6, 1e6), (1e30, 2e30), (-0.37, 0.211),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", RANGES, ids=str)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_parameters_of_a_range(spec: QuantizationSpec, limits: tuple[float, float]) -> None:
+    """Zero is a code, the range is covered, and PyTorch's observer says the same."""
+    scale, zero_point = affine_qparams(*limits, spec)
+    assert scale >= SMALLEST_SCALE
+    assert isinstance(zero_point, int)
+    assert spec.quant_min <= zero_point <= spec.quant_max
+    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    assert (spec.quant_min - zero_point) * scale <= low + scale * 0.51
+    assert (spec.quant_max - zero_point) * scale >= high - scale * 0.51
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        observer = ao.MinMaxObserver(
+            dtype=torch.qint8 if spec.dtype == "int8" else torch.quint8,
+            qscheme=torch.per_tensor_symmetric if spec.symmetric else torch.per_tensor_affine,
+            quant_min=spec.quant_min,
+            quant_max=spec.quant_max,
+        )
+        observer(torch.tensor(limits))
+        their_scale, their_zero = observer.calculate_qparams()
+    assert scale == pytest.approx(their_scale.item(), rel=1e-6)
+    assert zero_point == int(their_zero)
+
+
+def test_parameters_per_channel() -> None:
+    """PyTorch's symmetric per-channel parameters; no zero point, no scale of 0."""
+    spec = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
+    x = torch.randn(6, 50, generator=torch.Generator().manual_seed(3))
+    x[4] = 0
+    x[5] = x[5].abs() + 1
+    state = ObserverState(torch.stack([x.amin(1), x.amax(1)]).double(), None)
+    chosen = choose_qparams(spec, state)
+    expected = (x.abs().amax(1) / 127).clamp_min(SMALLEST_SCALE)
+    assert torch.equal(chosen.scale, chosen.scale.float().double())
+    torch.testing.assert_close(chosen.scale, expected.double(), rtol=1e-6, atol=0)
+    assert chosen.zero_point.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize(
+    "observer",
+    [MinMax(), MovingAverageMinMax(0.2), Histogram(100), PairSums(), Percentile(99.0, 512)],
+    ids=lambda observer: type(observer).__name__,
+)
+def test_observers_are_values(observer: Observer) -> None:
+    """Equal by their fields, and rebuilt from them."""
+    fields = {"kind": type(observer).__name__, **vars(observer)}
+    assert observer_from_dict(fields) == observer
+    assert hash(observer_from_dict(fields)) == hash(observer)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Histogram(1), "two bins"),
+        (lambda: Percentile(50), "percentile"),
+        (lambda: Percentile(100.5), "percentile"),
+        (lambda: MovingAverageMinMax(0), "averaging_constant"),
+        (lambda: MovingAverageMinMax(1.5), "averaging_constant"),
+        (lambda: QuantizationSpec("int8"), "does not fit"),
+        (lambda: QuantizationSpec("int4"), "dtype"),
+        (lambda: QuantizationSpec(qscheme="per_row"), "qscheme"),
+        (lambda: QuantizationSpec(ch_axis=0), "ch_axis"),
+    ],
+)
+def test_options_that_make_no_sense(make: object, message: str) -> None:
+    """The message names the option."""
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -72,4 +72,5 @@ def first_line(error: BaseException) -> str:
     # TorchScript puts its interpreter's preamble first and the reason last.
     if len(lines) > 1 and lines[0].startswith("The following operation failed"):
         lines = lines[-1:]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    name = type(error).__name__
+    return f"{name}: {lines[0].removeprefix(f'{name}: ')[:200]}" if lines else name

@@ -45,8 +45,9 @@ class OpenVinoRuntime:
 def _quantize(model: Any, calibration: list[Tensor]) -> Any:
     """Quantize with the batches of ``calibration`` as everyone else gets them.
 
-    NNCF averages the extrema of its samples.  On batches of eight these averages clip less than
-    on single images and the result is the more accurate one for most models.
+    Single images are the alternative, but NNCF averages the extrema of its samples, and averages
+    over images of different contrast clip: on ResNet-18 they cost 10 dB, on MobileNetV2 they
+    make less than 1 dB of difference.
     """
     import nncf
 

@@ -1,0 +1,206 @@
+"""The registry of passes and operators, and the runner of pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import _C, JitPassesError, PassError, Pipeline
+from jit_passes.convert import CONVERT
+from jit_passes.normalize import NORMALIZE
+from jit_passes.observe import OBSERVE
+from jit_passes.targets.stock import TO_INTEGERS, TO_QUANTIZED_DTYPES
+
+PIPELINES = [NORMALIZE, OBSERVE, CONVERT, TO_INTEGERS, TO_QUANTIZED_DTYPES]
+
+
+class Net(nn.Module):
+    """A convolution with batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(torch.relu(self.norm(self.conv(x))))
+
+
+@pytest.fixture
+def script() -> torch.jit.ScriptModule:
+    """A scripted model."""
+    torch.manual_seed(0)
+    return torch.jit.script(Net().eval())
+
+
+@pytest.mark.parametrize("table", [_C.passes(), _C.ops(), _C.invariants()])
+def test_summaries(table: dict[str, tuple[str, ...]]) -> None:
+    """One line, a sentence."""
+    assert table
+    for name, (summary, *_) in table.items():
+        assert name.isidentifier(), name
+        assert summary[0].isupper() and summary.endswith("."), name
+        assert "\n" not in summary and 10 < len(summary) <= 100, name
+
+
+def test_passes_is_a_mapping() -> None:
+    """By name, in order, with what passes require and ensure."""
+    names = list(jit_passes.passes)
+    assert names == sorted(names) and len(names) == len(jit_passes.passes) > 15
+    info = jit_passes.passes["insert_quantize_dequantize"]
+    assert (info.name, info.requires, info.ensures) == (
+        "insert_quantize_dequantize",
+        ("inlined",),
+        ("no_observers",),
+    )
+    known = set(_C.invariants())
+    for entry in jit_passes.passes.values():
+        assert {*entry.requires, *entry.ensures} <= known
+    with pytest.raises(KeyError):
+        jit_passes.passes["nonsense"]
+
+
+def test_printing_passes() -> None:
+    """A line for each: its name, then its summary, in columns."""
+    lines = str(jit_passes.passes).splitlines()
+    assert len(lines) == len(jit_passes.passes)
+    columns = {line.index(jit_passes.passes[line.split()[0]].summary) for line in lines}
+    assert len(columns) == 1
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda pipeline: pipeline.name)
+def test_pipelines_name_registered_passes(pipeline: Pipeline) -> None:
+    """And are named differently, for their dumps."""
+    assert set(pipeline.passes) <= set(jit_passes.passes)
+    assert len({p.name for p in PIPELINES}) == len(PIPELINES)
+
+
+def test_operators_have_schemas() -> None:
+    """Every registered operator can be called, and none is missing from the register."""
+    registered = set(_C.ops())
+    for name in registered:
+        packet = getattr(torch.ops.jit_passes, name)
+        assert packet.default._schema.name == f"jit_passes::{name}"
+    schemas = {s.name for s in torch._C._jit_get_all_schemas()}
+    prefix = "jit_passes::"
+    assert registered == {n.removeprefix(prefix) for n in schemas if n.startswith(prefix)}
+
+
+def test_unknown_pass(script: torch.jit.ScriptModule) -> None:
+    """The message has the pass, the pipeline and all names there are; nothing has run."""
+    before = str(script.graph)
+    pipeline = Pipeline("mine", ("freeze", "nonsense", "remove_dropout"))
+    with pytest.raises(JitPassesError, match=r"'mine'.*'nonsense'.*remove_dropout") as caught:
+        pipeline.run(_C.clone(script._c))
+    assert not isinstance(caught.value, PassError)
+    assert str(script.graph) == before
+    with pytest.raises(KeyError, match="no pass 'nonsense'"):
+        _C.run_pass("nonsense", script._c, "forward", {})
+    with pytest.raises(KeyError, match="no invariant 'nonsense'"):
+        _C.check_invariant("nonsense", script._c, "forward")
+
+
+def test_requirement_that_does_not_hold(script: torch.jit.ScriptModule) -> None:
+    """The error names the pass, what it requires, what is in the way and what ran before."""
+    pipeline = Pipeline("mine", ("pool_constants", "remove_dropout"))
+    with pytest.raises(PassError, match=r"'inlined'.*a call is left") as caught:
+        pipeline.run(_C.clone(script._c))
+    error = caught.value
+    assert (error.name, error.done) == ("remove_dropout", ("pool_constants",))
+    assert "'remove_dropout' of pipeline 'mine'" in str(error)
+    assert "(before it: pool_constants)" in str(error)
+
+
+def test_observers_are_in_the_way(script: torch.jit.ScriptModule) -> None:
+    """Passes that run after conversion refuse a model with observers."""
+    prepared = jit_passes.prepare(script)
+    with pytest.raises(PassError, match=r"'no_observers'.*an observer is left") as caught:
+        Pipeline("mine", ("sink_dequantize",)).run(prepared._c)
+    assert (caught.value.name, caught.value.done) == ("sink_dequantize", ())
+    assert "(before it: none)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs the option 'engine'"),
+        ({"engine": "abacus"}, "no quantized engine 'abacus'"),
+        ({"engine": object()}, "number, string, tensor, tuple or list"),
+    ],
+)
+def test_failing_pass(
+    script: torch.jit.ScriptModule, options: dict[str, object], message: str
+) -> None:
+    """Its own message, without a backtrace; the caller's module is as it was."""
+    before, state = (
+        str(script.inlined_graph),
+        {k: v.clone() for k, v in script.state_dict().items()},
+    )
+    pipeline = Pipeline("mine", ("freeze", "remove_dropout", "fold_prepack"))
+    with pytest.raises(PassError, match=message) as caught:
+        pipeline.run(script._c, options={"fold_prepack": options})
+    assert caught.value.name == "fold_prepack"
+    assert caught.value.done == ("freeze", "remove_dropout")
+    assert caught.value.__cause__ is not None
+    assert "\n" not in str(caught.value)
+    assert str(script.inlined_graph) == before
+    assert all(torch.equal(state[key], value) for key, value in script.state_dict().items())
+
+
+def test_unknown_method(script: torch.jit.ScriptModule) -> None:
+    """A pipeline on a method that is not there fails before any pass."""
+    with pytest.raises(Exception, match="encode"):
+        NORMALIZE.run(script._c, "encode")
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_dumps(
+    script: torch.jit.ScriptModule, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph before, and after each pass, in numbered files."""
+    folder = tmp_path / "made" / "on demand"
+    if how == "environment":
+        monkeypatch.setenv("JIT_PASSES_DUMP", str(folder))
+    pipeline = Pipeline("mine", ("freeze", "remove_dropout", "fold_batch_norm"))
+    result = pipeline.run(script._c, dump=folder if how == "argument" else None)
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        "mine.00.before.ir",
+        "mine.01.freeze.ir",
+        "mine.02.remove_dropout.ir",
+        "mine.03.fold_batch_norm.ir",
+    ]
+    texts = [(folder / name).read_text() for name in names]
+    assert "CallMethod" in texts[0] and "CallMethod" not in texts[1]
+    assert "aten::batch_norm" in texts[2] and "aten::batch_norm" not in texts[3]
+    assert texts[3] == str(result.module._get_method("forward").graph)
+
+
+def test_no_dump_unless_asked(
+    script: torch.jit.ScriptModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written."""
+    monkeypatch.delenv("JIT_PASSES_DUMP", raising=False)
+    monkeypatch.chdir(tmp_path)
+    NORMALIZE.run(script._c)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records(script: torch.jit.ScriptModule) -> None:
+    """One for each run of a pass: time, size of the graph, and whether it changed."""
+    names = ("freeze", "fold_batch_norm", "fold_batch_norm")
+    result = Pipeline("mine", names).run(script._c)
+    assert tuple(record.name for record in result.records) == names
+    assert [record.changed for record in result.records] == [True, True, False]
+    for record in result.records:
+        assert record.seconds >= 0
+    nodes = sum(1 for _ in result.module._get_method("forward").graph.nodes())
+    assert result.records[-1].nodes == nodes
+    lines = str(result).splitlines()
+    assert len(lines) == 3
+    assert all(f"{nodes:d} nodes" in line and " ms " in line for line in lines[1:])
+    assert ["(no change)" in line for line in lines] == [False, False, True]

@@ -49,7 +49,8 @@ def calibrate(
     batches = 0
     before = _C.deepcopy(prepared._c)
     try:
-        with torch.no_grad():
+        # Optimizing the graph would take longer than a few batches gain from it.
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             for batch in tqdm(_iterate(data), desc="calibrate", unit="batch", disable=not show):
                 args, kwargs = _arguments(batch if input_fn is None else input_fn(batch))
                 _run(method, args, kwargs, batches)

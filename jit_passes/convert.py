@@ -19,6 +19,7 @@ from .quantizer import FixedQParamsQuantizationSpec, QParams, choose_qparams, sp
 CONVERT = Pipeline(
     "convert",
     (
+        "fold_constant_lists",  # a file spells them out
         "insert_quantize_dequantize",
         "quantize_bias",
         "fold_quantized_constants",

@@ -19,7 +19,10 @@ constexpr int kSmallestExponent = -140;
 JIT_PASSES_VECTORIZED void findBins(
     const float* x, int32_t* bins, int64_t count, float inverse_width, float offset) {
   for (int64_t i = 0; i < count; ++i) {
-    bins[i] = static_cast<int32_t>(__builtin_floorf(x[i] * inverse_width) - offset);
+    const float scaled = x[i] * inverse_width;
+    // A negative value may underflow to -0, whose floor is not the -1 that it belongs to.
+    const float underflow = (x[i] < 0.0f && scaled == 0.0f) ? 1.0f : 0.0f;
+    bins[i] = static_cast<int32_t>(__builtin_floorf(scaled) - underflow - offset);
   }
 }
 

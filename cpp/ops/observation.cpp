@@ -42,6 +42,12 @@ JIT_PASSES_VECTORIZED void extremes(const float* x, int64_t count, Extremes* res
   }
 }
 
+void checkFinite(bool finite, c10::string_view name) {
+  TORCH_CHECK_VALUE(
+      finite, "the value '", name, "' holds a NaN or an infinity (in float32) in this batch: ",
+      "look at the calibration data, or at the float model with torch.isfinite");
+}
+
 } // namespace
 
 at::Tensor valuesOf(const at::Tensor& x) {
@@ -64,10 +70,27 @@ MinMax minMaxOf(const at::Tensor& values, c10::string_view name) {
     all.max = std::max(all.max, part.max);
     all.finite &= part.finite;
   }
-  TORCH_CHECK_VALUE(
-      all.finite, "the value '", name, "' holds a NaN or an infinity (in float32) in this batch: ",
-      "look at the calibration data, or at the float model with torch.isfinite");
+  checkFinite(all.finite, name);
   return {all.min, all.max};
+}
+
+std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) {
+  const float* x = rows.const_data_ptr<float>();
+  const int64_t count = rows.size(1);
+  std::vector<Extremes> partial(rows.size(0));
+  at::parallel_for(
+      0, rows.size(0), std::max<int64_t>(1, kGrain / std::max<int64_t>(count, 1)),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          extremes(x + row * count, count, &partial[row]);
+        }
+      });
+  std::vector<MinMax> result;
+  for (const auto& part : partial) {
+    checkFinite(part.finite, name);
+    result.push_back({part.min, part.max});
+  }
+  return result;
 }
 
 bool observeShape(const at::Tensor& x, double* range) {

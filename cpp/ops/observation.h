@@ -21,6 +21,9 @@ struct MinMax {
 // Raises an error that names the value when it holds a NaN or an infinity.
 MinMax minMaxOf(const at::Tensor& values, c10::string_view name);
 
+// The same for each row of a contiguous matrix.
+std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name);
+
 // Notes the rank of x; false when there is nothing to measure: x is empty or not floating-point.
 bool observeShape(const at::Tensor& x, double* range);
 

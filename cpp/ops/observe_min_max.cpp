@@ -44,13 +44,16 @@ at::Tensor channelRows(const at::Tensor& x, const at::Tensor& range, int64_t axi
       axis < x.dim() && range.size(1) == x.size(axis), "the value '", name, "' has shape ", x.sizes(),
       " and is observed along axis ", axis, " for ", range.size(1), " channels");
   const auto rows = x.detach().to(at::kFloat).transpose(0, axis).reshape({x.size(axis), -1}).contiguous();
-  minMaxOf(rows, name);
   return rows;
 }
 
-void widen(at::Tensor& range, const at::Tensor& rows) {
-  const auto [low, high] = at::aminmax(rows, 1);
-  range.copy_(at::stack({at::minimum(range[0], low), at::maximum(range[1], high)}));
+void widen(at::Tensor& range, const at::Tensor& rows, string_view name) {
+  const auto found = minMaxOfRows(rows.contiguous(), name);
+  double *low = range.mutable_data_ptr<double>(), *high = low + range.size(1);
+  for (size_t row = 0; row < found.size(); ++row) {
+    low[row] = std::min<double>(low[row], found[row].min);
+    high[row] = std::max<double>(high[row], found[row].max);
+  }
 }
 
 bool wasSeen(const at::Tensor& range) { return range[0].le(range[1]).all().item<bool>(); }
@@ -58,7 +61,7 @@ bool wasSeen(const at::Tensor& range) { return range[0].le(range[1]).all().item<
 void observePerChannelMinMax(
     const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
   if (!once || !wasSeen(range)) {
-    widen(range, channelRows(x, range, axis, name));
+    widen(range, channelRows(x, range, axis, name), name);
   }
 }
 
@@ -69,11 +72,11 @@ void observePairSums(
   }
   const auto rows = channelRows(x, range, axis, name);
   const int64_t pairs = rows.size(1) / 2;
-  widen(range, rows);
+  widen(range, rows, name);
   if (pairs > 0) {
     const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({rows.size(0), pairs, 2});
-    widen(range, neighbours.clamp_min(0).sum(2));
-    widen(range, neighbours.clamp_max(0).sum(2));
+    widen(range, neighbours.clamp_min(0).sum(2), name);
+    widen(range, neighbours.clamp_max(0).sum(2), name);
   }
 }
 

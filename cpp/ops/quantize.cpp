@@ -16,9 +16,9 @@ constexpr int64_t kGrain = 1 << 14;
 
 template <typename Int>
 JIT_PASSES_VECTORIZED void quantizeRow(
-    const float* x, Int* q, int64_t count, float inverse_scale, int64_t zero_point, int64_t quant_min,
+    const float* x, Int* q, int64_t count, float scale, int64_t zero_point, int64_t quant_min,
     int64_t quant_max) {
-  const float shift = zero_point, low = quant_min, high = quant_max;
+  const float inverse_scale = 1.0f / scale, shift = zero_point, low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
     const float value = __builtin_rintf(x[i] * inverse_scale) + shift;
     const float above = value < low ? low : value;
@@ -29,9 +29,9 @@ JIT_PASSES_VECTORIZED void quantizeRow(
 // int32 codes do not fit float32's 24 bits: the same in double.
 template <>
 void quantizeRow<int32_t>(
-    const float* x, int32_t* q, int64_t count, float inverse_scale, int64_t zero_point, int64_t quant_min,
+    const float* x, int32_t* q, int64_t count, float scale, int64_t zero_point, int64_t quant_min,
     int64_t quant_max) {
-  const double low = quant_min, high = quant_max;
+  const double low = quant_min, high = quant_max, inverse_scale = 1.0f / scale;
   for (int64_t i = 0; i < count; ++i) {
     const double value = std::nearbyint(static_cast<double>(x[i]) * inverse_scale) + zero_point;
     q[i] = static_cast<int32_t>(std::min<double>(std::max<double>(value, low), high));
@@ -74,14 +74,13 @@ at::Tensor quantize(
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
   const auto values = x.is_non_overlapping_and_dense() ? x.to(at::kFloat) : x.to(at::kFloat).contiguous();
   auto codes = at::empty_strided(values.sizes(), values.strides(), values.options().dtype(dtype));
-  const float inverse_scale = 1.0f / static_cast<float>(scale);
   dispatchInteger(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = values.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
     at::parallel_for(0, values.numel(), kGrain, [&](int64_t begin, int64_t end) {
       quantizeRow<Int>(
-          from + begin, to + begin, end - begin, inverse_scale, zero_point, quant_min, quant_max);
+          from + begin, to + begin, end - begin, static_cast<float>(scale), zero_point, quant_min, quant_max);
     });
   });
   return codes;
@@ -117,15 +116,34 @@ at::Tensor alongAxis(const at::Tensor& parameter, const at::Tensor& x, int64_t a
   return parameter.to(dtype).view(shape);
 }
 
-// Weights only, once: plain ATen is fast enough.
 at::Tensor quantizePerChannel(
     const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
     int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
   checkRange(dtype, quant_min, quant_max);
   checkChannels(x, scales, zero_points, axis);
-  const auto inverse = alongAxis(scales, x, axis, at::kFloat).reciprocal();
-  const auto rounded = at::round((x.to(at::kFloat) * inverse).to(at::kDouble));
-  return (rounded + alongAxis(zero_points, x, axis, at::kDouble)).clamp(quant_min, quant_max).to(dtype);
+  TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+  const auto steps = scales.to(at::kFloat).contiguous(), shifts = zero_points.to(at::kLong).contiguous();
+  TORCH_CHECK(
+      at::logical_and(steps > 0, at::isfinite(steps)).all().item<bool>(),
+      "scales must be finite and above 0, got ", scales);
+  const auto rows = x.to(at::kFloat).transpose(0, axis).contiguous();
+  auto codes = at::empty(rows.sizes(), rows.options().dtype(dtype));
+  const int64_t channels = rows.size(0), count = channels ? rows.numel() / channels : 0;
+  dispatchInteger(dtype, [&](auto zero) {
+    using Int = decltype(zero);
+    const float* from = rows.const_data_ptr<float>();
+    Int* to = codes.mutable_data_ptr<Int>();
+    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(count, 1));
+    at::parallel_for(0, channels, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t channel = begin; channel < end; ++channel) {
+        const int64_t at = channel * count;
+        quantizeRow<Int>(
+            from + at, to + at, count, steps.const_data_ptr<float>()[channel],
+            shifts.const_data_ptr<int64_t>()[channel], quant_min, quant_max);
+      }
+    });
+  });
+  return codes.transpose(0, axis).contiguous();
 }
 
 at::Tensor dequantizePerChannel(

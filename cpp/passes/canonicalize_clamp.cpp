@@ -16,12 +16,14 @@ const auto clamp_min = c10::Symbol::fromQualString("aten::clamp_min");
 bool clipsBelowZeroOnly(const Node* node) {
   const bool no_maximum =
       node->kind() == clamp_min || (node->kind() == c10::aten::clamp && isNone(node->input(2)));
-  return no_maximum && constantNumber(node->input(1)) == 0.0;
+  // A bound of 0.0 would turn integers into floats, which relu does not.
+  return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
 }
 
 Node* canonical(Node* node) {
   if (node->kind() == relu6) {
-    const std::vector<Value*> operands{node->input(0), insertConstant(node, 0.0), insertConstant(node, 6.0)};
+    const std::vector<Value*> operands{
+        node->input(0), insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})};
     return insertNode(node, c10::aten::clamp, operands, node);
   }
   if (node->kind() == hardtanh) {

@@ -50,12 +50,16 @@ bool replaceMatmul(Node* node) {
                          user->owningBlock() == node->owningBlock() &&
                          constantNumber(user->input(2)) == 1.0 &&
                          isBiasOf(user->input(1 - uses[0].offset), *weight);
-  if (adds_bias) {
-    replaceByLinear(user, node->input(0), *weight, user->input(1 - uses[0].offset));
-  } else {
+  if (!adds_bias) {
     replaceByLinear(node, node->input(0), *weight, nullptr);
+    return true;
   }
-  return true; // dead code elimination removes a matmul that lost its only use
+  // In the place of the product: its operand may be written to before the sum is taken.
+  const auto bias = *constantTensor(user->input(1 - uses[0].offset));
+  user->output()->replaceAllUsesWith(node->output());
+  user->destroy();
+  replaceByLinear(node, node->input(0), *weight, insertConstant(node, bias));
+  return true;
 }
 
 bool canonicalizeLinear(PassContext& context) {

@@ -5,19 +5,20 @@
 namespace jit_passes {
 namespace {
 
-bool poolConstants(PassContext& context) {
-  torch::jit::ConstantPooling(context.graph());
-  return true;
-}
-
 bool propagateConstants(PassContext& context) {
   auto graph = context.graph();
   return torch::jit::ConstantPropagation(graph);
 }
 
 bool removeDeadCode(PassContext& context) {
+  const auto count = [&] {
+    size_t nodes = 0;
+    forEachNode(*context.graph(), [&](Node*) { ++nodes; });
+    return nodes;
+  };
+  const size_t before = count();
   torch::jit::EliminateDeadCode(context.graph());
-  return true;
+  return count() != before;
 }
 
 // Attributes that the graph does not read any more, so that files do not carry them.
@@ -44,7 +45,6 @@ bool removeUnusedAttributes(PassContext& context) {
   return !unused.empty();
 }
 
-const RegisterPass pool_constants{"pool_constants", "Keep one copy of equal constants.", poolConstants};
 const RegisterPass propagate_constants{
     "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
 const RegisterPass remove_dead_code{"remove_dead_code", "Remove what no result depends on.", removeDeadCode};

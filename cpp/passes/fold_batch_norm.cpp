@@ -3,7 +3,7 @@
 //   factor = gamma / sqrt(running_var + eps)
 //   weight' = weight * factor          bias' = (bias - running_mean) * factor + beta
 //
-// along the output channels; computed in double. Only where the normalization is the one use of
+// along the output channels; factor and bias are computed in double. Only where the normalization is the one use of
 // the result, so a convolution that feeds two of them keeps both.
 #include "core/graph.h"
 #include "core/operators.h"
@@ -65,14 +65,14 @@ bool isMatrix(const Value* value) {
 // The factor in the shape of the weight: [out, in/groups, ...], transposed [in, out/groups, ...].
 at::Tensor scaleWeight(
     const at::Tensor& weight, const at::Tensor& factor, const WeightedOperator& op, int64_t groups) {
-  const auto wide = weight.to(at::kDouble);
+  const auto narrow = factor.to(weight.scalar_type()); // one rounding, then one for each product
   if (!op.transposed) {
     std::vector<int64_t> shape(weight.dim(), 1);
     shape[0] = -1;
-    return wide * factor.view(shape);
+    return weight * narrow.view(shape);
   }
-  const auto grouped = wide.reshape({groups, weight.size(0) / groups, weight.size(1), -1});
-  return (grouped * factor.view({groups, 1, weight.size(1), 1})).reshape(weight.sizes());
+  const auto grouped = weight.reshape({groups, weight.size(0) / groups, weight.size(1), -1});
+  return (grouped * narrow.view({groups, 1, weight.size(1), 1})).reshape(weight.sizes());
 }
 
 std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {

@@ -33,12 +33,12 @@ std::optional<at::Tensor> weightScales(const Value* weight) {
   return scale ? std::optional(at::full({1}, *scale, at::kDouble)) : std::nullopt;
 }
 
-void quantizeBiasOf(Node* node) {
+bool quantizeBiasOf(Node* node) {
   const auto bias = constantTensor(node->input(2));
   const auto input_scale = scaleOf(node->input(0));
   const auto weight_scales = weightScales(node->input(1));
   if (!bias || !input_scale || !weight_scales) {
-    return;
+    return false;
   }
   const auto scales = (weight_scales->to(at::kDouble) * *input_scale).expand({bias->numel()}).contiguous();
   const double limit = std::numeric_limits<int32_t>::max();
@@ -48,16 +48,13 @@ void quantizeBiasOf(Node* node) {
       insertConstant(node, at::zeros({bias->numel()}, at::kLong)),
       insertConstant(node, static_cast<int64_t>(0))};
   node->replaceInput(2, insertNode(node, dequantize_per_channel, operands, node)->output());
+  return true;
 }
 
 bool quantizeBias(PassContext& context) {
   bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (weightedOperator(node)) {
-      quantizeBiasOf(node);
-      changed = true;
-    }
-  });
+  forEachNode(
+      *context.graph(), [&](Node* node) { changed |= weightedOperator(node) && quantizeBiasOf(node); });
   return changed;
 }
 

@@ -26,7 +26,7 @@ PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
 
 TO_INTEGERS = Pipeline(
     "lower_stock_prepare",
-    ("pool_constants", "sink_dequantize", "replicate_dequantize"),
+    ("fold_constant_lists", "pool_constants", "sink_dequantize", "replicate_dequantize"),
 )
 TO_QUANTIZED_DTYPES = Pipeline(
     "lower_stock",

@@ -19,10 +19,14 @@ Check = Callable[[dict[str, Any]], str | None]
 QUANTIZE = "jit_passes::quantize(%{0}, %scale, %zero_point, %low, %high, %dtype)"
 TAIL = ("scale", "zero_point", "low", "high", "dtype")
 CLIPS = {
-    "": "",
-    "_relu": "  %c = aten::relu(%y)\n",
-    "_clamp": "  %c = aten::clamp(%y, %clip_low, %clip_high)\n",
+    "relu": ("  %c = aten::relu(%y)\n", "%q = aten::relu(%unclipped)"),
+    "clamp": (
+        "  %c = aten::clamp(%y, %clip_low, %clip_high)\n",
+        "%q = aten::clamp(%unclipped, %clip_low, %clip_high)",
+    ),
 }
+# What the integers can hold, by the number that PyTorch gives their dtype.
+SATURATION = {0: (0, 255), 1: (-128, 127)}
 
 
 @dataclass(frozen=True)
@@ -113,19 +117,19 @@ SHARED = tuple(
 
 
 def saturates(constants: dict[str, Any]) -> str | None:
-    """Refuse a clip that saturation to [low, high] does not implement.
+    """Refuse a clip that saturation of the result's integers does not implement.
 
-    It does when both bounds are quantized to the ends of the range:
-        bound_low / scale + zero_point <= low + 1/2
-        bound_high / scale + zero_point >= high - 1/2
+    It does when both bounds are quantized to the ends of what the dtype holds:
+        bound_low / scale + zero_point <= lowest + 1/2
+        bound_high / scale + zero_point >= highest - 1/2
     """
     scale, zero_point = constants["scale"], constants["zero_point"]
-    lowest = constants.get("clip_low", 0.0)
-    highest = constants.get("clip_high")
+    lowest, highest = SATURATION[constants["dtype"]]
+    bound_low, bound_high = constants.get("clip_low", 0.0), constants.get("clip_high")
     slack = 1e-3  # of a step: the bounds may be what the range was made from
-    if lowest is not None and lowest / scale + zero_point > constants["low"] + 0.5 + slack:
+    if bound_low is not None and bound_low / scale + zero_point > lowest + 0.5 + slack:
         return "the result's range reaches below the clip"
-    if highest is not None and highest / scale + zero_point < constants["high"] - 0.5 - slack:
+    if bound_high is not None and bound_high / scale + zero_point < highest - 0.5 - slack:
         return "the result's range reaches above the clip"
     return None
 
@@ -136,22 +140,42 @@ def _arguments(call: str) -> list[str]:
     return [argument.strip() for argument in inner[1].split(",")]
 
 
-def _rule(name: str, inputs: list[str], body: str, replacement: str, clip: str) -> Any:
+def _rule(
+    name: str, inputs: list[str], body: str, replacement: str, clip: str = "", absorb: bool = True
+) -> Any:
     """Assemble pattern and replacement from the operator's lines, which define %y and %q."""
-    clip_inputs = ["clip_low", "clip_high"] if clip == "_clamp" else []
+    clip_inputs = ["clip_low", "clip_high"] if clip == "clamp" else []
     tail = [*(n for n in TAIL if n not in inputs), *clip_inputs]
     rest = ["rest"] if "rest" in inputs else []
     names = [n for n in inputs if n != "rest"] + tail + rest
     header = f"graph({', '.join('%' + n for n in names)}):\n"
+    clip_line, kept_line = CLIPS[clip] if clip else ("", "")
     quantized = QUANTIZE.format("c" if clip else "y")
-    pattern = f"{header}{body}{CLIPS[clip]}  %q = {quantized}\n  return (%q)"
+    if not absorb:
+        replacement = replacement.replace("%q = ", "%unclipped = ") + "\n  " + kept_line
     return _C.rule(
-        name + clip,
-        pattern,
+        "_".join(part for part in (name, clip) if part),
+        f"{header}{body}{clip_line}  %q = {quantized}\n  return (%q)",
         f"{header}  {replacement}\n  return (%q)",
         {},
-        saturates if clip else None,
+        saturates if clip and absorb else None,
     )
+
+
+def _clipped_rules(name: str, inputs: list[str], body: str, replacement: str) -> list[Any]:
+    """Return the rules of an operator with and without a clip behind it.
+
+    A clip is absorbed by the result's range where saturation implements it, and else computed on
+    the integers.
+    """
+    return [
+        *(
+            _rule(name, inputs, body, replacement, clip, absorb)
+            for clip in CLIPS
+            for absorb in (True, False)
+        ),
+        _rule(name, inputs, body, replacement),
+    ]
 
 
 def _fusion_rules(fusion: Fusion) -> list[Any]:
@@ -174,9 +198,8 @@ def _fusion_rules(fusion: Fusion) -> list[Any]:
             operands[-1] = f"%{argument}_d"
     kind = fusion.call.split("(")[0]
     lines.append(f"  %y = {kind}({', '.join(operands)})\n")
-    clips = ("_clamp", "_relu", "") if fusion.clips else ("",)
-    name = kind.removeprefix("aten::")
-    return [_rule(name, inputs, "".join(lines), fusion.replacement, clip) for clip in clips]
+    make = _clipped_rules if fusion.clips else lambda *arguments: [_rule(*arguments)]
+    return make(kind.removeprefix("aten::"), inputs, "".join(lines), fusion.replacement)
 
 
 def _weighted_rules(
@@ -198,7 +221,7 @@ def _weighted_rules(
         f"  %packed = quantized::{op}_prepack(%w, %bias{packed_more})\n"
         f"  %q = quantized::{op}(%a, %packed, %scale, %zero_point)"
     )
-    return [_rule(op + suffix, inputs, body, replacement, clip) for clip in ("_clamp", "_relu", "")]
+    return _clipped_rules(op + suffix, inputs, body, replacement)
 
 
 CONV = "%stride, %padding, %dilation, %groups"

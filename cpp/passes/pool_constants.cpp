@@ -1,0 +1,102 @@
+// Keep one copy of equal constants, at the start of the graph.
+//
+//   %a : int = prim::Constant[value=1]()          %a : int = prim::Constant[value=1]()
+//   %b : int = prim::Constant[value=1]()    ->    %c = aten::add(%x, %a, %a)
+//   %c = aten::add(%x, %a, %b)
+//
+// By hashing, in linear time. Tensors are equal when they are the same memory, or small and hold
+// the same bytes.
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr int64_t kSmall = 4096; // elements of tensors that are compared by content
+
+void append(std::string& key, const void* data, size_t bytes) {
+  key.append(static_cast<const char*>(data), bytes);
+}
+
+std::optional<std::string> tensorKey(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.is_quantized() || !tensor.device().is_cpu()) {
+    return std::nullopt;
+  }
+  std::string key = "tensor" + std::string(c10::toString(tensor.scalar_type()));
+  for (const auto& numbers : {tensor.sizes(), tensor.strides()}) {
+    append(key, numbers.data(), numbers.size() * sizeof(int64_t));
+    key += '|';
+  }
+  if (tensor.is_contiguous() && tensor.numel() <= kSmall) {
+    append(key, tensor.const_data_ptr(), tensor.nbytes());
+  } else {
+    const void* address = tensor.const_data_ptr();
+    append(key, &address, sizeof(address));
+  }
+  return key;
+}
+
+// Values of equal keys are interchangeable; nothing for kinds that are not pooled.
+std::optional<std::string> keyOf(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  if (!constant) {
+    return std::nullopt;
+  }
+  if (constant->isTensor()) {
+    return tensorKey(constant->toTensor());
+  }
+  std::string key = value->type()->str() + "|";
+  if (constant->isDouble()) {
+    const double number = constant->toDouble();
+    append(key, &number, sizeof(number));
+  } else if (constant->isDoubleList()) {
+    const auto numbers = constant->toDoubleVector();
+    append(key, numbers.data(), numbers.size() * sizeof(double));
+  } else if (
+      constant->isNone() || constant->isInt() || constant->isBool() || constant->isString() ||
+      constant->isIntList() || constant->isBoolList() || constant->isDevice()) {
+    std::ostringstream text;
+    text << *constant;
+    key += text.str();
+  } else {
+    return std::nullopt;
+  }
+  return key;
+}
+
+bool poolConstants(PassContext& context) {
+  const auto graph = context.graph();
+  std::unordered_map<std::string, Value*> kept;
+  bool changed = false;
+  Node* front = graph->block()->nodes().front();
+  forEachNode(*graph, [&](Node* node) {
+    if (node->kind() != c10::prim::Constant) {
+      return;
+    }
+    const auto key = keyOf(node->output());
+    const auto found = key ? kept.find(*key) : kept.end();
+    if (found != kept.end()) {
+      changed = true;
+      if (node == front) {
+        front = front->next();
+      }
+      replaceNode(node, found->second);
+      return;
+    }
+    if (key) {
+      kept.emplace(*key, node->output());
+    }
+    if (node == front) {
+      front = front->next();
+    } else {
+      changed |= node->owningBlock() != graph->block();
+      node->moveBefore(front);
+    }
+  });
+  return changed;
+}
+
+const RegisterPass registration{"pool_constants", "Keep one copy of equal constants.", poolConstants};
+
+} // namespace
+} // namespace jit_passes

@@ -96,7 +96,7 @@ py::tuple snapshot(const Module& module, const std::string& method) {
     const bool readable = v.constant && !v.constant->isObject();
     values.append(
         py::make_tuple(
-            v.id, v.name, v.is_tensor, v.written, v.constant.has_value(),
+            v.id, v.name, v.is_tensor, v.written, v.result, v.constant.has_value(),
             readable ? toPython(*v.constant) : py::none()));
   }
   return py::make_tuple(nodes, values, shot.inputs, shot.outputs);

@@ -24,16 +24,18 @@ class ValueView:
             inputs of the graph, their own name.
         is_tensor: whether its static type is Tensor.
         written: whether an in-place operator may write to it, directly or through a view.
+        is_result: whether the method, or a block in it, returns it.
         is_constant: whether it is a literal or a frozen parameter.
         constant: the constant, if it is one and readable from Python.
         producer: the node that makes it; None for inputs of the graph and of blocks.
-        uses: (node, operand index) of all uses; a use as a result is not listed.
+        uses: (node, operand index) of all uses but those as a result.
     """
 
     id: int
     name: str
     is_tensor: bool
     written: bool
+    is_result: bool
     is_constant: bool
     constant: Any
     producer: NodeView | None = None

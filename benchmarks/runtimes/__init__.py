@@ -27,7 +27,7 @@ _ALL: list[Runtime] = [
     TorchFloatRuntime(),
     *(QuantizeJitRuntime(engine) for engine in _TORCH_ENGINES),
     JitPassesRuntime(engine=None),
-    JitPassesRuntime(engine="onednn"),
+    *(JitPassesRuntime(engine) for engine in _TORCH_ENGINES if engine != "x86"),
     OnnxRuntime(),
     OpenVinoRuntime(),
 ]

@@ -59,8 +59,12 @@ class Recorder {
   void recordValue(const Value* value, const std::string& name) {
     const bool tensor = value->type()->isSubtypeOf(*c10::TensorType::get());
     const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+    const auto& uses = value->uses();
+    const bool result = std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+      return use.user->kind() == c10::prim::Return;
+    });
     snapshot_.values.push_back(
-        {static_cast<int64_t>(value->unique()), name, tensor, written_.count(value) > 0, constant});
+        {static_cast<int64_t>(value->unique()), name, tensor, written_.count(value) > 0, result, constant});
   }
 
   int64_t blockOf(const Block* block) {

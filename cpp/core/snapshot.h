@@ -25,6 +25,7 @@ struct ValueRecord {
   std::string name;
   bool is_tensor;
   bool written; // an in-place operator may write to it
+  bool result;  // the method, or a block of it, returns it
   std::optional<c10::IValue> constant;
 };
 

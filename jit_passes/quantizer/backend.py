@@ -25,16 +25,18 @@ class BackendQuantizer(Quantizer):
     Attributes:
         support: the backend's table, by operator kind.
         activation: specification of activations.
+        sums: weighted operators to which the backend can add another tensor before it rounds.
         weight_of: specification of an operator's weight; where the table says that the backend has
             no per-channel weights for it, its scheme is replaced by the per-tensor one.
     """
 
     support: Mapping[str, OperatorSupport]
     activation: QuantizationSpec = ACTIVATION
+    sums: tuple[str, ...] = ()
     weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT
 
     def annotate(self, graph: GraphView) -> Annotations:
-        selection = _Selection(self.support, graph)
+        selection = _Selection(self.support, graph, self.sums)
         selection.run()
         return _Writer(self, selection).write()
 
@@ -42,7 +44,7 @@ class BackendQuantizer(Quantizer):
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     """Return the value that is quantized: the node's result, or that of the clip behind it."""
     value = node.output
-    if value.written or len(value.uses) != 1:
+    if value.written or value.is_result or len(value.uses) != 1:
         return value
     user, operand = value.uses[0]
     if operand != 0 or user.kind not in row.clips or user.block != node.block:
@@ -55,9 +57,11 @@ def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
 def _clamp_is_absorbed(node: NodeView) -> bool:
     """Saturation implements a clamp whose range contains 0, since ranges are widened to 0."""
     low, high = (value.constant for value in node.inputs[1:3])
-    if not all(value.is_constant for value in node.inputs[1:3]):
-        return False
-    return (low is None or low <= 0) and (high is None or high >= 0)
+    numbers = all(
+        value.is_constant and not isinstance(value.constant, torch.Tensor)
+        for value in node.inputs[1:3]
+    )
+    return numbers and (low is None or low <= 0) and (high is None or high >= 0)
 
 
 @dataclass
@@ -70,6 +74,8 @@ class _Selection:
 
     support: Mapping[str, OperatorSupport]
     graph: GraphView
+    sums: tuple[str, ...] = ()
+    summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
     selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
     reasons: dict[str, str] = field(default_factory=dict)
     origins: dict[int, ValueView] = field(default_factory=dict)
@@ -85,6 +91,7 @@ class _Selection:
         self.select_weighted()
         self.select_between()
         self.drop_dead_ends()
+        self.fuse_sums()
 
     def origin(self, value: ValueView) -> ValueView:
         known = self.origins.get(value.id)
@@ -167,6 +174,24 @@ class _Selection:
                 del self.selected[node.index]
                 del self.by_output[value.id]
 
+    def fuse_sums(self) -> None:
+        """Let the backend add before it rounds: the weighted node's own result is not quantized."""
+        for node in self.graph.nodes:
+            if node.kind != "aten::add" or node.index not in self.selected:
+                continue
+            for value in node.inputs[:2]:
+                weighted = self.by_output.get(value.id)
+                if (
+                    weighted is not None
+                    and weighted.kind in self.sums
+                    and weighted.output is value
+                    and weighted.block == node.block
+                    and len(value.uses) == 1
+                    and not (value.is_result or value.written)
+                ):
+                    self.summed[node.index] = weighted
+                    break
+
     def feeds_selected(self, value: ValueView, seen: set[int]) -> bool:
         if value.id in seen or value.written:
             return False
@@ -218,7 +243,8 @@ class _Writer:
             self.annotations.edges.append(
                 EdgeAnnotation(self.values[value], ordered, self.quantizer.activation)
             )
-        for index in sorted(self.selection.selected):
+        inner = {weighted.index for weighted in self.selection.summed.values()}
+        for index in sorted(self.selection.selected.keys() - inner):
             self.write_output(nodes[index], self.selection.selected[index])
         return self.annotations
 
@@ -250,7 +276,9 @@ class _Writer:
             spec = row.fixed
         elif row.role is Role.SHARED:
             spec = SharedQuantizationSpec(self.shared_source(node))
-        self.annotations.outputs[value.id] = OutputAnnotation(value, spec, node.name, row.ranks)
+        owner = self.selection.summed.get(node.index, node)
+        ranks = self.selection.selected[owner.index].ranks
+        self.annotations.outputs[value.id] = OutputAnnotation(value, spec, owner.name, ranks)
 
     def shared_source(self, node: NodeView) -> int:
         """Return the id of the value whose observer the node's first operand goes back to."""

@@ -6,6 +6,7 @@ PyTorch or LibTorch does, without this package.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -13,12 +14,12 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
-from ..errors import JitPassesError
+from ..errors import JitPassesError, JitPassesWarning
 from ..graph import NodeView
 from ..observers import MinMax, PairSums
 from ..passes import PassRecord, Pipeline
 from ..quantizer import WEIGHT, BackendQuantizer, OperatorSupport, QuantizationSpec, Quantizer
-from .stock_rules import rules
+from .stock_rules import SUMS, rules
 from .stock_support import adds_pairs_in_int16, support, without_fixed, without_means
 from .target import Target
 
@@ -100,7 +101,8 @@ class Stock(Target):
 
     def quantizer(self) -> Quantizer:
         activation = QuantizationSpec(quant_max=127 if self.reduce_range else 255)
-        return BackendQuantizer(self.support, activation, weight_of=self.weight_specification)
+        sums = SUMS if self.engine == "onednn" else ()
+        return BackendQuantizer(self.support, activation, sums, self.weight_specification)
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight: int8, symmetric, per output channel."""
@@ -117,12 +119,25 @@ class Stock(Target):
         for _, name, reason in matches:
             if not reason:
                 left.pop(name, None)
+        if any(rule.startswith("conv2d_add") for rule, _, _ in matches):
+            warn_of_engine(self.engine)
         options: dict[str, dict[str, Any]] = {
             "fold_prepack": {"engine": self.engine},
             "fold_quantized_constants": {"dequantize": True},
         }
         lowered = TO_QUANTIZED_DTYPES.run(prepared.module, method, options=options)
         return lowered.module, left, [*prepared.records, *lowered.records]
+
+
+def warn_of_engine(engine: str) -> None:
+    """Tell who did not set the engine that quantized::conv2d_add looks for when it runs."""
+    if torch.backends.quantized.engine != engine:
+        warnings.warn(
+            f"the model adds within convolutions, which only PyTorch's engine '{engine}' does: "
+            f"set torch.backends.quantized.engine = '{engine}' before loading and running it",
+            JitPassesWarning,
+            stacklevel=4,
+        )
 
 
 def needs_reduced_range(engine: str) -> bool:

@@ -224,6 +224,37 @@ def _weighted_rules(
     return _clipped_rules(op + suffix, inputs, body, replacement)
 
 
+SUMS = ("aten::conv2d",)
+
+
+def _sum_rules() -> list[Any]:
+    """Return the rules for a convolution whose result is added to another tensor.
+
+    The kernel writes into the tensor it adds, parameters included, so it gets a copy.
+    """
+    inputs = ["a", "a_s", "a_z", "w_q", "w_scale", "w_zero", "w_axis", "bias", "b", "b_s", "b_z"]
+    inputs += ["rest"]
+    replacement = (
+        f"{WEIGHTS['_per_channel']}\n"
+        "  %packed = quantized::conv2d_prepack(%w, %bias, %rest)\n"
+        "  %none : NoneType = prim::Constant()\n"
+        "  %sum = aten::clone(%b, %none)\n"
+        "  %q = quantized::conv2d_add(%a, %sum, %packed, %scale, %zero_point)"
+    )
+    made = []
+    for operands in ("%s, %b_d", "%b_d, %s"):
+        body = (
+            "  %one : int = prim::Constant[value=1]()\n"
+            "  %a_d = jit_passes::dequantize(%a, %a_s, %a_z)\n"
+            "  %w_d = jit_passes::dequantize_per_channel(%w_q, %w_scale, %w_zero, %w_axis)\n"
+            "  %s = aten::conv2d(%a_d, %w_d, %bias, %rest)\n"
+            "  %b_d = jit_passes::dequantize(%b, %b_s, %b_z)\n"
+            f"  %y = aten::add({operands}, %one)\n"
+        )
+        made += _clipped_rules("conv2d_add", inputs, body, replacement)
+    return made
+
+
 CONV = "%stride, %padding, %dilation, %groups"
 TRANSPOSED = "%stride, %padding, %output_padding, %groups, %dilation"
 TRANSPOSED_PACKED = "%stride, %padding, %output_padding, %dilation, %groups"
@@ -232,7 +263,7 @@ TRANSPOSED_PACKED = "%stride, %padding, %output_padding, %dilation, %groups"
 @cache
 def rules(engine: str) -> tuple[Any, ...]:
     """Return all rules of an engine, parsed once; earlier ones win."""
-    made: list[Any] = []
+    made: list[Any] = _sum_rules() if engine == "onednn" else []
     transposed = WEIGHTS["" if engine == "onednn" else "_shifted"]
     for per_channel in (True, False):
         weight = WEIGHTS["_per_channel" if per_channel else ""]

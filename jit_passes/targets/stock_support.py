@@ -128,12 +128,17 @@ def _elu(node: NodeView) -> str | None:
 
 
 def _transposed(node: NodeView, engine: str) -> str | None:
-    """Refuse what oneDNN does not compute, or computes wrongly in PyTorch 2.13.
+    """Refuse what PyTorch 2.13 does not compute, or computes wrongly.
 
-    With other numbers of input than of output channels its results have nothing to do with the
-    right ones; `quantized::conv_transpose2d` of 8 channels into 12 shows it.
+    With other numbers of input than of output channels oneDNN's results have nothing to do with
+    the right ones; `quantized::conv_transpose2d` of 8 channels into 12 shows it. FBGEMM's have not
+    for windows of 2 if both numbers are multiples of 8; 8 channels into 8 show it. The second is
+    refused on every engine, since the file may be loaded under one that takes FBGEMM.
     """
     weight, groups, output_padding = (node.inputs[i].constant for i in (1, 6, 5))
+    even = any(size in (2, 6) for size in weight.shape[2:])  # its kernel is for 2 and 6
+    if even and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0:
+        return "PyTorch's FBGEMM is wrong for a transposed convolution of this window"
     if engine == "onednn" and (weight.shape[0] != weight.shape[1] or groups > 1):
         return "PyTorch's engine 'onednn' is wrong for a transposed convolution of this shape"
     if engine == "onednn" and any(output_padding):

@@ -51,8 +51,11 @@ $(STAMP): requirements/dev.txt
 	touch $@
 
 $(BUILT): $(STAMP) $(SOURCES)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python setup.py --quiet build_py build_ext --inplace
-	mkdir -p build && touch $@
+	@mkdir -p build
+	@echo "building the extension; compiler output goes to build/build.log"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python setup.py --quiet build_py build_ext --inplace \
+	  > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	@touch $@
 
 clean:
 	rm -rf build dist jit_passes/*.so jit_passes/include *.egg-info

@@ -89,7 +89,7 @@ def test_convolution_and_sum(first: bool, relu: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8)
     script = torch.jit.script(Residual(first, relu).eval())
-    target = Stock(engine="onednn")
+    target = Stock(engine="onednn", fuse_sums=True)
     prepared = jit_passes.prepare(script, target=target)
     reference = jit_passes.convert(jit_passes.calibrate(prepared, [x], progress=False))
     with pytest.warns(jit_passes.JitPassesWarning, match=r"quantized\.engine = 'onednn'"):

@@ -56,6 +56,11 @@ class Stock(Target):
             the result the scale of their operand, too coarse for the average of many values: on
             ResNet-18 that alone costs 1.3 dB, and saves next to no time.
 
+        fuse_sums: on the engine onednn, add within convolutions, so that their own result is not
+            rounded: 0.9 dB more on ResNet-18. The kernel overwrites the tensor it adds, so it
+            gets a copy, and ResNet-50 takes a third longer. Such a model runs only where
+            `torch.backends.quantized.engine` is onednn.
+
     Raises:
         JitPassesError: the engine is unknown, or this build of PyTorch does not have it.
     """
@@ -67,8 +72,10 @@ class Stock(Target):
         engine: str | None = None,
         reduce_range: bool | None = None,
         integer_pools: bool = False,
+        fuse_sums: bool = False,
     ) -> None:
         self.integer_pools = integer_pools
+        self.fuse_sums = fuse_sums
         available = [e for e in PREFERENCE if e in torch.backends.quantized.supported_engines]
         if engine is not None and engine not in available:
             raise JitPassesError(
@@ -97,11 +104,12 @@ class Stock(Target):
             "engine": self.engine,
             "reduce_range": self.reduce_range,
             "integer_pools": self.integer_pools,
+            "fuse_sums": self.fuse_sums,
         }
 
     def quantizer(self) -> Quantizer:
         activation = QuantizationSpec(quant_max=127 if self.reduce_range else 255)
-        sums = SUMS if self.engine == "onednn" else ()
+        sums = SUMS if self.fuse_sums and self.engine == "onednn" else ()
         return BackendQuantizer(self.support, activation, sums, self.weight_specification)
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:

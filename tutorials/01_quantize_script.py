@@ -163,8 +163,9 @@ assert reference_top1 >= float_top1 - 0.5
 # one `quantized::conv2d` that takes 8-bit integers, adds up in 32 bits and returns 8 bits. The ReLU
 # costs nothing any more: its results have a range that begins at 0, and clipping to this range is
 # what the kernel does anyway. The weights, now integers, are packed the way its kernel wants them.
-# Of the many quantize and dequantize steps, those at the edges are left: where the input comes in
-# and where the result goes out.
+# Of the many quantize and dequantize steps, those at the edges are left: where the input comes in,
+# where the result goes out, and around the global average pool in front of the classifier, which is
+# computed in float because the average of many values needs finer steps than its operand has.
 
 # %%
 lowered = jit_passes.lower(reference, target="stock")
@@ -173,7 +174,7 @@ for name, count in sorted(operators(lowered).items()):
         print(f"{count:4d} x {name}")
 assert operators(lowered)["aten::conv2d"] == 0
 assert sum(n for name, n in operators(lowered).items() if "quantized::conv2d" in name) == 15
-assert operators(lowered)["aten::quantize_per_tensor"] == 1
+assert operators(lowered)["aten::quantize_per_tensor"] == 2
 
 # %% [markdown]
 # The reference and the lowered model agree up to single steps (a kernel may round a tie the other

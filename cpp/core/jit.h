@@ -15,3 +15,7 @@
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/passes/remove_mutation.h>
 #include <torch/library.h>
+
+#if defined(__linux__) && AT_PARALLEL_OPENMP && !defined(_OPENMP)
+#error "compile with -fopenmp: without it at::parallel_for runs on one thread"
+#endif

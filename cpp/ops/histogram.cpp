@@ -2,53 +2,30 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
-
-#include <ATen/Parallel.h>
 
 #include "core/vectorize.h"
 
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kBlock = 1024; // values whose bins are computed ahead of counting
-constexpr int64_t kGrain = 1 << 16;
-constexpr int kCopies = 4; // neighbouring equal values would wait for each other's store
+constexpr int64_t kBlock = 512; // values, their bins and the counts share the first-level cache
+constexpr int kCopies = 4;      // neighbouring equal values would wait for each other's store
 constexpr int kSmallestExponent = -140;
+// Within these the product with 2^-exponent is exact: no overflow of the factor, and no negative
+// value that underflows to -0, whose floor is not the -1 that it belongs to.
+constexpr int kLowestExponent = -126, kHighestExponent = 0;
 
 JIT_PASSES_VECTORIZED void findBins(
     const float* x, int32_t* bins, int64_t count, float inverse_width, float offset) {
   for (int64_t i = 0; i < count; ++i) {
-    const float scaled = x[i] * inverse_width;
-    // A negative value may underflow to -0, whose floor is not the -1 that it belongs to.
-    const float underflow = (x[i] < 0.0f && scaled == 0.0f) ? 1.0f : 0.0f;
-    bins[i] = static_cast<int32_t>(__builtin_floorf(scaled) - underflow - offset);
+    bins[i] = static_cast<int32_t>(__builtin_floorf(x[i] * inverse_width) - offset);
   }
 }
 
-void countRange(const float* x, int64_t size, int64_t* counts, int64_t bins, HistogramLayout layout) {
-  // Powers of two, so the product is exact and the floor is the bin's definition.
-  const float inverse_width = std::ldexp(1.0f, -std::max(layout.exponent, -126));
-  const float rest = std::ldexp(1.0f, std::max(0, -126 - layout.exponent));
-  std::vector<uint32_t> copies(kCopies * bins, 0);
-  int32_t found[kBlock];
-  float scaled[kBlock];
-  for (int64_t start = 0; start < size; start += kBlock) {
-    const int64_t block = std::min(kBlock, size - start);
-    const float* values = x + start;
-    if (rest != 1.0f) { // subnormal bins: 2^-exponent itself would overflow
-      std::transform(values, values + block, scaled, [&](float value) { return value * rest; });
-      values = scaled;
-    }
-    findBins(values, found, block, inverse_width, static_cast<float>(layout.offset));
-    for (int64_t i = 0; i < block; ++i) {
-      ++copies[(i % kCopies) * bins + found[i]];
-    }
-  }
-  for (int64_t bin = 0; bin < bins; ++bin) {
-    for (int copy = 0; copy < kCopies; ++copy) {
-      counts[bin] += copies[copy * bins + bin];
-    }
+JIT_PASSES_VECTORIZED void findBinsOfAnyWidth(
+    const float* x, int32_t* bins, int64_t count, double inverse_width, double offset) {
+  for (int64_t i = 0; i < count; ++i) {
+    bins[i] = static_cast<int32_t>(__builtin_floor(x[i] * inverse_width) - offset);
   }
 }
 
@@ -71,40 +48,92 @@ HistogramLayout HistogramLayout::fit(float min, float max, int64_t bins) {
   return {exponent, index(min)};
 }
 
-void rebin(int64_t* counts, int64_t bins, HistogramLayout from, HistogramLayout to) {
-  if (from.exponent == to.exponent && from.offset == to.offset) {
-    return;
-  }
-  std::vector<int64_t> moved(bins, 0);
-  const int shift = to.exponent - from.exponent;
-  for (int64_t bin = 0; bin < bins; ++bin) {
-    if (counts[bin] != 0) {
-      const int64_t absolute = from.offset + bin;
-      const int64_t coarser = shift < 63 ? absolute >> shift : (absolute < 0 ? -1 : 0);
-      moved[coarser - to.offset] += counts[bin];
-    }
-  }
-  std::copy(moved.begin(), moved.end(), counts);
+double HistogramLayout::edge(int64_t bin) const {
+  return std::ldexp(static_cast<double>(offset + bin), exponent);
 }
 
-void count(const float* x, int64_t size, int64_t* counts, int64_t bins, HistogramLayout layout) {
-  const int64_t chunks = (size + kGrain - 1) / kGrain;
-  if (chunks <= 1) {
-    return countRange(x, size, counts, bins, layout);
-  }
-  const int64_t workers = std::min<int64_t>(at::get_num_threads(), chunks);
-  std::vector<int64_t> partial(workers * bins, 0);
-  at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t worker = begin; worker < end; ++worker) {
-      const int64_t first = size * worker / workers, last = size * (worker + 1) / workers;
-      countRange(x + first, last - first, &partial[worker * bins], bins, layout);
-    }
-  });
-  for (int64_t worker = 0; worker < workers; ++worker) {
-    for (int64_t bin = 0; bin < bins; ++bin) {
-      counts[bin] += partial[worker * bins + bin];
+void addCounts(
+    const int64_t* from_counts, HistogramLayout from, int64_t* to_counts, HistogramLayout to, int64_t bins) {
+  const int shift = to.exponent - from.exponent;
+  for (int64_t bin = 0; bin < bins; ++bin) {
+    if (from_counts[bin] != 0) {
+      const int64_t absolute = from.offset + bin;
+      const int64_t coarser = shift < 63 ? absolute >> shift : (absolute < 0 ? -1 : 0);
+      to_counts[coarser - to.offset] += from_counts[bin];
     }
   }
+}
+
+HistogramCounter::HistogramCounter(int64_t bins, MinMax expected)
+    : bins_(bins), expected_(expected), counts_(bins, 0), recent_(kCopies * bins, 0) {}
+
+void HistogramCounter::add(const float* x, int64_t size) {
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t block = std::min(kBlock, size - start);
+    seen_.add(x + start, block);
+    if (!seen_.finite) {
+      return;
+    }
+    if (seen_.min < low_ || seen_.max >= high_ || low_ == high_) {
+      grow();
+    }
+    countBlock(x + start, block);
+  }
+}
+
+void HistogramCounter::moveTo(int64_t* counts, HistogramLayout layout) {
+  collect();
+  addCounts(counts_.data(), layout_, counts, layout, bins_);
+  std::fill(counts_.begin(), counts_.end(), 0);
+}
+
+void HistogramCounter::grow() {
+  const auto grown =
+      HistogramLayout::fit(std::min(seen_.min, expected_.min), std::max(seen_.max, expected_.max), bins_);
+  collect();
+  std::vector<int64_t> moved(bins_, 0);
+  addCounts(counts_.data(), layout_, moved.data(), grown, bins_);
+  counts_.swap(moved);
+  layout_ = grown;
+  low_ = layout_.edge(0);
+  high_ = layout_.edge(bins_);
+}
+
+void HistogramCounter::countBlock(const float* x, int64_t size) {
+  int32_t found[kBlock];
+  if (layout_.exponent >= kLowestExponent && layout_.exponent <= kHighestExponent) {
+    findBins(x, found, size, std::ldexp(1.0f, -layout_.exponent), static_cast<float>(layout_.offset));
+  } else {
+    const double offset = static_cast<double>(layout_.offset);
+    findBinsOfAnyWidth(x, found, size, std::ldexp(1.0, -layout_.exponent), offset);
+  }
+  uint32_t* recent = recent_.data();
+  int64_t i = 0;
+  for (; i + kCopies <= size; i += kCopies) {
+    for (int copy = 0; copy < kCopies; ++copy) {
+      ++recent[kCopies * found[i + copy] + copy];
+    }
+  }
+  for (; i < size; ++i) {
+    ++recent[kCopies * found[i]];
+  }
+  recent_count_ += size;
+  if (recent_count_ > std::numeric_limits<uint32_t>::max() - kBlock) {
+    collect();
+  }
+}
+
+void HistogramCounter::collect() {
+  if (recent_count_ == 0) {
+    return;
+  }
+  for (int64_t bin = 0; bin < bins_; ++bin) {
+    for (int copy = 0; copy < kCopies; ++copy) {
+      counts_[bin] += recent_[kCopies * bin + copy];
+    }
+  }
+  std::fill(recent_.begin(), recent_.end(), 0);
+  recent_count_ = 0;
 }
 
 } // namespace jit_passes

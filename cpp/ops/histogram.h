@@ -7,20 +7,54 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "observation.h"
 
 namespace jit_passes {
 
 struct HistogramLayout {
-  int exponent;   // bin width is 2^exponent
-  int64_t offset; // index of the first bin, in bin widths from 0
+  int exponent = 0;   // bin width is 2^exponent
+  int64_t offset = 0; // index of the first bin, in bin widths from 0
 
   static HistogramLayout fit(float min, float max, int64_t bins);
+
+  // The lower edge of a bin.
+  double edge(int64_t bin) const;
 };
 
-// Moves the counts of `from` to where `to` wants them; `to` must not be finer.
-void rebin(int64_t* counts, int64_t bins, HistogramLayout from, HistogramLayout to);
+// Adds counts of one layout to those of another, which must reach as far and not be finer.
+void addCounts(
+    const int64_t* from_counts, HistogramLayout from, int64_t* to_counts, HistogramLayout to, int64_t bins);
 
-// Adds the values to the counts. All values must lie within the layout.
-void count(const float* x, int64_t size, int64_t* counts, int64_t bins, HistogramLayout layout);
+// Counts values in one pass over memory: a block at a time is measured, and when it reaches beyond
+// the layout, the layout grows before the block is counted.
+class HistogramCounter {
+ public:
+  // `expected` is a range that the layout should hold from the start; empty when min > max.
+  HistogramCounter(int64_t bins, MinMax expected);
+
+  // Stops at a value that is not finite.
+  void add(const float* x, int64_t size);
+
+  // Adds everything counted so far to counts of a layout that holds it.
+  void moveTo(int64_t* counts, HistogramLayout layout);
+
+  const Extremes& seen() const { return seen_; }
+
+ private:
+  void grow();
+  void countBlock(const float* x, int64_t size);
+  void collect();
+
+  int64_t bins_;
+  MinMax expected_;
+  Extremes seen_;
+  HistogramLayout layout_;
+  double low_ = 0, high_ = 0; // the layout holds low_ <= x < high_
+  std::vector<int64_t> counts_;
+  std::vector<uint32_t> recent_; // kCopies for each bin
+  int64_t recent_count_ = 0;
+};
 
 } // namespace jit_passes

@@ -8,13 +8,7 @@ namespace {
 constexpr int64_t kGrain = 1 << 15;
 constexpr int kLanes = 64; // independent running minima, so that the loop vectorizes without -ffast-math
 
-struct Extremes {
-  float min = std::numeric_limits<float>::infinity();
-  float max = -std::numeric_limits<float>::infinity();
-  bool finite = true;
-};
-
-JIT_PASSES_VECTORIZED void extremes(const float* x, int64_t count, Extremes* result) {
+JIT_PASSES_VECTORIZED void findExtremes(const float* x, int64_t count, Extremes* result) {
   float low[kLanes], high[kLanes], poison[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     low[lane] = result->min;
@@ -35,20 +29,33 @@ JIT_PASSES_VECTORIZED void extremes(const float* x, int64_t count, Extremes* res
     high[lane] = x[i] > high[lane] ? x[i] : high[lane];
     poison[lane] += x[i] * 0.0f;
   }
-  for (int lane = 0; lane < kLanes; ++lane) {
-    result->min = std::min(result->min, low[lane]);
-    result->max = std::max(result->max, high[lane]);
-    result->finite &= poison[lane] == 0.0f;
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      low[lane] = low[lane + half] < low[lane] ? low[lane + half] : low[lane];
+      high[lane] = high[lane + half] > high[lane] ? high[lane + half] : high[lane];
+      poison[lane] += poison[lane + half];
+    }
   }
-}
-
-void checkFinite(bool finite, c10::string_view name) {
-  TORCH_CHECK_VALUE(
-      finite, "the value '", name, "' holds a NaN or an infinity (in float32) in this batch: ",
-      "look at the calibration data, or at the float model with torch.isfinite");
+  result->min = low[0];
+  result->max = high[0];
+  result->finite &= poison[0] == 0.0f;
 }
 
 } // namespace
+
+void Extremes::add(const float* x, int64_t count) { findExtremes(x, count, this); }
+
+void Extremes::merge(const Extremes& other) {
+  min = std::min(min, other.min);
+  max = std::max(max, other.max);
+  finite &= other.finite;
+}
+
+void checkFinite(const Extremes& seen, c10::string_view name) {
+  TORCH_CHECK_VALUE(
+      seen.finite, "the value '", name, "' holds a NaN or an infinity (in float32) in this batch: ",
+      "look at the calibration data, or at the float model with torch.isfinite");
+}
 
 at::Tensor valuesOf(const at::Tensor& x) {
   const auto detached = x.detach().to(at::kFloat);
@@ -61,16 +68,14 @@ MinMax minMaxOf(const at::Tensor& values, c10::string_view name) {
   std::vector<Extremes> partial(chunks);
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      extremes(x + chunk * kGrain, std::min(kGrain, count - chunk * kGrain), &partial[chunk]);
+      partial[chunk].add(x + chunk * kGrain, std::min(kGrain, count - chunk * kGrain));
     }
   });
   Extremes all;
   for (const auto& part : partial) {
-    all.min = std::min(all.min, part.min);
-    all.max = std::max(all.max, part.max);
-    all.finite &= part.finite;
+    all.merge(part);
   }
-  checkFinite(all.finite, name);
+  checkFinite(all, name);
   return {all.min, all.max};
 }
 
@@ -82,12 +87,12 @@ std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) 
       0, rows.size(0), std::max<int64_t>(1, kGrain / std::max<int64_t>(count, 1)),
       [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-          extremes(x + row * count, count, &partial[row]);
+          partial[row].add(x + row * count, count);
         }
       });
   std::vector<MinMax> result;
   for (const auto& part : partial) {
-    checkFinite(part.finite, name);
+    checkFinite(part, name);
     result.push_back({part.min, part.max});
   }
   return result;

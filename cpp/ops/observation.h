@@ -18,10 +18,21 @@ struct MinMax {
   float max;
 };
 
-// Raises an error that names the value when it holds a NaN or an infinity.
-MinMax minMaxOf(const at::Tensor& values, c10::string_view name);
+struct Extremes {
+  float min = std::numeric_limits<float>::infinity();
+  float max = -std::numeric_limits<float>::infinity();
+  bool finite = true;
 
-// The same for each row of a contiguous matrix.
+  void add(const float* x, int64_t count);
+  void merge(const Extremes& other);
+};
+
+// Raises an error that names the value.
+void checkFinite(const Extremes& seen, c10::string_view name);
+
+// Both raise an error that names the value when it holds a NaN or an infinity; the second measures
+// each row of a contiguous matrix.
+MinMax minMaxOf(const at::Tensor& values, c10::string_view name);
 std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name);
 
 // Notes the rank of x; false when there is nothing to measure: x is empty or not floating-point.

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "pool_constants",
     "propagate_constants",
     "remove_unused_attributes",
+    "resolve_none_checks",
 }
 
 golden = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

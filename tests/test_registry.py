@@ -165,13 +165,13 @@ def test_dumps(
     folder = tmp_path / "made" / "on demand"
     if how == "environment":
         monkeypatch.setenv("JIT_PASSES_DUMP", str(folder))
-    pipeline = Pipeline("mine", ("freeze", "remove_dropout", "fold_batch_norm"))
+    pipeline = Pipeline("mine", ("freeze", "propagate_constants", "fold_batch_norm"))
     result = pipeline.run(script._c, dump=folder if how == "argument" else None)
     names = sorted(path.name for path in folder.iterdir())
     assert names == [
         "mine.00.before.ir",
         "mine.01.freeze.ir",
-        "mine.02.remove_dropout.ir",
+        "mine.02.propagate_constants.ir",
         "mine.03.fold_batch_norm.ir",
     ]
     texts = [(folder / name).read_text() for name in names]
@@ -192,15 +192,15 @@ def test_no_dump_unless_asked(
 
 def test_records(script: torch.jit.ScriptModule) -> None:
     """One for each run of a pass: time, size of the graph, and whether it changed."""
-    names = ("freeze", "fold_batch_norm", "fold_batch_norm")
+    names = ("freeze", "propagate_constants", "fold_batch_norm", "fold_batch_norm")
     result = Pipeline("mine", names).run(script._c)
     assert tuple(record.name for record in result.records) == names
-    assert [record.changed for record in result.records] == [True, True, False]
+    assert [record.changed for record in result.records] == [True, True, True, False]
     for record in result.records:
         assert record.seconds >= 0
     nodes = sum(1 for _ in result.module._get_method("forward").graph.nodes())
     assert result.records[-1].nodes == nodes
     lines = str(result).splitlines()
-    assert len(lines) == 3
-    assert all(f"{nodes:d} nodes" in line and " ms " in line for line in lines[1:])
-    assert ["(no change)" in line for line in lines] == [False, False, True]
+    assert len(lines) == 4
+    assert all(f"{nodes:d} nodes" in line and " ms " in line for line in lines[2:])
+    assert ["(no change)" in line for line in lines] == [False, False, False, True]

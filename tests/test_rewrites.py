@@ -51,13 +51,18 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.parametrize("how", ["script", "trace"])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_fold_batch_norm(name: str, affine: bool) -> None:
-    """No batch norm is left, and the numbers are the same to float32 rounding."""
+def test_fold_batch_norm(name: str, affine: bool, how: str) -> None:
+    """No batch norm is left, and the numbers are the same to float32 rounding.
+
+    Scripted modules check the rank in between, which is no other use of the numbers.
+    """
     convolution = CONVOLUTIONS[name]
     norm = nn.BatchNorm2d(8, affine=affine)
-    float_model = torch.jit.trace(with_statistics(nn.Sequential(convolution, norm)).eval(), X)
+    model = with_statistics(nn.Sequential(convolution, norm)).eval()
+    float_model = torch.jit.trace(model, X) if how == "trace" else torch.jit.script(model)
     unfolded = tuple(name for name in NORMALIZE.passes if name != "fold_batch_norm")
     module = Pipeline("unfolded", unfolded).run(float_model._c).module
     assert "aten::batch_norm" in kinds(module)
@@ -66,6 +71,38 @@ def test_fold_batch_norm(name: str, affine: bool) -> None:
     assert not _C.run_pass("fold_batch_norm", module, "forward", {})[1]
     with torch.no_grad():
         torch.testing.assert_close(wrap(module)(X), float_model(X), rtol=1e-4, atol=1e-5)
+
+
+class Masked(nn.Module):
+    """An optional argument."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, bias: int | None = None) -> Tensor:
+        if mask is not None:
+            x = x * mask
+        return x if bias is None else x + bias
+
+
+class CallsMasked(nn.Module):
+    """With and without it, and with one that only running tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Masked()
+
+    def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return self.inner(x, x, 3) + self.inner(x, y) + self.inner(x)
+
+
+def test_resolve_none_checks() -> None:
+    """Only the check of the unknown one stays."""
+    float_model = script(CallsMasked())
+    result = normalize(float_model._c)
+    found = kinds(result.module)
+    assert found.count("prim::If") == found.count("aten::__isnot__") == 1
+    assert found.count("prim::unchecked_cast") == 1 and "aten::__is__" not in found
+    for y in (None, 2 * X):
+        assert torch.equal(wrap(result.module)(X, y), float_model(X, y))
+    assert not _C.run_pass("resolve_none_checks", result.module, "forward", {})[1]
 
 
 class Twice(nn.Module):

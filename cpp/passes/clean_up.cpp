@@ -10,6 +10,14 @@ bool propagateConstants(PassContext& context) {
   return torch::jit::ConstantPropagation(graph);
 }
 
+// A loop that runs a known number of times becomes that many copies of its body, and lists that
+// are filled there become list literals: other passes see the operators and their operands.
+bool unrollLoops(PassContext& context) {
+  auto graph = context.graph();
+  const bool unrolled = torch::jit::UnrollConstantLoops(graph);
+  return torch::jit::RemoveListMutation(graph) || unrolled;
+}
+
 bool removeDeadCode(PassContext& context) {
   const auto count = [&] {
     size_t nodes = 0;
@@ -47,6 +55,8 @@ bool removeUnusedAttributes(PassContext& context) {
 
 const RegisterPass propagate_constants{
     "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
+const RegisterPass unroll_loops{
+    "unroll_loops", "Unroll loops with a constant number of rounds.", unrollLoops};
 const RegisterPass remove_dead_code{"remove_dead_code", "Remove what no result depends on.", removeDeadCode};
 const RegisterPass remove_unused_attributes{
     "remove_unused_attributes",

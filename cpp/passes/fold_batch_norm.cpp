@@ -3,8 +3,8 @@
 //   factor = gamma / sqrt(running_var + eps)
 //   weight' = weight * factor          bias' = (bias - running_mean) * factor + beta
 //
-// along the output channels; factor and bias are computed in double. Only where the normalization is the one use of
-// the result, so a convolution that feeds two of them keeps both.
+// along the output channels; factor and bias are computed in double. Only where the normalization
+// alone uses the result's values, so a convolution that feeds two of them keeps both.
 #include "core/graph.h"
 #include "core/operators.h"
 #include "core/registry.h"
@@ -83,9 +83,17 @@ std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
   return groups ? std::optional<int64_t>(*groups) : std::nullopt;
 }
 
+// The shape stays what it was, so asking for it is no use of the values: scripted modules check the
+// rank of what they get.
+bool alone(const Node* norm, const Value* result) {
+  return std::all_of(result->uses().begin(), result->uses().end(), [&](const torch::jit::Use& use) {
+    return use.user == norm || asksForShape(use.user);
+  });
+}
+
 bool foldInto(Node* producer, Node* norm) {
   const auto op = weightedOperator(producer);
-  if (!op || producer->output()->uses().size() != 1 || producer->owningBlock() != norm->owningBlock() ||
+  if (!op || !alone(norm, producer->output()) || producer->owningBlock() != norm->owningBlock() ||
       (op->spatial_dims == 0 && !isMatrix(producer->output()))) {
     return false;
   }

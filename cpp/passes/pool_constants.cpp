@@ -66,33 +66,34 @@ std::optional<std::string> keyOf(const Value* value) {
 
 bool poolConstants(PassContext& context) {
   const auto graph = context.graph();
-  std::unordered_map<std::string, Value*> kept;
+  std::unordered_map<std::string, Value*> known;
+  std::vector<Node*> kept;
   bool changed = false;
-  Node* front = graph->block()->nodes().front();
   forEachNode(*graph, [&](Node* node) {
     if (node->kind() != c10::prim::Constant) {
       return;
     }
     const auto key = keyOf(node->output());
-    const auto found = key ? kept.find(*key) : kept.end();
-    if (found != kept.end()) {
-      changed = true;
-      if (node == front) {
-        front = front->next();
-      }
-      replaceNode(node, found->second);
-      return;
-    }
-    if (key) {
-      kept.emplace(*key, node->output());
-    }
-    if (node == front) {
-      front = front->next();
+    const auto [found, is_new] = key ? known.emplace(*key, node->output()) : std::pair(known.end(), true);
+    if (is_new) {
+      kept.push_back(node);
     } else {
-      changed |= node->owningBlock() != graph->block();
-      node->moveBefore(front);
+      changed = true;
+      replaceNode(node, found->second);
     }
   });
+  Node* place = graph->block()->nodes().front();
+  for (const Node* node : kept) {
+    changed |= node != place;
+    place = place->next();
+  }
+  // From the last to the first: a graph prepends in constant time, but has to renumber its nodes
+  // when many are put between the same two.
+  for (auto node = kept.rbegin(); changed && node != kept.rend(); ++node) {
+    if (Node* front = graph->block()->nodes().front(); *node != front) {
+      (*node)->moveBefore(front);
+    }
+  }
   return changed;
 }
 

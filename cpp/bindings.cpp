@@ -2,6 +2,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
 
+#include "core/module.h"
 #include "core/observers.h"
 #include "core/operators.h"
 #include "core/registry.h"
@@ -12,8 +13,6 @@ namespace py = pybind11;
 
 namespace jit_passes {
 namespace {
-
-using torch::jit::Module;
 
 c10::IValue toOption(const py::handle& object) {
   if (object.is_none()) {
@@ -214,7 +213,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("lint", [](const Module& module, const std::string& method) {
     module.get_method(method).graph()->lint();
   });
-  m.def("clone", [](const Module& module) { return module.clone(); });
+  m.def("count_nodes", [](const Module& module, const std::string& method) {
+    const auto nodes = module.get_method(method).graph()->nodes();
+    return std::distance(nodes.begin(), nodes.end());
+  });
+  m.def("clone", &cloneModule);
   m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });
   m.def("restore_state", [](const Module& module, const Module& copy) {
     restoreState(module._ivalue(), *copy._ivalue());

@@ -48,7 +48,7 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
             nothing was quantized at all.
     """
     report = stage_of(prepared, "prepared", "call jit_passes.prepare and calibrate first")
-    module = _C.clone(prepared._c)
+    module = _C.clone(prepared._c, report.method)
     observers = _read(module, report.method)
     refused = refusals(observers)
     if observers and not any(o.state.reached for o in observers):

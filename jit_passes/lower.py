@@ -34,7 +34,7 @@ def lower(
             f"the model was prepared for {backend!r}, not for {wanted!r}: pass the same target to "
             "prepare and lower"
         )
-    module, left, _ = backend.lower(_C.clone(reference._c), report.method)
+    module, left, _ = backend.lower(_C.clone(reference._c, report.method), report.method)
     still_float = {
         node.name
         for node in GraphView.of(module, report.method).nodes

@@ -57,11 +57,11 @@ def prepare(
             f"the model is {report.stage} already: start from the float model, or go on with "
             "calibrate, convert or lower"
         )
-    if uses_quantized_dtypes(model, method):
-        raise JitPassesError("the model is quantized already: start from the float model")
     backend = resolve_target(target)
     module = normalize(model._c, method).module
     graph = GraphView.of(module, method)
+    if is_quantized(graph):
+        raise JitPassesError("the model is quantized already: start from the float model")
     annotations = (quantizer or backend.quantizer()).annotate(graph)
     observations = plan_observations(annotations)
     if observations:
@@ -72,11 +72,9 @@ def prepare(
     return wrap(module)
 
 
-def uses_quantized_dtypes(model: torch.jit.ScriptModule, method: str) -> bool:
-    """Say whether the method calls quantized operators, whoever put them there."""
-    graph = model._c._get_method(method).graph.copy()
-    torch._C._jit_pass_inline(graph)
-    return "quantized::" in str(graph) or "jit_passes::quantize" in str(graph)
+def is_quantized(graph: GraphView) -> bool:
+    """Say whether the graph holds quantized operators, whoever put them there."""
+    return any(node.kind.startswith(("quantized::", "jit_passes::")) for node in graph.nodes)
 
 
 def operator_records(graph: GraphView, annotations: Annotations) -> list[OperatorRecord]:

@@ -2,15 +2,15 @@
 
 A pass is a C++ function over the graph of one method, registered with a name, a summary and the
 invariants it requires and ensures. A `Pipeline` is data: a tuple of names. The runner works on a
-module of its own, lints after every pass, checks invariants, and hands the result out only when
-all has gone well.
+module of its own, lints after every pass that changed something, checks invariants, and hands the
+result out only when all has gone well.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,12 @@ class _Dump:
     folder: str | os.PathLike[str] | None
     count: int = 0
 
-    def write(self, label: str, graph: Any) -> None:
+    def write(self, label: str, graph: Callable[[], Any]) -> None:
         folder = self.folder or os.environ.get("JIT_PASSES_DUMP")
         if folder:
             path = Path(folder)
             path.mkdir(parents=True, exist_ok=True)
-            (path / f"{self.pipeline}.{self.count:02d}.{label}.ir").write_text(str(graph))
+            (path / f"{self.pipeline}.{self.count:02d}.{label}.ir").write_text(str(graph()))
             self.count += 1
 
 
@@ -159,13 +159,14 @@ class _Run:
     def step(self, name: str, options: dict[str, Any]) -> None:
         info = passes[name]
         if not self.records:
-            self.dump.write("before", self.graph())
+            self.dump.write("before", self.graph)
         try:
             self.check(info.requires, "requires")
             start = time.perf_counter()
             self.module, changed = _C.run_pass(name, self.module, self.method, options)
             seconds = time.perf_counter() - start
-            _C.lint(self.module, self.method)
+            if changed:
+                _C.lint(self.module, self.method)
             self.check(info.ensures, "ensures")
         except Exception as error:
             done = tuple(record.name for record in self.records)
@@ -175,9 +176,9 @@ class _Run:
                 name,
                 done,
             ) from error
-        graph = self.graph()
-        self.records.append(PassRecord(name, changed, seconds, sum(1 for _ in graph.nodes())))
-        self.dump.write(name, graph)
+        nodes = _C.count_nodes(self.module, self.method)
+        self.records.append(PassRecord(name, changed, seconds, nodes))
+        self.dump.write(name, self.graph)
 
     def graph(self) -> Any:
         return self.module._get_method(self.method).graph

@@ -6,7 +6,7 @@
 //   %w : Tensor = prim::GetAttr[name="weight"](%conv)      ->   %conv.weight : Tensor = prim::Constant[value=...]()
 //
 // PyTorch's own freezing gives the same, in a time that grows with the square of the graph.
-#include "core/graph.h"
+#include "core/module.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -14,7 +14,6 @@ namespace {
 
 using c10::IValue;
 using torch::jit::AliasDb;
-using torch::jit::Module;
 using Object = c10::intrusive_ptr<c10::ivalue::Object>;
 
 bool isModule(const Value* value) {
@@ -224,43 +223,11 @@ class Freezer {
       });
     }
     used[module_._ivalue().get()].insert("training"); // what train() and eval() set
-    std::map<const c10::ivalue::Object*, Module> made;
-    IValue::HashIdentityIValueMap copies;
-    const std::function<Module(const Object&)> remake = [&](const Object& object) {
-      if (const auto known = made.find(object.get()); known != made.end()) {
-        return known->second;
-      }
-      const auto type = object->type();
-      Module copy(*type->name(), module_._ivalue()->compilation_unit(), /*shouldMangle=*/true);
-      made.emplace(object.get(), copy);
-      for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
-        const auto& name = type->getAttributeName(slot);
-        if (!used[object.get()].count(name)) {
-          continue;
-        }
-        const IValue value = object->getSlot(slot);
-        if (value.isModule()) {
-          copy.register_module(name, remake(value.toObject()));
-        } else {
-          copy.register_attribute(
-              name, type->getAttribute(slot), value.deepcopy(copies), type->is_parameter(slot),
-              type->is_buffer(slot));
-        }
-      }
-      return copy;
+    const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
+      return used[&owner].count(name) > 0;
     };
-    const Module copy = remake(module_._ivalue());
-    for (const auto& [value, binding] : bindings_) {
-      const_cast<Value*>(value)->setType(made.at(binding.object.get()).type());
-    }
-    const auto schema = module_.get_method(method_).function().getSchema();
-    auto arguments = schema.arguments();
-    arguments.at(0) = arguments.at(0).cloneWithType(copy.type());
-    auto* function = copy._ivalue()->compilation_unit()->create_function(
-        c10::QualifiedName(*copy.type()->name(), method_), graph_);
-    copy.type()->addMethod(function);
-    function->setSchema(schema.cloneWithArguments(std::move(arguments)));
-    return copy;
+    // Copied, so that running the result does not change the caller's.
+    return rebuildModule(module_, method_, graph_, keep, Values::Copied);
   }
 
   Module module_;

@@ -213,6 +213,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("lint", [](const Module& module, const std::string& method) {
     module.get_method(method).graph()->lint();
   });
+  m.def("node_kinds", [](const Module& module, const std::string& method) {
+    py::dict kinds;
+    for (const auto& [node, name] : nodeNames(*module.get_method(method).graph())) {
+      kinds[py::str(name)] = node->kind().toQualString();
+    }
+    return kinds;
+  });
   m.def("count_nodes", [](const Module& module, const std::string& method) {
     const auto nodes = module.get_method(method).graph()->nodes();
     return std::distance(nodes.begin(), nodes.end());

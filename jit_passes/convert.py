@@ -23,8 +23,8 @@ CONVERT = Pipeline(
         "insert_quantize_dequantize",
         "quantize_bias",
         "fold_quantized_constants",
-        "pool_constants",
         "remove_dead_code",
+        "pool_constants",
         "remove_unused_attributes",
     ),
 )

@@ -8,7 +8,6 @@ import torch
 
 from . import _C
 from .errors import JitPassesError
-from .graph import GraphView
 from .module import stage_of, wrap
 from .targets import Target, make_target, resolve_target
 
@@ -35,11 +34,8 @@ def lower(
             "prepare and lower"
         )
     module, left, _ = backend.lower(_C.clone(reference._c, report.method), report.method)
-    still_float = {
-        node.name
-        for node in GraphView.of(module, report.method).nodes
-        if node.kind.startswith("aten::") and node.name
-    }
+    kinds = _C.node_kinds(module, report.method)
+    still_float = {name for name, kind in kinds.items() if kind.startswith("aten::")}
     operators = tuple(
         replace(row, dtype="float", reason=left.get(row.name, "not fused by the target"))
         if row.dtype == "int8" and row.name in still_float

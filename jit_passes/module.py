@@ -94,6 +94,11 @@ def check_module(model: Any, method: str) -> None:
             f"the module has no method '{method}', only: {names or 'none'}; export others with "
             "@torch.jit.export before scripting"
         )
+    if method == "forward" and (model._c._get_forward_hooks() or model._c._get_forward_pre_hooks()):
+        raise JitPassesError(
+            "the module has forward hooks of its own, which run around forward and would be lost: "
+            "script a module whose forward calls this one; hooks of submodules are kept"
+        )
     if getattr(model, "training", False):
         raise JitPassesError(
             "the module is in training mode, where batch norm and dropout do something else than "

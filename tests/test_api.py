@@ -68,14 +68,6 @@ def contents(module: torch.jit.ScriptModule) -> tuple[str, list[Tensor]]:
     return text, [t for t in tensors if isinstance(t, Tensor)]
 
 
-def assert_equal_tensors(left: list[Tensor], right: list[Tensor]) -> None:
-    """Asserts bitwise equality, scales included."""
-    assert len(left) == len(right) > 0
-    for a, b in zip(left, right, strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-
-
 def same(left: torch.jit.ScriptModule, right: torch.jit.ScriptModule, x: Tensor = X) -> None:
     """Asserts equal results, to the bit."""
     with torch.no_grad():

@@ -24,6 +24,43 @@ bool usesClasses(Graph& graph) {
   return found;
 }
 
+// Copies of attributes. Tensors that share memory share that of the copies; parameters stay leaves.
+class Copier {
+ public:
+  IValue copy(const IValue& value) {
+    value.visit([&](const IValue& part) {
+      if (part.isTensor() && part.toTensor().defined() && !copies_.count(part)) {
+        copies_.emplace(part, copyTensor(part.toTensor()));
+      }
+      return false;
+    });
+    return value.deepcopy(copies_);
+  }
+
+ private:
+  at::Tensor copyTensor(const at::Tensor& tensor) {
+    const auto original = tensor.detach();
+    auto copy = original.layout() == at::kStrided && original.has_storage() && !original.is_quantized()
+                    ? viewOfCopy(original)
+                    : original.clone();
+    return copy.set_requires_grad(tensor.requires_grad());
+  }
+
+  at::Tensor viewOfCopy(const at::Tensor& tensor) {
+    const auto storage = tensor.storage();
+    auto& bytes = storages_[storage.unsafeGetStorageImpl()];
+    if (!bytes.defined()) {
+      const auto size = static_cast<int64_t>(storage.nbytes());
+      bytes = at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1}).clone();
+    }
+    return at::empty({0}, tensor.options())
+        .set_(bytes.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  }
+
+  IValue::HashIdentityIValueMap copies_;
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> storages_;
+};
+
 class Builder {
  public:
   Builder(const KeepAttribute& keep, Values values, std::shared_ptr<torch::jit::CompilationUnit> unit)
@@ -46,7 +83,7 @@ class Builder {
         module.register_module(name, build(value.toObject()));
       } else {
         module.register_attribute(
-            name, type->getAttribute(slot), values_ == Values::Copied ? value.deepcopy(copies_) : value,
+            name, type->getAttribute(slot), values_ == Values::Copied ? copier_.copy(value) : value,
             type->is_parameter(slot), type->is_buffer(slot));
       }
     }
@@ -58,12 +95,18 @@ class Builder {
   Values values_;
   std::shared_ptr<torch::jit::CompilationUnit> unit_;
   std::unordered_map<const c10::ivalue::Object*, Module> made_;
-  IValue::HashIdentityIValueMap copies_;
+  Copier copier_;
 };
 
-void retype(Graph& graph, const Module& module) {
-  graph.inputs().at(0)->setType(module.type());
+void retypeAttributes(Graph& graph) {
   forEachNode(graph, [](Node* node) {
+    if (node->kind() == c10::prim::fork) {
+      auto& branch = *node->g(c10::attr::Subgraph);
+      for (size_t i = 0; i < node->inputs().size(); ++i) {
+        branch.inputs().at(i)->setType(node->input(i)->type());
+      }
+      retypeAttributes(branch);
+    }
     const auto owner =
         node->kind() == c10::prim::GetAttr ? node->input()->type()->cast<c10::ClassType>() : nullptr;
     if (owner && owner->is_module()) {
@@ -80,7 +123,8 @@ Module rebuildModule(
   const auto unit = usesClasses(*graph) ? original._ivalue()->compilation_unit()
                                         : std::make_shared<torch::jit::CompilationUnit>();
   Module module = Builder(keep, values, unit).build(original._ivalue());
-  retype(*graph, module);
+  graph->inputs().at(0)->setType(module.type());
+  retypeAttributes(*graph);
   const auto& schema = original.get_method(method).function().getSchema();
   auto arguments = schema.arguments();
   arguments.at(0) = arguments.at(0).cloneWithType(module.type());

@@ -5,7 +5,8 @@
 //   %conv : Conv2d = prim::GetAttr[name="conv"](%self)
 //   %w : Tensor = prim::GetAttr[name="weight"](%conv)      ->   %conv.weight : Tensor = prim::Constant[value=...]()
 //
-// PyTorch's own freezing gives the same, in a time that grows with the square of the graph.
+// PyTorch's own freezing takes a time that grows with the square of the graph, and takes for
+// constant what is written to as part of a list or in batch norms that train.
 #include "core/module.h"
 #include "core/registry.h"
 
@@ -15,6 +16,7 @@ namespace {
 using c10::IValue;
 using torch::jit::AliasDb;
 using Object = c10::intrusive_ptr<c10::ivalue::Object>;
+using Memory = IValue::HashAliasedIValues;
 
 bool isModule(const Value* value) {
   const auto type = value->type()->cast<c10::ClassType>();
@@ -24,6 +26,23 @@ bool isModule(const Value* value) {
 bool isInterface(const Value* value) {
   const auto type = value->type()->cast<c10::InterfaceType>();
   return type && type->is_module();
+}
+
+bool isContainer(const IValue& value) { return value.isList() || value.isTuple() || value.isGenericDict(); }
+
+// Constants do not take part in autograd.
+IValue detached(const IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().requires_grad() ? value.toTensor().detach() : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      tensors.push_back(tensor.detach());
+    }
+    return tensors;
+  }
+  return value;
 }
 
 // An attribute of one object. Two modules may have the same type, and one may have two names.
@@ -36,6 +55,13 @@ struct Attribute {
   }
 };
 
+struct Binding {
+  Object object;
+  std::string path;
+
+  IValue value(const Node* get) const { return object->getAttr(get->s(c10::attr::name)); }
+};
+
 class Freezer {
  public:
   Freezer(const Module& module, const std::string& method)
@@ -43,10 +69,14 @@ class Freezer {
 
   // Nothing when the graph does with modules what cannot be followed.
   std::optional<Module> run() {
-    inlineCalls();
+    do {
+      inlineCalls(*graph_);
+    } while (bindModules());
     if (!allModulesBound()) {
       return std::nullopt;
     }
+    // Tracing notes the shapes of its example, and simplification would take them for granted.
+    torch::jit::EraseShapeInformation(graph_);
     // Without what happens in training only, less is written to.
     insertConstants(assigned(), [](const IValue& value) {
       return value.isBool() || value.isInt() || value.isDouble() || value.isNone() || value.isString();
@@ -60,82 +90,101 @@ class Freezer {
   }
 
  private:
-  struct Binding {
-    Object object;
-    std::string path;
-  };
-
-  void inlineCalls() {
-    do {
-      torch::jit::Inline(*graph_);
-      inlineForks();
-    } while (bindModules());
-    // Tracing notes the shapes of its example, and simplification would take them for granted.
-    torch::jit::EraseShapeInformation(graph_);
-  }
-
-  // A branch that is only waited for could run anywhere, and here other passes see it.
-  void inlineForks() {
-    forEachNode(*graph_, [&](Node* fork) {
-      const auto waits = [](const torch::jit::Use& use) { return use.user->kind() == c10::aten::wait; };
-      if (fork->kind() != c10::prim::fork || fork->outputs().size() != 1 ||
-          !std::all_of(fork->output()->uses().begin(), fork->output()->uses().end(), waits)) {
-        return;
+  // Nodes of the graph, and of forked branches that could not be inlined.
+  static void forEachNodeAnywhere(Graph& graph, const std::function<void(Node*)>& visit) {
+    forEachNode(graph, [&](Node* node) {
+      visit(node);
+      if (node->kind() == c10::prim::fork) {
+        forEachNodeAnywhere(*node->g(c10::attr::Subgraph), visit);
       }
-      torch::jit::WithInsertPoint guard(fork);
-      Value* result = torch::jit::insertGraph(*graph_, *fork->g(c10::attr::Subgraph), fork->inputs()).at(0);
-      for (const auto& use : std::vector(fork->output()->uses())) {
-        use.user->output()->replaceAllUsesWith(result);
-        use.user->destroy();
-      }
-      fork->destroy();
-      inlined_fork_ = true;
     });
   }
 
-  // Finds out which object each value of a module's type is. Returns whether there may be more to
-  // inline: a fork's body, or a call through an interface whose class is known now.
+  void inlineCalls(Graph& graph) {
+    torch::jit::Inline(graph);
+    std::vector<Node*> forks;
+    forEachNode(graph, [&](Node* node) {
+      if (node->kind() == c10::prim::fork) {
+        forks.push_back(node);
+      }
+    });
+    for (Node* fork : forks) {
+      inlineCalls(*fork->g(c10::attr::Subgraph));
+      inlineFork(fork);
+    }
+  }
+
+  // A branch that is only waited for could run anywhere, and here other passes see it.
+  static void inlineFork(Node* fork) {
+    const auto uses = fork->output()->uses(); // a copy: the loop edits the list
+    if (!std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+          return use.user->kind() == c10::aten::wait;
+        })) {
+      return;
+    }
+    torch::jit::WithInsertPoint guard(fork);
+    auto& graph = *fork->owningGraph();
+    Value* result = torch::jit::insertGraph(graph, *fork->g(c10::attr::Subgraph), fork->inputs()).at(0);
+    for (const auto& use : uses) {
+      replaceNode(use.user, result);
+    }
+    fork->destroy();
+  }
+
+  // Finds out which object each value of a module's type is. Returns whether there is more to
+  // inline: calls through an interface whose class is known now.
   bool bindModules() {
     bindings_.clear();
     bindings_.emplace(graph_->inputs().at(0), Binding{module_._ivalue(), ""});
-    bool more = std::exchange(inlined_fork_, false);
-    const auto swapped = assigned();
-    forEachNode(*graph_, [&](Node* node) {
+    bool more = false;
+    forEachNodeAnywhere(*graph_, [&](Node* node) {
+      if (node->kind() == c10::prim::fork) {
+        const auto inputs = node->g(c10::attr::Subgraph)->inputs();
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          if (const auto bound = bindings_.find(node->input(i)); bound != bindings_.end()) {
+            bindings_.emplace(inputs[i], Binding(bound->second));
+          }
+        }
+      }
       const auto owner = node->kind() == c10::prim::GetAttr ? bindings_.find(node->input()) : bindings_.end();
-      if (owner == bindings_.end()) {
+      if (owner == bindings_.end() || !owner->second.value(node).isModule()) {
         return;
       }
-      const auto& [object, path] = owner->second;
-      const std::string& name = node->s(c10::attr::name);
-      const IValue value = object->getAttr(name);
-      if (!value.isModule() || swapped.count({object.get(), name})) {
-        return;
-      }
+      const auto object = owner->second.value(node).toObject();
+      const auto path = pathOf(owner->second, node);
       if (isInterface(node->output())) {
-        node->output()->setType(value.toObject()->type());
+        node->output()->setType(object->type());
         more = true;
       }
-      bindings_.emplace(node->output(), Binding{value.toObject(), path.empty() ? name : path + "." + name});
+      bindings_.emplace(node->output(), Binding{object, path});
     });
     return more;
   }
 
+  static std::string pathOf(const Binding& owner, const Node* get) {
+    const auto& name = get->s(c10::attr::name);
+    return owner.path.empty() ? name : owner.path + "." + name;
+  }
+
+  // Modules behind branches, in lists, in loops or exchanged while running are not.
   bool allModulesBound() {
     bool bound = true;
-    forEachNode(*graph_, [&](Node* node) {
+    forEachNodeAnywhere(*graph_, [&](Node* node) {
       for (const Value* output : node->outputs()) {
         bound &= !(isModule(output) || isInterface(output)) || bindings_.count(output) > 0;
       }
-      bound &= node->kind() != c10::prim::fork;
+      const bool exchanges =
+          node->kind() == c10::prim::SetAttr && (isModule(node->input(1)) || isInterface(node->input(1)));
+      bound &= !exchanges;
     });
     return bound;
   }
 
   template <typename Visit>
   void forEachAttribute(c10::Symbol kind, Visit visit) {
-    forEachNode(*graph_, [&](Node* node) {
+    forEachNodeAnywhere(*graph_, [&](Node* node) {
       const auto owner = node->kind() == kind ? bindings_.find(node->input(0)) : bindings_.end();
-      if (owner != bindings_.end()) {
+      if (owner != bindings_.end() && !(kind == c10::prim::GetAttr && bindings_.count(node->output()))) {
         visit(node, owner->second, Attribute{owner->second.object.get(), node->s(c10::attr::name)});
       }
     });
@@ -149,79 +198,113 @@ class Freezer {
     return result;
   }
 
-  // Attributes that running the method may change: assigned, written to in place, or sharing memory
-  // with such a one.
-  std::set<Attribute> changed() {
-    auto result = assigned();
-    const AliasDb aliases(graph_, /*isFrozen=*/true);
-    std::vector<Value*> stored;
-    forEachAttribute(c10::prim::SetAttr, [&](Node* node, const Binding&, const Attribute&) {
-      stored.push_back(node->input(1));
-    });
-    IValue::HashAliasedIValues memory;
-    for (const auto& attribute : result) {
-      const_cast<c10::ivalue::Object*>(attribute.owner)->getAttr(attribute.name).getSubValues(memory);
-    }
-    forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
-      const bool escapes = std::any_of(stored.begin(), stored.end(), [&](Value* value) {
-        return aliases.mayContainAlias(value, node->output());
-      });
-      if (!bindings_.count(node->output()) && (escapes || aliases.hasWriters(node->output()))) {
-        result.insert(attribute);
-        owner.object->getAttr(attribute.name).getSubValues(memory);
+  // Values that operators write to. The alias analysis of a frozen graph takes batch norms for ones
+  // that do not train.
+  std::vector<Value*> written() {
+    std::vector<Value*> result;
+    forEachNode(*graph_, [&](Node* node) {
+      if (node->kind() == c10::aten::batch_norm && constantNumber(node->input(5)) != 0.0) {
+        result.insert(result.end(), {node->input(3), node->input(4)});
       }
-    });
-    if (memory.empty()) {
-      return result;
-    }
-    forEachAttribute(c10::prim::GetAttr, [&](Node*, const Binding& owner, const Attribute& attribute) {
-      IValue::HashAliasedIValues parts;
-      owner.object->getAttr(attribute.name).getSubValues(parts);
-      if (std::any_of(
-              parts.begin(), parts.end(), [&](const IValue& part) { return memory.count(part) > 0; })) {
-        result.insert(attribute);
+      if (const auto* schema = node->maybeSchema(); schema && schema->is_mutable()) {
+        for (size_t i = 0; i < schema->arguments().size() && i < node->inputs().size(); ++i) {
+          const auto* alias = schema->arguments()[i].alias_info();
+          if (alias != nullptr && alias->isWrite()) {
+            result.push_back(node->input(i));
+          }
+        }
       }
     });
     return result;
   }
 
-  // Prepending is what a graph does in constant time.
+  // Attributes that running the method may change: assigned, written to, sharing memory with such a
+  // one, or out of sight in a branch that runs on its own or in an object of the user's class.
+  std::set<Attribute> changed() {
+    auto result = assigned();
+    const AliasDb aliases(graph_, /*isFrozen=*/true);
+    auto touched = written();
+    forEachAttribute(c10::prim::SetAttr, [&](Node* node, const Binding&, const Attribute&) {
+      touched.push_back(node->input(1)); // who assigns it may write to it there
+    });
+    const auto mayChange = [&](Node* node, const IValue& value) {
+      if (node->owningGraph() != graph_.get() || value.isObject() || aliases.hasWriters(node->output())) {
+        return true;
+      }
+      return std::any_of(touched.begin(), touched.end(), [&](Value* other) {
+        return other == node->output() ||
+               ((value.isTensor() || isContainer(value)) && aliases.mayContainAlias(other, node->output()));
+      });
+    };
+    forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
+      if (mayChange(node, owner.value(node))) {
+        result.insert(attribute);
+      }
+    });
+    Memory memory;
+    for (const auto& attribute : result) {
+      const_cast<c10::ivalue::Object*>(attribute.owner)->getAttr(attribute.name).getSubValues(memory);
+    }
+    if (!memory.empty()) {
+      forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
+        Memory parts;
+        owner.value(node).getSubValues(parts);
+        const auto shared = [&](const IValue& part) { return memory.count(part) > 0; };
+        if (std::any_of(parts.begin(), parts.end(), shared)) {
+          result.insert(attribute);
+        }
+      });
+    }
+    return result;
+  }
+
+  // In front of the graph: prepending takes it constant time.
   template <typename Filter>
   void insertConstants(const std::set<Attribute>& changed, Filter filter) {
     std::map<Attribute, Value*> constants;
     forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
-      auto value = owner.object->getAttr(attribute.name);
-      if (bindings_.count(node->output()) || changed.count(attribute) || !filter(value)) {
+      const IValue value = owner.value(node);
+      if (node->owningGraph() != graph_.get() || changed.count(attribute) || !filter(value)) {
         return;
       }
-      Value*& constant = constants[attribute];
-      if (constant == nullptr) {
-        if (value.isTensor() && value.toTensor().requires_grad()) {
-          value = value.toTensor().detach();
-        }
-        torch::jit::WithInsertPoint guard(graph_->block()->nodes().front());
-        const auto inserted = torch::jit::tryInsertConstant(*graph_, value);
-        if (!inserted) {
-          return;
-        }
-        constant = *inserted;
-        if (value.isTensor()) {
-          constant->setDebugName((owner.path.empty() ? "" : owner.path + ".") + attribute.name);
-        }
+      if (!constants.count(attribute)) {
+        constants[attribute] = insertInFront(detached(value), *node->output()->type(), pathOf(owner, node));
       }
-      replaceNode(node, constant);
+      if (Value* constant = constants[attribute]) {
+        replaceNode(node, constant);
+      }
     });
+  }
+
+  // Null for what cannot be a constant of that type.
+  Value* insertInFront(const IValue& value, const c10::Type& type, const std::string& path) {
+    torch::jit::WithInsertPoint guard(graph_->block()->nodes().front());
+    const auto constant = torch::jit::tryInsertConstant(*graph_, value);
+    if (!constant) {
+      return nullptr;
+    }
+    if (!(*constant)->type()->isSubtypeOf(type)) { // a named tuple, for one, whose name is lost
+      (*constant)->node()->destroy();
+      return nullptr;
+    }
+    const bool number = path.find_first_not_of("0123456789") == std::string::npos; // those are taken
+    if (value.isTensor() && !number) {
+      (*constant)->setDebugName(path);
+    }
+    return *constant;
   }
 
   // A module of its own type, with nothing but what the graph reads and assigns.
   Module result() {
     bindModules();
     std::map<const c10::ivalue::Object*, std::set<std::string>> used;
-    for (const auto kind : {c10::prim::GetAttr, c10::prim::SetAttr}) {
-      forEachAttribute(kind, [&](Node*, const Binding&, const Attribute& attribute) {
-        used[attribute.owner].insert(attribute.name);
-      });
-    }
+    forEachNodeAnywhere(*graph_, [&](Node* node) {
+      if (node->kind() == c10::prim::GetAttr || node->kind() == c10::prim::SetAttr) {
+        if (const auto owner = bindings_.find(node->input(0)); owner != bindings_.end()) {
+          used[owner->second.object.get()].insert(node->s(c10::attr::name));
+        }
+      }
+    });
     used[module_._ivalue().get()].insert("training"); // what train() and eval() set
     const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
       return used[&owner].count(name) > 0;
@@ -234,7 +317,6 @@ class Freezer {
   std::string method_;
   std::shared_ptr<Graph> graph_;
   std::unordered_map<const Value*, Binding> bindings_;
-  bool inlined_fork_ = false;
 };
 
 // For modules in loops, in lists and behind branches.

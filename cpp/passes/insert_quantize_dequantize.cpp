@@ -46,6 +46,18 @@ void redirectUses(Value* value, Value* replacement, const Node* first) {
   }
 }
 
+// With the operands that were there for it: its buffers, name and specification.
+void destroyObserver(Node* observer) {
+  const std::vector<Value*> operands(observer->inputs().begin() + 1, observer->inputs().end());
+  observer->destroy();
+  for (Value* operand : operands) {
+    const bool observers_own = isConstant(operand) || operand->node()->kind() == c10::prim::GetAttr;
+    if (observers_own && !operand->hasUses()) {
+      operand->node()->destroy();
+    }
+  }
+}
+
 bool insertQuantizeDequantize(PassContext& context) {
   static const auto edge = Symbol::fromQualString("jit_passes::edge");
   const auto graph = context.graph();
@@ -61,14 +73,13 @@ bool insertQuantizeDequantize(PassContext& context) {
     redirectUses(value, replacement, replacement->node()->input(0)->node());
   }
   for (Node* observer : observers) {
-    observer->destroy();
+    destroyObserver(observer);
   }
   forEachNode(*graph, [&](Node* node) {
     if (node->kind() == edge) {
       replaceNode(node, node->input(0));
     }
   });
-  torch::jit::EliminateDeadCode(graph);
   return !observers.empty();
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,7 +52,8 @@ class Report:
     operators: tuple[OperatorRecord, ...] = field(default=())
 
     def write(self, module: Any) -> None:
-        _C.set_string_attribute(module, REPORT, json.dumps(asdict(self)))
+        fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
+        _C.set_string_attribute(module, REPORT, json.dumps(fields))
 
     @classmethod
     def read(cls, module: torch.jit.ScriptModule) -> Report | None:

@@ -18,14 +18,21 @@ bool mayWrite(const Node* node) {
   return !harmless.count(node->kind());
 }
 
-// Most graphs write to nothing, which is seen faster than who shares memory with whom.
+} // namespace
+
 bool anyMayWrite(Graph& graph) {
   bool found = false;
   forEachNode(graph, [&](const Node* node) { found = found || mayWrite(node); });
   return found;
 }
 
-} // namespace
+void removeDeadNodes(const std::shared_ptr<Graph>& graph) {
+  if (anyMayWrite(*graph)) {
+    torch::jit::EliminateDeadCode(graph);
+  } else {
+    torch::jit::EliminateDeadCode(graph->block());
+  }
+}
 
 std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& graph) {
   if (!anyMayWrite(*graph)) {

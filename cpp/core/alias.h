@@ -9,4 +9,11 @@ namespace jit_passes {
 // these. One alias analysis serves the whole graph, taken before any edit.
 std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& graph);
 
+// Whether any node may write to a value. Most graphs have none, which is seen faster than who
+// shares memory with whom.
+bool anyMayWrite(Graph& graph);
+
+// PyTorch's dead code elimination, which asks who shares memory only where something is written.
+void removeDeadNodes(const std::shared_ptr<Graph>& graph);
+
 } // namespace jit_passes

@@ -1,5 +1,6 @@
 // PyTorch's own cleaning, under names that pipelines can use.
-#include "core/graph.h"
+#include "core/alias.h"
+#include "core/module.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -15,7 +16,7 @@ bool propagateConstants(PassContext& context) {
 bool unrollLoops(PassContext& context) {
   auto graph = context.graph();
   const bool unrolled = torch::jit::UnrollConstantLoops(graph);
-  return torch::jit::RemoveListMutation(graph) || unrolled;
+  return (anyMayWrite(*graph) && torch::jit::RemoveListMutation(graph)) || unrolled;
 }
 
 bool removeDeadCode(PassContext& context) {
@@ -25,7 +26,7 @@ bool removeDeadCode(PassContext& context) {
     return nodes;
   };
   const size_t before = count();
-  torch::jit::EliminateDeadCode(context.graph());
+  removeDeadNodes(context.graph());
   return count() != before;
 }
 
@@ -39,18 +40,14 @@ bool removeUnusedAttributes(PassContext& context) {
     }
     used.insert(use.user->s(c10::attr::name));
   }
-  std::vector<std::string> unused;
-  const auto type = context.module.type();
-  for (size_t i = 0; i < type->numAttributes(); ++i) {
-    if (!used.count(type->getAttributeName(i)) && type->getAttributeName(i) != "training") {
-      unused.push_back(type->getAttributeName(i));
-    }
-  }
-  for (const auto& name : unused) {
-    context.module._ivalue()->unsafeRemoveAttr(name);
-    type->unsafeRemoveAttribute(name);
-  }
-  return !unused.empty();
+  used.insert("training");
+  const auto self_object = context.module._ivalue();
+  const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
+    return &owner != self_object.get() || used.count(name) > 0;
+  };
+  const size_t before = context.module.type()->numAttributes();
+  context.module = rebuildModule(context.module, context.method, context.graph(), keep, Values::Shared);
+  return context.module.type()->numAttributes() != before;
 }
 
 const RegisterPass propagate_constants{

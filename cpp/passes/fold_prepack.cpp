@@ -7,6 +7,7 @@
 // A saved file holds the weights unpacked; loading packs them for the engine that is set there.
 #include <ATen/Context.h>
 
+#include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -78,7 +79,7 @@ bool foldPrepack(PassContext& context) {
     torch::jit::WithInsertPoint insert_at(node);
     replaceNode(node, graph->insertGetAttr(graph->inputs().at(0), name));
   });
-  torch::jit::EliminateDeadCode(graph);
+  removeDeadNodes(graph);
   return count > 0;
 }
 

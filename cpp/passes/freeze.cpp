@@ -7,6 +7,7 @@
 //
 // PyTorch's own freezing takes a time that grows with the square of the graph, and takes for
 // constant what is written to as part of a list or in batch norms that train.
+#include "core/alias.h"
 #include "core/module.h"
 #include "core/registry.h"
 
@@ -82,10 +83,10 @@ class Freezer {
       return value.isBool() || value.isInt() || value.isDouble() || value.isNone() || value.isString();
     });
     torch::jit::ConstantPropagationImmutableTypes(graph_);
-    torch::jit::EliminateDeadCode(graph_);
+    removeDeadNodes(graph_);
     bindModules();
     insertConstants(changed(), [](const IValue& value) { return !value.isObject(); });
-    torch::jit::EliminateDeadCode(graph_);
+    removeDeadNodes(graph_);
     return result();
   }
 

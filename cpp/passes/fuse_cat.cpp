@@ -5,6 +5,7 @@
 //   %q = jit_passes::quantize(%y, scale, zero_point, ...)
 //     ->  %l = prim::ListConstruct(%a, %b, ...)
 //         %q = quantized::cat(%l, %dim, scale, zero_point)   or quantized::cat_relu
+#include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -45,7 +46,7 @@ bool fuse(Node* node) {
 bool fuseCat(PassContext& context) {
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) { changed |= node->kind() == quantize && fuse(node); });
-  torch::jit::EliminateDeadCode(context.graph());
+  removeDeadNodes(context.graph());
   return changed;
 }
 

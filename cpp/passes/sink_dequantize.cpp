@@ -68,7 +68,7 @@ bool sinkDequantize(PassContext& context) {
     const bool safe = !written.count(node->input(0)) && !written.count(node->output());
     changed |= safe && sinkThrough(node, node->input(0)->node());
   });
-  torch::jit::EliminateDeadCode(graph);
+  removeDeadNodes(graph);
   return changed;
 }
 

@@ -35,6 +35,7 @@ TO_QUANTIZED_DTYPES = Pipeline(
         "fuse_cat",
         "fold_quantized_constants",
         "lower_quantize_dequantize",
+        "widen_conv1d",
         "fold_prepack",
         "remove_dead_code",
         "pool_constants",

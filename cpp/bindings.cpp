@@ -229,6 +229,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("restore_state", [](const Module& module, const Module& copy) {
     restoreState(module._ivalue(), *copy._ivalue());
   });
+  m.def(
+      "fast_on_fbgemm",
+      [](const std::vector<int64_t>& weight, const std::vector<int64_t>& stride,
+         const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
+         int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
   m.def("snapshot", &snapshot);
   m.def("observations", &observations);
   m.def("rule", &makeRule);

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.targets import Stock
+from tests.compare import sqnr
 from tests.operators import Apply, Pair, quantize_operator
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing was quantized")
@@ -62,9 +63,86 @@ def test_convolution(case: dict[str, int], clip: str, engine: str) -> None:
     model = nn.Sequential(conv, clips.get(clip, nn.Hardtanh(-0.4, 0.5)))
     x = torch.randn(3, 16, *[9] * dims)
     pair = quantize_operator(model, x, engine=engine)
-    assert_one_step(pair, f"quantized::conv{dims}d", x)
+    fused = f"quantized::conv{max(dims, 2)}d"  # in one dimension as in two, of height 1
+    assert_one_step(pair, fused, x)
     assert not pair.kinds() & {"aten::relu", "aten::clamp"}, "the clip costs nothing"
-    assert_one_step(pair, f"quantized::conv{dims}d", torch.randn(1, 16, *[7] * dims))
+    assert_one_step(pair, fused, torch.randn(1, 16, *[7] * dims))
+
+
+@pytest.mark.skipif("x86" not in ENGINES, reason="no engine x86")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("dims", "channels", "out", "groups"),
+    [
+        (1, 130, 130, 130),
+        (2, 116, 116, 116),
+        (2, 104, 208, 104),
+        (2, 240, 360, 120),
+        (3, 120, 120, 120),
+    ],
+)
+def test_many_groups(dims: int, channels: int, out: int, groups: int, bias: bool) -> None:
+    """The engine x86 gets convolutions of at most 100 groups, which together are the one."""
+    torch.manual_seed(0)
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    convolution = kind(channels, out, 7, padding=3, stride=2, groups=groups, bias=bias)
+    x = torch.randn(2, channels, *[9] * dims)
+    pair = quantize_operator(nn.Sequential(convolution, nn.ReLU()), x, engine="x86")
+    assert_one_step(pair, f"quantized::conv{max(dims, 2)}d", x)
+    assert not pair.kinds() & {"aten::conv1d", "aten::conv2d", "aten::conv3d"}
+    packed = [pair.lowered._c.getattr(f"packed_{i}") for i in range(2)]
+    sizes = [p.unpack()[0].shape[0] * groups // out for p in packed]
+    assert sum(sizes) == groups and max(sizes) <= 100
+
+
+class Sums1d(nn.Module):
+    """What audio networks are made of: convolutions, sums, norms that do not fold, a clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv1d(4, 8, 3), nn.BatchNorm1d(8)
+        self.one, self.two = nn.Conv1d(8, 8, 3, padding=1), nn.Conv1d(8, 8, 5, padding=2)
+        self.kept = nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = F.relu(self.one(x) + x)
+        x = F.hardswish(self.two(x)) + self.norm(x)
+        return self.kept(x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sums_of_1d_convolutions(engine: str) -> None:
+    """All of it runs in two dimensions: one axis is added in front, and taken away at the end."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 20)
+    pair = quantize_operator(Sums1d(), x, engine=engine)
+    kinds = [node.kind() for node in pair.lowered.graph.nodes()]
+    assert kinds.count("aten::unsqueeze") == kinds.count("aten::squeeze") == 1
+    assert kinds.count("quantized::conv2d") == 4 and "quantized::conv1d" not in kinds
+    assert {"quantized::add", "quantized::batch_norm", "quantized::hardswish"} <= set(kinds)
+    with torch.no_grad():
+        expected, found = pair.reference(x), pair.lowered(x)
+    assert expected.stride() == found.stride()
+    # One step of each operand of the last convolution, which adds 8 of them.
+    assert (expected - found).abs().max() <= 4 * pair.scale
+
+
+@pytest.mark.skipif("fbgemm" not in ENGINES, reason="no engine fbgemm")
+def test_float_1d_convolution_between_integers() -> None:
+    """FBGEMM has no kernel for it, and the float one gets channels last, its fast layout."""
+    torch.manual_seed(0)
+    depthwise = nn.Conv1d(16, 16, 9, padding=4, groups=16)
+    model = nn.Sequential(nn.Conv1d(4, 16, 1), depthwise, nn.Conv1d(16, 4, 1)).eval()
+    script, x = torch.jit.script(model), torch.randn(3, 4, 20)
+    target = Stock(engine="fbgemm")
+    lowered = jit_passes.quantize_script(script, [x], target=target, progress=False)
+    assert [row.dtype for row in jit_passes.coverage(lowered)] == ["int8", "float", "int8"]
+    kinds = [node.kind() for node in lowered.graph.nodes()]
+    assert "aten::conv1d" not in kinds and kinds.count("aten::conv2d") == 1
+    assert kinds.count("aten::unsqueeze") == kinds.count("aten::squeeze") == 1
+    with torch.no_grad():
+        assert sqnr(script(x), lowered(x)) > 30
 
 
 class Residual(nn.Module):

@@ -21,6 +21,8 @@ ELSEWHERE = {
     "propagate_constants",
     "remove_unused_attributes",
     "resolve_none_checks",
+    "split_groups",
+    "widen_conv1d",
 }
 
 golden = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -16,6 +16,13 @@ std::optional<WeightedOperator> weightedOperator(const Node* node);
 // The axis of the weight along which outputs lie, for transposed convolutions within a group.
 inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1 : 0; }
 
+// Whether FBGEMM has a fast kernel for a convolution in groups: depthwise, for multiples of 8
+// channels and windows of 3 or 5 in each direction, padded to keep the size
+// (fbgemm/FbgemmI8DepthwiseAvx2.h), or few groups. Others take 100 times as long as in float.
+bool fastOnFbgemm(
+    at::IntArrayRef weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+    int64_t groups);
+
 // Whether every value of the node's result is a value of its first operand, or zero: then it
 // commutes with quantization exactly and runs on integers as it is. chunk, split and unbind count
 // as moving data too; their results are lists.

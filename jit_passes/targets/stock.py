@@ -36,6 +36,7 @@ TO_QUANTIZED_DTYPES = Pipeline(
         "fold_quantized_constants",
         "lower_quantize_dequantize",
         "widen_conv1d",
+        "split_groups",
         "fold_prepack",
         "remove_dead_code",
         "pool_constants",
@@ -131,6 +132,7 @@ class Stock(Target):
         if any(rule.startswith("conv2d_add") for rule, _, _ in matches):
             warn_of_engine(self.engine)
         options: dict[str, dict[str, Any]] = {
+            "split_groups": {"engine": self.engine},
             "fold_prepack": {"engine": self.engine},
             "fold_quantized_constants": {"dequantize": True},
         }

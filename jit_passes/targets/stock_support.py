@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from .. import _C
 from ..graph import NodeView
 from ..quantizer import FixedQParamsQuantizationSpec, OperatorSupport, Role
 
@@ -52,27 +53,17 @@ def adds_pairs_in_int16(node: NodeView) -> bool:
 
 
 def _slow(node: NodeView, engine: str) -> str | None:
-    """Refuse shapes for which FBGEMM has no kernel but a scalar loop, 100 times slower than float.
+    """Refuse shapes for which the engine has no kernel but a scalar loop.
 
-    It has depthwise kernels for multiples of 8 channels and windows of 3 or 5 in each direction,
-    padded to keep the size (fbgemm/FbgemmI8DepthwiseAvx2.h).
+    Under x86 the pass split_groups makes convolutions of them that oneDNN takes.
     """
-    if not runs_on_fbgemm(node, engine) or node.inputs[6].constant == 1:
-        return None
-    window = list(node.inputs[1].constant.shape[2:])
-    stride, padding, dilation = (node.inputs[i].constant for i in (3, 4, 5))
-    size = window[0]
-    fast = (
-        is_depthwise(node)
-        and node.inputs[6].constant % 8 == 0
-        and (len(window), size) in ((2, 3), (2, 5), (3, 3))
-        and window == [size] * len(window)
-        and all(s in (1, 2) for s in stride)
-        and all(p == size // 2 for p in padding)
-        and all(d == 1 for d in dilation)
-    )
-    few_groups = not is_depthwise(node) and node.inputs[6].constant <= 100
-    if fast or few_groups:
+    splits = engine == "x86" and torch.cpu._is_vnni_supported()
+    weight, stride, padding, dilation, groups = (node.inputs[i].constant for i in (1, 3, 4, 5, 6))
+    if (
+        splits
+        or not runs_on_fbgemm(node, engine)
+        or _C.fast_on_fbgemm(list(weight.shape), stride, padding, dilation, groups)
+    ):
         return None
     return (
         f"PyTorch's engine '{engine}' is slower than float for these groups and window; "

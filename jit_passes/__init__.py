@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch  # noqa: F401  the extension links against its libraries
 
-from . import observers, quantizer, targets
+from . import _C, observers, quantizer, targets
 from .calibrate import calibrate
 from .convert import convert
 from .errors import JitPassesError, JitPassesWarning, PassError
@@ -28,6 +28,7 @@ __all__ = [
     "convert",
     "coverage",
     "include_paths",
+    "library_path",
     "lower",
     "observers",
     "passes",
@@ -39,7 +40,19 @@ __all__ = [
 
 
 def include_paths() -> list[str]:
-    """Return the folders with the headers for C++ passes of your own, PyTorch's included."""
+    """Return the folders with the headers for C++ passes of your own, PyTorch's included.
+
+    Headers are `<jit_passes/registry.h>` and its neighbours. Link with `library_path()`.
+    """
     from torch.utils import cpp_extension
 
     return [str(Path(__file__).parent / "include"), *cpp_extension.include_paths()]
+
+
+def library_path() -> str:
+    """Return the extension, which a library with C++ passes of your own links with.
+
+    Import that library after this package, with `torch.ops.load_library` or as a module; its passes
+    then are in `jit_passes.passes`.
+    """
+    return str(_C.__file__)

@@ -36,12 +36,19 @@ def quantized_engine(engine: str | None) -> Iterator[None]:
 def save_and_load(
     module: torch.jit.ScriptModule, path: Path, engine: str | None, seconds: float
 ) -> Built:
-    """Write ``module`` to ``path`` and return what comes back from there."""
-    with quantized_engine(engine):
-        torch.jit.save(module, str(path))
-        loaded = torch.jit.load(str(path)).eval()
+    """Write ``module`` to ``path`` and return what comes back from there.
+
+    Loaded anew for every shape of input: PyTorch's int8 convolutions on oneDNN keep the primitive
+    of the first shape that they see, and make one for each call with another shape.
+    """
+    torch.jit.save(module, str(path))
+
+    def specialize(_: Tensor) -> Predict:
+        with quantized_engine(engine):
+            return predictor(torch.jit.load(str(path)).eval(), engine)
+
     return Built(
-        specialize=lambda example: predictor(loaded, engine),
+        specialize=specialize,
         seconds=seconds,
         file_bytes=path.stat().st_size,
     )

@@ -3,7 +3,7 @@
 
 #include "graph.h"
 
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 // Values that some node of the graph may write to. A rewrite must neither merge nor move reads of
 // these. One alias analysis serves the whole graph, taken before any edit.
@@ -16,4 +16,4 @@ bool anyMayWrite(Graph& graph);
 // PyTorch's dead code elimination, which asks who shares memory only where something is written.
 void removeDeadNodes(const std::shared_ptr<Graph>& graph);
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

@@ -3,7 +3,7 @@
 
 #include "jit.h"
 
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 using torch::jit::Block;
 using torch::jit::Graph;
@@ -43,4 +43,4 @@ Value* insertConstant(Node* before, const c10::IValue& constant);
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

@@ -18,6 +18,5 @@
 #include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/library.h>
 
-#if defined(__linux__) && AT_PARALLEL_OPENMP && !defined(_OPENMP)
-#error "compile with -fopenmp: without it at::parallel_for runs on one thread"
-#endif
+// What other packages may call; all else is hidden.
+#define JIT_PASSES_API __attribute__((visibility("default")))

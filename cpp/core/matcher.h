@@ -8,7 +8,7 @@
 
 #include "graph.h"
 
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 // The operators that each match::name of a pattern may stand for.
 using Alternatives = std::unordered_map<c10::Symbol, std::unordered_set<c10::Symbol>>;
@@ -40,4 +40,4 @@ std::optional<Match> matchAt(const Pattern& pattern, Node* node);
 // Whether the pattern's value stands for all remaining operands of the node it is passed to.
 bool isRest(const Value* value);
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

@@ -3,7 +3,7 @@
 
 #include "graph.h"
 
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 using torch::jit::Module;
 
@@ -21,4 +21,4 @@ Module rebuildModule(
 // An inlined module with a graph of its own for that method; attributes share their tensors.
 Module cloneModule(const Module& original, const std::string& method);
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

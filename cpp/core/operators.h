@@ -3,7 +3,7 @@
 
 #include "graph.h"
 
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 // An operator that multiplies its input by a weight: operands are input, weight, bias, ...
 struct WeightedOperator {
@@ -31,4 +31,4 @@ bool movesData(const Node* node);
 // Whether the node asks only for its first operand's shape.
 bool asksForShape(const Node* node);
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

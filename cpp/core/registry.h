@@ -7,9 +7,7 @@
 
 #include "jit.h"
 
-#define JIT_PASSES_API __attribute__((visibility("default")))
-
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 using Options = std::unordered_map<std::string, c10::IValue>;
 
@@ -55,23 +53,23 @@ struct OpInfo {
   std::string summary;
 };
 
-struct JIT_PASSES_API RegisterPass {
+struct RegisterPass {
   RegisterPass(
       std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_ = {},
       std::vector<std::string> ensures = {});
 };
 
-struct JIT_PASSES_API RegisterInvariant {
+struct RegisterInvariant {
   RegisterInvariant(std::string name, std::string summary, InvariantFunction check);
 };
 
-struct JIT_PASSES_API RegisterOp {
+struct RegisterOp {
   RegisterOp(std::string name, std::string summary);
 };
 
 // Ordered by name, so that tables made from them are stable.
-JIT_PASSES_API const std::map<std::string, PassInfo>& passes();
-JIT_PASSES_API const std::map<std::string, InvariantInfo>& invariants();
-JIT_PASSES_API const std::map<std::string, OpInfo>& ops();
+const std::map<std::string, PassInfo>& passes();
+const std::map<std::string, InvariantInfo>& invariants();
+const std::map<std::string, OpInfo>& ops();
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

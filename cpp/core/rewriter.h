@@ -3,7 +3,7 @@
 
 #include "matcher.h"
 
-namespace jit_passes {
+namespace jit_passes JIT_PASSES_API {
 
 // Says why a match must not be rewritten; nothing when it may.
 using MatchCheck = std::function<std::optional<std::string>(const Match&, const Pattern&)>;
@@ -30,4 +30,4 @@ struct Rewrite {
 // Tries the rules in order at every node, nested blocks included, and replaces what matches first.
 std::vector<Rewrite> rewrite(Graph& graph, const std::vector<std::shared_ptr<Rule>>& rules);
 
-} // namespace jit_passes
+} // namespace jit_passes JIT_PASSES_API

@@ -2,6 +2,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
 
+#include "core/lint.h"
 #include "core/module.h"
 #include "core/observers.h"
 #include "core/operators.h"
@@ -103,11 +104,16 @@ py::tuple snapshot(const Module& module, const std::string& method) {
 
 // (name, spec, range, histogram or None) for each observer, in program order.
 py::list observations(const Module& module, const std::string& method) {
+  // A module looks for an attribute by comparing all names.
+  std::unordered_map<std::string, c10::IValue> attributes;
+  for (size_t slot = 0; slot < module.type()->numAttributes(); ++slot) {
+    attributes.emplace(module.type()->getAttributeName(slot), module._ivalue()->getSlot(slot));
+  }
   py::list result;
   for (Node* node : observersOf(*module.get_method(method).graph())) {
     const auto buffer = [&](size_t operand) -> py::object {
       const Node* source = node->input(operand)->node();
-      return source->kind() == c10::prim::GetAttr ? toPython(module.attr(source->s(c10::attr::name)))
+      return source->kind() == c10::prim::GetAttr ? toPython(attributes.at(source->s(c10::attr::name)))
                                                   : py::object(py::none());
     };
     const auto text = [&](size_t from_end) {
@@ -211,7 +217,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("run_pass", &runPass);
   m.def("check_invariant", &checkInvariant);
   m.def("lint", [](const Module& module, const std::string& method) {
-    module.get_method(method).graph()->lint();
+    lint(*module.get_method(method).graph());
   });
   m.def("node_kinds", [](const Module& module, const std::string& method) {
     py::dict kinds;

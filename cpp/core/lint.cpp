@@ -1,0 +1,113 @@
+#include "lint.h"
+
+namespace jit_passes {
+namespace {
+
+class Linter {
+ public:
+  explicit Linter(Graph& graph) : graph_(graph) {}
+
+  void run() {
+    visit(graph_.block(), nullptr);
+    for (const auto& entry : known_) {
+      const Value* value = entry.first;
+      require(entry.second.uses == value->uses().size(), value->node(), [&] {
+        return "its result %" + value->debugName() + " knows of " + std::to_string(value->uses().size()) +
+               " uses, and has " + std::to_string(entry.second.uses);
+      });
+    }
+  }
+
+ private:
+  template <typename Message>
+  static void require(bool condition, const Node* node, Message message) {
+    TORCH_CHECK(condition, "the graph is not valid at ", describe(node), ": ", message());
+  }
+
+  struct Known {
+    size_t uses = 0;
+    bool in_scope = true;
+  };
+
+  void use(const Node* node, const Value* value) {
+    const auto found = known_.find(value);
+    require(found != known_.end() && found->second.in_scope, node, [&] {
+      return "its operand %" + value->debugName() + " of " + describe(value->node()) +
+             " is not defined before, or not in a block around it";
+    });
+    ++found->second.uses;
+  }
+
+  void visit(Block* block, const Node* owner) {
+    std::vector<const Value*> defined(block->inputs().begin(), block->inputs().end());
+    for (const Value* input : block->inputs()) {
+      known_.emplace(input, Known{});
+    }
+    for (Node* node : block->nodes()) {
+      require(node->owningBlock() == block && node->owningGraph() == &graph_, node, [] {
+        return std::string("it does not know where it stands");
+      });
+      for (const Value* input : node->inputs()) {
+        use(node, input);
+      }
+      checkBlocks(node);
+      for (Block* inner : node->blocks()) {
+        visit(inner, node);
+      }
+      checkOperator(node);
+      for (const Value* output : node->outputs()) {
+        known_.emplace(output, Known{});
+        defined.push_back(output);
+      }
+    }
+    for (const Value* output : block->outputs()) {
+      use(owner == nullptr ? block->return_node() : owner, output);
+    }
+    for (const Value* value : defined) {
+      known_[value].in_scope = false;
+    }
+  }
+
+  static void checkBlocks(const Node* node) {
+    const auto blocks = node->blocks();
+    const auto same = [&](size_t expected, size_t found, const char* what) {
+      require(expected == found, node, [&] {
+        return std::to_string(expected) + " " + what + " are expected, and there are " +
+               std::to_string(found);
+      });
+    };
+    if (node->kind() == c10::prim::If) {
+      same(2, blocks.size(), "blocks");
+      same(node->outputs().size(), blocks[0]->outputs().size(), "results of the first block");
+      same(node->outputs().size(), blocks[1]->outputs().size(), "results of the second block");
+    } else if (node->kind() == c10::prim::Loop) {
+      same(1, blocks.size(), "blocks");
+      same(node->outputs().size() + 1, blocks[0]->outputs().size(), "results of the block");
+      same(node->inputs().size() - 1, blocks[0]->inputs().size(), "inputs of the block");
+    }
+  }
+
+  static void checkOperator(const Node* node) {
+    static const auto quantized = c10::Symbol::fromQualString("namespaces::quantized");
+    static const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
+    const auto space = node->kind().ns();
+    if (space == c10::namespaces::aten || space == quantized || space == dialect) {
+      require(node->maybeOperator() != nullptr, node, [&] {
+        std::ostringstream text;
+        for (const Value* input : node->inputs()) {
+          text << (text.tellp() > 0 ? ", " : "") << *input->type();
+        }
+        return "no operator of this name takes (" + text.str() + ")";
+      });
+    }
+  }
+
+  Graph& graph_;
+  std::unordered_map<const Value*, Known> known_;
+};
+
+} // namespace
+
+void lint(Graph& graph) { Linter(graph).run(); }
+
+} // namespace jit_passes

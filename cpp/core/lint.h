@@ -1,0 +1,17 @@
+// What a pass can break in a graph.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes JIT_PASSES_API {
+
+// Raises an error that names the node where
+//   - an operand is not defined before its use, in the same block or one around it;
+//   - the uses that a value knows of are not those that there are;
+//   - no operator takes these operands, among those of aten, quantized and jit_passes;
+//   - blocks do not have the values that their node needs.
+// In one walk over the graph. PyTorch's own lint looks for less in more time, and its messages do
+// not say where.
+void lint(Graph& graph);
+
+} // namespace jit_passes JIT_PASSES_API

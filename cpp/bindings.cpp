@@ -210,6 +210,7 @@ py::dict describeAll(const std::map<std::string, Info>& table) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "Passes over TorchScript graphs.";
+  m.attr("torch_version") = TORCH_VERSION; // compiled against
   py::class_<Rule, std::shared_ptr<Rule>>(m, "Rule").def_readonly("name", &Rule::name);
   m.def("passes", [] { return describeAll(passes()); });
   m.def("ops", [] { return describeAll(ops()); });

@@ -1,6 +1,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+torch_version: str
+
 class Rule:
     name: str
 

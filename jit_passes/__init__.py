@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch  # noqa: F401  the extension links against its libraries
-
-from . import _C, observers, quantizer, targets
+from . import _extension, observers, quantizer, targets
 from .calibrate import calibrate
 from .convert import convert
 from .errors import JitPassesError, JitPassesWarning, PassError
@@ -55,4 +53,4 @@ def library_path() -> str:
     Import that library after this package, with `torch.ops.load_library` or as a module; its passes
     then are in `jit_passes.passes`.
     """
-    return str(_C.__file__)
+    return _extension.PATH

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import jit_passes
 from jit_passes import _C
+from jit_passes._extension import check_version
 from jit_passes.targets import Stock
 
 DATA = [torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(4)]
@@ -295,3 +296,10 @@ def test_clip_holds_with_a_reduced_range() -> None:
     quantized = quantize(script, [8 * X], target=Stock(reduce_range=True))
     for x in (8 * X, 80 * X):
         assert quantized(x).max() <= 6 * 1.02
+
+
+def test_another_torch() -> None:
+    """One sentence says what does not fit, and what to do."""
+    check_version("2.13.0", "2.13.1+cpu")
+    with pytest.raises(ImportError, match=r"compile it again.*compiled for 2\.13\.0"):
+        check_version("2.13.0", "2.14.0")

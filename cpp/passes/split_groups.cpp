@@ -91,7 +91,9 @@ bool splitAll(PassContext& context) {
   }
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) { changed |= isConvolution(node) && splitGroups(node); });
-  removeDeadNodes(context.graph()); // or fold_prepack would pack the whole ones too
+  if (changed) { // or fold_prepack would pack the whole ones too
+    removeDeadNodes(context.graph());
+  }
   return changed;
 }
 

@@ -184,7 +184,9 @@ class Widener {
 
 bool widenConv1d(PassContext& context) {
   const bool changed = Widener(context.graph()).run();
-  removeDeadNodes(context.graph());
+  if (changed) {
+    removeDeadNodes(context.graph());
+  }
   return changed;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ def calibrate(
             "the calibration data is empty: pass an iterable with at least one batch (a generator "
             "that was used before is empty)"
         )
+    replace(report, calibrated=True).write(prepared._c)
     return prepared
 
 

@@ -51,7 +51,8 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     module = _C.clone(prepared._c, report.method)
     observers = _read(module, report.method)
     refused = refusals(observers)
-    if observers and not any(o.state.reached for o in observers):
+    run = report.calibrated or any(o.state.reached for o in observers)
+    if observers and not run:
         raise JitPassesError("the model was not calibrated: call jit_passes.calibrate(model, data)")
     parameters = [_parameters(o, observers, refused) for o in observers]
     options = {

@@ -43,6 +43,7 @@ class Report:
         target: name of the backend.
         target_options: the arguments that it was made with.
         operators: all convolutions, linears and matrix products.
+        calibrated: whether `calibrate` has run batches through it.
     """
 
     stage: str
@@ -50,6 +51,7 @@ class Report:
     target: str
     target_options: dict[str, Any]
     operators: tuple[OperatorRecord, ...] = field(default=())
+    calibrated: bool = False
 
     def write(self, module: Any) -> None:
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}

@@ -155,6 +155,32 @@ def test_batch_has_the_wrong_shape(model: torch.jit.ScriptModule) -> None:
         quantize(model, [torch.zeros(4, 5, 8, 8)])
 
 
+class Elsewhere(nn.Module):
+    """All that could be int8 stands in a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 1e6):
+            x = self.conv(x)
+        return x * 2
+
+
+def test_data_reaches_nothing() -> None:
+    """It was calibrated all the same: two warnings, and the float model comes out."""
+    script, x = torch.jit.script(Elsewhere().eval()), torch.randn(2, 3, 8, 8)
+    with (
+        unchanged(script),
+        pytest.warns(JitPassesWarning, match="nothing was quantized"),
+        pytest.warns(JitPassesWarning, match="never reached conv:conv2d"),
+    ):
+        quantized = quantize(script, [x])
+    for inputs in (x, x + 1e5):
+        assert torch.equal(quantized(inputs), script(inputs))
+
+
 def test_input_fn_picks_the_inputs(model: torch.jit.ScriptModule) -> None:
     """What the message suggests works."""
     labelled = [(images, torch.zeros(4)) for images in DATA]

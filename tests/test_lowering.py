@@ -46,7 +46,9 @@ CONVOLUTIONS = [
     {"dims": 3, "kernel": 3, "padding": 1},
 ]
 ENGINES = [
-    e for e in ("x86", "fbgemm", "onednn") if e in torch.backends.quantized.supported_engines
+    e
+    for e in ("x86", "fbgemm", "onednn", "qnnpack")
+    if e in torch.backends.quantized.supported_engines
 ]
 
 
@@ -204,13 +206,14 @@ def test_transposed_convolution(
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     model = nn.Sequential(kinds[dims - 1](*channels[:2], *window, channels[2]))
     x = torch.randn(2, channels[0], *[6] * dims)
-    if engine == "onednn":  # refused: its results are wrong for 8 channels into 12
+    # Refused: results of onednn are wrong for 8 channels into 12, those of qnnpack in 3 dimensions.
+    if engine == "onednn" or (engine == "qnnpack" and dims == 3):
         script = torch.jit.script(model.eval())
         data = [x]
         with pytest.warns(jit_passes.JitPassesWarning, match="nothing was quantized"):
-            kept = jit_passes.quantize_script(script, data, target=Stock(engine="onednn"))
+            kept = jit_passes.quantize_script(script, data, target=Stock(engine=engine))
         assert torch.equal(kept(x), script(x))
-        assert "onednn" in jit_passes.coverage(kept)[0].reason
+        assert engine in jit_passes.coverage(kept)[0].reason
         return
     pair = quantize_operator(model, x, engine=engine)
     assert_one_step(pair, f"quantized::conv_transpose{dims}d", x)

@@ -132,6 +132,8 @@ def _transposed(node: NodeView, engine: str) -> str | None:
         return "PyTorch's FBGEMM is wrong for a transposed convolution of this window"
     if engine == "onednn" and (weight.shape[0] != weight.shape[1] or groups > 1):
         return "PyTorch's engine 'onednn' is wrong for a transposed convolution of this shape"
+    if engine == "qnnpack" and len(weight.shape) == 5:
+        return "PyTorch's engine 'qnnpack' is wrong for transposed convolutions in 3 dimensions"
     if engine == "onednn" and any(output_padding):
         return "PyTorch's engine 'onednn' has no output_padding"
     return None

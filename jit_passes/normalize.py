@@ -18,6 +18,7 @@ NORMALIZE = Pipeline(
         "propagate_constants",
         "fold_constant_lists",
         "canonicalize_convolution",
+        "remove_rank_checks",
         "canonicalize_padding",
         "canonicalize_linear",
         "canonicalize_clamp",

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "insert_quantize_dequantize",
     "pool_constants",
     "propagate_constants",
+    "remove_rank_checks",
     "remove_unused_attributes",
     "resolve_none_checks",
     "split_groups",

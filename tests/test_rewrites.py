@@ -73,6 +73,33 @@ def test_fold_batch_norm(name: str, affine: bool, how: str) -> None:
         torch.testing.assert_close(wrap(module)(X), float_model(X), rtol=1e-4, atol=1e-5)
 
 
+class ChecksRank(nn.Module):
+    """What batch norms check, and something else."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.conv, self.rank = nn.Conv2d(6, 4, 3), rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if y.dim() != self.rank:
+            raise ValueError("another rank was expected")
+        return torch.relu(y)
+
+
+@pytest.mark.parametrize(("rank", "stays"), [(4, 0), (3, 1)])
+def test_remove_rank_checks(rank: int, stays: int) -> None:
+    """One that asks a convolution's result for a batch axis goes; a check for none stays."""
+    float_model = script(ChecksRank(rank))
+    module = Pipeline("before", ("freeze", "propagate_constants")).run(float_model._c).module
+    assert kinds(module).count("prim::If") == 1
+    module, changed = _C.run_pass("remove_rank_checks", module, "forward", {})
+    assert changed == (not stays) and kinds(module).count("prim::If") == stays
+    assert not _C.run_pass("remove_rank_checks", module, "forward", {})[1]
+    x = X if rank == 4 else X[0]
+    assert torch.equal(wrap(module)(x), float_model(x))
+
+
 class Masked(nn.Module):
     """An optional argument."""
 

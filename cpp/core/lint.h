@@ -10,8 +10,8 @@ namespace jit_passes JIT_PASSES_API {
 //   - the uses that a value knows of are not those that there are;
 //   - no operator takes these operands, among those of aten, quantized and jit_passes;
 //   - blocks do not have the values that their node needs.
-// In one walk over the graph. PyTorch's own lint looks for less in more time, and its messages do
-// not say where.
+// In one walk over the graph. PyTorch's own lint does not look at operators, and its messages do not
+// say where.
 void lint(Graph& graph);
 
 } // namespace jit_passes JIT_PASSES_API

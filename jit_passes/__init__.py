@@ -7,24 +7,35 @@ from pathlib import Path
 from . import _extension, observers, quantizer, targets
 from .calibrate import calibrate
 from .convert import convert
+from .diff import diff_graphs, format_graph
 from .errors import JitPassesError, JitPassesWarning, PassError
+from .graph import GraphEditor, GraphView, NodeView, ValueView
 from .lower import lower
 from .observe import prepare
-from .passes import Pipeline, passes
+from .passes import Pipeline, passes, register_pass, run_pass
 from .quantize import quantize_script
 from .report import Coverage, coverage
+from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Coverage",
+    "GraphEditor",
+    "GraphView",
     "JitPassesError",
     "JitPassesWarning",
+    "Match",
+    "NodeView",
     "PassError",
     "Pipeline",
+    "RewriteRule",
+    "ValueView",
     "calibrate",
     "convert",
     "coverage",
+    "diff_graphs",
+    "format_graph",
     "include_paths",
     "library_path",
     "lower",
@@ -33,6 +44,11 @@ __all__ = [
     "prepare",
     "quantize_script",
     "quantizer",
+    "register_pass",
+    "register_rules",
+    "replace_pattern",
+    "rewrite",
+    "run_pass",
     "targets",
 ]
 

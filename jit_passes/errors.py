@@ -23,3 +23,12 @@ class PassError(JitPassesError):
 
 class JitPassesWarning(UserWarning):
     """The result is right, but probably not what the caller hoped for."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message without the C++ backtrace that PyTorch appends."""
+    text = str(error).strip()
+    for marker in ("\nException raised from", "\nC++ CapturedTraceback"):
+        text = text.split(marker)[0]
+    ours = isinstance(error, JitPassesError | RuntimeError)
+    return (text if ours else f"{type(error).__name__}: {text}") or type(error).__name__

@@ -1,8 +1,9 @@
-"""A typed, read-only view of a method's graph, for quantizers and reports.
+"""A typed view of a method's graph, for quantizers, reports and passes written in Python.
 
-The view is a snapshot: plain data, taken once, with no way to reach into PyTorch's IR. Nodes have
-stable names such as `layer1.0.conv1:conv2d`: the module path, then the operator, then `#k` for the
-k-th further one of that name.
+`GraphView` is a snapshot: plain data, taken once, with no way to reach into PyTorch's IR. `GraphEditor`
+is the same view with operations that change the graph and keep the view up to date. Nodes have stable
+names such as `layer1.0.conv1:conv2d`: the module path, then the operator, then `#k` for the k-th
+further one of that name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from . import _C
+from .errors import JitPassesError
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +51,8 @@ class NodeView:
     """An operator of the graph.
 
     Attributes:
-        index: place in program order.
-        name: stable name; "" for constants.
+        index: its number; in a snapshot, its place in program order.
+        name: stable name; "" for constants, and for nodes that an editor has inserted.
         kind: qualified operator name, `aten::conv2d`.
         module: path of the module it was written in, `layer1.0.conv1`; "" at the top.
         module_type: class name of that module.
@@ -76,7 +80,7 @@ class NodeView:
         return self.outputs[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GraphView:
     """A method's graph.
 
@@ -91,20 +95,162 @@ class GraphView:
     outputs: Sequence[ValueView]
 
     @classmethod
-    def of(cls, module: Any, method: str) -> GraphView:
-        """Take a snapshot of the method's graph of a C++ module."""
-        node_records, value_records, inputs, outputs = _C.snapshot(module, method)
-        values = {record[0]: ValueView(*record) for record in value_records}
-        nodes = []
-        for index, record in enumerate(node_records):
-            name, kind, module_path, module_type, source, block, moves, operands, results = record
-            node = NodeView(
-                index, name, kind, module_path, module_type, source, block, moves,
-                [values[i] for i in operands], [values[i] for i in results],
-            )  # fmt: skip
-            for operand, value in enumerate(node.inputs):
-                value.uses.append((node, operand))
-            for value in node.outputs:
-                value.producer = node
-            nodes.append(node)
-        return cls(nodes, [values[i] for i in inputs[1:]], [values[i] for i in outputs])
+    def of(cls, module: Any, method: str = "forward") -> GraphView:
+        """Take a snapshot of the method's graph of a ScriptModule or C++ module.
+
+        Calls are not looked into: the graph of a module that was not inlined shows its calls.
+        """
+        cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
+        nodes, _, inputs, outputs = _read(_C.snapshot(cpp_module, method))
+        return cls(nodes, inputs[1:], outputs)
+
+    @classmethod
+    def of_graph(cls, graph: Any) -> GraphView:
+        """Take a snapshot of a graph that belongs to no module, `torch._C.Graph`."""
+        nodes, _, inputs, outputs = _read(_C.snapshot_of_graph(graph))
+        return cls(nodes, inputs, outputs)
+
+
+def _read(
+    records: Any,
+) -> tuple[list[NodeView], dict[int, ValueView], list[ValueView], list[ValueView]]:
+    node_records, value_records, inputs, outputs = records
+    values = {record[0]: ValueView(*record) for record in value_records}
+    nodes = [_node(index, record, values) for index, record in enumerate(node_records)]
+    return nodes, values, [values[i] for i in inputs], [values[i] for i in outputs]
+
+
+def _node(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -> NodeView:
+    name, kind, module_path, module_type, source, block, moves, operands, results = record
+    node = NodeView(
+        index, name, kind, module_path, module_type, source, block, moves,
+        [values[i] for i in operands], [values[i] for i in results],
+    )  # fmt: skip
+    for operand, value in enumerate(node.inputs):
+        value.uses.append((node, operand))
+    for value in node.outputs:
+        value.producer = node
+    return node
+
+
+class GraphEditor:
+    """The graph that a pass works on: a view, and operations that change graph and view.
+
+    Every operation checks what it is given: a node or value that is gone is an error, never a crash.
+    What the operations cannot see, an operand that is computed only later say, the runner's lint
+    finds when the pass returns.
+
+    Attributes:
+        inputs: the method's arguments, without self.
+        outputs: what it returns.
+        changed: whether an operation was called.
+    """
+
+    def __init__(self, editor: Any) -> None:
+        nodes, self._values, inputs, self.outputs = _read(editor.snapshot())
+        self.inputs = inputs[1:] if editor.has_module else inputs
+        self.changed = False
+        self._nodes = {node.index: node for node in nodes}
+        self._editor = editor
+
+    @property
+    def nodes(self) -> list[NodeView]:
+        """The nodes as they are now: those that were there in program order, then the new ones."""
+        return list(self._nodes.values())
+
+    def insert(
+        self,
+        kind: str,
+        inputs: Sequence[ValueView | bool | int | float | str | list[Any] | None],
+        *,
+        before: NodeView,
+        like: NodeView | None = None,
+    ) -> NodeView:
+        """Insert an operator.
+
+        Args:
+            kind: `aten::relu`, an operator of your own, `prim::ListConstruct`, `prim::TupleConstruct`.
+            inputs: all operands in the order of the operator's schema, defaults included; Python
+                values become constants.
+            before: the node that it is put in front of.
+            like: the node whose module path and source line it takes; None for `before`.
+
+        Returns:
+            The new node.
+
+        Raises:
+            JitPassesError: there is no such operator, or it does not take these operands.
+        """
+        operands = [
+            value if isinstance(value, ValueView) else self.constant(value, before=before)
+            for value in inputs
+        ]
+        ids = [value.id for value in operands]
+        origin = (like or before).index
+        return self._adopt(_checked(self._editor.insert, kind, ids, before.index, origin))
+
+    def constant(self, value: Any, *, before: NodeView) -> ValueView:
+        """Insert a constant: None, a bool, number, string, tensor, or a list or tuple of these."""
+        return self._adopt(_checked(self._editor.insert_constant, value, before.index)).output
+
+    def attribute(self, path: str, *, before: NodeView) -> ValueView:
+        """Insert reading an attribute of the module, `layer1.0.conv1.weight`."""
+        return self._adopt(_checked(self._editor.insert_attribute, path, before.index)).output
+
+    def add_tensor(self, name: str, tensor: torch.Tensor, *, like: NodeView) -> str:
+        """Add a parameter (for an `nn.Parameter`) or buffer to the module that a node belongs to.
+
+        Returns:
+            The path of the attribute: `name`, or `name_1`, ... where that is taken, in that module.
+        """
+        self.changed = True
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        path: str = _checked(self._editor.add_attribute, name, tensor, parameter, like.index)
+        return path
+
+    def set_input(self, node: NodeView, operand: int, value: ValueView) -> None:
+        """Make an operand of the node another value."""
+        _checked(self._editor.set_operand, node.index, operand, value.id)
+        node.inputs[operand].uses.remove((node, operand))
+        node.inputs[operand] = value
+        value.uses.append((node, operand))
+        self.changed = True
+
+    def replace(self, value: ValueView, replacement: ValueView) -> None:
+        """Make all users of a value use another one, results of blocks and of the method too."""
+        _checked(self._editor.replace_uses, value.id, replacement.id)
+        for node, operand in value.uses:
+            node.inputs[operand] = replacement
+        replacement.uses.extend(value.uses)
+        value.uses.clear()
+        replacement.is_result |= value.is_result
+        value.is_result = False
+        self.outputs = [replacement if output is value else output for output in self.outputs]
+        self.changed = True
+
+    def remove(self, node: NodeView) -> None:
+        """Remove a node whose results nothing uses; `replace` them first."""
+        for index in _checked(self._editor.remove, node.index):
+            gone = self._nodes.pop(index, None)
+            for operand, value in enumerate(gone.inputs if gone else ()):
+                value.uses.remove((gone, operand))
+        self.changed = True
+
+    def _adopt(self, inserted: tuple[int, Any, list[Any]]) -> NodeView:
+        index, record, values = inserted
+        for value in values:
+            self._values[value[0]] = ValueView(*value)
+        known = {i: self._values[i] for i in (*record[7], *record[8]) if i in self._values}
+        for missing in set(record[7]) - set(known):  # modules on an attribute's path
+            known[missing] = ValueView(missing, "", False, False, False, False, None)
+        node = _node(index, record, known)
+        self._nodes[index] = node
+        self.changed = True
+        return node
+
+
+def _checked(operation: Any, *arguments: Any) -> Any:
+    try:
+        return operation(*arguments)
+    except (RuntimeError, TypeError) as error:
+        raise JitPassesError(str(error).split("\nException raised from")[0]) from error

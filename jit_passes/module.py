@@ -10,6 +10,9 @@ import torch
 
 from . import _C
 from .errors import JitPassesError
+from .passes import wrap
+
+__all__ = ["OperatorRecord", "Report", "check_module", "stage_of", "wrap"]
 
 REPORT = "jit_passes_report"
 
@@ -66,12 +69,6 @@ class Report:
         fields = json.loads(text)
         fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
         return cls(**fields)
-
-
-def wrap(module: Any) -> torch.jit.ScriptModule:
-    """Return the Python module of a C++ module."""
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)  # type: ignore[no-untyped-call]
-    return wrapped
 
 
 def check_module(model: Any, method: str) -> None:

@@ -62,4 +62,249 @@ std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& gra
   return written;
 }
 
+namespace {
+
+bool mayShareMemory(const Value* value) {
+  switch (value->type()->kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::ComplexType:
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::NoneType:
+    case c10::TypeKind::DeviceObjType: return false;
+    default: return true;
+  }
+}
+
+bool takesApart(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::prim::ListUnpack, c10::prim::TupleUnpack, c10::prim::TupleIndex, c10::prim::TupleSlice,
+      c10::aten::__getitem__};
+  return kinds.count(node->kind()) > 0;
+}
+
+bool putsTogether(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::prim::ListConstruct, c10::prim::TupleConstruct, c10::prim::DictConstruct};
+  return kinds.count(node->kind()) > 0;
+}
+
+} // namespace
+
+AliasClasses::AliasClasses(Graph& graph, Inputs inputs) {
+  std::optional<size_t> first;
+  for (const Value* input : graph.inputs()) {
+    const size_t index = classOf(input);
+    classes_[index].outside = true;
+    if (inputs == Inputs::MayAlias && mayShareMemory(input)) {
+      first = first.value_or(index);
+      unite(*first, index);
+    }
+  }
+  for (Node* node : graph.nodes()) {
+    add(node);
+  }
+}
+
+size_t AliasClasses::find(size_t index) {
+  while (classes_[index].parent != index) {
+    index = classes_[index].parent = classes_[classes_[index].parent].parent;
+  }
+  return index;
+}
+
+size_t AliasClasses::classOf(const Value* value) {
+  const auto [entry, inserted] = indices_.try_emplace(value, classes_.size());
+  if (inserted) {
+    classes_.push_back({classes_.size(), {}, {value}, {}});
+  }
+  return find(entry->second);
+}
+
+void AliasClasses::unite(size_t a, size_t b) {
+  a = find(a);
+  b = find(b);
+  if (a == b) {
+    return;
+  }
+  if (classes_[a].values.size() < classes_[b].values.size()) {
+    std::swap(a, b);
+  }
+  const auto append = [](auto& to, auto& from) {
+    to.insert(to.end(), from.begin(), from.end());
+    from = {};
+  };
+  classes_[b].parent = a;
+  classes_[a].outside |= classes_[b].outside;
+  append(classes_[a].values, classes_[b].values);
+  append(classes_[a].writers, classes_[b].writers);
+  append(classes_[a].contents, classes_[b].contents);
+}
+
+void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
+  std::vector<const Value*> shared; // operands that the schema says something about
+  for (size_t i = 0; i < node->inputs().size() && i < schema.arguments().size(); ++i) {
+    const Value* operand = node->input(i);
+    const auto* info = schema.arguments()[i].alias_info();
+    if (info == nullptr || !mayShareMemory(operand)) {
+      continue;
+    }
+    shared.push_back(operand);
+    if (info->isWrite()) {
+      std::unordered_set<size_t> written;
+      collect(classOf(operand), written);
+      for (const size_t index : written) {
+        classes_[index].writers.push_back(node);
+      }
+    }
+  }
+  const bool into_container = std::any_of(shared.begin(), shared.end(), [](const Value* operand) {
+    return operand->type()->kind() == c10::TypeKind::ListType ||
+           operand->type()->kind() == c10::TypeKind::DictType;
+  });
+  if (into_container && schema.is_mutable()) { // append, insert, __setitem__
+    for (const Value* operand : node->inputs()) {
+      if (mayShareMemory(operand)) {
+        unite(classOf(shared.front()), classOf(operand));
+      }
+    }
+  }
+  for (size_t i = 0; i < node->outputs().size(); ++i) {
+    const auto* info = i < schema.returns().size() ? schema.returns()[i].alias_info() : nullptr;
+    for (const Value* operand : info == nullptr ? std::vector<const Value*>{} : shared) {
+      unite(classOf(node->output(i)), classOf(operand));
+    }
+  }
+}
+
+void AliasClasses::add(Node* node) {
+  for (const Value* output : node->outputs()) {
+    classOf(output);
+  }
+  for (Block* block : node->blocks()) {
+    for (size_t i = 1; i < block->inputs().size() && i + 1 < node->inputs().size(); ++i) { // of a loop
+      unite(classOf(block->inputs()[i]), classOf(node->input(i + 1)));
+    }
+    for (Node* inner : block->nodes()) {
+      add(inner);
+    }
+  }
+  if (node->kind() == c10::prim::Constant) {
+    classes_[classOf(node->output())].outside = true;
+  } else if (node->kind() == c10::prim::GetAttr) {
+    // Modules may be shared and weights tied: all attributes of a name count as one.
+    const size_t own = classOf(node->output());
+    classes_[own].outside = true;
+    unite(attributes_.try_emplace(node->s(c10::attr::name), own).first->second, own);
+  } else if (node->kind() == c10::prim::If || node->kind() == c10::prim::Loop) {
+    const size_t skip = node->kind() == c10::prim::Loop ? 1 : 0; // the condition
+    for (Block* block : node->blocks()) {
+      for (size_t i = 0; i < node->outputs().size(); ++i) {
+        unite(classOf(node->output(i)), classOf(block->outputs().at(i + skip)));
+        if (skip) {
+          unite(classOf(node->output(i)), classOf(block->inputs().at(i + 1)));
+        }
+      }
+    }
+  } else if (putsTogether(node)) {
+    for (const Value* operand : node->inputs()) {
+      if (mayShareMemory(operand)) {
+        const size_t content = classOf(operand);
+        classes_[classOf(node->output())].contents.push_back(content);
+      }
+    }
+  } else if (takesApart(node)) {
+    for (const Value* output : node->outputs()) {
+      unite(classOf(output), classOf(node->input(0)));
+    }
+    const auto contents = classes_[classOf(node->input(0))].contents; // a copy: uniting moves classes
+    for (const size_t content : contents) {
+      unite(classOf(node->input(0)), content);
+    }
+  } else if (node->kind() == c10::aten::batch_norm || node->kind() == c10::aten::instance_norm) {
+    if (mayWrite(node)) {
+      classes_[classOf(node->input(3))].writers.push_back(node);
+      classes_[classOf(node->input(4))].writers.push_back(node);
+    }
+  } else if (const auto* schema = node->maybeSchema()) {
+    addBySchema(node, *schema);
+  } else if (mayWrite(node)) { // what it does is not seen
+    for (const Value* operand : node->inputs()) {
+      if (mayShareMemory(operand)) {
+        classes_[classOf(operand)].writers.push_back(node);
+        for (const Value* output : node->outputs()) {
+          unite(classOf(output), classOf(operand));
+        }
+      }
+    }
+  } else {
+    for (const Value* operand : node->inputs()) {
+      for (const Value* output : node->outputs()) {
+        if (mayShareMemory(operand) && mayShareMemory(output)) {
+          unite(classOf(output), classOf(operand));
+        }
+      }
+    }
+  }
+}
+
+void AliasClasses::remove(Node* node) {
+  for (Block* block : node->blocks()) {
+    for (Node* inner : block->nodes()) {
+      remove(inner);
+    }
+  }
+  for (const Value* operand : node->inputs()) {
+    std::erase(classes_[classOf(operand)].writers, node);
+  }
+  for (const Value* output : node->outputs()) {
+    std::erase(classes_[classOf(output)].values, output);
+    indices_.erase(output);
+  }
+}
+
+bool AliasClasses::mayAlias(const Value* a, const Value* b) {
+  return mayShareMemory(a) && mayShareMemory(b) && classOf(a) == classOf(b);
+}
+
+void AliasClasses::collect(size_t index, std::unordered_set<size_t>& seen) {
+  index = find(index);
+  if (seen.insert(index).second) {
+    for (const size_t content : classes_[index].contents) {
+      collect(content, seen);
+    }
+  }
+}
+
+std::vector<Node*> AliasClasses::writersOf(const Value* value) {
+  std::vector<Node*> writers;
+  if (!mayShareMemory(value)) {
+    return writers;
+  }
+  std::unordered_set<size_t> seen;
+  collect(classOf(value), seen);
+  for (const size_t index : seen) {
+    writers.insert(writers.end(), classes_[index].writers.begin(), classes_[index].writers.end());
+  }
+  return writers;
+}
+
+bool AliasClasses::onlyWithin(const Value* value, const std::unordered_set<const Node*>& nodes) {
+  const size_t index = classOf(value);
+  if (classes_[index].outside) {
+    return false;
+  }
+  const auto& values = classes_[index].values;
+  return std::all_of(values.begin(), values.end(), [&](const Value* other) {
+    if (nodes.count(other->node())) {
+      return true;
+    }
+    const auto& uses = other->uses();
+    return std::all_of(
+        uses.begin(), uses.end(), [&](const auto& use) { return nodes.count(use.user) > 0; });
+  });
+}
+
 } // namespace jit_passes

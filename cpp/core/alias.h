@@ -16,4 +16,41 @@ bool anyMayWrite(Graph& graph);
 // PyTorch's dead code elimination, which asks who shares memory only where something is written.
 void removeDeadNodes(const std::shared_ptr<Graph>& graph);
 
+// Values in classes that may share memory, by what the operators' schemas say. Coarser than PyTorch's
+// analysis, but linear, and it follows a graph while that is edited.
+class AliasClasses {
+ public:
+  // Arguments of a method may be views of each other, those of a rule's replacement are told apart.
+  enum class Inputs { MayAlias, Distinct };
+
+  explicit AliasClasses(Graph& graph, Inputs inputs = Inputs::MayAlias);
+
+  void add(Node* node);    // with its blocks; all in front of it have been added
+  void remove(Node* node); // before it is destroyed
+
+  bool mayAlias(const Value* a, const Value* b);
+  // Nodes that may write to the memory of the value, or of what it contains.
+  std::vector<Node*> writersOf(const Value* value);
+  // Whether only these nodes use memory of the value's class, and what they make of it.
+  bool onlyWithin(const Value* value, const std::unordered_set<const Node*>& nodes);
+
+ private:
+  size_t classOf(const Value* value);
+  size_t find(size_t index);
+  void unite(size_t a, size_t b);
+  void addBySchema(Node* node, const c10::FunctionSchema& schema);
+  void collect(size_t index, std::unordered_set<size_t>& seen);
+
+  struct Class {
+    size_t parent;
+    std::vector<Node*> writers;
+    std::vector<const Value*> values;
+    std::vector<size_t> contents; // of a list, tuple or dict
+    bool outside = false;         // an argument, an attribute, a constant
+  };
+  std::vector<Class> classes_;
+  std::unordered_map<const Value*, size_t> indices_;
+  std::unordered_map<std::string, size_t> attributes_;
+};
+
 } // namespace jit_passes JIT_PASSES_API

@@ -1,5 +1,7 @@
 #include "graph.h"
 
+#include "operators.h"
+
 namespace jit_passes {
 namespace {
 
@@ -90,11 +92,10 @@ std::string describe(const Node* node) {
 }
 
 NodeNames nodeNames(Graph& graph) {
-  const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
   NodeNames names;
   std::unordered_map<std::string, int> taken;
   forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::Constant || node->kind().ns() == dialect) {
+    if (node->kind() == c10::prim::Constant || isQuantization(node)) {
       return;
     }
     const auto path = moduleOf(node).first;

@@ -118,26 +118,146 @@ void retypeAttributes(Graph& graph) {
 } // namespace
 
 Module rebuildModule(
-    const Module& original, const std::string& method, const std::shared_ptr<Graph>& graph,
-    const KeepAttribute& keep, Values values) {
-  const auto unit = usesClasses(*graph) ? original._ivalue()->compilation_unit()
-                                        : std::make_shared<torch::jit::CompilationUnit>();
+    const Module& original, const Methods& methods, const KeepAttribute& keep, Values values) {
+  const bool uses_classes =
+      std::any_of(methods.begin(), methods.end(), [](const auto& m) { return usesClasses(*m.second); });
+  const auto unit = uses_classes ? original._ivalue()->compilation_unit()
+                                 : std::make_shared<torch::jit::CompilationUnit>();
   Module module = Builder(keep, values, unit).build(original._ivalue());
-  graph->inputs().at(0)->setType(module.type());
-  retypeAttributes(*graph);
-  const auto& schema = original.get_method(method).function().getSchema();
-  auto arguments = schema.arguments();
-  arguments.at(0) = arguments.at(0).cloneWithType(module.type());
-  auto* function = unit->create_function(c10::QualifiedName(*module.type()->name(), method), graph);
-  module.type()->addMethod(function);
-  function->setSchema(schema.cloneWithArguments(std::move(arguments)));
+  for (const auto& [name, graph] : methods) {
+    graph->inputs().at(0)->setType(module.type());
+    retypeAttributes(*graph);
+    const auto& schema = original.get_method(name).function().getSchema();
+    auto arguments = schema.arguments();
+    arguments.at(0) = arguments.at(0).cloneWithType(module.type());
+    auto* function = unit->create_function(c10::QualifiedName(*module.type()->name(), name), graph);
+    module.type()->addMethod(function);
+    function->setSchema(schema.cloneWithArguments(std::move(arguments)));
+  }
   return module;
+}
+
+std::optional<c10::IValue> attributeOf(const Module& self, const Value* value) {
+  const Node* node = value->node();
+  if (node->kind() == c10::prim::Param) {
+    const bool is_self = node->owningBlock()->owningNode() == nullptr && value->offset() == 0;
+    return is_self ? std::optional<IValue>(self._ivalue()) : std::nullopt;
+  }
+  if (node->kind() != c10::prim::GetAttr) {
+    return std::nullopt;
+  }
+  const auto owner = attributeOf(self, node->input());
+  if (!owner || !owner->isObject() || !owner->toObjectRef().type()->hasAttribute(node->s(c10::attr::name))) {
+    return std::nullopt;
+  }
+  return owner->toObjectRef().getAttr(node->s(c10::attr::name));
+}
+
+namespace {
+
+std::vector<std::string> partsOf(const std::string& path) {
+  std::vector<std::string> parts;
+  std::istringstream stream(path);
+  for (std::string part; std::getline(stream, part, '.');) {
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+// The module at a path, if it is the only one of its type: attributes are added to types.
+std::optional<Module> ownedModule(const Module& root, const std::string& path) {
+  Module module = root;
+  for (const auto& part : partsOf(path)) {
+    if (!module.hasattr(part) || !module.attr(part).isModule()) {
+      return std::nullopt;
+    }
+    module = module.attr(part).toModule();
+  }
+  for (const Module& other : root.modules()) {
+    if (other.type() == module.type() && other._ivalue() != module._ivalue()) {
+      return std::nullopt;
+    }
+  }
+  return module;
+}
+
+} // namespace
+
+std::string addTensorAttribute(
+    Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter) {
+  const auto owned = ownedModule(root, path);
+  Module owner = owned.value_or(root);
+  std::string base = name, prefix = path.empty() ? "" : path + ".";
+  if (!owned) {
+    base = prefix + name;
+    std::replace(base.begin(), base.end(), '.', '_');
+    prefix = "";
+  }
+  std::string free = base;
+  for (int number = 1; owner.hasattr(free); ++number) {
+    free = base + "_" + std::to_string(number);
+  }
+  if (parameter) {
+    owner.register_parameter(free, tensor, /*is_buffer=*/false);
+  } else {
+    owner.register_buffer(free, tensor);
+  }
+  return prefix + free;
+}
+
+Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
+  torch::jit::WithInsertPoint guard(before);
+  Value* value = graph.inputs().at(0);
+  for (const auto& part : partsOf(path)) {
+    value = graph.insertGetAttr(value, part);
+  }
+  return value;
+}
+
+void inlineCalls(Graph& graph) {
+  torch::jit::Inline(graph);
+  forEachNode(graph, [](Node* node) {
+    if (node->kind() == c10::prim::fork) {
+      inlineCalls(*node->g(c10::attr::Subgraph));
+    }
+  });
+}
+
+const Node* findCall(Graph& graph) {
+  const Node* call = nullptr;
+  forEachNode(graph, [&](Node* node) {
+    if (node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction) {
+      call = call == nullptr ? node : call;
+    } else if (node->kind() == c10::prim::fork && call == nullptr) {
+      call = findCall(*node->g(c10::attr::Subgraph));
+    }
+  });
+  return call;
+}
+
+Module cloneModule(const Module& original) {
+  Methods methods;
+  for (const auto& method : original.get_methods()) {
+    auto graph = method.graph()->copy();
+    inlineCalls(*graph);
+    if (findCall(*graph) != nullptr) {
+      const Module clone = original.clone();
+      for (const auto& other : clone.get_methods()) {
+        inlineCalls(*other.graph());
+      }
+      return clone;
+    }
+    methods.emplace_back(method.name(), std::move(graph));
+  }
+  const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
+  return rebuildModule(original, methods, all, Values::Shared);
 }
 
 Module cloneModule(const Module& original, const std::string& method) {
   const auto graph = original.get_method(method).graph()->copy();
+  inlineCalls(*graph);
   const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
-  return rebuildModule(original, method, graph, all, Values::Shared);
+  return rebuildModule(original, {{method, graph}}, all, Values::Shared);
 }
 
 } // namespace jit_passes

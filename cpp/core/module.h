@@ -12,13 +12,34 @@ using KeepAttribute = std::function<bool(const c10::ivalue::Object& owner, const
 
 enum class Values { Shared, Copied };
 
-// A module with one method, of that graph, and the kept attributes. Its types and graph are freed
+using Methods = std::vector<std::pair<std::string, std::shared_ptr<Graph>>>;
+
+// A module with the methods of these graphs, and the kept attributes. Its types and graphs are freed
 // with it; PyTorch's Module::clone puts them where the original's are, and they stay there.
 Module rebuildModule(
-    const Module& original, const std::string& method, const std::shared_ptr<Graph>& graph,
-    const KeepAttribute& keep, Values values);
+    const Module& original, const Methods& methods, const KeepAttribute& keep, Values values);
 
-// An inlined module with a graph of its own for that method; attributes share their tensors.
+// A module with inlined graphs of its own for all methods; attributes share their tensors. Modules
+// below it hold attributes only. Where a method calls modules that it picks at run time, it is
+// PyTorch's clone, in which these calls stay.
+Module cloneModule(const Module& original);
+// The same with one method.
 Module cloneModule(const Module& original, const std::string& method);
+
+// What self's attributes hold for a value that is read from them: %w = %self.conv.weight.
+std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
+
+// Adds a parameter or buffer of that name, or name_1, ... where it is taken, to the module at that
+// path; to the root where there is no such module, or one that shares its type with others. Returns the
+// path of the attribute.
+std::string addTensorAttribute(
+    Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter);
+// Reads the attribute at a path from self, in front of a node.
+Value* readAttribute(Graph& graph, Node* before, const std::string& path);
+
+// Inlines all calls, those of forked branches too.
+void inlineCalls(Graph& graph);
+// The first call that inlining has left, or nothing.
+const Node* findCall(Graph& graph);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -107,6 +107,12 @@ bool fastOnFbgemm(
          each(dilation, [](int64_t d) { return d == 1; });
 }
 
+bool isQuantization(const Node* node) {
+  static const auto dialect = Symbol::fromQualString("namespaces::jit_passes");
+  static const auto of_the_model = symbols({"jit_passes::correlation", "jit_passes::add_bias"});
+  return node->kind().ns() == dialect && !of_the_model.count(node->kind());
+}
+
 bool asksForShape(const Node* node) {
   static const auto questions = symbols({"aten::size", "aten::dim", "aten::numel", "aten::len"});
   return questions.count(node->kind()) > 0;

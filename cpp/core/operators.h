@@ -28,6 +28,10 @@ bool fastOnFbgemm(
 // as moving data too; their results are lists.
 bool movesData(const Node* node);
 
+// Whether the node is of the dialect's quantization: it has no name, and says nothing of the model.
+// Of the dialect, only what a convolution is split into counts as the model's.
+bool isQuantization(const Node* node);
+
 // Whether the node asks only for its first operand's shape.
 bool asksForShape(const Node* node);
 

@@ -4,9 +4,21 @@ namespace jit_passes {
 namespace {
 
 template <typename Info>
-std::map<std::string, Info>& table() {
-  static std::map<std::string, Info> entries;
-  return entries;
+struct Table {
+  std::mutex mutex;
+  std::map<std::string, Info> entries;
+
+  std::map<std::string, Info> copy() {
+    const std::lock_guard<std::mutex> guard(mutex);
+    return entries;
+  }
+};
+
+// Never destroyed: other libraries' static objects and Python's functions may outlive it.
+template <typename Info>
+Table<Info>& table() {
+  static auto* const entries = new Table<Info>();
+  return *entries;
 }
 
 template <typename Info>
@@ -14,7 +26,8 @@ void add(const char* what, Info info) {
   TORCH_CHECK(!info.name.empty(), "a ", what, " needs a name");
   TORCH_CHECK(!info.summary.empty(), "the ", what, " '", info.name, "' needs a one-line summary");
   const auto name = info.name;
-  const bool inserted = table<Info>().emplace(name, std::move(info)).second;
+  const std::lock_guard<std::mutex> guard(table<Info>().mutex);
+  const bool inserted = table<Info>().entries.emplace(name, std::move(info)).second;
   TORCH_CHECK(inserted, "a ", what, " named '", name, "' is registered already");
 }
 
@@ -36,8 +49,13 @@ RegisterOp::RegisterOp(std::string name, std::string summary) {
   add("op", OpInfo{std::move(name), std::move(summary)});
 }
 
-const std::map<std::string, PassInfo>& passes() { return table<PassInfo>(); }
-const std::map<std::string, InvariantInfo>& invariants() { return table<InvariantInfo>(); }
-const std::map<std::string, OpInfo>& ops() { return table<OpInfo>(); }
+bool removePass(const std::string& name) {
+  const std::lock_guard<std::mutex> guard(table<PassInfo>().mutex);
+  return table<PassInfo>().entries.erase(name) > 0;
+}
+
+std::map<std::string, PassInfo> passes() { return table<PassInfo>().copy(); }
+std::map<std::string, InvariantInfo> invariants() { return table<InvariantInfo>().copy(); }
+std::map<std::string, OpInfo> ops() { return table<OpInfo>().copy(); }
 
 } // namespace jit_passes

@@ -11,21 +11,46 @@ namespace jit_passes JIT_PASSES_API {
 
 using Options = std::unordered_map<std::string, c10::IValue>;
 
-// What a pass works on. It may edit the graph, add or remove attributes of the module, or replace
-// the module altogether; the runner hands it a module that no caller sees until all has gone well.
-struct PassContext {
-  torch::jit::Module module;
-  std::string method;
-  const Options& options;
+// What a pass works on: a method of a module, or a graph alone, which is what PyTorch's executor
+// has after autograd and what a scripted function is. A pass may edit the graph, add or remove
+// attributes of the module, or replace the module altogether; the runner hands it a copy that no
+// caller sees until all has gone well.
+class PassContext {
+ public:
+  PassContext(torch::jit::Module module, std::string method, const Options& options)
+      : module_(std::move(module)), method_(std::move(method)), options_(options) {}
+  PassContext(std::shared_ptr<torch::jit::Graph> graph, const Options& options)
+      : graph_(std::move(graph)), options_(options) {}
 
-  std::shared_ptr<torch::jit::Graph> graph() const { return module.get_method(method).graph(); }
+  std::shared_ptr<torch::jit::Graph> graph() const {
+    return graph_ ? graph_ : module_->get_method(method_).graph();
+  }
+
+  bool hasModule() const { return module_.has_value(); }
+
+  torch::jit::Module& module() {
+    TORCH_CHECK(
+        module_, "the pass needs the module that the graph belongs to, and this is a graph alone: run it "
+        "before autograd, on a module");
+    return *module_;
+  }
+  const torch::jit::Module& module() const { return const_cast<PassContext*>(this)->module(); }
+
+  const std::string& method() const { return method_; }
 
   // An option that the pass cannot do without.
   const c10::IValue& option(const std::string& name) const {
-    const auto found = options.find(name);
-    TORCH_CHECK(found != options.end(), "the pass needs the option '", name, "'");
+    const auto found = options_.find(name);
+    TORCH_CHECK(found != options_.end(), "the pass needs the option '", name, "'");
     return found->second;
   }
+  const Options& options() const { return options_; }
+
+ private:
+  std::optional<torch::jit::Module> module_;
+  std::string method_;
+  std::shared_ptr<torch::jit::Graph> graph_;
+  const Options& options_;
 };
 
 // Returns whether anything changed.
@@ -67,9 +92,12 @@ struct RegisterOp {
   RegisterOp(std::string name, std::string summary);
 };
 
-// Ordered by name, so that tables made from them are stable.
-const std::map<std::string, PassInfo>& passes();
-const std::map<std::string, InvariantInfo>& invariants();
-const std::map<std::string, OpInfo>& ops();
+// For passes that come and go while the program runs. Returns whether there was one.
+bool removePass(const std::string& name);
+
+// Copies, ordered by name: tables made from them are stable, and other threads may register.
+std::map<std::string, PassInfo> passes();
+std::map<std::string, InvariantInfo> invariants();
+std::map<std::string, OpInfo> ops();
 
 } // namespace jit_passes JIT_PASSES_API

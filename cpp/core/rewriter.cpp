@@ -1,38 +1,215 @@
 #include "rewriter.h"
 
+#include "module.h"
+#include "operators.h"
+
 namespace jit_passes {
 namespace {
 
-class Replacer {
- public:
-  Replacer(const Rule& rule, const Match& match, Node* anchor)
-      : rule_(rule), match_(match), anchor_(anchor), principal_(match.principal(rule.pattern)) {
-    const auto from = rule.replacement.graph->inputs(), to = rule.pattern.graph->inputs();
-    for (size_t i = 0; i < from.size(); ++i) {
-      if (isRest(from[i])) {
-        rests_[from[i]] = match.rests.at(to[i]);
-      } else {
-        values_[from[i]] = match.values.at(to[i]);
+using NodeSet = std::unordered_set<const Node*>;
+
+bool isBetween(const Node* node, const Node* from, const Node* to) {
+  return node->isAfter(from) && node->isBefore(to);
+}
+
+// Where the replacement goes: in front of the first use of a result, and at the latest where the last
+// matched node stands. Nothing when an operand is computed only after that.
+Node* insertionPoint(const Match& match, const Pattern& pattern) {
+  Node* point = nullptr;
+  NodeSet inside;
+  for (const auto& [wanted, node] : match.nodes) {
+    inside.insert(node);
+    point = point == nullptr || node->isAfter(point) ? node : point;
+  }
+  for (const Value* output : pattern.graph->outputs()) {
+    for (const auto& use : match.values.at(output)->uses()) {
+      Node* user = use.user;
+      while (user->owningBlock() != point->owningBlock() && user->owningBlock()->owningNode() != nullptr) {
+        user = user->owningBlock()->owningNode();
+      }
+      if (!inside.count(use.user) && user->owningBlock() == point->owningBlock() && user->isBefore(point)) {
+        point = user;
       }
     }
+  }
+  for (const Value* input : pattern.graph->inputs()) {
+    const auto found = match.values.find(input);
+    if (found != match.values.end() && found->second->node()->kind() != c10::prim::Param &&
+        !found->second->node()->isBefore(point)) {
+      return nullptr;
+    }
+  }
+  return point;
+}
+
+// Says how memory that is written to makes a match wrong.
+class AliasCheck {
+ public:
+  AliasCheck(AliasClasses& aliases, const Rule& rule, const Match& match, const Node* point)
+      : aliases_(aliases), rule_(rule), match_(match), point_(point) {
     for (const auto& [wanted, node] : match.nodes) {
-      kinds_.emplace(wanted->kind(), node->kind());
+      inside_.insert(node);
+    }
+    for (const Value* input : rule.pattern.graph->inputs()) {
+      if (const auto found = match.values.find(input); found != match.values.end()) {
+        inputs_.push_back(found->second);
+      }
+    }
+    for (const auto& [name, values] : match.rests) {
+      inputs_.insert(inputs_.end(), values.begin(), values.end());
+    }
+  }
+
+  std::optional<std::string> refusal() {
+    for (const Node* wanted : rule_.pattern.nodes()) {
+      const Node* node = match_.nodes.at(wanted);
+      for (const Value* operand : node->inputs()) {
+        if (auto reason = checkReads(node, operand); !reason.empty()) {
+          return reason;
+        }
+      }
+    }
+    for (const Value* input : inputs_) {
+      for (const Node* writer : aliases_.writersOf(input)) {
+        if (inside_.count(writer) && !aliases_.onlyWithin(input, inside_)) {
+          return describe(writer) + " writes to memory that others see, which the replacement would not";
+        }
+      }
+    }
+    return checkResults();
+  }
+
+ private:
+  // Between the node and where its replacement will stand, nobody may write to what it reads.
+  std::string checkReads(const Node* node, const Value* operand) {
+    for (const Node* writer : aliases_.writersOf(operand)) {
+      if (!inside_.count(writer) && (isBetween(writer, node, point_) || isBetween(writer, point_, node))) {
+        return describe(writer) + " writes to what " + describe(node) + " reads, between the matched operators";
+      }
+    }
+    return "";
+  }
+
+  // A result that shares memory with an operand, before or after, must not be written to.
+  std::optional<std::string> checkResults() {
+    AliasClasses within(*rule_.replacement, AliasClasses::Inputs::Distinct);
+    const auto outputs = rule_.pattern.graph->outputs();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const Value* result = match_.values.at(outputs[i]);
+      const Value* replacement = rule_.replacement->outputs().at(i);
+      bool shares = std::any_of(inputs_.begin(), inputs_.end(), [&](const Value* input) {
+        return aliases_.mayAlias(result, input);
+      });
+      for (const Value* input : rule_.replacement->inputs()) {
+        shares |= within.mayAlias(replacement, input);
+      }
+      if (!shares) {
+        continue;
+      }
+      auto writers = aliases_.writersOf(result);
+      for (const Value* input : inputs_) {
+        const auto more = aliases_.writersOf(input);
+        writers.insert(writers.end(), more.begin(), more.end());
+      }
+      const bool in_loop = point_->owningBlock()->owningNode() != nullptr;
+      for (const Node* writer : writers) {
+        if (!inside_.count(writer) && (in_loop || writer->isAfter(point_))) {
+          return describe(writer) + " writes to memory that the result shares with an operand, " +
+                 "in the model or in the replacement";
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  AliasClasses& aliases_;
+  const Rule& rule_;
+  const Match& match_;
+  const Node* point_;
+  NodeSet inside_;
+  std::vector<const Value*> inputs_;
+};
+
+class Replacer {
+ public:
+  Replacer(PassContext& context, const Rule& rule, const Match& match, Node* point)
+      : context_(context),
+        rule_(rule),
+        match_(match),
+        point_(point),
+        principal_(match.principal(rule.pattern)) {
+    for (const Value* input : rule.pattern.graph->inputs()) {
+      named_[input->debugNameBase()] = input;
+    }
+    for (const auto& [wanted, node] : match.nodes) {
+      if (rule.pattern.alternatives.count(wanted->kind())) {
+        kinds_.emplace(wanted->kind(), node->kind());
+      }
       alive_.insert(node);
     }
   }
 
-  void run() {
-    for (const Node* node : rule_.replacement.graph->nodes()) {
+  // Returns the new nodes; the matched ones are destroyed.
+  std::vector<Node*> run(AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
+    bindInputs();
+    for (const Node* node : rule_.replacement->nodes()) {
       emit(node);
     }
-    Value* result = values_.at(rule_.replacement.graph->outputs().at(0));
-    result->setType(anchor_->output()->type());
-    anchor_->output()->replaceAllUsesWith(result);
-    // Destroy from the last node up: each one's uses are gone by then.
-    destroyUnused(anchor_);
+    const auto outputs = rule_.pattern.graph->outputs();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      Value* old = match_.values.at(outputs[i]);
+      Value* result = values_.at(rule_.replacement->outputs().at(i));
+      if (result->node()->kind() != c10::prim::Param && !isConstant(result) && made_set_.count(result->node())) {
+        result->setType(old->type());
+      }
+      old->replaceAllUsesWith(result);
+    }
+    for (Node* made : made_) {
+      if (aliases != nullptr) {
+        aliases->add(made);
+      }
+    }
+    destroyMatched(aliases, on_destroy);
+    return std::move(made_);
   }
 
  private:
+  void bindInputs() {
+    auto computed = rule_.compute && !rule_.computed.empty()
+        ? rule_.compute(MatchView{match_, rule_.pattern, context_})
+        : std::unordered_map<std::string, Computed>();
+    for (const Value* input : rule_.replacement->inputs()) {
+      const auto name = input->debugNameBase();
+      const auto found = named_.find(name);
+      if (found != named_.end() && isRest(input)) {
+        rests_[input] = match_.rests.at(found->second);
+      } else if (found != named_.end()) {
+        values_[input] = match_.values.at(found->second);
+      } else {
+        const auto value = computed.find(name);
+        TORCH_CHECK(
+            value != computed.end(), "rule '", rule_.name, "': compute gave no value for '", name,
+            "', which the replacement needs");
+        values_[input] = insert(name, value->second);
+      }
+    }
+  }
+
+  Value* insert(const std::string& name, const Computed& computed) {
+    if (!computed.value.isTensor()) {
+      Value* value = insertConstant(point_, computed.value);
+      made_.push_back(value->node());
+      return value;
+    }
+    const auto path = addTensorAttribute(
+        context_.module(), moduleOf(principal_).first, name, computed.value.toTensor(), computed.parameter);
+    Value* value = readAttribute(*context_.graph(), point_, path);
+    for (Value* part = value; part->node()->kind() == c10::prim::GetAttr; part = part->node()->input()) {
+      made_.push_back(part->node());
+    }
+    return value;
+  }
+
   void emit(const Node* node) {
     std::vector<Value*> operands;
     for (const Value* input : node->inputs()) {
@@ -44,51 +221,69 @@ class Replacer {
       }
     }
     const auto kind = kinds_.find(node->kind());
-    Node* made = anchor_->owningGraph()->create(
-        kind == kinds_.end() ? node->kind() : kind->second, operands, node->outputs().size());
-    made->copyAttributes(*node);
-    made->insertBefore(anchor_);
+    Graph& graph = *context_.graph();
+    Node* made = nullptr;
+    if (!node->blocks().empty()) {
+      made = graph.createClone(const_cast<Node*>(node), [&](Value* value) { return values_.at(value); });
+    } else {
+      made = graph.create(
+          kind == kinds_.end() ? node->kind() : kind->second, operands, node->outputs().size());
+      made->copyAttributes(*node);
+    }
+    made->insertBefore(point_);
     made->copyMetadata(principal_);
+    for (Block* block : made->blocks()) {
+      forEachNode(block, [&](Node* inner) { inner->copyMetadata(principal_); });
+    }
     const auto* schema = made->maybeSchema(); // knows types that IR text cannot spell
     for (size_t i = 0; i < node->outputs().size(); ++i) {
-      const bool known = schema && !schema->returns().at(i).type()->hasFreeVariables();
-      made->output(i)->setType(known ? schema->returns().at(i).type() : node->output(i)->type());
+      const bool known = schema && i < schema->returns().size() && !schema->returns()[i].type()->hasFreeVariables();
+      made->output(i)->setType(known ? schema->returns()[i].type() : node->output(i)->type());
       values_[node->output(i)] = made->output(i);
     }
+    made_.push_back(made);
+    made_set_.insert(made);
   }
 
-  void destroyUnused(Node* node) {
-    const bool used = std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* output) {
-      return output->hasUses();
-    });
-    if (used || !alive_.erase(node)) {
-      return;
-    }
-    std::vector<Node*> makers;
-    for (Value* input : node->inputs()) {
-      makers.push_back(input->node());
-    }
-    node->destroy();
-    for (Node* maker : makers) {
-      if (alive_.count(maker)) {
-        destroyUnused(maker);
+  void destroyMatched(AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
+    for (bool any = true; any;) { // from the last up: each one's uses are gone by then
+      any = false;
+      for (auto it = alive_.begin(); it != alive_.end();) {
+        Node* node = *it;
+        const bool used = std::any_of(
+            node->outputs().begin(), node->outputs().end(), [](const Value* output) { return output->hasUses(); });
+        if (used) {
+          ++it;
+          continue;
+        }
+        it = alive_.erase(it);
+        if (aliases != nullptr) {
+          aliases->remove(node);
+        }
+        on_destroy(node);
+        node->destroy();
+        any = true;
       }
     }
   }
 
+  PassContext& context_;
   const Rule& rule_;
   const Match& match_;
-  Node* anchor_;
+  Node* point_;
   Node* principal_;
+  std::unordered_map<std::string, const Value*> named_;
   std::unordered_map<const Value*, Value*> values_;
   std::unordered_map<const Value*, std::vector<Value*>> rests_;
   std::unordered_map<c10::Symbol, c10::Symbol> kinds_;
   std::unordered_set<Node*> alive_; // the matched nodes that are not destroyed yet
+  std::vector<Node*> made_;
+  NodeSet made_set_;
 };
 
 using RulesByAnchor = std::unordered_map<c10::Symbol, std::vector<const Rule*>>;
 
-RulesByAnchor indexByAnchor(const std::vector<std::shared_ptr<Rule>>& rules) {
+RulesByAnchor indexByAnchor(const Rules& rules) {
   RulesByAnchor index;
   for (const auto& rule : rules) {
     const auto kind = rule->pattern.anchor()->kind();
@@ -104,42 +299,287 @@ RulesByAnchor indexByAnchor(const std::vector<std::shared_ptr<Rule>>& rules) {
   return index;
 }
 
-} // namespace
+// Which rules made a node, one out of the other's result: what a cycle is found by.
+struct Origin {
+  const Rule* rule;
+  std::shared_ptr<const Origin> parent;
+  size_t length;
+};
 
-Rule::Rule(
-    std::string name, const std::string& pattern, const std::string& replacement, Alternatives alternatives,
-    MatchCheck check)
-    : name(std::move(name)),
-      pattern(pattern, alternatives),
-      replacement(replacement, alternatives),
-      check(std::move(check)) {
-  TORCH_CHECK(
-      this->pattern.graph->inputs().size() == this->replacement.graph->inputs().size(), "rule '", this->name,
-      "': pattern and replacement take the same values, in the same order");
-}
+class Rewriter {
+ public:
+  Rewriter(PassContext& context, const Rules& rules)
+      : context_(context), graph_(context.graph()), index_(indexByAnchor(rules)), names_(nodeNames(*graph_)) {
+    for (const auto& rule : rules) {
+      reach_ = std::max(reach_, rule->pattern.nodes().size());
+    }
+    if (anyMayWrite(*graph_)) {
+      aliases_.emplace(*graph_);
+    }
+    forEachNode(*graph_, [&](Node*) { ++bound_; });
+  }
 
-std::vector<Rewrite> rewrite(Graph& graph, const std::vector<std::shared_ptr<Rule>>& rules) {
-  const auto index = indexByAnchor(rules);
-  std::vector<Rewrite> rewrites;
-  forEachNode(graph, [&](Node* node) {
-    const auto candidates = index.find(node->kind());
-    if (candidates == index.end()) {
-      return;
+  std::vector<Rewrite> run() {
+    // What a rewrite makes is looked at again right away; the last walk, which finds nothing, shows
+    // that a further run would not either.
+    for (bool changed = true; changed;) {
+      changed = false;
+      refused_.clear();
+      std::vector<Node*> nodes;
+      forEachNode(*graph_, [&](Node* node) {
+        nodes.push_back(node);
+        present_.insert(node);
+      });
+      std::deque<Node*> queue(nodes.begin(), nodes.end());
+      while (!queue.empty()) {
+        Node* node = queue.front();
+        queue.pop_front();
+        if (present_.count(node) && visit(node)) {
+          changed = true;
+          queue.insert(queue.begin(), again_.begin(), again_.end());
+          again_.clear();
+        }
+      }
+    }
+    for (auto& [key, refusal] : refused_) {
+      done_.push_back(std::move(refusal));
+    }
+    return std::move(done_);
+  }
+
+ private:
+  bool visit(Node* node) {
+    const auto candidates = index_.find(node->kind());
+    if (candidates == index_.end()) {
+      return false;
     }
     for (const Rule* rule : candidates->second) {
       const auto match = matchAt(rule->pattern, node);
       if (!match) {
         continue;
       }
-      const auto refusal = rule->check ? rule->check(*match, rule->pattern) : std::nullopt;
-      rewrites.push_back({rule->name, match->principal(rule->pattern), refusal.value_or("")});
-      if (!refusal) {
-        Replacer(*rule, *match, node).run();
-        return;
+      Node* principal = match->principal(rule->pattern);
+      Rewrite record{rule->name, nameOf(principal), sourceLine(principal), ""};
+      Node* point = insertionPoint(*match, rule->pattern);
+      if (auto reason = refusal(*rule, *match, point)) {
+        record.refused = *reason;
+        refused_[{order_of(node), rule}] = record;
+        continue;
+      }
+      apply(*rule, *match, point);
+      done_.push_back(record);
+      return true;
+    }
+    return false;
+  }
+
+  // Refusals are listed in the order in which the last walk met them.
+  size_t order_of(const Node* node) { return order_.try_emplace(node, order_.size()).first->second; }
+
+  std::optional<std::string> refusal(const Rule& rule, const Match& match, Node* point) {
+    if (point == nullptr) {
+      return "one of its operands is computed after one of its results is used";
+    }
+    if (rule.check) {
+      if (auto reason = rule.check(MatchView{match, rule.pattern, context_})) {
+        return reason;
       }
     }
+    return aliases_ ? AliasCheck(*aliases_, rule, match, point).refusal() : std::nullopt;
+  }
+
+  void apply(const Rule& rule, const Match& match, Node* point) {
+    auto origin = std::make_shared<Origin>(Origin{&rule, nullptr, 1});
+    std::vector<Value*> operands;
+    for (const Node* wanted : rule.pattern.nodes()) {
+      Node* node = match.nodes.at(wanted);
+      const auto made_by = origins_.find(node);
+      if (made_by != origins_.end() && made_by->second->length >= origin->length) {
+        origin = std::make_shared<Origin>(Origin{&rule, made_by->second, made_by->second->length + 1});
+      }
+      operands.insert(operands.end(), node->inputs().begin(), node->inputs().end());
+    }
+    TORCH_CHECK(
+        origin->length <= bound_, "rules rewrite each other's results without end at ",
+        describe(match.principal(rule.pattern)), ": ", cycleOf(*origin),
+        "; give one of them a check that refuses what another one makes");
+    const auto name = nameOf(match.principal(rule.pattern));
+    const auto forget = [&](Node* node) {
+      present_.erase(node);
+      origins_.erase(node);
+      names_.erase(node);
+      for (const Value* output : node->outputs()) {
+        std::erase(operands, output);
+      }
+    };
+    const auto made = Replacer(context_, rule, match, point).run(aliases_ ? &*aliases_ : nullptr, forget);
+    NodeSet seen;
+    for (Node* node : made) {
+      present_.insert(node);
+      origins_[node] = origin;
+      names_.emplace(node, name);
+      lookAgain(node, seen, reach_);
+    }
+    for (Value* operand : operands) { // one use less may let another rule match
+      if (!isConstant(operand) && operand->node()->kind() != c10::prim::Param &&
+          operand->node()->kind() != c10::prim::GetAttr) {
+        lookAgain(operand->node(), seen, reach_);
+      }
+    }
+  }
+
+  // The node and those that a pattern could reach it from.
+  void lookAgain(Node* node, NodeSet& seen, size_t distance) {
+    if (!seen.insert(node).second) {
+      return;
+    }
+    again_.push_back(node);
+    for (Value* output : distance > 1 ? node->outputs() : at::ArrayRef<Value*>()) {
+      if (isConstant(output)) {
+        continue;
+      }
+      for (const auto& use : output->uses()) {
+        if (use.user->kind() != c10::prim::Return) {
+          lookAgain(use.user, seen, distance - 1);
+        }
+      }
+    }
+  }
+
+  std::string nameOf(const Node* node) const {
+    const auto found = names_.find(node);
+    return found == names_.end() ? "" : found->second;
+  }
+
+  // "'a' -> 'b' -> 'a'": the shortest repetition at the end of the chain.
+  static std::string cycleOf(const Origin& last) {
+    std::vector<const Rule*> chain;
+    for (const Origin* origin = &last; origin != nullptr; origin = origin->parent.get()) {
+      chain.push_back(origin->rule);
+    }
+    size_t period = 1;
+    const auto repeats = [&] {
+      for (size_t i = 0; i + period < chain.size(); ++i) {
+        if (chain[i] != chain[i + period]) {
+          return false;
+        }
+      }
+      return true;
+    };
+    while (period + 1 < chain.size() && !repeats()) {
+      ++period;
+    }
+    std::string text;
+    for (size_t i = std::min(period, chain.size() - 1) + 1; i-- > 0;) {
+      text += (text.empty() ? "'" : " -> '") + chain[i]->name + "'";
+    }
+    return text;
+  }
+
+  PassContext& context_;
+  std::shared_ptr<Graph> graph_;
+  RulesByAnchor index_;
+  NodeNames names_;
+  std::optional<AliasClasses> aliases_;
+  size_t reach_ = 1;   // no pattern has more nodes
+  size_t bound_ = 100; // of a chain of rewrites: one that only shrinks the graph is shorter
+  std::unordered_set<const Node*> present_;
+  std::unordered_map<const Node*, std::shared_ptr<const Origin>> origins_;
+  std::unordered_map<const Node*, size_t> order_;
+  std::map<std::pair<size_t, const Rule*>, Rewrite> refused_;
+  std::vector<Node*> again_;
+  std::vector<Rewrite> done_;
+};
+
+} // namespace
+
+std::optional<c10::IValue> MatchView::known(const Value* input) const {
+  const auto found = match.values.find(input);
+  if (found == match.values.end()) {
+    return std::nullopt;
+  }
+  if (isConstant(found->second)) {
+    return torch::jit::toIValue(found->second);
+  }
+  return context.hasModule() ? attributeOf(context.module(), found->second) : std::nullopt;
+}
+
+Rule::Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement)
+    : name(std::move(name)), pattern(std::move(pattern)), replacement(std::move(replacement)) {
+  checkReplacement();
+  std::unordered_set<std::string> known;
+  for (const Value* input : this->pattern.graph->inputs()) {
+    known.insert(input->debugNameBase());
+  }
+  for (const Value* input : this->replacement->inputs()) {
+    if (!known.count(input->debugNameBase())) {
+      TORCH_CHECK(
+          !isRest(input), "the pattern has no operands %", input->debugNameBase(),
+          ", which the replacement passes on");
+      computed.push_back(input->debugNameBase());
+    }
+  }
+}
+
+void Rule::checkReplacement() {
+  TORCH_CHECK(
+      replacement->outputs().size() == pattern.graph->outputs().size(), "the pattern returns ",
+      pattern.graph->outputs().size(), " values and the replacement ", replacement->outputs().size());
+  for (const Node* node : replacement->nodes()) {
+    TORCH_CHECK(
+        node->kind() != c10::prim::CallFunction && node->kind() != c10::prim::CallMethod, describe(node),
+        " cannot be part of a replacement: it calls what cannot be inlined");
+    // A name with alternatives stands for what the pattern's node of that name was: there must be one.
+    if (pattern.alternatives.count(node->kind())) {
+      const auto times = std::count_if(pattern.nodes().begin(), pattern.nodes().end(), [&](const Node* wanted) {
+        return wanted->kind() == node->kind();
+      });
+      TORCH_CHECK(
+          times > 0, "the replacement has ", node->kind().toQualString(),
+          ", and no operator of the pattern says which of its alternatives it is");
+      TORCH_CHECK(
+          times == 1, "the pattern has ", node->kind().toQualString(), " ", times,
+          " times, so the replacement's could be any of them: give them different names, match::a and match::b");
+    }
+  }
+}
+
+std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules) { return Rewriter(context, rules).run(); }
+
+std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
+  const auto graph = context.graph();
+  const auto names = nodeNames(*graph);
+  std::optional<AliasClasses> aliases;
+  if (anyMayWrite(*graph)) {
+    aliases.emplace(*graph);
+  }
+  std::vector<Explanation> result;
+  forEachNode(*graph, [&](Node* node) {
+    if (!rule.pattern.mayAnchorAt(node->kind())) {
+      return;
+    }
+    NearMiss miss;
+    const auto match = matchAt(rule.pattern, node, &miss);
+    if (match) {
+      Node* point = insertionPoint(*match, rule.pattern);
+      miss.matched = match->nodes.size();
+      if (point == nullptr) {
+        miss.reason = "one of its operands is computed after one of its results is used";
+      } else {
+        auto reason = rule.check ? rule.check(MatchView{*match, rule.pattern, context}) : std::nullopt;
+        if (!reason && aliases) {
+          reason = AliasCheck(*aliases, rule, *match, point).refusal();
+        }
+        miss.reason = reason.value_or("");
+      }
+    }
+    const auto found = names.find(node);
+    result.push_back({found == names.end() ? "" : found->second, sourceLine(node), miss.matched, miss.reason});
   });
-  return rewrites;
+  std::stable_sort(result.begin(), result.end(), [](const Explanation& a, const Explanation& b) {
+    return a.matched > b.matched;
+  });
+  return result;
 }
 
 } // namespace jit_passes

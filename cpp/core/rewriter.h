@@ -1,33 +1,75 @@
 // Replacing what a pattern matched.
 #pragma once
 
+#include "alias.h"
 #include "matcher.h"
+#include "registry.h"
 
 namespace jit_passes JIT_PASSES_API {
 
-// Says why a match must not be rewritten; nothing when it may.
-using MatchCheck = std::function<std::optional<std::string>(const Match&, const Pattern&)>;
+// What a rule's functions see of a match.
+struct MatchView {
+  const Match& match;
+  const Pattern& pattern;
+  PassContext& context;
 
-// The replacement takes the pattern's inputs in the same order, under any names. A match::name
-// that the pattern has too stands for the operator that was matched there.
+  // The value that an input of the pattern stands for.
+  Value* value(const Value* input) const { return match.values.at(input); }
+  // What is known of it ahead of time: a constant, or the attribute that it is read from.
+  std::optional<c10::IValue> known(const Value* input) const;
+};
+
+// Says why a match must not be rewritten; nothing when it may.
+using MatchCheck = std::function<std::optional<std::string>(const MatchView&)>;
+
+// An input of the replacement that the pattern does not have. Tensors become attributes of the
+// module that the match belongs to, all else constants.
+struct Computed {
+  c10::IValue value;
+  bool parameter = false;
+};
+using MatchCompute = std::function<std::unordered_map<std::string, Computed>(const MatchView&)>;
+
+// The replacement takes inputs of the pattern, by name, and what `compute` gives; it returns as many
+// values as the pattern. A name with alternatives that the pattern has too stands for the operator that
+// was matched there.
 struct Rule {
-  Rule(
-      std::string name, const std::string& pattern, const std::string& replacement, Alternatives alternatives,
-      MatchCheck check);
+  Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement);
 
   std::string name;
   Pattern pattern;
-  Pattern replacement;
-  MatchCheck check; // may be empty
+  std::shared_ptr<Graph> replacement;
+  MatchCheck check;     // may be empty
+  MatchCompute compute; // may be empty
+  std::vector<std::string> computed; // names of the inputs that the pattern does not have
+
+ private:
+  void checkReplacement();
 };
+
+using Rules = std::vector<std::shared_ptr<Rule>>;
 
 struct Rewrite {
   std::string rule;
-  const Node* principal; // destroyed by then: to compare, not to follow
-  std::string refused;   // why the rule's check said no; "" when the match was rewritten
+  std::string name;    // stable name of the principal node
+  std::string source;  // its line
+  std::string refused; // why nothing was rewritten; "" when it was
 };
 
-// Tries the rules in order at every node, nested blocks included, and replaces what matches first.
-std::vector<Rewrite> rewrite(Graph& graph, const std::vector<std::shared_ptr<Rule>>& rules);
+// Applies the rules, nested blocks included, until none matches: in program order, earlier rules
+// first. What a rewrite makes can be matched again; an error names the rules where that does not end.
+// Matches are refused where a check says so, or where a write to memory makes them wrong.
+std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules);
+
+struct Explanation {
+  std::string name;
+  std::string source;
+  size_t matched; // nodes of the pattern that fit
+  std::string reason;
+};
+
+// Where the pattern could have matched, and did not: for each operator of the kind that the pattern
+// ends in, why. The ones that came furthest first.
+std::vector<Explanation> explain(PassContext& context, const Rule& rule);
 
 } // namespace jit_passes JIT_PASSES_API

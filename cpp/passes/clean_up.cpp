@@ -41,13 +41,13 @@ bool removeUnusedAttributes(PassContext& context) {
     used.insert(use.user->s(c10::attr::name));
   }
   used.insert("training");
-  const auto self_object = context.module._ivalue();
+  const auto self_object = context.module()._ivalue();
   const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
     return &owner != self_object.get() || used.count(name) > 0;
   };
-  const size_t before = context.module.type()->numAttributes();
-  context.module = rebuildModule(context.module, context.method, context.graph(), keep, Values::Shared);
-  return context.module.type()->numAttributes() != before;
+  const size_t before = context.module().type()->numAttributes();
+  context.module() = rebuildModule(context.module(), {{context.method(), context.graph()}}, keep, Values::Shared);
+  return context.module().type()->numAttributes() != before;
 }
 
 const RegisterPass propagate_constants{

@@ -75,7 +75,7 @@ bool foldPrepack(PassContext& context) {
     auto packed = evaluate(node);
     TORCH_CHECK(packed, "the weight is not a constant");
     const auto name = "packed_" + std::to_string(count++);
-    context.module.register_attribute(name, packed->type(), *packed);
+    context.module().register_attribute(name, packed->type(), *packed);
     torch::jit::WithInsertPoint insert_at(node);
     replaceNode(node, graph->insertGetAttr(graph->inputs().at(0), name));
   });

@@ -15,8 +15,8 @@ bool startsWith(const Node* node, std::string_view prefix) {
 }
 
 bool foldQuantizedConstants(PassContext& context) {
-  const auto option = context.options.find("dequantize");
-  const bool fold_dequantize = option != context.options.end() && option->second.toBool();
+  const auto option = context.options().find("dequantize");
+  const bool fold_dequantize = option != context.options().end() && option->second.toBool();
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
     if (!startsWith(node, "jit_passes::quantize") &&

@@ -311,7 +311,7 @@ class Freezer {
       return used[&owner].count(name) > 0;
     };
     // Copied, so that running the result does not change the caller's.
-    return rebuildModule(module_, method_, graph_, keep, Values::Copied);
+    return rebuildModule(module_, {{method_, graph_}}, keep, Values::Copied);
   }
 
   Module module_;
@@ -332,19 +332,14 @@ Module freezeByPyTorch(const Module& module, const std::string& method) {
 }
 
 bool freeze(PassContext& context) {
-  const auto frozen = Freezer(context.module, context.method).run();
-  context.module = frozen ? *frozen : freezeByPyTorch(context.module, context.method);
+  const auto frozen = Freezer(context.module(), context.method()).run();
+  context.module() = frozen ? *frozen : freezeByPyTorch(context.module(), context.method());
   return true;
 }
 
 std::optional<std::string> checkInlined(const PassContext& context) {
-  std::optional<std::string> problem;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction) {
-      problem = "a call is left: " + describe(node);
-    }
-  });
-  return problem;
+  const Node* call = findCall(*context.graph());
+  return call == nullptr ? std::nullopt : std::optional("a call is left: " + describe(call));
 }
 
 const RegisterInvariant inlined{"inlined", "No calls of methods or functions.", checkInlined};

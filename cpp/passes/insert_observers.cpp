@@ -109,7 +109,7 @@ class Inserter {
     if (const auto found = buffers_.find(name); found != buffers_.end()) {
       return found->second;
     }
-    context_.module.register_buffer(name, initialState(observation, kind));
+    context_.module().register_buffer(name, initialState(observation, kind));
     torch::jit::WithInsertPoint guard(graph_->block()->nodes().front());
     Value* value = graph_->insertGetAttr(graph_->inputs().at(0), name);
     return buffers_[name] = value;

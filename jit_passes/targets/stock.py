@@ -125,11 +125,11 @@ class Stock(Target):
     def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
         prepared = TO_INTEGERS.run(module, method)
         matches = _C.apply_rules(prepared.module, method, rules(self.engine))
-        left = {name: f"not fused: {reason}" for _, name, reason in matches if reason}
-        for _, name, reason in matches:
+        left = {name: f"not fused: {reason}" for _, name, _, reason in matches if reason}
+        for _, name, _, reason in matches:
             if not reason:
                 left.pop(name, None)
-        if any(rule.startswith("conv2d_add") for rule, _, _ in matches):
+        if any(rule.startswith("conv2d_add") for rule, _, _, _ in matches):
             warn_of_engine(self.engine)
         options: dict[str, dict[str, Any]] = {
             "split_groups": {"engine": self.engine},

@@ -8,14 +8,12 @@ and `zero_point` are those of the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from .. import _C
+from ..rewrite import Match, RewriteRule
 
-Check = Callable[[dict[str, Any]], str | None]
 QUANTIZE = "jit_passes::quantize(%{0}, %scale, %zero_point, %low, %high, %dtype)"
 TAIL = ("scale", "zero_point", "low", "high", "dtype")
 CLIPS = {
@@ -116,13 +114,14 @@ SHARED = tuple(
 )
 
 
-def saturates(constants: dict[str, Any]) -> str | None:
+def saturates(match: Match) -> str | None:
     """Refuse a clip that saturation of the result's integers does not implement.
 
     It does when both bounds are quantized to the ends of what the dtype holds:
         bound_low / scale + zero_point <= lowest + 1/2
         bound_high / scale + zero_point >= highest - 1/2
     """
+    constants = match.constants
     scale, zero_point = constants["scale"], constants["zero_point"]
     lowest, highest = SATURATION[constants["dtype"]]
     bound_low, bound_high = constants.get("clip_low", 0.0), constants.get("clip_high")
@@ -153,13 +152,13 @@ def _rule(
     quantized = QUANTIZE.format("c" if clip else "y")
     if not absorb:
         replacement = replacement.replace("%q = ", "%unclipped = ") + "\n  " + kept_line
-    return _C.rule(
+    rule = RewriteRule(
         "_".join(part for part in (name, clip) if part),
         f"{header}{body}{clip_line}  %q = {quantized}\n  return (%q)",
         f"{header}  {replacement}\n  return (%q)",
-        {},
         saturates if clip and absorb else None,
     )
+    return rule.compile()
 
 
 def _clipped_rules(name: str, inputs: list[str], body: str, replacement: str) -> list[Any]:

@@ -1,0 +1,180 @@
+#include "editor.h"
+
+#include "module.h"
+#include "operators.h"
+
+namespace jit_passes {
+
+Editor::Editor(PassContext& context)
+    : context_(context), graph_(context.graph()), snapshot_(takeSnapshot(graph_)), nodes_(nodesInOrder(*graph_)) {
+  const auto remember = [&](Value* value) { values_[static_cast<int64_t>(value->unique())] = value; };
+  std::for_each(graph_->inputs().begin(), graph_->inputs().end(), remember);
+  for (Node* node : nodes_) {
+    indices_.emplace(node, static_cast<int64_t>(indices_.size()));
+    std::for_each(node->outputs().begin(), node->outputs().end(), remember);
+    for (Block* block : node->blocks()) {
+      std::for_each(block->inputs().begin(), block->inputs().end(), remember);
+    }
+  }
+}
+
+Node* Editor::node(int64_t index) const {
+  TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
+  TORCH_CHECK(
+      index >= 0 && index < static_cast<int64_t>(nodes_.size()) && nodes_[index] != nullptr,
+      "the node is not in the graph any more");
+  return nodes_[index];
+}
+
+Value* Editor::value(int64_t id) const {
+  TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
+  const auto found = values_.find(id);
+  TORCH_CHECK(found != values_.end(), "the value is not in the graph any more");
+  return found->second;
+}
+
+void Editor::own(Node* made) {
+  indices_.emplace(made, static_cast<int64_t>(nodes_.size()));
+  nodes_.push_back(made);
+}
+
+void Editor::forget(const Node* node, std::vector<int64_t>& gone) {
+  for (const Block* block : node->blocks()) {
+    for (const Value* input : block->inputs()) {
+      values_.erase(static_cast<int64_t>(input->unique()));
+    }
+    for (const Node* inner : block->nodes()) {
+      forget(inner, gone);
+    }
+  }
+  for (const Value* output : node->outputs()) {
+    values_.erase(static_cast<int64_t>(output->unique()));
+  }
+  const auto index = indices_.find(node);
+  nodes_[index->second] = nullptr;
+  gone.push_back(index->second);
+  indices_.erase(index);
+}
+
+Editor::Inserted Editor::adopt(Node* made, const Node* like) {
+  const auto [module, type] = moduleOf(made);
+  const bool constant = made->kind() == c10::prim::Constant;
+  Inserted inserted{
+      {"", made->kind().toQualString(), module, type, constant || like == nullptr ? "" : sourceLine(like), 0,
+       movesData(made), {}, {}},
+      {},
+      static_cast<int64_t>(nodes_.size())};
+  for (const Value* input : made->inputs()) {
+    inserted.node.inputs.push_back(static_cast<int64_t>(input->unique()));
+  }
+  for (Value* output : made->outputs()) {
+    const auto id = static_cast<int64_t>(output->unique());
+    values_[id] = output;
+    inserted.node.outputs.push_back(id);
+    inserted.values.push_back(
+        {id, output->debugName(), output->type()->isSubtypeOf(*c10::TensorType::get()), false, false,
+         constant ? torch::jit::toIValue(output) : std::nullopt});
+  }
+  own(made);
+  return inserted;
+}
+
+Editor::Inserted Editor::insert(
+    const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like) {
+  const auto symbol = c10::Symbol::fromQualString(kind);
+  TORCH_CHECK(
+      !symbol.is_prim() || symbol == c10::prim::ListConstruct || symbol == c10::prim::TupleConstruct, kind,
+      " cannot be inserted: only operators, prim::ListConstruct and prim::TupleConstruct can");
+  std::vector<Value*> operands;
+  for (const int64_t id : inputs) {
+    operands.push_back(value(id));
+  }
+  Node* place = node(before);
+  if (symbol == c10::prim::ListConstruct) {
+    TORCH_CHECK(!operands.empty(), "a list needs an element: an empty one has no type");
+    return adopt(
+        graph_->createList(c10::unshapedType(operands[0]->type()), operands)->insertBefore(place), node(like));
+  }
+  if (symbol == c10::prim::TupleConstruct) {
+    return adopt(graph_->createTuple(operands)->insertBefore(place), node(like));
+  }
+  Node* made = insertNode(place, symbol, operands, node(like));
+  const auto* schema = made->maybeSchema();
+  if (schema == nullptr) {
+    std::ostringstream types, known;
+    for (const Value* operand : operands) {
+      types << (types.tellp() > 0 ? ", " : "") << operand->type()->annotation_str();
+    }
+    for (const auto& candidate : torch::jit::getAllOperatorsFor(symbol)) {
+      known << "\n  " << candidate->schema();
+    }
+    made->destroy();
+    TORCH_CHECK(
+        known.tellp() > 0, "there is no operator ", kind, ": is the library that defines it loaded?");
+    TORCH_CHECK(false, kind, " does not take (", types.str(), "); it is", known.str());
+  }
+  while (made->outputs().size() > schema->returns().size()) {
+    made->eraseOutput(made->outputs().size() - 1);
+  }
+  while (made->outputs().size() < schema->returns().size()) {
+    made->addOutput();
+  }
+  for (size_t i = 0; i < made->outputs().size(); ++i) {
+    const auto& type = schema->returns()[i].type();
+    made->output(i)->setType(
+        type->hasFreeVariables() && !operands.empty() ? operands[0]->type() : type);
+  }
+  return adopt(made, node(like));
+}
+
+Editor::Inserted Editor::insertConstant(const c10::IValue& constant, int64_t before) {
+  return adopt(jit_passes::insertConstant(node(before), constant)->node(), nullptr);
+}
+
+Editor::Inserted Editor::insertAttribute(const std::string& path, int64_t before) {
+  TORCH_CHECK(context_.hasModule(), "a graph after autograd has no module to read '", path, "' from");
+  Value* owner = nullptr;
+  try {
+    owner = readAttribute(*graph_, node(before), path);
+  } catch (const c10::Error&) {
+    TORCH_CHECK(false, "the module has no attribute '", path, "'");
+  }
+  for (Value* part = owner->node()->input(); part->node()->kind() == c10::prim::GetAttr;
+       part = part->node()->input()) {
+    own(part->node());
+    values_[static_cast<int64_t>(part->unique())] = part;
+  }
+  return adopt(owner->node(), nullptr);
+}
+
+std::string Editor::addAttribute(
+    const std::string& name, const at::Tensor& tensor, bool parameter, int64_t like) {
+  return addTensorAttribute(context_.module(), moduleOf(node(like)).first, name, tensor, parameter);
+}
+
+void Editor::setOperand(int64_t user, int64_t operand, int64_t replacement) {
+  Node* target = node(user);
+  TORCH_CHECK(
+      operand >= 0 && operand < static_cast<int64_t>(target->inputs().size()), describe(target), " has ",
+      target->inputs().size(), " operands, and none at ", operand);
+  target->replaceInput(operand, value(replacement));
+}
+
+void Editor::replaceUses(int64_t old, int64_t replacement) {
+  value(old)->replaceAllUsesWith(value(replacement));
+}
+
+std::vector<int64_t> Editor::remove(int64_t index) {
+  Node* target = node(index);
+  for (const Value* output : target->outputs()) {
+    TORCH_CHECK(
+        !output->hasUses(), describe(target), " cannot be removed: ", describe(output->uses()[0].user),
+        " uses its result; replace that first");
+  }
+  std::vector<int64_t> gone;
+  forget(target, gone);
+  target->destroy();
+  return gone;
+}
+
+} // namespace jit_passes

@@ -1,0 +1,118 @@
+#include "print.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr size_t kLongest = 60; // characters of a constant
+
+class Printer {
+ public:
+  explicit Printer(Graph& graph) : graph_(graph) { nameValues(graph.block()); }
+
+  std::string print() {
+    out_ << "graph(" << join(graph_.inputs()) << "):\n";
+    printBlock(graph_.block(), 1);
+    out_ << "  return (" << join(graph_.outputs()) << ")\n";
+    return out_.str();
+  }
+
+ private:
+  std::string unique(const std::string& name) {
+    const int count = taken_[name]++;
+    return count == 0 ? name : name + "#" + std::to_string(count);
+  }
+
+  void nameValues(Block* block) {
+    for (const Value* input : block->inputs()) {
+      names_[input] = unique(input->hasDebugName() ? input->debugNameBase() : "value");
+    }
+    for (Node* node : block->nodes()) {
+      if (node->kind() == c10::prim::Constant) {
+        names_[node->output()] = constant(node->output());
+        continue;
+      }
+      if (node->kind() == c10::prim::GetAttr) {
+        const auto& owner = names_.at(node->input());
+        const bool of_self = node->input()->node()->kind() == c10::prim::Param;
+        names_[node->output()] = (of_self ? "" : owner + ".") + node->s(c10::attr::name);
+        continue;
+      }
+      for (Block* inner : node->blocks()) {
+        nameValues(inner);
+      }
+      const auto path = moduleOf(node).first;
+      const auto name = unique((path.empty() ? "" : path + ":") + node->kind().toUnqualString());
+      for (const Value* output : node->outputs()) {
+        names_[output] = node->outputs().size() == 1 ? name : name + "." + std::to_string(output->offset());
+      }
+    }
+  }
+
+  static std::string constant(const Value* value) {
+    if (isNone(value)) {
+      return "None";
+    }
+    const auto known = torch::jit::toIValue(value);
+    std::ostringstream text;
+    if (!known) {
+      return "constant";
+    }
+    if (known->isTensor()) {
+      const auto& tensor = known->toTensor();
+      text << "<" << tensor.scalar_type() << tensor.sizes() << ">";
+    } else {
+      text << *known;
+    }
+    auto result = text.str();
+    std::replace(result.begin(), result.end(), '\n', ' ');
+    return result.size() > kLongest ? result.substr(0, kLongest) + "..." : result;
+  }
+
+  std::string join(at::ArrayRef<Value*> values) const {
+    std::string text;
+    for (const Value* value : values) {
+      text += (text.empty() ? "" : ", ") + names_.at(value);
+    }
+    return text;
+  }
+
+  void printBlock(Block* block, int depth) {
+    for (Node* node : block->nodes()) {
+      if (node->kind() == c10::prim::Constant || node->kind() == c10::prim::GetAttr) {
+        continue;
+      }
+      out_ << std::string(2 * depth, ' ');
+      if (!node->outputs().empty()) {
+        out_ << join(node->outputs()) << " = ";
+      }
+      out_ << node->kind().toQualString();
+      if (node->kind() == c10::prim::SetAttr) {
+        out_ << "[" << node->s(c10::attr::name) << "]";
+      }
+      out_ << "(" << join(node->inputs()) << ")\n";
+      for (size_t i = 0; i < node->blocks().size(); ++i) {
+        Block* inner = node->blocks()[i];
+        out_ << std::string(2 * depth + 2, ' ') << "block" << i << "(" << join(inner->inputs()) << "):\n";
+        printBlock(inner, depth + 2);
+        out_ << std::string(2 * depth + 4, ' ') << "-> (" << join(inner->outputs()) << ")\n";
+      }
+      if (node->hasAttribute(c10::attr::Subgraph)) { // of autograd's and of fused groups
+        std::istringstream lines(formatGraph(*node->g(c10::attr::Subgraph)));
+        for (std::string line; std::getline(lines, line);) {
+          out_ << std::string(2 * depth + 2, ' ') << line << "\n";
+        }
+      }
+    }
+  }
+
+  Graph& graph_;
+  std::unordered_map<const Value*, std::string> names_;
+  std::unordered_map<std::string, int> taken_;
+  std::ostringstream out_;
+};
+
+} // namespace
+
+std::string formatGraph(Graph& graph) { return Printer(graph).print(); }
+
+} // namespace jit_passes

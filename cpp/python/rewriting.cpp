@@ -1,0 +1,148 @@
+// Rewrite rules whose checks and computations are Python functions.
+#include "conversions.h"
+
+#include "core/module.h"
+#include "core/print.h"
+#include "core/rewriter.h"
+
+namespace jit_passes {
+namespace {
+
+using GraphPointer = std::shared_ptr<Graph>;
+
+Alternatives toAlternatives(const std::map<std::string, std::vector<std::string>>& names) {
+  Alternatives alternatives;
+  for (const auto& [name, kinds] : names) {
+    auto& set = alternatives[c10::Symbol::fromQualString(name)];
+    for (const auto& kind : kinds) {
+      set.insert(c10::Symbol::fromQualString(kind));
+    }
+  }
+  return alternatives;
+}
+
+// (name, kind, module, module type, source, inputs by name, operators by name in the pattern); an input
+// is (type, known, value, shape).
+py::tuple toTuple(const MatchView& view) {
+  const Node* principal = view.match.principal(view.pattern);
+  const auto [path, type] = moduleOf(principal);
+  py::dict inputs, operators;
+  for (const Value* input : view.pattern.graph->inputs()) {
+    const auto found = view.match.values.find(input);
+    if (found == view.match.values.end()) {
+      continue;
+    }
+    const auto known = view.known(input);
+    const bool readable = known && !known->isObject();
+    py::object shape = py::none();
+    if (readable && known->isTensor()) {
+      shape = py::tuple(py::cast(known->toTensor().sizes().vec()));
+    } else if (const auto tensor = found->second->type()->cast<c10::TensorType>()) {
+      if (const auto sizes = tensor->sizes().concrete_sizes()) {
+        shape = py::tuple(py::cast(*sizes));
+      }
+    }
+    inputs[py::str(input->debugNameBase())] = py::make_tuple(
+        found->second->type()->annotation_str(), readable, readable ? toPython(*known) : py::none(), shape);
+  }
+  for (const Node* wanted : view.pattern.nodes()) {
+    operators[wanted->kind().toQualString()] = view.match.nodes.at(wanted)->kind().toQualString();
+  }
+  return py::make_tuple(
+      principal->kind().toQualString(), path, type, sourceLine(principal), inputs, operators);
+}
+
+using Text = std::optional<std::string>;
+
+// Pattern and replacement are IR text, or graphs of scripted functions.
+Pattern toPattern(const py::object& source, const Alternatives& alternatives) {
+  return py::isinstance<py::str>(source) ? Pattern(source.cast<std::string>(), alternatives)
+                                         : Pattern(source.cast<GraphPointer>(), alternatives);
+}
+
+std::shared_ptr<Rule> makeRule(
+    const std::string& name, const py::object& pattern, const py::object& replacement,
+    const std::map<std::string, std::vector<std::string>>& names, const py::object& check,
+    const py::object& compute) {
+  const Alternatives alternatives = toAlternatives(names);
+  auto rule = std::make_shared<Rule>(
+      name, toPattern(pattern, alternatives),
+      py::isinstance<py::str>(replacement) ? readGraph(replacement.cast<std::string>(), alternatives)
+                                           : replacement.cast<GraphPointer>());
+  if (!check.is_none()) {
+    rule->check = [call = Function(check)](const MatchView& view) {
+      const py::gil_scoped_acquire lock;
+      return call(toTuple(view)).cast<Text>();
+    };
+  }
+  if (!compute.is_none()) {
+    rule->compute = [call = Function(compute)](const MatchView& view) {
+      const py::gil_scoped_acquire lock;
+      std::unordered_map<std::string, Computed> result;
+      for (const auto& [key, value] : call(toTuple(view)).cast<py::dict>()) {
+        const auto pair = value.cast<py::tuple>();
+        result[key.cast<std::string>()] = {jit_passes::toIValue(pair[0]), pair[1].cast<bool>()};
+      }
+      return result;
+    };
+  }
+  return rule;
+}
+
+// (rule, name of the matched operator, source line, reason of a refusal or "") for each match.
+py::list toList(const std::vector<Rewrite>& rewrites) {
+  py::list result;
+  for (const auto& record : rewrites) {
+    result.append(py::make_tuple(record.rule, record.name, record.source, record.refused));
+  }
+  return result;
+}
+
+py::list explainRule(PassContext context, const Rule& rule) {
+  py::list result;
+  for (const auto& row : explain(context, rule)) {
+    result.append(py::make_tuple(row.name, row.source, row.matched, row.reason));
+  }
+  return result;
+}
+
+} // namespace
+
+void bindRewriting(py::module_& m) {
+  static const Options none;
+  py::class_<Rule, std::shared_ptr<Rule>>(m, "Rule")
+      .def_readonly("name", &Rule::name)
+      .def_readonly("computed", &Rule::computed)
+      .def_property_readonly("size", [](const Rule& rule) { return rule.pattern.nodes().size(); })
+      .def_property_readonly(
+          "anchor", [](const Rule& rule) { return rule.pattern.anchor()->kind().toQualString(); });
+  m.def("rule", &makeRule);
+  m.def("apply_rules", [](const Module& module, const std::string& method, const Rules& rules) {
+    PassContext context(module, method, none);
+    return toList(rewrite(context, rules));
+  });
+  m.def("apply_rules_to_graph", [](const GraphPointer& graph, const Rules& rules) {
+    PassContext context(graph, none);
+    return toList(rewrite(context, rules));
+  });
+  m.def("explain_rule", [](const Module& module, const std::string& method, const Rule& rule) {
+    return explainRule(PassContext(module, method, none), rule);
+  });
+  // The rule as a pass like any other.
+  m.def(
+      "register_rules_pass",
+      [](const std::string& name, const std::string& summary, const Rules& rules) {
+        const auto run = [rules](PassContext& context) {
+          const auto rewrites = rewrite(context, rules);
+          return std::any_of(
+              rewrites.begin(), rewrites.end(), [](const Rewrite& record) { return record.refused.empty(); });
+        };
+        RegisterPass(name, summary, run, {"inlined"});
+      });
+  m.def("format_graph", [](const Module& module, const std::string& method) {
+    return formatGraph(*module.get_method(method).graph());
+  });
+  m.def("format_bare_graph", [](const GraphPointer& graph) { return formatGraph(*graph); });
+}
+
+} // namespace jit_passes

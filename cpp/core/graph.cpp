@@ -31,6 +31,14 @@ std::string lineOf(const torch::jit::SourceRange& range) {
   return file + ":" + std::to_string(line);
 }
 
+bool isOfTorch(const std::string& line) {
+  static const std::array<const char*, 4> places{
+      "/torch/nn/", "/torch/functional.py", "/torch/_", "/torch/jit/"};
+  return std::any_of(places.begin(), places.end(), [&](const char* place) {
+    return line.find(place) != std::string::npos;
+  });
+}
+
 std::string operatorName(const Node* node) {
   std::string name = node->kind().toUnqualString();
   while (name.size() > 1 && name.back() == '_') {
@@ -62,7 +70,21 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit) {
   }
 }
 
-std::string sourceLine(const Node* node) { return lineOf(node->sourceRange()); }
+// The innermost call that is not within PyTorch's own modules: what the user wrote.
+std::string sourceLine(const Node* node) {
+  const std::string own = lineOf(node->sourceRange());
+  if (!isOfTorch(own) || !node->callstack()) {
+    return own;
+  }
+  const auto calls = (*node->callstack())->vec(); // the outermost first
+  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
+    const std::string line = lineOf(std::get<1>(*call));
+    if (!line.empty() && !isOfTorch(line)) {
+      return line;
+    }
+  }
+  return own;
+}
 
 std::pair<std::string, std::string> moduleOf(const Node* node) {
   const std::string hierarchy = torch::jit::utils::getNodesModuleHierarchy(*node);

@@ -21,7 +21,8 @@ inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
 
 // "aten::conv2d of layer1.0.conv1 (model.py:12)": how messages speak of a node.
 std::string describe(const Node* node);
-// "model.py:12", or "" where the graph does not know.
+// "model.py:12", the line of the model that the node comes from, not of PyTorch's modules that it calls;
+// "" where the graph does not know.
 std::string sourceLine(const Node* node);
 // The path of the module that the node was written in, "layer1.0.conv1", and that module's type.
 std::pair<std::string, std::string> moduleOf(const Node* node);

@@ -8,14 +8,34 @@ namespace {
 
 using NodeSet = std::unordered_set<const Node*>;
 
+constexpr const char* kNoPlace = "one of its operands is computed after one of its results is used";
+
 bool isBetween(const Node* node, const Node* from, const Node* to) {
   return node->isAfter(from) && node->isBefore(to);
 }
 
-// Where the replacement goes: in front of the first use of a result, and at the latest where the last
-// matched node stands. Nothing when an operand is computed only after that.
-Node* insertionPoint(const Match& match, const Pattern& pattern) {
-  Node* point = nullptr;
+struct Placement {
+  Node* point;                // the replacement goes in front of it
+  std::vector<Node*> hoisted; // after these have been moved there
+};
+
+bool assignsAttributes(Graph& graph) {
+  bool found = false;
+  forEachNode(graph, [&](const Node* node) { found |= node->kind() == c10::prim::SetAttr; });
+  return found;
+}
+
+// Whether a value can be had earlier: constants, and attributes where none is assigned to.
+bool canHoist(const Value* value, bool attributes) {
+  const Node* node = value->node();
+  return isConstant(value) || (attributes && node->kind() == c10::prim::GetAttr);
+}
+
+// In front of the first use of a result, and at the latest where the last matched node stands. Nothing
+// when an operand is computed only after that.
+std::optional<Placement> placementOf(const Match& match, const Pattern& pattern) {
+  Placement placement{nullptr, {}};
+  Node*& point = placement.point;
   NodeSet inside;
   for (const auto& [wanted, node] : match.nodes) {
     inside.insert(node);
@@ -32,14 +52,32 @@ Node* insertionPoint(const Match& match, const Pattern& pattern) {
       }
     }
   }
+  std::optional<bool> attributes;
+  const std::function<bool(Value*)> reach = [&](Value* value) {
+    Node* node = value->node();
+    if (node->kind() == c10::prim::Param || node->isBefore(point)) {
+      return true;
+    }
+    attributes = attributes ? attributes : !assignsAttributes(*point->owningGraph());
+    if (!canHoist(value, *attributes) ||
+        !std::all_of(node->inputs().begin(), node->inputs().end(), reach)) {
+      return false;
+    }
+    placement.hoisted.push_back(node);
+    return true;
+  };
   for (const Value* input : pattern.graph->inputs()) {
     const auto found = match.values.find(input);
-    if (found != match.values.end() && found->second->node()->kind() != c10::prim::Param &&
-        !found->second->node()->isBefore(point)) {
-      return nullptr;
+    if (found != match.values.end() && !reach(found->second)) {
+      return std::nullopt;
     }
   }
-  return point;
+  for (const auto& [name, values] : match.rests) {
+    if (!std::all_of(values.begin(), values.end(), reach)) {
+      return std::nullopt;
+    }
+  }
+  return placement;
 }
 
 // Says how memory that is written to makes a match wrong.
@@ -360,13 +398,13 @@ class Rewriter {
       }
       Node* principal = match->principal(rule->pattern);
       Rewrite record{rule->name, nameOf(principal), sourceLine(principal), ""};
-      Node* point = insertionPoint(*match, rule->pattern);
-      if (auto reason = refusal(*rule, *match, point)) {
+      const auto placement = placementOf(*match, rule->pattern);
+      if (auto reason = refusal(*rule, *match, placement)) {
         record.refused = *reason;
         refused_[{order_of(node), rule}] = record;
         continue;
       }
-      apply(*rule, *match, point);
+      apply(*rule, *match, *placement);
       done_.push_back(record);
       return true;
     }
@@ -376,19 +414,20 @@ class Rewriter {
   // Refusals are listed in the order in which the last walk met them.
   size_t order_of(const Node* node) { return order_.try_emplace(node, order_.size()).first->second; }
 
-  std::optional<std::string> refusal(const Rule& rule, const Match& match, Node* point) {
-    if (point == nullptr) {
-      return "one of its operands is computed after one of its results is used";
+  std::optional<std::string> refusal(
+      const Rule& rule, const Match& match, const std::optional<Placement>& placement) {
+    if (!placement) {
+      return kNoPlace;
     }
     if (rule.check) {
       if (auto reason = rule.check(MatchView{match, rule.pattern, context_})) {
         return reason;
       }
     }
-    return aliases_ ? AliasCheck(*aliases_, rule, match, point).refusal() : std::nullopt;
+    return aliases_ ? AliasCheck(*aliases_, rule, match, placement->point).refusal() : std::nullopt;
   }
 
-  void apply(const Rule& rule, const Match& match, Node* point) {
+  void apply(const Rule& rule, const Match& match, const Placement& placement) {
     auto origin = std::make_shared<Origin>(Origin{&rule, nullptr, 1});
     std::vector<Value*> operands;
     for (const Node* wanted : rule.pattern.nodes()) {
@@ -412,7 +451,12 @@ class Rewriter {
         std::erase(operands, output);
       }
     };
-    const auto made = Replacer(context_, rule, match, point).run(aliases_ ? &*aliases_ : nullptr, forget);
+    for (Node* hoisted : placement.hoisted) {
+      if (hoisted->isAfter(placement.point)) {
+        hoisted->moveBefore(placement.point);
+      }
+    }
+    const auto made = Replacer(context_, rule, match, placement.point).run(aliases_ ? &*aliases_ : nullptr, forget);
     NodeSet seen;
     for (Node* node : made) {
       present_.insert(node);
@@ -561,14 +605,14 @@ std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
     NearMiss miss;
     const auto match = matchAt(rule.pattern, node, &miss);
     if (match) {
-      Node* point = insertionPoint(*match, rule.pattern);
+      const auto placement = placementOf(*match, rule.pattern);
       miss.matched = match->nodes.size();
-      if (point == nullptr) {
-        miss.reason = "one of its operands is computed after one of its results is used";
+      if (!placement) {
+        miss.reason = kNoPlace;
       } else {
         auto reason = rule.check ? rule.check(MatchView{*match, rule.pattern, context}) : std::nullopt;
         if (!reason && aliases) {
-          reason = AliasCheck(*aliases, rule, *match, point).refusal();
+          reason = AliasCheck(*aliases, rule, *match, placement->point).refusal();
         }
         miss.reason = reason.value_or("");
       }

@@ -8,8 +8,8 @@
 //
 // correlation.mode pads by name: 'valid' not at all, 'same' by (window - 1) * dilation in all, half of it
 // on either side. Where that is odd, the one more stands behind, as in PyTorch.
-#include <ATen/FuncTorchTLS.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/functorch/DynamicLayer.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/registry.h"
@@ -127,7 +127,7 @@ Tensor correlationAutograd(
   // A Function of C++ knows neither tangents nor function transforms, and convolution_backward no
   // complex numbers.
   if (hasTangent(input) || hasTangent(weight) || input.is_complex() || weight.is_complex() ||
-      at::functorch::functorchTLSAccessor() != nullptr) {
+      at::functorch::maybeCurrentDynamicLayer()) {
     return convolve(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   }
   if (!at::GradMode::is_enabled() || !(input.requires_grad() || weight.requires_grad())) {
@@ -199,6 +199,8 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("correlation", convolve); }
+
+TORCH_LIBRARY_IMPL(jit_passes, FuncTorchBatched, m) { m.impl("correlation", convolve); }
 
 TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) { m.impl("correlation", correlationAutograd); }
 

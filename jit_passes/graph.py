@@ -1,9 +1,9 @@
 """A typed view of a method's graph, for quantizers, reports and passes written in Python.
 
-`GraphView` is a snapshot: plain data, taken once, with no way to reach into PyTorch's IR. `GraphEditor`
-is the same view with operations that change the graph and keep the view up to date. Nodes have stable
-names such as `layer1.0.conv1:conv2d`: the module path, then the operator, then `#k` for the k-th
-further one of that name.
+`GraphView` is a snapshot: plain data, taken once, with no way to reach into PyTorch's IR.
+`GraphEditor` is the same view with operations that change the graph and keep the view up to date.
+Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then the operator, then
+`#k` for the k-th further one of that name.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def _node(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -> 
 class GraphEditor:
     """The graph that a pass works on: a view, and operations that change graph and view.
 
-    Every operation checks what it is given: a node or value that is gone is an error, never a crash.
-    What the operations cannot see, an operand that is computed only later say, the runner's lint
-    finds when the pass returns.
+    Every operation checks what it is given: a node or value that is gone is an error, never a
+    crash. What the operations cannot see, an operand that is computed only later say, the runner's
+    lint finds when the pass returns.
 
     Attributes:
         inputs: the method's arguments, without self.
@@ -169,7 +169,8 @@ class GraphEditor:
         """Insert an operator.
 
         Args:
-            kind: `aten::relu`, an operator of your own, `prim::ListConstruct`, `prim::TupleConstruct`.
+            kind: `aten::relu`, an operator of your own, `prim::ListConstruct`,
+                `prim::TupleConstruct`.
             inputs: all operands in the order of the operator's schema, defaults included; Python
                 values become constants.
             before: the node that it is put in front of.
@@ -231,9 +232,10 @@ class GraphEditor:
     def remove(self, node: NodeView) -> None:
         """Remove a node whose results nothing uses; `replace` them first."""
         for index in _checked(self._editor.remove, node.index):
-            gone = self._nodes.pop(index, None)
-            for operand, value in enumerate(gone.inputs if gone else ()):
-                value.uses.remove((gone, operand))
+            if index in self._nodes:  # reading an attribute's owner is not shown
+                gone = self._nodes.pop(index)
+                for operand, value in enumerate(gone.inputs):
+                    value.uses.remove((gone, operand))
         self.changed = True
 
     def _adopt(self, inserted: tuple[int, Any, list[Any]]) -> NodeView:

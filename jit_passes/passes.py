@@ -1,9 +1,9 @@
 """Registered passes, and pipelines of them.
 
 A pass is a function over the graph of one method, in C++ or in Python, registered with a name, a
-summary and the invariants it requires and ensures. A `Pipeline` is data: a tuple of names. The runner
-works on a module of its own, lints after every pass that changed something, checks invariants, and
-hands the result out only when all has gone well.
+summary and the invariants it requires and ensures. A `Pipeline` is data: a tuple of names. The
+runner works on a module of its own, lints after every pass that changed something, checks
+invariants, and hands the result out only when all has gone well.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def register_pass(
 ) -> Callable[[PassFunction], PassFunction]:
     """Register a Python function as a pass; it then is one like those in C++.
 
-    The function gets a `GraphEditor`, and the pass's options as keyword arguments. It returns whether
-    it changed something; None stands for what the editor knows.
+    The function gets a `GraphEditor`, and the pass's options as keyword arguments. It returns
+    whether it changed something; None stands for what the editor knows.
 
         @register_pass("relu_to_gelu", summary="Turn relu into gelu.")
         def relu_to_gelu(graph: GraphEditor) -> None:
@@ -107,7 +107,8 @@ def register_pass(
             changed = function(graph, **options)
             if not isinstance(changed, bool | None):
                 raise JitPassesError(
-                    f"a pass returns whether it changed something, True, False or None, not {changed!r}"
+                    "a pass returns whether it changed something, True, False or None, "
+                    f"not {changed!r}"
                 )
             return graph.changed if changed is None else changed
 
@@ -263,7 +264,7 @@ class Pipeline:
                     done,
                 ) from error
         if inplace:
-            module._reconstruct(subject.module)  # type: ignore[operator]
+            module._reconstruct(subject.module)
             result = module
         return PipelineResult(result, tuple(records), before, subject.text())
 
@@ -339,12 +340,12 @@ def run_pass(
         method: the method whose graph the pass works on.
         options: the pass's options.
         inplace: make this very object the result.
-        verify: example inputs, a tuple or dict of arguments, with which outputs and gradients before
-            and after are compared.
+        verify: example inputs, a tuple or dict of arguments, with which outputs and gradients
+            before and after are compared.
 
     Returns:
-        A module whose parameters and buffers are the original's, with the same names and order. Calls
-        of submodules are part of its methods: the submodules hold attributes only.
+        A module whose parameters and buffers are the original's, with the same names and order.
+        Calls of submodules are part of its methods: the submodules hold attributes only.
 
     Raises:
         PassError: the pass raised, or left a graph that is not valid, or computes something else.

@@ -1,7 +1,8 @@
 """Rewrite rules: find a subgraph, replace it.
 
-Pattern and replacement are typed Python functions or IR text; both become graphs, and the matcher and
-rewriter are C++. Rules run ahead of autograd, so that what they do changes forward and backward.
+Pattern and replacement are typed Python functions or IR text; both become graphs, and the matcher
+and rewriter are C++. Rules run ahead of autograd, so that what they do changes forward and
+backward.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Match:
         types: by input of the pattern, the type of what it stands for, `Tensor` or `Optional[int]`.
         constants: by input, the value of those that are known ahead of time; parameters and buffers
             are their tensors.
-        shapes: by input, the shape of those where it is known: parameters and buffers, and in traced
-            modules that of the example.
+        shapes: by input, the shape of those where it is known: parameters and buffers, and in
+            traced modules that of the example.
         operators: by operator of the pattern, the one that was matched there.
     """
 
@@ -90,27 +91,32 @@ class RewriteRule:
           %z = match::activation(%y)
           return (%z)
 
-    Inputs match any value of their type; in IR text, one without a type matches everything. The same
-    input twice must be the same value, or equal constants. Numbers, strings, None and lists of these
-    match by value. All matched operators stand in one block, which may be a branch's or a loop's;
-    values between them that the pattern does not return have no other use. A pattern may return
-    several values.
+    Inputs match any value of their type; in IR text, one without a type matches everything. The
+    same input twice must be the same value, or equal constants. Numbers, strings, None and lists of
+    these match by value. All matched operators stand in one block, which may be a branch's or a
+    loop's; values between them that the pattern does not return have no other use. A pattern may
+    return several values.
 
     Attributes:
         name: for messages and results.
         pattern: a function or IR text.
-        replacement: likewise; its inputs are inputs of the pattern, by name, and what `compute` gives.
-        check: sees the match and says whether it may be rewritten: True or None, or False or a reason.
-        compute: returns values by name for inputs of the replacement that the pattern does not have.
-            An `nn.Parameter` becomes a parameter of the module that the match belongs to, a tensor a
-            buffer, of that name; everything else a constant.
-        alternatives: operators that a name in the pattern may stand for, `{"aten::relu": ["aten::relu",
-            "aten::relu_", "aten::relu6"]}`. In the replacement the name is the one that was matched.
-        modules: globs over the path of the module that the match stands in, of which one must match.
+        replacement: likewise; its inputs are inputs of the pattern, by name, and what `compute`
+            gives.
+        check: sees the match and says whether it may be rewritten: True or None, or False or a
+            reason.
+        compute: returns values by name for inputs of the replacement that the pattern does not
+            have. An `nn.Parameter` becomes a parameter of the module that the match belongs to, a
+            tensor a buffer, of that name; everything else a constant.
+        alternatives: operators that a name in the pattern may stand for, `{"aten::relu":
+            ["aten::relu", "aten::relu_", "aten::relu6"]}`. In the replacement the name is the one
+            that was matched.
+        modules: globs over the path of the module that the match stands in, of which one must
+            match.
         module_types: class names of that module, of which one must match; () for all.
 
     Raises:
-        JitPassesError: at first use or `compile()`: pattern or replacement are not valid, with the line.
+        JitPassesError: at first use or `compile()`: pattern or replacement are not valid, with the
+            line.
     """
 
     name: str
@@ -161,7 +167,8 @@ class RewriteRule:
             return "the rule's check said no"
         if not isinstance(verdict, str):
             raise JitPassesError(
-                f"rule '{self.name}': a check returns True, False, None or a reason, not {verdict!r}"
+                f"rule '{self.name}': a check returns True, False, None or a reason, "
+                f"not {verdict!r}"
             )
         return verdict
 
@@ -323,8 +330,8 @@ def rewrite(
 ) -> RewriteResult:
     """Apply rules until none matches, in program order, earlier rules first.
 
-    A match is refused where the rule's check says so, and where memory that is written to would make
-    the result differ. What a rewrite makes can be matched again.
+    A match is refused where the rule's check says so, and where memory that is written to would
+    make the result differ. What a rewrite makes can be matched again.
 
     Args:
         module: scripted, traced or loaded, in training or eval mode. It is not touched unless
@@ -358,7 +365,7 @@ def rewrite(
                 f"{_names(rules)} changed what the module computes: {error}", _names(rules), ()
             ) from error
     if inplace and not dry_run:
-        module._reconstruct(subject.module)  # type: ignore[operator]
+        module._reconstruct(subject.module)
         result = module
     return RewriteResult(result, matches, before, after)
 
@@ -403,7 +410,7 @@ def _graph(source: Source, what: str) -> Any:
         function = source
     else:
         try:
-            function = torch.jit.script(source)  # type: ignore[no-untyped-call]
+            function = torch.jit.script(source)
         except Exception as error:
             raise JitPassesError(f"the {what} does not compile: {first_line(error)}") from error
     graph = function.graph.copy()

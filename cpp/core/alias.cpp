@@ -302,8 +302,7 @@ bool AliasClasses::onlyWithin(const Value* value, const std::unordered_set<const
       return true;
     }
     const auto& uses = other->uses();
-    return std::all_of(
-        uses.begin(), uses.end(), [&](const auto& use) { return nodes.count(use.user) > 0; });
+    return std::all_of(uses.begin(), uses.end(), [&](const auto& use) { return nodes.count(use.user) > 0; });
   });
 }
 

@@ -6,7 +6,10 @@
 namespace jit_passes {
 
 Editor::Editor(PassContext& context)
-    : context_(context), graph_(context.graph()), snapshot_(takeSnapshot(graph_)), nodes_(nodesInOrder(*graph_)) {
+    : context_(context),
+      graph_(context.graph()),
+      snapshot_(takeSnapshot(graph_)),
+      nodes_(nodesInOrder(*graph_)) {
   const auto remember = [&](Value* value) { values_[static_cast<int64_t>(value->unique())] = value; };
   std::for_each(graph_->inputs().begin(), graph_->inputs().end(), remember);
   for (Node* node : nodes_) {
@@ -60,8 +63,15 @@ Editor::Inserted Editor::adopt(Node* made, const Node* like) {
   const auto [module, type] = moduleOf(made);
   const bool constant = made->kind() == c10::prim::Constant;
   Inserted inserted{
-      {"", made->kind().toQualString(), module, type, constant || like == nullptr ? "" : sourceLine(like), 0,
-       movesData(made), {}, {}},
+      {"",
+       made->kind().toQualString(),
+       module,
+       type,
+       constant || like == nullptr ? "" : sourceLine(like),
+       0,
+       movesData(made),
+       {},
+       {}},
       {},
       static_cast<int64_t>(nodes_.size())};
   for (const Value* input : made->inputs()) {
@@ -93,7 +103,8 @@ Editor::Inserted Editor::insert(
   if (symbol == c10::prim::ListConstruct) {
     TORCH_CHECK(!operands.empty(), "a list needs an element: an empty one has no type");
     return adopt(
-        graph_->createList(c10::unshapedType(operands[0]->type()), operands)->insertBefore(place), node(like));
+        graph_->createList(c10::unshapedType(operands[0]->type()), operands)->insertBefore(place),
+        node(like));
   }
   if (symbol == c10::prim::TupleConstruct) {
     return adopt(graph_->createTuple(operands)->insertBefore(place), node(like));
@@ -109,8 +120,7 @@ Editor::Inserted Editor::insert(
       known << "\n  " << candidate->schema();
     }
     made->destroy();
-    TORCH_CHECK(
-        known.tellp() > 0, "there is no operator ", kind, ": is the library that defines it loaded?");
+    TORCH_CHECK(known.tellp() > 0, "there is no operator ", kind, ": is the library that defines it loaded?");
     TORCH_CHECK(false, kind, " does not take (", types.str(), "); it is", known.str());
   }
   while (made->outputs().size() > schema->returns().size()) {
@@ -121,8 +131,7 @@ Editor::Inserted Editor::insert(
   }
   for (size_t i = 0; i < made->outputs().size(); ++i) {
     const auto& type = schema->returns()[i].type();
-    made->output(i)->setType(
-        type->hasFreeVariables() && !operands.empty() ? operands[0]->type() : type);
+    made->output(i)->setType(type->hasFreeVariables() && !operands.empty() ? operands[0]->type() : type);
   }
   return adopt(made, node(like));
 }

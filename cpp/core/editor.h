@@ -21,8 +21,7 @@ class Editor {
     std::vector<ValueRecord> values;
     int64_t index;
   };
-  Inserted insert(
-      const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like);
+  Inserted insert(const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like);
   Inserted insertConstant(const c10::IValue& value, int64_t before);
   // Reads self's attribute at that path.
   Inserted insertAttribute(const std::string& path, int64_t before);

@@ -34,9 +34,8 @@ std::string lineOf(const torch::jit::SourceRange& range) {
 bool isOfTorch(const std::string& line) {
   static const std::array<const char*, 4> places{
       "/torch/nn/", "/torch/functional.py", "/torch/_", "/torch/jit/"};
-  return std::any_of(places.begin(), places.end(), [&](const char* place) {
-    return line.find(place) != std::string::npos;
-  });
+  return std::any_of(
+      places.begin(), places.end(), [&](const char* place) { return line.find(place) != std::string::npos; });
 }
 
 std::string operatorName(const Node* node) {

@@ -1,12 +1,15 @@
 #include "known_values.h"
 
 #include "alias.h"
+#include "module.h"
 
 namespace jit_passes {
 
-KnownValues::KnownValues(const torch::jit::Module& module, const std::shared_ptr<Graph>& graph)
-    : module_(module), self_(graph->inputs().at(0)), written_(writtenValues(graph)) {
-  forEachNode(*graph, [&](const Node* node) {
+KnownValues::KnownValues(const PassContext& context) : written_(writtenValues(context.graph())) {
+  if (context.hasModule()) {
+    module_ = context.module();
+  }
+  forEachNode(*context.graph(), [&](const Node* node) {
     if (node->kind() == c10::prim::SetAttr) {
       assigned_.insert(node->s(c10::attr::name));
     }
@@ -20,22 +23,12 @@ void KnownValues::inherit(const Value* value, const Value* old) {
 }
 
 std::optional<c10::IValue> KnownValues::attribute(const Value* value) const {
-  std::vector<std::string> path; // the last name first
-  for (; value != self_; value = value->node()->input()) {
-    const Node* node = value->node();
-    if (node->kind() != c10::prim::GetAttr || assigned_.count(node->s(c10::attr::name))) {
+  for (const Value* part = value; part->node()->kind() == c10::prim::GetAttr; part = part->node()->input()) {
+    if (assigned_.count(part->node()->s(c10::attr::name))) {
       return std::nullopt;
     }
-    path.push_back(node->s(c10::attr::name));
   }
-  c10::IValue found = module_._ivalue();
-  for (auto name = path.rbegin(); name != path.rend(); ++name) {
-    if (!found.isObject() || !found.toObjectRef().type()->hasAttribute(*name)) {
-      return std::nullopt;
-    }
-    found = found.toObjectRef().getAttr(*name);
-  }
-  return found;
+  return module_ ? attributeOf(*module_, value) : std::nullopt;
 }
 
 std::optional<int64_t> KnownValues::rank(const Value* tensor) const {

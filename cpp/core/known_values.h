@@ -2,13 +2,14 @@
 #pragma once
 
 #include "graph.h"
+#include "registry.h"
 
 namespace jit_passes JIT_PASSES_API {
 
 // Taken once, before any edit.
 class KnownValues {
  public:
-  KnownValues(const torch::jit::Module& module, const std::shared_ptr<Graph>& graph);
+  explicit KnownValues(const PassContext& context);
 
   // Whether some node may write to it: see writtenValues.
   bool isWritten(const Value* value) const { return written_.count(value) > 0; }
@@ -27,8 +28,7 @@ class KnownValues {
   std::optional<int64_t> length(const Value* list) const;
 
  private:
-  torch::jit::Module module_;
-  const Value* self_;
+  std::optional<torch::jit::Module> module_; // nothing for a graph alone
   std::unordered_set<const Value*> written_;
   std::unordered_set<std::string> assigned_; // names of attributes
 };

@@ -11,7 +11,7 @@ class Matcher {
       : pattern_(pattern), anchor_(anchor), miss_(miss) {}
 
   std::optional<Match> run() {
-    if (matchNode(pattern_.anchor(), anchor_) && matchOthers() ) {
+    if (matchNode(pattern_.anchor(), anchor_) && matchOthers()) {
       return std::move(match_);
     }
     return std::nullopt;
@@ -31,8 +31,8 @@ class Matcher {
   bool matchNode(const Node* wanted, Node* node) {
     if (const auto known = match_.nodes.find(wanted); known != match_.nodes.end()) {
       return known->second == node || fail([&] {
-        return describe(node) + " stands where " + describe(known->second) + " was matched";
-      });
+               return describe(node) + " stands where " + describe(known->second) + " was matched";
+             });
     }
     if (!pattern_.mayBe(wanted, node->kind())) {
       return fail([&] { return "it has " + describe(node) + " where the pattern has " + nameOf(wanted); });
@@ -57,8 +57,8 @@ class Matcher {
     const size_t count = wanted.size() - (rest ? 1 : 0);
     if (rest ? operands.size() < count : operands.size() != count) {
       return fail([&] {
-        return describe(node) + " has " + std::to_string(operands.size()) + " operands where the pattern has " +
-               (rest ? "at least " : "") + std::to_string(count);
+        return describe(node) + " has " + std::to_string(operands.size()) +
+               " operands where the pattern has " + (rest ? "at least " : "") + std::to_string(count);
       });
     }
     for (size_t i = 0; i < count; ++i) {
@@ -95,13 +95,12 @@ class Matcher {
       const bool both_none = isNone(wanted) && isNone(value);
       match_.values.emplace(wanted, value);
       return both_none || sameConstant(wanted, value) || fail([&] {
-        return place() + " is " + textOf(value) + ", not " + textOf(const_cast<Value*>(wanted));
-      });
+               return place() + " is " + textOf(value) + ", not " + textOf(const_cast<Value*>(wanted));
+             });
     }
     if (value->node()->kind() == c10::prim::Param) {
-      return fail([&] {
-        return place() + " is an argument where the pattern has " + nameOf(wanted->node());
-      });
+      return fail(
+          [&] { return place() + " is an argument where the pattern has " + nameOf(wanted->node()); });
     }
     if (wanted->offset() != value->offset()) {
       return fail([&] { return place() + " is another result of " + describe(value->node()); });
@@ -211,7 +210,8 @@ class Matcher {
         for (const auto& use : output->uses()) {
           if (!inside.count(use.user) && !results.count(output)) {
             return fail([&] {
-              return "the result of " + describe(output->node()) + " is used by " + describe(use.user) + " too";
+              return "the result of " + describe(output->node()) + " is used by " + describe(use.user) +
+                     " too";
             });
           }
         }
@@ -366,7 +366,8 @@ Pattern::Pattern(std::shared_ptr<Graph> graph, Alternatives alternatives)
 void Pattern::check() {
   for (const Node* node : graph->nodes()) {
     TORCH_CHECK(
-        node->blocks().empty(), describe(node), " cannot be part of a pattern: branches and loops are not "
+        node->blocks().empty(), describe(node),
+        " cannot be part of a pattern: branches and loops are not "
         "matched, what stands inside of them is");
     TORCH_CHECK(
         node->kind() != c10::prim::CallFunction && node->kind() != c10::prim::CallMethod, describe(node),
@@ -391,10 +392,11 @@ void Pattern::check() {
       for (const Value* input : node->inputs()) {
         const Node* maker = input->node();
         const bool through_input = maker->kind() == c10::prim::Param;
-        const bool linked = through_input
-            ? std::any_of(
-                  input->uses().begin(), input->uses().end(), [&](const auto& use) { return reached.count(use.user); })
-            : maker->kind() != c10::prim::Constant && (reached.count(maker) || reached.count(node));
+        const bool linked = through_input ? std::any_of(
+                                                input->uses().begin(), input->uses().end(),
+                                                [&](const auto& use) { return reached.count(use.user); })
+                                          : maker->kind() != c10::prim::Constant &&
+                                                (reached.count(maker) || reached.count(node));
         if (linked) {
           grew |= reached.insert(node).second;
           if (!through_input) {
@@ -408,8 +410,9 @@ void Pattern::check() {
     TORCH_CHECK(
         reached.count(node), describe(node), " of the pattern has no connection to its other nodes:\n",
         graph->toString());
-    const bool used = std::any_of(
-        node->outputs().begin(), node->outputs().end(), [](const Value* output) { return output->hasUses(); });
+    const bool used = std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* output) {
+      return output->hasUses();
+    });
     TORCH_CHECK(used, "the pattern does not use the result of ", describe(node), ":\n", graph->toString());
   }
 }

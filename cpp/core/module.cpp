@@ -121,8 +121,8 @@ Module rebuildModule(
     const Module& original, const Methods& methods, const KeepAttribute& keep, Values values) {
   const bool uses_classes =
       std::any_of(methods.begin(), methods.end(), [](const auto& m) { return usesClasses(*m.second); });
-  const auto unit = uses_classes ? original._ivalue()->compilation_unit()
-                                 : std::make_shared<torch::jit::CompilationUnit>();
+  const auto unit =
+      uses_classes ? original._ivalue()->compilation_unit() : std::make_shared<torch::jit::CompilationUnit>();
   Module module = Builder(keep, values, unit).build(original._ivalue());
   for (const auto& [name, graph] : methods) {
     graph->inputs().at(0)->setType(module.type());
@@ -184,7 +184,8 @@ std::optional<Module> ownedModule(const Module& root, const std::string& path) {
 } // namespace
 
 std::string addTensorAttribute(
-    Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter) {
+    Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor,
+    bool parameter) {
   const auto owned = ownedModule(root, path);
   Module owner = owned.value_or(root);
   std::string base = name, prefix = path.empty() ? "" : path + ".";

@@ -30,7 +30,8 @@ class PassContext {
 
   torch::jit::Module& module() {
     TORCH_CHECK(
-        module_, "the pass needs the module that the graph belongs to, and this is a graph alone: run it "
+        module_,
+        "the pass needs the module that the graph belongs to, and this is a graph alone: run it "
         "before autograd, on a module");
     return *module_;
   }

@@ -59,8 +59,7 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
       return true;
     }
     attributes = attributes ? attributes : !assignsAttributes(*point->owningGraph());
-    if (!canHoist(value, *attributes) ||
-        !std::all_of(node->inputs().begin(), node->inputs().end(), reach)) {
+    if (!canHoist(value, *attributes) || !std::all_of(node->inputs().begin(), node->inputs().end(), reach)) {
       return false;
     }
     placement.hoisted.push_back(node);
@@ -122,7 +121,8 @@ class AliasCheck {
   std::string checkReads(const Node* node, const Value* operand) {
     for (const Node* writer : aliases_.writersOf(operand)) {
       if (!inside_.count(writer) && (isBetween(writer, node, point_) || isBetween(writer, point_, node))) {
-        return describe(writer) + " writes to what " + describe(node) + " reads, between the matched operators";
+        return describe(writer) + " writes to what " + describe(node) +
+               " reads, between the matched operators";
       }
     }
     return "";
@@ -197,7 +197,8 @@ class Replacer {
     for (size_t i = 0; i < outputs.size(); ++i) {
       Value* old = match_.values.at(outputs[i]);
       Value* result = values_.at(rule_.replacement->outputs().at(i));
-      if (result->node()->kind() != c10::prim::Param && !isConstant(result) && made_set_.count(result->node())) {
+      if (result->node()->kind() != c10::prim::Param && !isConstant(result) &&
+          made_set_.count(result->node())) {
         result->setType(old->type());
       }
       old->replaceAllUsesWith(result);
@@ -214,8 +215,8 @@ class Replacer {
  private:
   void bindInputs() {
     auto computed = rule_.compute && !rule_.computed.empty()
-        ? rule_.compute(MatchView{match_, rule_.pattern, context_})
-        : std::unordered_map<std::string, Computed>();
+                        ? rule_.compute(MatchView{match_, rule_.pattern, context_})
+                        : std::unordered_map<std::string, Computed>();
     for (const Value* input : rule_.replacement->inputs()) {
       const auto name = input->debugNameBase();
       const auto found = named_.find(name);
@@ -264,8 +265,8 @@ class Replacer {
     if (!node->blocks().empty()) {
       made = graph.createClone(const_cast<Node*>(node), [&](Value* value) { return values_.at(value); });
     } else {
-      made = graph.create(
-          kind == kinds_.end() ? node->kind() : kind->second, operands, node->outputs().size());
+      made =
+          graph.create(kind == kinds_.end() ? node->kind() : kind->second, operands, node->outputs().size());
       made->copyAttributes(*node);
     }
     made->insertBefore(point_);
@@ -275,7 +276,8 @@ class Replacer {
     }
     const auto* schema = made->maybeSchema(); // knows types that IR text cannot spell
     for (size_t i = 0; i < node->outputs().size(); ++i) {
-      const bool known = schema && i < schema->returns().size() && !schema->returns()[i].type()->hasFreeVariables();
+      const bool known =
+          schema && i < schema->returns().size() && !schema->returns()[i].type()->hasFreeVariables();
       made->output(i)->setType(known ? schema->returns()[i].type() : node->output(i)->type());
       values_[node->output(i)] = made->output(i);
     }
@@ -289,7 +291,8 @@ class Replacer {
       for (auto it = alive_.begin(); it != alive_.end();) {
         Node* node = *it;
         const bool used = std::any_of(
-            node->outputs().begin(), node->outputs().end(), [](const Value* output) { return output->hasUses(); });
+            node->outputs().begin(), node->outputs().end(),
+            [](const Value* output) { return output->hasUses(); });
         if (used) {
           ++it;
           continue;
@@ -456,7 +459,8 @@ class Rewriter {
         hoisted->moveBefore(placement.point);
       }
     }
-    const auto made = Replacer(context_, rule, match, placement.point).run(aliases_ ? &*aliases_ : nullptr, forget);
+    const auto made =
+        Replacer(context_, rule, match, placement.point).run(aliases_ ? &*aliases_ : nullptr, forget);
     NodeSet seen;
     for (Node* node : made) {
       present_.insert(node);
@@ -575,20 +579,23 @@ void Rule::checkReplacement() {
         " cannot be part of a replacement: it calls what cannot be inlined");
     // A name with alternatives stands for what the pattern's node of that name was: there must be one.
     if (pattern.alternatives.count(node->kind())) {
-      const auto times = std::count_if(pattern.nodes().begin(), pattern.nodes().end(), [&](const Node* wanted) {
-        return wanted->kind() == node->kind();
-      });
+      const auto times = std::count_if(
+          pattern.nodes().begin(), pattern.nodes().end(),
+          [&](const Node* wanted) { return wanted->kind() == node->kind(); });
       TORCH_CHECK(
           times > 0, "the replacement has ", node->kind().toQualString(),
           ", and no operator of the pattern says which of its alternatives it is");
       TORCH_CHECK(
           times == 1, "the pattern has ", node->kind().toQualString(), " ", times,
-          " times, so the replacement's could be any of them: give them different names, match::a and match::b");
+          " times, so the replacement's could be any of them: give them different names, match::a and "
+          "match::b");
     }
   }
 }
 
-std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules) { return Rewriter(context, rules).run(); }
+std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules) {
+  return Rewriter(context, rules).run();
+}
 
 std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
   const auto graph = context.graph();
@@ -618,7 +625,8 @@ std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
       }
     }
     const auto found = names.find(node);
-    result.push_back({found == names.end() ? "" : found->second, sourceLine(node), miss.matched, miss.reason});
+    result.push_back(
+        {found == names.end() ? "" : found->second, sourceLine(node), miss.matched, miss.reason});
   });
   std::stable_sort(result.begin(), result.end(), [](const Explanation& a, const Explanation& b) {
     return a.matched > b.matched;

@@ -39,8 +39,8 @@ struct Rule {
   std::string name;
   Pattern pattern;
   std::shared_ptr<Graph> replacement;
-  MatchCheck check;     // may be empty
-  MatchCompute compute; // may be empty
+  MatchCheck check;                  // may be empty
+  MatchCompute compute;              // may be empty
   std::vector<std::string> computed; // names of the inputs that the pattern does not have
 
  private:

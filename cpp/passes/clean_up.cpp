@@ -46,7 +46,8 @@ bool removeUnusedAttributes(PassContext& context) {
     return &owner != self_object.get() || used.count(name) > 0;
   };
   const size_t before = context.module().type()->numAttributes();
-  context.module() = rebuildModule(context.module(), {{context.method(), context.graph()}}, keep, Values::Shared);
+  context.module() =
+      rebuildModule(context.module(), {{context.method(), context.graph()}}, keep, Values::Shared);
   return context.module().type()->numAttributes() != before;
 }
 

@@ -66,8 +66,7 @@ bool addsOptionalBias(const Node* branch) {
 
 class Merger {
  public:
-  explicit Merger(const PassContext& context)
-      : graph_(context.graph()), known_(context.module, context.graph()) {}
+  explicit Merger(const PassContext& context) : graph_(context.graph()), known_(context) {}
 
   bool run() {
     forEachNode(*graph_, [&](Node* node) {

@@ -83,8 +83,7 @@ bool isAutocast(const Node* node) {
 
 class Splitter {
  public:
-  explicit Splitter(const PassContext& context)
-      : graph_(context.graph()), known_(context.module, context.graph()) {}
+  explicit Splitter(const PassContext& context) : graph_(context.graph()), known_(context) {}
 
   bool run() {
     forEachNode(*graph_, [&](Node* node) {

@@ -157,10 +157,8 @@ void bindPasses(py::module_& m) {
             return toTuple(editor.insertConstant(jit_passes::toIValue(value), before));
           })
       .def(
-          "insert_attribute",
-          [](Editor& editor, const std::string& path, int64_t before) {
-            return toTuple(editor.insertAttribute(path, before));
-          })
+          "insert_attribute", [](Editor& editor, const std::string& path,
+                                 int64_t before) { return toTuple(editor.insertAttribute(path, before)); })
       .def("add_attribute", &Editor::addAttribute)
       .def("set_operand", &Editor::setOperand)
       .def("replace_uses", &Editor::replaceUses)

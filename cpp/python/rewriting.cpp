@@ -129,16 +129,14 @@ void bindRewriting(py::module_& m) {
     return explainRule(PassContext(module, method, none), rule);
   });
   // The rule as a pass like any other.
-  m.def(
-      "register_rules_pass",
-      [](const std::string& name, const std::string& summary, const Rules& rules) {
-        const auto run = [rules](PassContext& context) {
-          const auto rewrites = rewrite(context, rules);
-          return std::any_of(
-              rewrites.begin(), rewrites.end(), [](const Rewrite& record) { return record.refused.empty(); });
-        };
-        RegisterPass(name, summary, run, {"inlined"});
-      });
+  m.def("register_rules_pass", [](const std::string& name, const std::string& summary, const Rules& rules) {
+    const auto run = [rules](PassContext& context) {
+      const auto rewrites = rewrite(context, rules);
+      return std::any_of(
+          rewrites.begin(), rewrites.end(), [](const Rewrite& record) { return record.refused.empty(); });
+    };
+    RegisterPass(name, summary, run, {"inlined"});
+  });
   m.def("format_graph", [](const Module& module, const std::string& method) {
     return formatGraph(*module.get_method(method).graph());
   });

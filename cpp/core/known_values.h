@@ -1,0 +1,36 @@
+// What is known of a graph's values before it runs, beyond constants and types.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes JIT_PASSES_API {
+
+// Taken once, before any edit.
+class KnownValues {
+ public:
+  KnownValues(const torch::jit::Module& module, const std::shared_ptr<Graph>& graph);
+
+  // Whether some node may write to it: see writtenValues.
+  bool isWritten(const Value* value) const { return written_.count(value) > 0; }
+
+  // Says that a new value took the place of an old one.
+  void inherit(const Value* value, const Value* old);
+
+  // What the attribute holds that the value is read from, of the module or of one below it. Nothing
+  // where the graph assigns to an attribute of that name, or picks the module while it runs.
+  std::optional<c10::IValue> attribute(const Value* value) const;
+
+  // The number of dimensions of a tensor: a constant, an attribute, or by its type.
+  std::optional<int64_t> rank(const Value* tensor) const;
+
+  // The number of elements of a list, if nobody changes it.
+  std::optional<int64_t> length(const Value* list) const;
+
+ private:
+  torch::jit::Module module_;
+  const Value* self_;
+  std::unordered_set<const Value*> written_;
+  std::unordered_set<std::string> assigned_; // names of attributes
+};
+
+} // namespace jit_passes JIT_PASSES_API

@@ -1,0 +1,219 @@
+// jit_passes::correlation: a convolution without its bias.
+//
+//   y[n, o, p] = sum over c, k of  input[n, c, p * stride - padding + k * dilation] * weight[o, c, k]
+//
+// along 1, 2 or 3 axes, as the weight has; transposed, the weight is [in, out / groups, window...] and
+// the sum is that of the gradient. The numbers are those of at::conv{1,2,3}d and
+// at::conv_transpose{1,2,3}d without bias, to the bit, since these compute them.
+//
+// correlation.mode pads by name: 'valid' not at all, 'same' by (window - 1) * dilation in all, half of it
+// on either side. Where that is odd, the one more stands behind, as in PyTorch.
+#include <ATen/autocast_mode.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void checkShapes(const Tensor& input, const Tensor& weight, bool transposed, int64_t groups) {
+  TORCH_CHECK(
+      weight.dim() >= 3 && weight.dim() <= 5,
+      "weight must have 3, 4 or 5 dimensions (channels, channels, window), got ", weight.dim(),
+      ": give a window of one axis the shape [out, in / groups, length]");
+  TORCH_CHECK(
+      input.dim() == weight.dim() || input.dim() == weight.dim() - 1, "input must have ", weight.dim(),
+      " dimensions, or ", weight.dim() - 1, " without a batch axis, for a weight of ", weight.dim(), ", got ",
+      input.dim(), ": reshape the input, or take a weight of another rank");
+  TORCH_CHECK(groups > 0, "groups must be above 0, got ", groups, ": 1 is for no groups");
+  const auto channels = input.sym_size(input.dim() - weight.dim() + 1);
+  TORCH_CHECK(
+      weight.sym_size(0) % groups == 0, "the first axis of weight must be a multiple of groups, got ",
+      weight.sym_size(0), " in ", groups, " groups: choose groups that divide the channels");
+  const auto expected = transposed ? weight.sym_size(0) : weight.sym_size(1) * groups;
+  TORCH_CHECK(
+      channels == expected, "input must have ", expected, " channels, for a ",
+      transposed ? "transposed weight" : "weight", " of shape ", weight.sym_sizes(), " in ", groups,
+      " groups, got ", channels, " in shape ", input.sym_sizes(), ": change weight or groups");
+}
+
+void checkLength(IntArrayRef list, const char* name, int64_t spatial_dims) {
+  TORCH_CHECK(
+      list.size() == 1 || static_cast<int64_t>(list.size()) == spatial_dims, name, " must hold 1 or ",
+      spatial_dims, " numbers, got ", list, ": give one for all axes of the window, or one for each");
+}
+
+// PyTorch's own convolution, with whatever it does for tangents, transforms and complex numbers.
+Tensor convolve(
+    const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+    bool transposed, IntArrayRef output_padding, int64_t groups) {
+  checkShapes(input, weight, transposed, groups);
+  const int64_t spatial_dims = weight.dim() - 2;
+  checkLength(stride, "stride", spatial_dims);
+  checkLength(padding, "padding", spatial_dims);
+  checkLength(dilation, "dilation", spatial_dims);
+  if (!transposed) {
+    switch (spatial_dims) {
+      case 1: return at::conv1d(input, weight, {}, stride, padding, dilation, groups);
+      case 2: return at::conv2d(input, weight, {}, stride, padding, dilation, groups);
+      default: return at::conv3d(input, weight, {}, stride, padding, dilation, groups);
+    }
+  }
+  checkLength(output_padding, "output_padding", spatial_dims);
+  switch (spatial_dims) {
+    case 1: return at::conv_transpose1d(input, weight, {}, stride, padding, output_padding, groups, dilation);
+    case 2: return at::conv_transpose2d(input, weight, {}, stride, padding, output_padding, groups, dilation);
+    default:
+      return at::conv_transpose3d(input, weight, {}, stride, padding, output_padding, groups, dilation);
+  }
+}
+
+Tensor correlation(
+    const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+    bool transposed, IntArrayRef output_padding, int64_t groups) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("jit_passes::correlation", "")
+                             .typed<decltype(convolve)>();
+  return op.call(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+class Correlation : public torch::autograd::Function<Correlation> {
+ public:
+  static Tensor forward(
+      AutogradContext* context, const Tensor& input, const Tensor& weight, IntArrayRef stride,
+      IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding,
+      int64_t groups) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({input, weight});
+    context->saved_data["stride"] = stride;
+    context->saved_data["padding"] = padding;
+    context->saved_data["dilation"] = dilation;
+    context->saved_data["transposed"] = transposed;
+    context->saved_data["output_padding"] = output_padding;
+    context->saved_data["groups"] = groups;
+    return correlation(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  }
+
+  // In operators that have a derivative of their own, so that there is a second one.
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &input = saved[0], &weight = saved[1];
+    const auto list = [&](const char* name) { return context->saved_data[name].toIntVector(); };
+    const bool batched = input.dim() == weight.dim();
+    const auto with_batch = [&](const Tensor& tensor) { return batched ? tensor : tensor.unsqueeze(0); };
+    auto [of_input, of_weight, of_bias] = at::convolution_backward(
+        with_batch(gradients[0]), with_batch(input), weight, {}, list("stride"), list("padding"),
+        list("dilation"), context->saved_data["transposed"].toBool(), list("output_padding"),
+        context->saved_data["groups"].toInt(),
+        {context->needs_input_grad(0), context->needs_input_grad(1), false});
+    if (!batched && of_input.defined()) {
+      of_input = of_input.squeeze(0);
+    }
+    return {of_input, of_weight, {}, {}, {}, {}, {}, {}};
+  }
+};
+
+bool hasTangent(const Tensor& tensor) { return tensor._fw_grad(0).defined(); }
+
+Tensor correlationAutograd(
+    const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+    bool transposed, IntArrayRef output_padding, int64_t groups) {
+  // A Function of C++ knows neither tangents nor function transforms, and convolution_backward no
+  // complex numbers.
+  if (hasTangent(input) || hasTangent(weight) || input.is_complex() || weight.is_complex() ||
+      at::functorch::maybeCurrentDynamicLayer()) {
+    return convolve(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  }
+  if (!at::GradMode::is_enabled() || !(input.requires_grad() || weight.requires_grad())) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return correlation(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  }
+  return Correlation::apply(input, weight, stride, padding, dilation, transposed, output_padding, groups);
+}
+
+// Both to the dtype of autocast, as for aten::conv2d.
+template <c10::DeviceType device>
+Tensor correlationAutocast(
+    const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+    bool transposed, IntArrayRef output_padding, int64_t groups) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(
+      at::autocast::get_autocast_dispatch_key_from_device_type(device));
+  const auto dtype = at::autocast::get_autocast_dtype(device);
+  const auto cast = [&](const Tensor& tensor) { return at::autocast::cached_cast(dtype, tensor, device); };
+  return correlation(
+      cast(input), cast(weight), stride, padding, dilation, transposed, output_padding, groups);
+}
+
+// Numbers for 'same': what stands on both sides, and what has to be added behind.
+Tensor padSame(
+    const Tensor& input, const Tensor& weight, IntArrayRef dilation, std::vector<int64_t>& padding) {
+  const int64_t spatial_dims = weight.dim() - 2;
+  std::vector<c10::SymInt> behind(2 * spatial_dims, 0); // the last axis first, front and back of each
+  bool uneven = false;
+  for (int64_t axis = 0; axis < spatial_dims; ++axis) {
+    const int64_t window = weight.sym_size(2 + axis).guard_int(__FILE__, __LINE__);
+    const int64_t total = dilation[dilation.size() == 1 ? 0 : axis] * (window - 1);
+    padding[axis] = total / 2;
+    behind[2 * (spatial_dims - 1 - axis) + 1] = total % 2;
+    uneven |= total % 2 != 0;
+  }
+  return uneven ? at::constant_pad_nd_symint(input, behind, 0) : input;
+}
+
+Tensor correlationMode(
+    const Tensor& input, const Tensor& weight, IntArrayRef stride, std::string_view padding,
+    IntArrayRef dilation, int64_t groups) {
+  TORCH_CHECK(
+      padding == "same" || padding == "valid", "padding must be 'same' or 'valid', got '", padding,
+      "': give numbers for any other");
+  checkShapes(input, weight, /*transposed=*/false, groups);
+  const int64_t spatial_dims = weight.dim() - 2;
+  checkLength(dilation, "dilation", spatial_dims);
+  std::vector<int64_t> numbers(spatial_dims, 0);
+  auto padded = input;
+  if (padding == "same") {
+    TORCH_CHECK(
+        std::all_of(stride.begin(), stride.end(), [](int64_t step) { return step == 1; }),
+        "padding 'same' needs a stride of 1, got ", stride, ": give the padding in numbers");
+    padded = padSame(input, weight, dilation, numbers);
+  }
+  return correlation(
+      padded, weight, stride, numbers, dilation, /*transposed=*/false, std::vector<int64_t>{0}, groups);
+}
+
+const RegisterOp op{"correlation", "A convolution without its bias."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def(
+      "correlation(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+      "bool transposed, int[] output_padding, int groups) -> Tensor");
+  m.def(
+      "correlation.mode(Tensor input, Tensor weight, int[] stride, str padding, int[] dilation, "
+      "int groups) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("correlation", convolve); }
+
+TORCH_LIBRARY_IMPL(jit_passes, FuncTorchBatched, m) { m.impl("correlation", convolve); }
+
+TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) { m.impl("correlation", correlationAutograd); }
+
+TORCH_LIBRARY_IMPL(jit_passes, AutocastCPU, m) {
+  m.impl("correlation", correlationAutocast<c10::DeviceType::CPU>);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, AutocastCUDA, m) {
+  m.impl("correlation", correlationAutocast<c10::DeviceType::CUDA>);
+}
+
+// Everything else follows from the padding and the correlation that it is made of.
+TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("correlation.mode", correlationMode); }
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,195 @@
+// Merge a correlation and the addition of a bias into a convolution: the inverse of split_conv_bias.
+//
+//   %y = jit_passes::correlation(%x, %w, %stride, %padding, %dilation, False, %zeros, %groups)
+//   %z = jit_passes::add_bias(%y, %b, 2)
+//     ->  %z = aten::conv2d(%x, %w, %b, %stride, %padding, %dilation, %groups)
+//   with True
+//     ->  %z = aten::conv_transpose2d(%x, %w, %b, %stride, %padding, %output_padding, %groups, %dilation)
+//   %y = jit_passes::correlation(%x, %w, %stride, "same", %dilation, %groups)
+//     ->  %z = aten::conv2d(%x, %w, %none, %stride, "same", %dilation, %groups)
+//
+// The branch in which split_conv_bias adds a bias that may be None goes too: a convolution takes it as
+// it is. So does the unwrapping of an attribute that holds a tensor.
+//
+// A bias is merged where the addition is the only use of the correlation, in the same block, and no
+// operand of the convolution can have been written to by the time it would now be read. Elsewhere the
+// addition stays, and the correlation becomes a convolution without bias.
+//
+// The number of axes is that of the addition; without one, that of the weight, if it is a constant or
+// an attribute, or else of the longest list. Where none of these is known, or whether it is transposed
+// shows at run time only, the correlation stays.
+#include "core/alias.h"
+#include "core/known_values.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+using c10::Symbol;
+
+bool isCorrelation(const Node* node) {
+  static const auto kind = Symbol::fromQualString("jit_passes::correlation");
+  return node->kind() == kind;
+}
+
+bool isAddition(const Node* node) {
+  static const auto kind = Symbol::fromQualString("jit_passes::add_bias");
+  return node->kind() == kind;
+}
+
+bool byMode(const Node* correlation) {
+  return correlation->input(3)->type()->kind() == c10::TypeKind::StringType;
+}
+
+// The addition in a branch on whether there is a bias, as split_conv_bias writes it.
+const Node* additionIn(const Node* branch) {
+  const Node* check = branch->input()->node();
+  if (check->kind() != c10::aten::__is__ || !isNone(check->input(1)) || branch->outputs().size() != 1) {
+    return nullptr;
+  }
+  const Block *absent = branch->blocks()[0], *present = branch->blocks()[1];
+  const Node* addition = present->outputs()[0]->node();
+  if (!isAddition(addition) || absent->nodes().begin() != absent->nodes().end() ||
+      absent->outputs()[0] != addition->input(0)) {
+    return nullptr;
+  }
+  const Node* cast = addition->input(1)->node();
+  const bool same_bias = cast->kind() == c10::prim::unchecked_cast && cast->input() == check->input(0);
+  const bool nothing_else = std::all_of(
+      present->nodes().begin(), present->nodes().end(),
+      [&](const Node* node) { return node == addition || node == cast || isConstant(node->output()); });
+  return same_bias && nothing_else ? addition : nullptr;
+}
+
+class Merger {
+ public:
+  explicit Merger(const PassContext& context)
+      : graph_(context.graph()), known_(context.module, context.graph()) {}
+
+  bool run() {
+    forEachNode(*graph_, [&](Node* node) {
+      if (isAddition(node)) {
+        merge(node->input(0)->node(), node, node, node->input(1), 1);
+      } else if (node->kind() == c10::prim::If) {
+        if (const Node* addition = additionIn(node)) {
+          Node* correlation = node->blocks()[0]->outputs()[0]->node();
+          merge(correlation, addition, node, node->input()->node()->input(0), 2);
+        }
+      }
+    });
+    forEachNode(*graph_, [&](Node* node) {
+      if (isCorrelation(node)) {
+        replace(node, node, nullptr, node, known(node, nullptr));
+      }
+    });
+    if (changed_) {
+      removeDeadNodes(graph_);
+    }
+    return changed_;
+  }
+
+ private:
+  struct Geometry {
+    int64_t spatial_dims;
+    bool transposed;
+  };
+
+  // `sum` is the addition, or the branch that it stands in; it uses the correlation's result `uses`
+  // times.
+  void merge(Node* correlation, const Node* addition, Node* sum, Value* bias, size_t uses) {
+    if (!isCorrelation(correlation) || correlation->output()->uses().size() != uses ||
+        correlation->owningBlock() != sum->owningBlock() || known_.isWritten(correlation->output())) {
+      return;
+    }
+    if (Node* unwrapping = bias->node(); unwrapping->kind() == c10::aten::_unwrap_optional) {
+      const auto held = known_.attribute(unwrapping->input());
+      bias = held && held->isTensor() ? unwrapping->input() : bias;
+    }
+    if (Node* place = placeFor(correlation, sum, bias)) {
+      if (replace(correlation, place, bias, sum, known(correlation, addition))) {
+        correlation->destroy();
+      }
+    }
+  }
+
+  // In front of which node all operands hold what they hold now; null if of neither.
+  Node* placeFor(Node* correlation, Node* sum, const Value* bias) const {
+    const auto inputs = correlation->inputs();
+    const bool later = std::none_of(
+        inputs.begin(), inputs.end(), [&](const Value* input) { return known_.isWritten(input); });
+    if (later || nothingHappensBetween(correlation, sum)) {
+      return sum;
+    }
+    return !known_.isWritten(bias) && bias->node()->isBefore(correlation) ? correlation : nullptr;
+  }
+
+  static bool nothingHappensBetween(const Node* first, const Node* last) {
+    for (const Node* node = first->next(); node != last; node = node->next()) {
+      const bool harmless = node->kind() == c10::prim::Constant || node->kind() == c10::prim::GetAttr ||
+                            node->kind() == c10::aten::_unwrap_optional || node->kind() == c10::aten::__is__;
+      if (!harmless) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::optional<Geometry> known(const Node* correlation, const Node* addition) const {
+    const auto dims = spatialDims(correlation, addition);
+    const auto transposed = byMode(correlation) ? std::optional(0.0) : constantNumber(correlation->input(5));
+    if (!dims || *dims < 1 || *dims > 3 || !transposed) {
+      return std::nullopt;
+    }
+    return Geometry{*dims, *transposed != 0.0};
+  }
+
+  std::optional<int64_t> spatialDims(const Node* correlation, const Node* addition) const {
+    if (const auto dims = addition != nullptr ? constantNumber(addition->input(2)) : std::nullopt) {
+      return *dims;
+    }
+    if (const auto rank = known_.rank(correlation->input(1))) {
+      return *rank - 2;
+    }
+    std::optional<int64_t> longest;
+    for (const Value* input : correlation->inputs().slice(2)) {
+      if (const auto length = known_.length(input); length && (!longest || *length > *longest)) {
+        longest = length;
+      }
+    }
+    return longest;
+  }
+
+  // A convolution in front of `place`, for the result of `replaced`.
+  bool replace(
+      Node* correlation, Node* place, Value* bias, Node* replaced, const std::optional<Geometry>& geometry) {
+    if (!geometry) {
+      return false;
+    }
+    Value* b = bias != nullptr ? bias : insertConstant(place, c10::IValue());
+    const auto in = correlation->inputs();
+    const auto name = std::string(geometry->transposed ? "aten::conv_transpose" : "aten::conv") +
+                      std::to_string(geometry->spatial_dims) + "d";
+    const std::vector<Value*> operands =
+        byMode(correlation)    ? std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[4], in[5]}
+        : geometry->transposed ? std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[6], in[7], in[4]}
+                               : std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[4], in[7]};
+    Value* result = insertNode(place, Symbol::fromQualString(name), operands, correlation)->output();
+    result->setType(replaced->output()->type());
+    known_.inherit(result, replaced->output());
+    replaceNode(replaced, result);
+    changed_ = true;
+    return true;
+  }
+
+  std::shared_ptr<Graph> graph_;
+  KnownValues known_;
+  bool changed_ = false;
+};
+
+bool mergeConvBias(PassContext& context) { return Merger(context).run(); }
+
+const RegisterPass registration{
+    "merge_conv_bias", "Merge correlation and add_bias into convolutions.", mergeConvBias, {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

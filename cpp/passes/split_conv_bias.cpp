@@ -1,0 +1,208 @@
+// Split convolutions into a correlation and the addition of the bias.
+//
+//   aten::conv2d(%x, %w, %b, %stride, %padding, %dilation, %groups)
+//     ->  %y = jit_passes::correlation(%x, %w, %stride, %padding, %dilation, False, [0, 0], %groups)
+//         jit_passes::add_bias(%y, %b, 2)
+//   with padding in words
+//     ->  %y = jit_passes::correlation(%x, %w, %stride, "same", %dilation, %groups)
+//
+// and so for conv1d, conv3d, conv_transpose{1,2,3}d, and _convolution, _convolution_mode and convolution
+// as traces have them. Without bias the correlation stands alone. A bias that may be None:
+//
+//   %bias : Tensor? = prim::GetAttr[name="bias"](%conv)     # holds a tensor
+//     ->  %b : Tensor = aten::_unwrap_optional(%bias)
+//   %bias : Tensor?                                         # an argument of the method, say
+//     ->  %absent : bool = aten::__is__(%bias, %none)
+//         %z : Tensor = prim::If(%absent)
+//           block0():
+//             -> (%y)
+//           block1():
+//             %b : Tensor = prim::unchecked_cast(%bias)
+//             %s : Tensor = jit_passes::add_bias(%y, %b, 2)
+//             -> (%s)
+//
+// An attribute counts as what it holds when the pass runs; one that loses its tensor afterwards is an
+// error when the graph runs. Both new results are fresh tensors, like the convolution's, and both
+// nodes stand where it stood, so writes before and after see no difference.
+//
+// Left alone: _convolution and the like where neither a list of more than one number nor the weight
+// tells the number of axes; and what stands in `with torch.autocast(...)` of scripted code, which
+// TorchScript carries out as casts in front of PyTorch's own operators and of no others. The flags of
+// _convolution (benchmark, deterministic, ...) go: those of the process apply, as in scripted code.
+#include "core/alias.h"
+#include "core/known_values.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+using c10::Symbol;
+
+// Operands of any convolution; null where that operator has none.
+struct Convolution {
+  Value *input, *weight, *bias, *stride, *padding, *dilation, *groups;
+  Value* output_padding = nullptr;
+  Value* transposed = nullptr;
+  bool is_transposed = false; // where `transposed` is null
+  int64_t spatial_dims = 0;   // 0 where the operator's name does not tell
+};
+
+std::optional<Convolution> readConvolution(Node* node) {
+  static const std::unordered_map<Symbol, int64_t> plain{
+      {c10::aten::conv1d, 1}, {c10::aten::conv2d, 2}, {c10::aten::conv3d, 3}};
+  static const std::unordered_map<Symbol, int64_t> transposed{
+      {c10::aten::conv_transpose1d, 1},
+      {Symbol::fromQualString("aten::conv_transpose2d"), 2},
+      {c10::aten::conv_transpose3d, 3}};
+  static const auto by_mode = Symbol::fromQualString("aten::_convolution_mode");
+  const auto in = node->inputs();
+  if (const auto found = plain.find(node->kind()); found != plain.end()) {
+    return Convolution{in[0], in[1],   in[2],   in[3], in[4],        in[5],
+                       in[6], nullptr, nullptr, false, found->second};
+  }
+  if (node->kind() == by_mode) {
+    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[6]};
+  }
+  if (const auto found = transposed.find(node->kind()); found != transposed.end()) {
+    return Convolution{in[0], in[1], in[2], in[3], in[4], in[7], in[6], in[5], nullptr, true, found->second};
+  }
+  if (node->kind() == c10::aten::_convolution || node->kind() == c10::aten::convolution) {
+    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[8], in[7], in[6]};
+  }
+  return std::nullopt;
+}
+
+bool isAutocast(const Node* node) {
+  const auto type = node->input(0)->type()->cast<c10::ClassType>();
+  return type && type->name() && type->name()->name().find("autocast") != std::string::npos;
+}
+
+class Splitter {
+ public:
+  explicit Splitter(const PassContext& context)
+      : graph_(context.graph()), known_(context.module, context.graph()) {}
+
+  bool run() {
+    forEachNode(*graph_, [&](Node* node) {
+      if (node->kind() == c10::prim::Enter || node->kind() == c10::prim::Exit) {
+        autocasts_ += !isAutocast(node) ? 0 : node->kind() == c10::prim::Enter ? 1 : -1;
+      } else if (autocasts_ == 0) {
+        if (const auto convolution = readConvolution(node)) {
+          split(node, *convolution);
+        }
+      }
+    });
+    if (changed_) { // or flags, and biases that are None, would stay behind
+      removeDeadNodes(graph_);
+    }
+    return changed_;
+  }
+
+ private:
+  static constexpr int64_t kMostDims = 3;
+
+  void split(Node* node, const Convolution& convolution) {
+    const auto dims = spatialDims(convolution);
+    static const auto maybe_tensor = c10::OptionalType::ofTensor();
+    if (!dims || *dims < 1 || *dims > kMostDims || !convolution.bias->type()->isSubtypeOf(*maybe_tensor)) {
+      return;
+    }
+    Value* plain = correlate(node, convolution, *dims);
+    Value* result = addBias(node, plain, convolution.bias, *dims);
+    result->setType(node->output()->type());
+    known_.inherit(result, node->output());
+    replaceNode(node, result);
+    changed_ = true;
+  }
+
+  // A list of one number stands for any number of axes.
+  std::optional<int64_t> spatialDims(const Convolution& convolution) const {
+    if (convolution.spatial_dims > 0) {
+      return convolution.spatial_dims;
+    }
+    for (const Value* list :
+         {convolution.stride, convolution.padding, convolution.dilation, convolution.output_padding}) {
+      const auto length = list != nullptr ? known_.length(list) : std::nullopt;
+      if (length && *length > 1) {
+        return length;
+      }
+    }
+    const auto rank = known_.rank(convolution.weight);
+    return rank ? std::optional(*rank - 2) : std::nullopt;
+  }
+
+  // With a number for each axis, so that the lists tell how many there are.
+  Value* writtenOut(Value* list, int64_t dims, Node* before) const {
+    if (dims == 1 || known_.length(list) != 1) {
+      return list;
+    }
+    if (isConstant(list)) {
+      const auto number = torch::jit::toIValue(list)->toIntVector().at(0);
+      return insertConstant(before, std::vector<int64_t>(dims, number));
+    }
+    const std::vector<Value*> numbers(dims, list->node()->input());
+    return graph_->createList(c10::IntType::get(), numbers)->insertBefore(before)->output();
+  }
+
+  Value* correlate(Node* node, const Convolution& convolution, int64_t dims) const {
+    static const auto kind = Symbol::fromQualString("jit_passes::correlation");
+    const auto list = [&](Value* value) { return writtenOut(value, dims, node); };
+    if (convolution.padding->type()->kind() == c10::TypeKind::StringType) {
+      const std::vector<Value*> operands{convolution.input,          convolution.weight,
+                                         list(convolution.stride),   convolution.padding,
+                                         list(convolution.dilation), convolution.groups};
+      return insertNode(node, kind, operands, node)->output();
+    }
+    const std::vector<Value*> operands{
+        convolution.input,
+        convolution.weight,
+        list(convolution.stride),
+        list(convolution.padding),
+        list(convolution.dilation),
+        convolution.transposed != nullptr ? convolution.transposed
+                                          : insertConstant(node, convolution.is_transposed),
+        convolution.output_padding != nullptr ? list(convolution.output_padding)
+                                              : insertConstant(node, std::vector<int64_t>(dims, 0)),
+        convolution.groups};
+    return insertNode(node, kind, operands, node)->output();
+  }
+
+  Value* addBias(Node* node, Value* plain, Value* bias, int64_t dims) const {
+    const auto held = known_.attribute(bias);
+    if (isNone(bias) || (held && held->isNone())) {
+      return plain;
+    }
+    static const auto add_bias = Symbol::fromQualString("jit_passes::add_bias");
+    Value* axes = insertConstant(node, dims);
+    if (bias->type()->isSubtypeOf(*c10::TensorType::get())) {
+      return insertNode(node, add_bias, {plain, bias, axes}, node)->output();
+    }
+    if (held && held->isTensor()) {
+      Value* tensor = insertNode(node, c10::aten::_unwrap_optional, {bias}, node)->output();
+      return insertNode(node, add_bias, {plain, tensor, axes}, node)->output();
+    }
+    Value* none = insertConstant(node, c10::IValue());
+    Value* absent = insertNode(node, c10::aten::__is__, {bias, none}, node)->output();
+    absent->setType(c10::BoolType::get());
+    Node* branch = insertNode(node, c10::prim::If, {absent}, node, /*outputs=*/1);
+    branch->addBlock()->registerOutput(plain);
+    Block* present = branch->addBlock();
+    Node* end = present->return_node();
+    Value* tensor = insertNode(end, c10::prim::unchecked_cast, {bias}, node)->output();
+    present->registerOutput(insertNode(end, add_bias, {plain, tensor, axes}, node)->output());
+    return branch->output();
+  }
+
+  std::shared_ptr<Graph> graph_;
+  KnownValues known_;
+  int64_t autocasts_ = 0; // of scripted code, around the node
+  bool changed_ = false;
+};
+
+bool splitConvBias(PassContext& context) { return Splitter(context).run(); }
+
+const RegisterPass registration{
+    "split_conv_bias", "Split convolutions into correlation and add_bias.", splitConvBias, {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

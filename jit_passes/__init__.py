@@ -12,7 +12,9 @@ from .lower import lower
 from .observe import prepare
 from .passes import Pipeline, passes
 from .quantize import quantize_script
+from .quantizer import Slot
 from .report import Coverage, coverage
+from .slots import quantize_slots
 
 __version__ = "0.1.0"
 
@@ -22,6 +24,7 @@ __all__ = [
     "JitPassesWarning",
     "PassError",
     "Pipeline",
+    "Slot",
     "calibrate",
     "convert",
     "coverage",
@@ -32,6 +35,7 @@ __all__ = [
     "passes",
     "prepare",
     "quantize_script",
+    "quantize_slots",
     "quantizer",
     "targets",
 ]

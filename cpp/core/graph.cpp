@@ -89,12 +89,19 @@ std::string describe(const Node* node) {
          (line.empty() ? "" : " (" + line + ")");
 }
 
+bool isHelper(const Node* node) {
+  static const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
+  static const std::unordered_set<c10::Symbol> of_the_model{
+      c10::Symbol::fromQualString("jit_passes::correlation"),
+      c10::Symbol::fromQualString("jit_passes::add_bias")};
+  return node->kind().ns() == dialect && !of_the_model.count(node->kind());
+}
+
 NodeNames nodeNames(Graph& graph) {
-  const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
   NodeNames names;
   std::unordered_map<std::string, int> taken;
   forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::Constant || node->kind().ns() == dialect) {
+    if (node->kind() == c10::prim::Constant || isHelper(node)) {
       return;
     }
     const auto path = moduleOf(node).first;

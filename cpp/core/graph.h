@@ -25,7 +25,10 @@ std::string describe(const Node* node);
 std::string sourceLine(const Node* node);
 // The path of the module that the node was written in, "layer1.0.conv1", and that module's type.
 std::pair<std::string, std::string> moduleOf(const Node* node);
-// Stable names, "layer1.0.conv1:conv2d", for all nodes but constants and observers: a function of
+// Whether a node of the dialect stands for no operator of the model: observers, quantize and the like,
+// but not the two parts of a convolution.
+bool isHelper(const Node* node);
+// Stable names, "layer1.0.conv1:conv2d", for all nodes but constants and helpers: a function of
 // the model alone, whether it was scripted, traced or frozen.
 NodeNames nodeNames(Graph& graph);
 

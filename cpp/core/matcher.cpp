@@ -127,10 +127,9 @@ bool Pattern::mayAnchorAt(c10::Symbol kind) const {
 }
 
 Node* Match::principal(const Pattern& pattern) const {
-  const auto dialect = c10::Symbol::fromQualString("namespaces::jit_passes");
   for (const Node* node : pattern.graph->nodes()) {
     const auto found = nodes.find(node);
-    if (found != nodes.end() && found->second->kind().ns() != dialect) {
+    if (found != nodes.end() && !isHelper(found->second)) {
       return found->second;
     }
   }

@@ -98,6 +98,16 @@ class Builder {
   Copier copier_;
 };
 
+// Forked branches too, which PyTorch's inliner does not enter.
+void inlineCalls(Graph& graph) {
+  torch::jit::Inline(graph);
+  forEachNode(graph, [](Node* node) {
+    if (node->kind() == c10::prim::fork) {
+      inlineCalls(*node->g(c10::attr::Subgraph));
+    }
+  });
+}
+
 void retypeAttributes(Graph& graph) {
   forEachNode(graph, [](Node* node) {
     if (node->kind() == c10::prim::fork) {
@@ -136,6 +146,7 @@ Module rebuildModule(
 
 Module cloneModule(const Module& original, const std::string& method) {
   const auto graph = original.get_method(method).graph()->copy();
+  inlineCalls(*graph);
   const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
   return rebuildModule(original, method, graph, all, Values::Shared);
 }

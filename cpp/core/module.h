@@ -18,7 +18,8 @@ Module rebuildModule(
     const Module& original, const std::string& method, const std::shared_ptr<Graph>& graph,
     const KeepAttribute& keep, Values values);
 
-// An inlined module with a graph of its own for that method; attributes share their tensors.
+// A module with an inlined graph of its own for that method; attributes share their tensors, and each
+// module below has a type of its own.
 Module cloneModule(const Module& original, const std::string& method);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -17,12 +17,15 @@ class OutputAnnotation:
         spec: how.
         owner: name of the operator that computes it: quantized as a whole or not at all.
         ranks: lowest and highest number of dimensions with which the operator can be quantized.
+        again: how to quantize the result of that once more: a wide sum that is then narrowed. For
+            fake quantization only.
     """
 
     value: ValueView
     spec: AnySpec
     owner: str
     ranks: tuple[int, int]
+    again: QuantizationSpec | None = None
 
 
 @dataclass(frozen=True)

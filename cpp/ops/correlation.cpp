@@ -8,8 +8,8 @@
 //
 // correlation.mode pads by name: 'valid' not at all, 'same' by (window - 1) * dilation in all, half of it
 // on either side. Where that is odd, the one more stands behind, as in PyTorch.
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/functorch/DynamicLayer.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "core/registry.h"
@@ -125,9 +125,10 @@ Tensor correlationAutograd(
     const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
     bool transposed, IntArrayRef output_padding, int64_t groups) {
   // A Function of C++ knows neither tangents nor function transforms, and convolution_backward no
-  // complex numbers.
+  // complex numbers. Once a transform has run, its thread counts as within one: PyTorch's headers tell no
+  // more, and the derivatives are the same.
   if (hasTangent(input) || hasTangent(weight) || input.is_complex() || weight.is_complex() ||
-      at::functorch::maybeCurrentDynamicLayer()) {
+      at::functorch::functorchTLSAccessor() != nullptr) {
     return convolve(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   }
   if (!at::GradMode::is_enabled() || !(input.requires_grad() || weight.requires_grad())) {

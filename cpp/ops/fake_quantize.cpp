@@ -342,6 +342,17 @@ std::tuple<Tensor, Tensor> fakeQuantizeWithMaskByOperators(
   return byOperators(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
 }
 
+// Sizes may be symbols here, which cannot be compared.
+Tensor fakeQuantizeMeta(
+    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
+  return at::empty_like(x);
+}
+
+std::tuple<Tensor, Tensor> fakeQuantizeWithMaskMeta(
+    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
+  return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
+}
+
 Tensor maskGradientByOperators(const Tensor& gradient, const Tensor& inside) {
   return at::where(inside, gradient, 0);
 }
@@ -454,6 +465,13 @@ TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
 TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
   m.impl("fake_quantize", fakeQuantizeByOperators);
   m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskByOperators);
+  m.impl("mask_gradient", maskGradientByOperators);
+}
+
+// Which the key above leaves out for operators that are not PyTorch's.
+TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
+  m.impl("fake_quantize", fakeQuantizeMeta);
+  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskMeta);
   m.impl("mask_gradient", maskGradientByOperators);
 }
 

@@ -218,15 +218,16 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
   return {scale.reshape({-1}), at::nan_to_num(zero_point).to(at::kLong).reshape({-1})};
 }
 
+// Sizes may be symbols here, which cannot be compared.
 std::tuple<Tensor, Tensor> qparamsMeta(
-    const Tensor& x, const Tensor& range, bool, double averaging_constant, int64_t quant_min,
-    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view name) {
+    const Tensor& x, const Tensor& range, bool, double, int64_t, int64_t, string_view,
+    std::optional<int64_t> ch_axis, string_view) {
   const auto axis = wrapAxis(ch_axis, x);
-  checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
-  readScheme(qscheme, axis);
-  const int64_t channels = axis ? x.size(*axis) : 1;
+  const auto channels = axis ? x.sym_size(*axis) : c10::SymInt(1);
   const auto like = range.options();
-  return {at::empty({channels}, like.dtype(at::kFloat)), at::empty({channels}, like.dtype(at::kLong))};
+  return {
+      at::empty_symint({channels}, like.dtype(at::kFloat)),
+      at::empty_symint({channels}, like.dtype(at::kLong))};
 }
 
 // Two operators with kernels of their own: the first writes to the range and has no gradient, the

@@ -135,10 +135,8 @@ def plan_fake_quantizations(annotations: Annotations) -> list[FakeQuantization]:
 
 def _of_edge(edge: EdgeAnnotation) -> FakeQuantization:
     node, operand = edge.uses[0]
-    names = {(CORRELATION, 0): "input", (CORRELATION, 1): "weight", (ADD_BIAS, 1): "bias"}
-    slot = names.get((node.kind, operand), f"operand_{operand}")
     uses = [(user.index, place) for user, place in edge.uses]
-    return _pack(edge.value, uses, node, slot, edge.spec)
+    return _pack(edge.value, uses, node, edge.slot or f"operand_{operand}", edge.spec)
 
 
 def _of_output(annotation: OutputAnnotation) -> list[FakeQuantization]:
@@ -149,8 +147,7 @@ def _of_output(annotation: OutputAnnotation) -> list[FakeQuantization]:
             f"'{value.name}' is to be fake-quantized with parameters of another value, or is an "
             "argument: give it a QuantizationSpec of its own, on its uses"
         )
-    slot = {CORRELATION: "correlation", ADD_BIAS: "sum"}.get(node.kind, "output")
-    planned = [_pack(value, [], node, slot, annotation.spec)]
+    planned = [_pack(value, [], node, annotation.slot or "output", annotation.spec)]
     if annotation.again is not None:
         planned.append(_pack(value, [], node, "sum", annotation.again))
     return planned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
@@ -214,7 +214,7 @@ class SlotQuantizer(Quantizer):
         value = node.inputs[operand]
         _check_float(slot, node, [value.producer])
         spec = self.slots[slot].spec(axis)
-        annotations.edges.append(EdgeAnnotation(value, ((node, operand),), spec, node.name))
+        annotations.edges.append(EdgeAnnotation(value, ((node, operand),), spec, node.name, slot))
 
     def _output(self, slot: str, node: NodeView, axis: int, annotations: Annotations) -> None:
         value: ValueView = node.output
@@ -222,10 +222,10 @@ class SlotQuantizer(Quantizer):
         spec = self.slots[slot].spec(axis)
         first = annotations.outputs.get(value.id)
         if first is None:
-            annotations.outputs[value.id] = OutputAnnotation(value, spec, node.name, RANKS)
+            one = OutputAnnotation(value, spec, node.name, RANKS, slot)
+            annotations.outputs[value.id] = one
         else:  # without a bias, both are the same value
-            both = OutputAnnotation(value, first.spec, node.name, RANKS, again=spec)
-            annotations.outputs[value.id] = both
+            annotations.outputs[value.id] = replace(first, again=spec)
 
 
 def label(node: NodeView, slot: str) -> str:

@@ -15,8 +15,8 @@
 // operand of the convolution can have been written to by the time it would now be read. Elsewhere the
 // addition stays, and the correlation becomes a convolution without bias.
 //
-// The number of axes is that of the addition; without one, that of the weight, if it is a constant or
-// an attribute, or else of the longest list. Where none of these is known, or whether it is transposed
+// The number of axes is that of an addition; without one, that of the weight, if it is a constant or
+// an attribute, or else of the longest list, since split_conv_bias writes a number for each axis. Where none of these is known, or whether it is transposed
 // shows at run time only, the correlation stays.
 #include "core/alias.h"
 #include "core/known_values.h"
@@ -41,24 +41,24 @@ bool byMode(const Node* correlation) {
   return correlation->input(3)->type()->kind() == c10::TypeKind::StringType;
 }
 
-// The addition in a branch on whether there is a bias, as split_conv_bias writes it.
-const Node* additionIn(const Node* branch) {
+// Whether it is the branch on whether there is a bias, as split_conv_bias writes it.
+bool addsOptionalBias(const Node* branch) {
   const Node* check = branch->input()->node();
   if (check->kind() != c10::aten::__is__ || !isNone(check->input(1)) || branch->outputs().size() != 1) {
-    return nullptr;
+    return false;
   }
   const Block *absent = branch->blocks()[0], *present = branch->blocks()[1];
   const Node* addition = present->outputs()[0]->node();
   if (!isAddition(addition) || absent->nodes().begin() != absent->nodes().end() ||
       absent->outputs()[0] != addition->input(0)) {
-    return nullptr;
+    return false;
   }
   const Node* cast = addition->input(1)->node();
   const bool same_bias = cast->kind() == c10::prim::unchecked_cast && cast->input() == check->input(0);
   const bool nothing_else = std::all_of(
       present->nodes().begin(), present->nodes().end(),
       [&](const Node* node) { return node == addition || node == cast || isConstant(node->output()); });
-  return same_bias && nothing_else ? addition : nullptr;
+  return same_bias && nothing_else;
 }
 
 class Merger {
@@ -69,17 +69,17 @@ class Merger {
   bool run() {
     forEachNode(*graph_, [&](Node* node) {
       if (isAddition(node)) {
-        merge(node->input(0)->node(), node, node, node->input(1), 1);
+        merge(node->input(0)->node(), node, node->input(1), 1);
       } else if (node->kind() == c10::prim::If) {
-        if (const Node* addition = additionIn(node)) {
+        if (addsOptionalBias(node)) {
           Node* correlation = node->blocks()[0]->outputs()[0]->node();
-          merge(correlation, addition, node, node->input()->node()->input(0), 2);
+          merge(correlation, node, node->input()->node()->input(0), 2);
         }
       }
     });
     forEachNode(*graph_, [&](Node* node) {
       if (isCorrelation(node)) {
-        replace(node, node, nullptr, node, known(node, nullptr));
+        replace(node, node, nullptr, node, known(node));
       }
     });
     if (changed_) {
@@ -96,7 +96,7 @@ class Merger {
 
   // `sum` is the addition, or the branch that it stands in; it uses the correlation's result `uses`
   // times.
-  void merge(Node* correlation, const Node* addition, Node* sum, Value* bias, size_t uses) {
+  void merge(Node* correlation, Node* sum, Value* bias, size_t uses) {
     if (!isCorrelation(correlation) || correlation->output()->uses().size() != uses ||
         correlation->owningBlock() != sum->owningBlock() || known_.isWritten(correlation->output())) {
       return;
@@ -106,7 +106,7 @@ class Merger {
       bias = held && held->isTensor() ? unwrapping->input() : bias;
     }
     if (Node* place = placeFor(correlation, sum, bias)) {
-      if (replace(correlation, place, bias, sum, known(correlation, addition))) {
+      if (replace(correlation, place, bias, sum, known(correlation))) {
         correlation->destroy();
       }
     }
@@ -134,8 +134,8 @@ class Merger {
     return true;
   }
 
-  std::optional<Geometry> known(const Node* correlation, const Node* addition) const {
-    const auto dims = spatialDims(correlation, addition);
+  std::optional<Geometry> known(const Node* correlation) const {
+    const auto dims = spatialDims(correlation);
     const auto transposed = byMode(correlation) ? std::optional(0.0) : constantNumber(correlation->input(5));
     if (!dims || *dims < 1 || *dims > 3 || !transposed) {
       return std::nullopt;
@@ -143,9 +143,13 @@ class Merger {
     return Geometry{*dims, *transposed != 0.0};
   }
 
-  std::optional<int64_t> spatialDims(const Node* correlation, const Node* addition) const {
-    if (const auto dims = addition != nullptr ? constantNumber(addition->input(2)) : std::nullopt) {
-      return *dims;
+  std::optional<int64_t> spatialDims(const Node* correlation) const {
+    for (const auto& use : correlation->output()->uses()) {
+      if (isAddition(use.user) && use.offset == 0) {
+        if (const auto dims = constantNumber(use.user->input(2))) {
+          return *dims;
+        }
+      }
     }
     if (const auto rank = known_.rank(correlation->input(1))) {
       return *rank - 2;

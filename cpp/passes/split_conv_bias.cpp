@@ -29,6 +29,9 @@
 // tells the number of axes; and what stands in `with torch.autocast(...)` of scripted code, which
 // TorchScript carries out as casts in front of PyTorch's own operators and of no others. The flags of
 // _convolution (benchmark, deterministic, ...) go: those of the process apply, as in scripted code.
+//
+// Under autocast, a correlation casts as conv2d does. On the CPU PyTorch does not cast for a traced
+// _convolution_mode, so there the result takes another dtype, as it does in canonicalize_convolution.
 #include "core/alias.h"
 #include "core/known_values.h"
 #include "core/registry.h"

@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes import _C, JitPassesError, Slot, quantize_slots
+from jit_passes import _C, JitPassesError, Pipeline, Slot, quantize_slots
 from jit_passes.graph import GraphView
-from jit_passes.quantizer import RECIPES, SLOTS, SlotQuantizer
+from jit_passes.module import wrap
+from jit_passes.quantizer import (
+    RECIPES,
+    SLOTS,
+    Annotations,
+    EdgeAnnotation,
+    OutputAnnotation,
+    SlotQuantizer,
+)
 from jit_passes.slots import SPLIT, plan_fake_quantizations
 
 Model = torch.jit.ScriptModule
@@ -424,7 +432,7 @@ def test_without_slots_it_is_the_float_model(net: Model) -> None:
     assert kinds.count("jit_passes::correlation") == 4
     names = [n.name for n in GraphView.of(module, "forward").nodes if n.kind.startswith("jit_p")]
     assert "shared:correlation#1" in names and "shared:add_bias" in names
-    torch.testing.assert_close(jit_passes.module.wrap(module)(X), net(X), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(wrap(module)(X), net(X), rtol=1e-5, atol=1e-6)
 
 
 def test_insert_fake_quantize() -> None:
@@ -445,6 +453,61 @@ def test_insert_fake_quantize() -> None:
     relu = next(n for n in GraphView.of(module, "forward").nodes if n.kind == "aten::relu_")
     producer = relu.inputs[0].producer
     assert producer is not None and producer.kind == "jit_passes::fake_quantize_moving_average"
+
+
+class Overwrites(nn.Module):
+    """Reads its argument twice, and half of it is overwritten in between, or is not."""
+
+    __constants__ = ("write",)
+
+    def __init__(self, write: bool) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = x[:2]
+        y = torch.sigmoid(x)
+        if self.write:
+            half.mul_(3)
+        return y + torch.tanh(x)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_written_values(write: bool) -> None:
+    """One node for all uses; one for each where they read something else, of the same range."""
+    model = torch.jit.script(Overwrites(write))
+    module = Pipeline("clean", ("propagate_constants",)).run(_C.clone(model._c, "forward")).module
+    graph = GraphView.of(module, "forward")
+    uses = tuple((n, 0) for n in graph.nodes if n.kind in ("aten::sigmoid", "aten::tanh"))
+    spec = Slot(4, scheme="affine", averaging_constant=1.0).spec(0)
+    edges = [EdgeAnnotation(graph.inputs[0], uses, spec)]
+    planned = plan_fake_quantizations(Annotations(edges=edges))
+    options = {"fake_quantizations": planned}
+    module, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
+    _C.lint(module, "forward")
+    kinds = [node.kind for node in GraphView.of(module, "forward").nodes]
+    assert kinds.count("jit_passes::fake_quantize_moving_average") == (2 if write else 1)
+    result = wrap(module)
+    x = X.clone()
+    later = x.clone()
+    later[:2] *= 3 if write else 1
+    expected = torch.sigmoid(quantized(x.double(), Slot(4, scheme="affine"), 0)) + torch.tanh(
+        quantized(later.double(), Slot(4, scheme="affine"), 0)
+    )
+    torch.testing.assert_close(result(x), expected.float(), rtol=0, atol=1e-6)
+    assert torch.equal(x, later)
+    assert torch.equal(result.operand_0_range, torch.stack([later.min(), later.max()]))
+
+
+def test_all_uses_of_a_view_that_is_written_to() -> None:
+    """Writes into the quantized copy would not reach what it is a view of."""
+    model = torch.jit.script(Overwrites(True))
+    module = Pipeline("clean", ("propagate_constants",)).run(_C.clone(model._c, "forward")).module
+    view = next(n for n in GraphView.of(module, "forward").nodes if n.kind == "aten::slice").output
+    whole = OutputAnnotation(view, Slot().spec(0), "", (0, 8))
+    options = {"fake_quantizations": plan_fake_quantizations(Annotations({view.id: whole}))}
+    with pytest.raises(RuntimeError, match="written to by an in-place operator: annotate its uses"):
+        _C.run_pass("insert_fake_quantize", module, "forward", options)
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

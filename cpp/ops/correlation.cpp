@@ -3,8 +3,8 @@
 //   y[n, o, p] = sum over c, k of  input[n, c, p * stride - padding + k * dilation] * weight[o, c, k]
 //
 // along 1, 2 or 3 axes, as the weight has; transposed, the weight is [in, out / groups, window...] and
-// the sum is that of the gradient. The numbers are those of at::conv{1,2,3}d and
-// at::conv_transpose{1,2,3}d without bias, to the bit, since these compute them.
+// the sum is that of the gradient; output_padding is for those alone. The numbers are those of
+// at::conv{1,2,3}d and at::conv_transpose{1,2,3}d without bias, to the bit, since these compute them.
 //
 // correlation.mode pads by name: 'valid' not at all, 'same' by (window - 1) * dilation in all, half of it
 // on either side. Where that is odd, the one more stands behind, as in PyTorch.

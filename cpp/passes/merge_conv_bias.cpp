@@ -15,9 +15,12 @@
 // operand of the convolution can have been written to by the time it would now be read. Elsewhere the
 // addition stays, and the correlation becomes a convolution without bias.
 //
+// A bias has the dtype that the convolution wants: add_bias takes any.
+//
 // The number of axes is that of an addition; without one, that of the weight, if it is a constant or
-// an attribute, or else of the longest list, since split_conv_bias writes a number for each axis. Where none of these is known, or whether it is transposed
-// shows at run time only, the correlation stays.
+// an attribute, or else of the longest list, since split_conv_bias writes a number for each axis: lists
+// of one number for several axes, written by hand, need such a weight or an addition. Where none of
+// these is known, or whether it is transposed shows at run time only, the correlation stays.
 #include "core/alias.h"
 #include "core/known_values.h"
 #include "core/registry.h"

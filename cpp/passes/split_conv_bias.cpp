@@ -26,9 +26,10 @@
 // nodes stand where it stood, so writes before and after see no difference.
 //
 // Left alone: _convolution and the like where neither a list of more than one number nor the weight
-// tells the number of axes; and what stands in `with torch.autocast(...)` of scripted code, which
-// TorchScript carries out as casts in front of PyTorch's own operators and of no others. The flags of
-// _convolution (benchmark, deterministic, ...) go: those of the process apply, as in scripted code.
+// tells the number of axes; what stands in a forked branch; and what stands in scripted code's
+// `with torch.autocast(...)`, which TorchScript carries out as casts in front of PyTorch's own operators
+// and of no others. The flags of _convolution (benchmark, deterministic, ...) go: those of the process
+// apply, as in scripted code.
 //
 // Under autocast, a correlation casts as conv2d does. On the CPU PyTorch does not cast for a traced
 // _convolution_mode, so there the result takes another dtype, as it does in canonicalize_convolution.

@@ -24,14 +24,6 @@
 #include "channels.h"
 #include "core/vectorize.h"
 
-// A product that is fused with the sum behind it is not rounded, so that ties would go one way or
-// the other by the vector unit that runs the loop.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("fp-contract=off")
-#elif defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#endif
-
 namespace jit_passes {
 namespace {
 
@@ -41,7 +33,7 @@ using c10::string_view;
 constexpr int64_t kGrain = 1 << 14;
 constexpr int64_t kLargestCode = 1 << 24; // float32 holds all integers up to here
 
-// Integers by magnitude, for numbers of both precisions.
+// For numbers of both precisions.
 inline float nearestEven(float v) { return __builtin_rintf(v); }
 inline double nearestEven(double v) { return __builtin_rint(v); }
 inline float floorOf(float v) { return __builtin_floorf(v); }
@@ -134,6 +126,8 @@ auto dispatchRounding(string_view name, Body body) {
   return body(TowardZero{});
 }
 
+// Rounding looks at the number of steps twice, which keeps compilers from fusing the product with a sum:
+// a fused one is not rounded, and ties would go one way or the other by the vector unit.
 template <typename Number>
 inline Number inSteps(Number x, Number scale, Number inverse_scale) {
   if constexpr (std::is_same_v<Number, float>) {

@@ -14,8 +14,10 @@ from .lower import lower
 from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
 from .quantize import quantize_script
+from .quantizer import Slot
 from .report import Coverage, coverage
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
+from .slots import quantize_slots
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ __all__ = [
     "PassError",
     "Pipeline",
     "RewriteRule",
+    "Slot",
     "ValueView",
     "calibrate",
     "convert",
@@ -43,6 +46,7 @@ __all__ = [
     "passes",
     "prepare",
     "quantize_script",
+    "quantize_slots",
     "quantizer",
     "register_pass",
     "register_rules",

@@ -77,6 +77,20 @@ def check_module(model: Any, method: str) -> None:
     Raises:
         JitPassesError: it is not; the message says what to do.
     """
+    check_script(model, method)
+    if getattr(model, "training", False):
+        raise JitPassesError(
+            "the module is in training mode, where batch norm and dropout do something else than "
+            "in use: call model.eval() first"
+        )
+
+
+def check_script(model: Any, method: str) -> None:
+    """Check that the model is a ScriptModule, in whatever mode, that has the method.
+
+    Raises:
+        JitPassesError: it is not; the message says what to do.
+    """
     if not isinstance(model, torch.jit.ScriptModule):
         what = type(model).__name__
         if isinstance(model, torch.nn.Module):
@@ -98,11 +112,6 @@ def check_module(model: Any, method: str) -> None:
         raise JitPassesError(
             "the module has forward hooks of its own, which run around forward and would be lost: "
             "script a module whose forward calls this one; hooks of submodules are kept"
-        )
-    if getattr(model, "training", False):
-        raise JitPassesError(
-            "the module is in training mode, where batch norm and dropout do something else than "
-            "in use: call model.eval() first"
         )
 
 

@@ -105,6 +105,11 @@ def plan_observations(annotations: Annotations) -> list[Observation]:
         name = f"{edge.value.name} -> {users[0]}"
         planned.append(_observation(edge.value, name, _uses(edge), edge.spec, group, text))
     for value_id, annotation in annotations.outputs.items():
+        if annotation.again is not None:
+            raise JitPassesError(
+                f"'{annotation.value.name}' is to be quantized twice, which only fake quantization "
+                "does: leave `again` of its annotation out"
+            )
         group = groups[value_id] = len(planned)
         spec = annotation.spec
         shared = isinstance(annotation.spec, SharedQuantizationSpec)

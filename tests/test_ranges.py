@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.ao import quantization as ao
 
+from jit_passes import JitPassesError
 from jit_passes.observers import (
     Histogram,
     MinMax,
@@ -21,7 +22,7 @@ from jit_passes.observers import (
     Percentile,
     observer_from_dict,
 )
-from jit_passes.quantizer import QuantizationSpec
+from jit_passes.quantizer import QuantizationSpec, spec_from_text, spec_to_text
 from jit_passes.quantizer.qparams import SMALLEST_SCALE, affine_qparams, choose_qparams
 
 AFFINE = QuantizationSpec()
@@ -206,6 +207,35 @@ def test_parameters_per_channel() -> None:
     assert torch.equal(chosen.scale, chosen.scale.float().double())
     torch.testing.assert_close(chosen.scale, expected.double(), rtol=1e-6, atol=0)
     assert chosen.zero_point.tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("scheme", ["affine", "power_of_two"])
+def test_other_schemes_per_channel(scheme: str) -> None:
+    """Each channel has the parameters that it has alone."""
+    lows, highs = torch.tensor([[-1.0, 0.5, -4, 0], [3, 6, 2, 0]], dtype=torch.float64)
+    spec = QuantizationSpec("int8", -128, 127, f"per_channel_{scheme}", 1, MinMax())
+    found = choose_qparams(spec, ObserverState(torch.stack([lows, highs]), None))
+    alone = QuantizationSpec("int8", -128, 127, f"per_tensor_{scheme}", None, MinMax())
+    pairs = [
+        affine_qparams(*pair, alone) for pair in zip(lows.tolist(), highs.tolist(), strict=True)
+    ]
+    assert list(zip(found.scale.tolist(), found.zero_point.tolist(), strict=True)) == pairs
+    assert found.axis == 1
+    if scheme == "power_of_two":
+        assert found.scale.tolist() == [2**-5, 2**-4, 2**-5, 2**-126]
+
+
+def test_rounding_is_for_fake_quantization() -> None:
+    """It is kept in a file's text, and backends' kernels do not have it."""
+    spec = QuantizationSpec(observer=MinMax(), rounding="floor")
+    assert spec_from_text(spec_to_text(spec, owner="conv")) == (spec, {"owner": "conv"})
+    state = ObserverState(torch.tensor([0.0, 1.0], dtype=torch.float64), None)
+    with pytest.raises(JitPassesError, match="specification says floor"):
+        choose_qparams(spec, state)
+    with pytest.raises(ValueError, match="rounding is one of half_even"):
+        QuantizationSpec(rounding="up")
+    with pytest.raises(ValueError, match=r"\[3, 255\] does not hold 0"):
+        QuantizationSpec(quant_min=3, qscheme="per_tensor_power_of_two")
 
 
 @pytest.mark.parametrize(

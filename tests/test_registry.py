@@ -13,9 +13,10 @@ from jit_passes import _C, JitPassesError, PassError, Pipeline
 from jit_passes.convert import CONVERT
 from jit_passes.normalize import NORMALIZE
 from jit_passes.observe import OBSERVE
+from jit_passes.slots import QUANTIZE, SPLIT
 from jit_passes.targets.stock import TO_INTEGERS, TO_QUANTIZED_DTYPES
 
-PIPELINES = [NORMALIZE, OBSERVE, CONVERT, TO_INTEGERS, TO_QUANTIZED_DTYPES]
+PIPELINES = [NORMALIZE, OBSERVE, CONVERT, TO_INTEGERS, TO_QUANTIZED_DTYPES, SPLIT, QUANTIZE]
 
 
 class Net(nn.Module):

@@ -11,9 +11,8 @@
 //                                    %z = aten::conv2d(%e, ...)
 //
 // Observations with the same group share their buffers and so their parameters.
-#include "core/graph.h"
+#include "core/annotated.h"
 #include "core/registry.h"
-#include "core/snapshot.h"
 
 namespace jit_passes {
 namespace {
@@ -21,9 +20,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Observation {
-  int64_t value;                                 // unique() of the value
-  std::vector<std::pair<int64_t, int64_t>> uses; // (node index, operand); empty for all uses
-  std::string op;                                // without namespace
+  AnnotatedValue annotated;
+  std::string op; // without namespace
   int64_t group;
   int64_t channels; // 0: per tensor
   int64_t axis;
@@ -34,50 +32,33 @@ struct Observation {
   std::string spec;
 };
 
-Observation readObservation(const c10::IValue& packed) {
+Observation readObservation(const c10::IValue& packed, const AnnotatedGraph& graph) {
   const std::vector<c10::IValue> fields = packed.toTupleRef().elements().vec();
-  Observation observation{fields[0].toInt(),       {},
-                          fields[2].toStringRef(), fields[3].toInt(),
-                          fields[4].toInt(),       fields[5].toInt(),
-                          fields[6].toBool(),      fields[7].toDouble(),
-                          fields[8].toInt(),       fields[9].toStringRef(),
-                          fields[10].toStringRef()};
-  for (const c10::IValue& use : fields[1].toListRef()) {
-    observation.uses.emplace_back(
-        use.toTupleRef().elements()[0].toInt(), use.toTupleRef().elements()[1].toInt());
-  }
-  return observation;
+  return {
+      graph.find(fields[0].toInt(), fields[1]),
+      fields[2].toStringRef(),
+      fields[3].toInt(),
+      fields[4].toInt(),
+      fields[5].toInt(),
+      fields[6].toBool(),
+      fields[7].toDouble(),
+      fields[8].toInt(),
+      fields[9].toStringRef(),
+      fields[10].toStringRef()};
 }
 
 class Inserter {
  public:
-  explicit Inserter(PassContext& context)
-      : context_(context), graph_(context.graph()), nodes_(nodesInOrder(*graph_)) {
-    const auto remember = [&](Value* value) { values_[value->unique()] = value; };
-    std::for_each(graph_->inputs().begin(), graph_->inputs().end(), remember);
-    for (Node* node : nodes_) {
-      std::for_each(node->outputs().begin(), node->outputs().end(), remember);
-      for (Block* block : node->blocks()) {
-        std::for_each(block->inputs().begin(), block->inputs().end(), remember);
-      }
-    }
-  }
+  explicit Inserter(PassContext& context) : context_(context), graph_(context.graph()) {}
 
   void insert(const Observation& observation) {
-    Value* value = values_.at(observation.value);
-    Node* before = nullptr;
-    if (observation.uses.empty()) {
-      Node* maker = value->node();
-      before = maker->kind() == c10::prim::Param ? maker->owningBlock()->nodes().front() : maker->next();
-      if (isConstant(value)) { // behind all constants, whose order other passes may rely on
-        before = value->uses().at(0).user;
-      }
-    } else {
-      before = nodes_.at(observation.uses.front().first);
+    Value* value = observation.annotated.value;
+    Node* before = nodeAfter(observation.annotated);
+    if (!observation.annotated.uses.empty()) {
       Node* edge = insertNode(before, edge_, {value}, before);
       edge->output()->setType(value->type());
-      for (const auto& [node, operand] : observation.uses) {
-        nodes_.at(node)->replaceInput(operand, edge->output());
+      for (const auto& use : observation.annotated.uses) {
+        use.user->replaceInput(use.offset, edge->output());
       }
       value = edge->output();
     }
@@ -130,16 +111,15 @@ class Inserter {
   const c10::Symbol edge_ = c10::Symbol::fromQualString("jit_passes::edge");
   PassContext& context_;
   std::shared_ptr<Graph> graph_;
-  std::vector<Node*> nodes_;
-  std::unordered_map<int64_t, Value*> values_;
   std::unordered_map<std::string, Value*> buffers_;
 };
 
 bool insertObservers(PassContext& context) {
   Inserter inserter(context);
+  const AnnotatedGraph graph(*context.graph());
   const auto observations = context.option("observations").toListRef();
   for (const c10::IValue& packed : observations) {
-    inserter.insert(readObservation(packed));
+    inserter.insert(readObservation(packed, graph));
   }
   return !observations.empty();
 }

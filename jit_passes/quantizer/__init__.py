@@ -4,6 +4,7 @@ from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
 from .backend import WEIGHT, BackendQuantizer
 from .qparams import QParams, choose_qparams
 from .quantizer import Quantizer
+from .slots import RECIPES, SLOTS, Slot, SlotQuantizer
 from .specification import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
@@ -14,6 +15,8 @@ from .specification import (
 from .support import OperatorSupport, Role
 
 __all__ = [
+    "RECIPES",
+    "SLOTS",
     "WEIGHT",
     "Annotations",
     "BackendQuantizer",
@@ -26,6 +29,8 @@ __all__ = [
     "Quantizer",
     "Role",
     "SharedQuantizationSpec",
+    "Slot",
+    "SlotQuantizer",
     "choose_qparams",
     "spec_from_text",
     "spec_to_text",

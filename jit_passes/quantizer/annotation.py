@@ -17,12 +17,17 @@ class OutputAnnotation:
         spec: how.
         owner: name of the operator that computes it: quantized as a whole or not at all.
         ranks: lowest and highest number of dimensions with which the operator can be quantized.
+        slot: for fake quantization: which of its operator's slots this is, "sum"; else "".
+        again: how to quantize the result of that once more, as the slot "sum": a wide sum of
+            products that is then narrowed. For fake quantization only.
     """
 
     value: ValueView
     spec: AnySpec
     owner: str
     ranks: tuple[int, int]
+    slot: str = ""
+    again: QuantizationSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,14 @@ class EdgeAnnotation:
         uses: (node, operand) of the uses.
         spec: how.
         owner: name of the operator, for operands that belong to one alone, as weights do; else "".
+        slot: for fake quantization: which of the operator's slots this is, "weight"; else "".
     """
 
     value: ValueView
     uses: tuple[tuple[NodeView, int], ...]
     spec: QuantizationSpec
     owner: str = ""
+    slot: str = ""
 
 
 @dataclass

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
+from ..errors import JitPassesError
 from ..observers import ObserverState
 from .specification import DTYPES, QuantizationSpec
 
 # A scale below this makes 1 / scale overflow somewhere downstream; PyTorch's observers use it too.
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
+# The smallest normal float32, whose reciprocal is finite.
+SMALLEST_POWER_OF_TWO = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,15 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
                 zero_point = quant_min - round(low / scale), within [quant_min, quant_max]
     symmetric:  scale = 2 * max(-low, high) / (quant_max - quant_min)
                 zero_point = the middle of the range, 0 for signed types
+    power of two:
+                scale = 2 ** ceil(log2(max(high / quant_max, low / quant_min))), the second term
+                only where quant_min < 0; zero_point = 0
     """
     low, high = min(low, 0.0), max(high, 0.0)
     steps = spec.quant_max - spec.quant_min
+    if spec.power_of_two:
+        below = low / spec.quant_min if spec.quant_min < 0 else 0.0
+        return power_of_two_at_least(max(high / spec.quant_max, below)), 0
     if spec.symmetric:
         scale = 2 * max(-low, high) / steps
         return max(scale, SMALLEST_SCALE), (spec.quant_min + spec.quant_max + 1) // 2
@@ -58,13 +68,35 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
     return scale, min(max(zero_point, spec.quant_min), spec.quant_max)
 
 
+def power_of_two_at_least(value: float) -> float:
+    """Return the smallest power of two that is not below the value, and 2**-126 at least."""
+    if value <= SMALLEST_POWER_OF_TWO:
+        return SMALLEST_POWER_OF_TWO
+    mantissa, exponent = math.frexp(value)  # exact, as a logarithm is not
+    return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
+
+
 def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
-    """Return the parameters that a specification gives for what its observer has seen."""
+    """Return the parameters that a specification gives for what its observer has seen.
+
+    Raises:
+        JitPassesError: the specification rounds otherwise than backends do.
+    """
+    if spec.rounding != "half_even":
+        raise JitPassesError(
+            f"quantized kernels round halves to even, and the specification says {spec.rounding}: "
+            "only fake quantization does that"
+        )
     grid = (spec.quant_min, spec.quant_max, spec.dtype)
     if spec.ch_axis is None:
         low, high = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.symmetric)
         scale, zero_point = affine_qparams(low, high, spec)
         return QParams(scale, zero_point, None, *grid)
+    if not spec.symmetric:
+        pairs = [affine_qparams(low, high, spec) for low, high in state.range.T.tolist()]
+        scales = torch.tensor([scale for scale, _ in pairs], dtype=torch.float64)
+        zero_points = torch.tensor([zero for _, zero in pairs], dtype=torch.int64)
+        return QParams(scales, zero_points, spec.ch_axis, *grid)
     largest = torch.maximum(-state.range[0], state.range[1]).clamp_min(0)
     scales = (2 * largest / (spec.quant_max - spec.quant_min)).clamp_min(SMALLEST_SCALE)
     scales = scales.float().double()  # the kernels see float32

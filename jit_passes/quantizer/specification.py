@@ -20,8 +20,12 @@ DEFAULT_OBSERVER = Histogram()
 SCHEMES = (
     "per_tensor_affine",
     "per_tensor_symmetric",
+    "per_tensor_power_of_two",
+    "per_channel_affine",
     "per_channel_symmetric",
+    "per_channel_power_of_two",
 )
+ROUNDINGS = ("half_even", "half_away", "half_up", "floor", "ceil", "toward_zero")
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,17 @@ class QuantizationSpec:
         dtype: integer type that stores q: uint8, int8, int16 or int32.
         quant_min: smallest q.
         quant_max: largest q.
-        qscheme: per_tensor_affine; per_tensor_symmetric (zero_point in the middle of the range);
-            per_channel_symmetric (one scale for each index along ch_axis).
+        qscheme: per_tensor_ (one scale) or per_channel_ (one for each index along ch_axis), then
+            affine; symmetric (zero_point in the middle of the range); or power_of_two (zero_point
+            0, the smallest power of two as scale with which nothing is clipped).
         ch_axis: the channel axis, for per-channel schemes only.
         observer: what watches the value during calibration.
+        rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
+            half_even are for fake quantization: backends' kernels round halves to even.
 
     Raises:
-        ValueError: the range does not fit the dtype, or ch_axis and qscheme do not go together.
+        ValueError: the range does not fit the dtype, qscheme or rounding is unknown, or ch_axis and
+            qscheme do not go together.
     """
 
     dtype: str = "uint8"
@@ -49,6 +57,7 @@ class QuantizationSpec:
     qscheme: str = "per_tensor_affine"
     ch_axis: int | None = None
     observer: Observer = DEFAULT_OBSERVER
+    rounding: str = "half_even"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -63,11 +72,23 @@ class QuantizationSpec:
             raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {self.qscheme!r}")
         if (self.ch_axis is not None) != self.qscheme.startswith("per_channel"):
             raise ValueError(f"ch_axis = {self.ch_axis} does not go with {self.qscheme}")
+        if self.power_of_two and not self.quant_min <= 0 < self.quant_max:
+            raise ValueError(
+                f"[quant_min, quant_max] = [{self.quant_min}, {self.quant_max}] does not hold 0, "
+                f"the zero point of {self.qscheme}, and a number above it"
+            )
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding is one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
 
     @property
     def symmetric(self) -> bool:
         """Whether the zero point is fixed in the middle of the range."""
         return self.qscheme.endswith("symmetric")
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether the scale is a power of two."""
+        return self.qscheme.endswith("power_of_two")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,488 @@
+// jit_passes::fake_quantize: quantize and dequantize in one step, in float, with a gradient.
+//
+//   code = round(x / scale) + zero_point
+//   x^   = (clamp(code, quant_min, quant_max) - zero_point) * scale
+//   dx   = g where quant_min <= code <= quant_max, else 0          (straight through)
+//
+// The numbers are those of quantize followed by dequantize: in float32 the division is a
+// multiplication by 1 / scale. Half types are computed in float32 and rounded once, at the end;
+// doubles in double, with a true division, so that references are exact. A NaN stays a NaN, and its
+// gradient is 0.
+//
+// The mask of the gradient is kept as bool rather than made again from x. Forward and backward then
+// move 18 bytes for each float32 instead of 20, autograd holds 1 byte for it instead of 4, and an
+// operator that later writes into x takes nothing away from the gradient. Where no gradient is asked
+// for there is no mask.
+//
+// The value checks of the scales are made on the CPU only: elsewhere they would wait for the device.
+#include "fake_quantize.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <bit>
+
+#include "channels.h"
+#include "core/vectorize.h"
+
+namespace jit_passes {
+namespace {
+
+using at::Tensor;
+using c10::string_view;
+
+constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kLargestCode = 1 << 24; // float32 holds all integers up to here
+
+// For numbers of both precisions.
+inline float nearestEven(float v) { return __builtin_rintf(v); }
+inline double nearestEven(double v) { return __builtin_rint(v); }
+inline float floorOf(float v) { return __builtin_floorf(v); }
+inline double floorOf(double v) { return __builtin_floor(v); }
+inline float ceilOf(float v) { return __builtin_ceilf(v); }
+inline double ceilOf(double v) { return __builtin_ceil(v); }
+inline float truncOf(float v) { return __builtin_truncf(v); }
+inline double truncOf(double v) { return __builtin_trunc(v); }
+// The largest number below a half, with the sign of v: adding a half itself would round up what is
+// just below.
+inline float almostHalf(float v) { return __builtin_copysignf(0x1.fffffep-2f, v); }
+inline double almostHalf(double v) { return __builtin_copysign(0x1.fffffffffffffp-2, v); }
+
+struct HalfEven {
+  template <typename Number>
+  static Number round(Number v) {
+    return nearestEven(v);
+  }
+  static Tensor round(const Tensor& v) { return at::round(v); }
+};
+
+struct HalfAway {
+  template <typename Number>
+  static Number round(Number v) {
+    return truncOf(v + almostHalf(v));
+  }
+  static Tensor round(const Tensor& v) {
+    const double half = v.scalar_type() == at::kDouble ? 0x1.fffffffffffffp-2 : 0x1.fffffep-2;
+    return at::trunc(v + at::copysign(at::full({}, half, v.options()), v));
+  }
+};
+
+// floor(v + 0.5), where the sum is exact.
+struct HalfUp {
+  template <typename Number>
+  static Number round(Number v) {
+    const Number below = floorOf(v);
+    return v - below >= Number(0.5) ? below + 1 : below;
+  }
+  static Tensor round(const Tensor& v) {
+    const Tensor below = at::floor(v);
+    return at::where(at::ge(v - below, 0.5), below + 1, below);
+  }
+};
+
+struct Floor {
+  template <typename Number>
+  static Number round(Number v) {
+    return floorOf(v);
+  }
+  static Tensor round(const Tensor& v) { return at::floor(v); }
+};
+
+struct Ceil {
+  template <typename Number>
+  static Number round(Number v) {
+    return ceilOf(v);
+  }
+  static Tensor round(const Tensor& v) { return at::ceil(v); }
+};
+
+struct TowardZero {
+  template <typename Number>
+  static Number round(Number v) {
+    return truncOf(v);
+  }
+  static Tensor round(const Tensor& v) { return at::trunc(v); }
+};
+
+template <typename Body>
+auto dispatchRounding(string_view name, Body body) {
+  if (name == "half_even") {
+    return body(HalfEven{});
+  }
+  if (name == "half_away") {
+    return body(HalfAway{});
+  }
+  if (name == "half_up") {
+    return body(HalfUp{});
+  }
+  if (name == "floor") {
+    return body(Floor{});
+  }
+  if (name == "ceil") {
+    return body(Ceil{});
+  }
+  TORCH_CHECK(
+      name == "toward_zero", "rounding is half_even, half_away, half_up, floor, ceil or toward_zero, not '",
+      name, "'");
+  return body(TowardZero{});
+}
+
+// Rounding looks at the number of steps twice, which keeps compilers from fusing the product with a sum:
+// a fused one is not rounded, and ties would go one way or the other by the vector unit.
+template <typename Number>
+inline Number inSteps(Number x, Number scale, Number inverse_scale) {
+  if constexpr (std::is_same_v<Number, float>) {
+    return x * inverse_scale;
+  } else {
+    return x / scale;
+  }
+}
+
+template <typename Number, typename Rounding>
+JIT_PASSES_VECTORIZED void fakeQuantizeRow(
+    const Number* x, Number* result, int64_t count, Number scale, Number zero_point, Number low,
+    Number high) {
+  const Number inverse_scale = 1 / scale;
+  for (int64_t i = 0; i < count; ++i) {
+    const Number code = Rounding::round(inSteps(x[i], scale, inverse_scale)) + zero_point;
+    const Number above = code < low ? low : code;
+    result[i] = ((above > high ? high : above) - zero_point) * scale;
+  }
+}
+
+template <typename Number, typename Rounding>
+JIT_PASSES_VECTORIZED void fakeQuantizeMaskRow(
+    const Number* x, Number* result, bool* inside, int64_t count, Number scale, Number zero_point, Number low,
+    Number high) {
+  const Number inverse_scale = 1 / scale;
+  for (int64_t i = 0; i < count; ++i) {
+    const Number code = Rounding::round(inSteps(x[i], scale, inverse_scale)) + zero_point;
+    const Number above = code < low ? low : code;
+    result[i] = ((above > high ? high : above) - zero_point) * scale;
+    inside[i] = (code >= low) & (code <= high);
+  }
+}
+
+// Channels side by side: each element has a grid of its own.
+template <typename Number, typename Rounding>
+JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
+    const Number* x, Number* result, bool* inside, int64_t count, const Number* scales,
+    const Number* inverse_scales, const Number* zero_points, Number low, Number high) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Number code = Rounding::round(inSteps(x[i], scales[i], inverse_scales[i])) + zero_points[i];
+    const Number above = code < low ? low : code;
+    result[i] = ((above > high ? high : above) - zero_points[i]) * scales[i];
+    if (inside) {
+      inside[i] = (code >= low) & (code <= high);
+    }
+  }
+}
+
+JIT_PASSES_VECTORIZED void maskRow(const float* gradient, const bool* inside, float* result, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto all_or_none = -static_cast<uint32_t>(inside[i]); // a choice would become a branch
+    result[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(gradient[i]) & all_or_none);
+  }
+}
+
+at::ScalarType computedIn(const Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+void checkArguments(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> axis) {
+  TORCH_CHECK(
+      x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type(),
+      ": call x.float() first");
+  TORCH_CHECK(
+      quant_min < quant_max && quant_min >= -kLargestCode && quant_max <= kLargestCode, "the range [",
+      quant_min, ", ", quant_max, "] is empty, or beyond the integers that float32 holds");
+  const int64_t expected = axis ? x.size(*axis) : 1;
+  TORCH_CHECK(
+      scale.numel() == expected && zero_point.numel() == expected, expected, " scale and zero_point for ",
+      axis ? "the channels of ch_axis" : "the tensor (ch_axis is None)", " expected, got ", scale.numel(),
+      " and ", zero_point.numel());
+}
+
+template <typename Number>
+struct Grid {
+  Grid(const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max)
+      : scales(read(scale)), zero_points(read(zero_point)), low(quant_min), high(quant_max) {
+    for (const Number step : scales) {
+      TORCH_CHECK(
+          step > 0 && std::isfinite(step), "scale must be finite and above 0, got ", step,
+          ": derive it from a range that is finite and not empty");
+      inverse_scales.push_back(1 / step);
+    }
+  }
+
+  static std::vector<Number> read(const Tensor& numbers) {
+    const auto values = numbers.detach().to(c10::CppTypeToScalarType<Number>::value).contiguous();
+    const Number* data = values.template const_data_ptr<Number>();
+    return {data, data + values.numel()};
+  }
+
+  std::vector<Number> scales, inverse_scales, zero_points;
+  Number low, high;
+};
+
+template <typename Number, typename Rounding>
+void run(
+    const Tensor& x, Tensor& result, bool* inside, const Grid<Number>& grid, std::optional<int64_t> axis) {
+  const auto layout = channelLayout(x, axis);
+  const Number* from = x.const_data_ptr<Number>();
+  Number* to = result.mutable_data_ptr<Number>();
+  const auto row = [&](int64_t begin, int64_t count, int64_t channel) {
+    const Number scale = grid.scales[channel], zero_point = grid.zero_points[channel];
+    if (inside) {
+      fakeQuantizeMaskRow<Number, Rounding>(
+          from + begin, to + begin, inside + begin, count, scale, zero_point, grid.low, grid.high);
+    } else {
+      fakeQuantizeRow<Number, Rounding>(
+          from + begin, to + begin, count, scale, zero_point, grid.low, grid.high);
+    }
+  };
+  const auto rows = [&](int64_t count, int64_t length, auto body) {
+    at::parallel_for(
+        0, count, std::max<int64_t>(1, kGrain / std::max<int64_t>(length, 1)),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            body(i);
+          }
+        });
+  };
+  if (layout.channels == 1) {
+    at::parallel_for(
+        0, layout.inner, kGrain, [&](int64_t begin, int64_t end) { row(begin, end - begin, 0); });
+  } else if (layout.inner == 1) {
+    rows(layout.outer, layout.channels, [&](int64_t i) {
+      const int64_t begin = i * layout.channels;
+      fakeQuantizeAcross<Number, Rounding>(
+          from + begin, to + begin, inside ? inside + begin : nullptr, layout.channels, grid.scales.data(),
+          grid.inverse_scales.data(), grid.zero_points.data(), grid.low, grid.high);
+    });
+  } else {
+    rows(layout.outer * layout.channels, layout.inner, [&](int64_t i) {
+      row(i * layout.inner, layout.inner, i % layout.channels);
+    });
+  }
+}
+
+// The result, and the mask where it is wanted.
+std::pair<Tensor, Tensor> onCpu(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding, bool masked) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
+  const auto values = denseOf(x).to(computedIn(x));
+  const auto like = values.options();
+  auto result = at::empty_strided(values.sizes(), values.strides(), like);
+  Tensor mask;
+  if (masked) {
+    mask = at::empty_strided(values.sizes(), values.strides(), like.dtype(at::kBool));
+  }
+  bool* inside = masked ? mask.mutable_data_ptr<bool>() : nullptr;
+  dispatchRounding(rounding, [&](auto kind) {
+    using Rounding = decltype(kind);
+    if (values.scalar_type() == at::kDouble) {
+      run<double, Rounding>(values, result, inside, {scale, zero_point, quant_min, quant_max}, axis);
+    } else {
+      run<float, Rounding>(values, result, inside, {scale, zero_point, quant_min, quant_max}, axis);
+    }
+  });
+  return {result.to(x.scalar_type()), mask};
+}
+
+std::pair<Tensor, Tensor> byOperators(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
+  std::vector<int64_t> shape(axis ? x.dim() : 0, 1);
+  if (axis) {
+    shape[*axis] = x.size(*axis);
+  }
+  const auto dtype = computedIn(x);
+  const auto step = scale.to(dtype).reshape(shape), zero = zero_point.to(dtype).reshape(shape);
+  const auto values = x.to(dtype);
+  const auto in_steps = dtype == at::kDouble ? at::div(values, step) : at::mul(values, at::reciprocal(step));
+  const auto code =
+      dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(in_steps); }) + zero;
+  const auto result = (at::clamp(code, quant_min, quant_max) - zero) * step;
+  return {result.to(x.scalar_type()), at::logical_and(at::ge(code, quant_min), at::le(code, quant_max))};
+}
+
+Tensor fakeQuantizeCpu(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  return onCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, false).first;
+}
+
+std::tuple<Tensor, Tensor> fakeQuantizeWithMaskCpu(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  return onCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, true);
+}
+
+Tensor fakeQuantizeByOperators(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  return byOperators(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding).first;
+}
+
+std::tuple<Tensor, Tensor> fakeQuantizeWithMaskByOperators(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  return byOperators(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+}
+
+// Sizes may be symbols here, which cannot be compared.
+Tensor fakeQuantizeMeta(
+    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
+  return at::empty_like(x);
+}
+
+std::tuple<Tensor, Tensor> fakeQuantizeWithMaskMeta(
+    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
+  return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
+}
+
+Tensor maskGradientByOperators(const Tensor& gradient, const Tensor& inside) {
+  return at::where(inside, gradient, 0);
+}
+
+Tensor maskGradientCpu(const Tensor& gradient, const Tensor& inside) {
+  const bool side_by_side = gradient.scalar_type() == at::kFloat && gradient.strides() == inside.strides() &&
+                            gradient.sizes() == inside.sizes() && gradient.is_non_overlapping_and_dense();
+  if (!side_by_side) {
+    return maskGradientByOperators(gradient, inside);
+  }
+  auto result = at::empty_strided(gradient.sizes(), gradient.strides(), gradient.options());
+  const float* from = gradient.const_data_ptr<float>();
+  const bool* mask = inside.const_data_ptr<bool>();
+  float* to = result.mutable_data_ptr<float>();
+  at::parallel_for(0, result.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    maskRow(from + begin, mask + begin, to + begin, end - begin);
+  });
+  return result;
+}
+
+// The operator of that name and signature, for calls that go through the dispatcher.
+template <typename Signature>
+auto findOperator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+Tensor callMaskGradient(const Tensor& gradient, const Tensor& inside) {
+  static const auto op = findOperator<Tensor(const Tensor&, const Tensor&)>("jit_passes::mask_gradient");
+  return op.call(gradient, inside);
+}
+
+class MaskGradient : public torch::autograd::Function<MaskGradient> {
+ public:
+  static Tensor forward(
+      torch::autograd::AutogradContext* context, const Tensor& gradient, const Tensor& inside) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({inside});
+    return callMaskGradient(gradient, inside);
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+    return {callMaskGradient(gradients[0], context->get_saved_variables()[0]), Tensor()};
+  }
+};
+
+class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
+ public:
+  static Tensor forward(
+      torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale,
+      const Tensor& zero_point, int64_t quant_min, int64_t quant_max, std::optional<int64_t> ch_axis,
+      string_view rounding) {
+    static const auto op = findOperator<std::tuple<Tensor, Tensor>(
+        const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view)>(
+        "jit_passes::fake_quantize_with_mask");
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [result, inside] = op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+    context->save_for_backward({inside});
+    return result;
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+    torch::autograd::variable_list result(7);
+    result[0] = callMaskGradient(gradients[0], context->get_saved_variables()[0]);
+    return result;
+  }
+};
+
+Tensor fakeQuantizeAutograd(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  if (at::GradMode::is_enabled() && x.requires_grad()) {
+    return FakeQuantize::apply(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return callFakeQuantize(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+}
+
+Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
+  if (at::GradMode::is_enabled() && gradient.requires_grad()) {
+    return MaskGradient::apply(gradient, inside);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return callMaskGradient(gradient, inside);
+}
+
+const RegisterOp fake_quantize_op{
+    "fake_quantize", "Quantize and dequantize in one step, with a straight-through gradient."};
+const RegisterOp fake_quantize_with_mask_op{
+    "fake_quantize_with_mask", "The same without a gradient, and where its gradient is not 0."};
+const RegisterOp mask_gradient_op{"mask_gradient", "The gradient where the mask is set, 0 elsewhere."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def(
+      "fake_quantize(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
+      "int? ch_axis=None, str rounding=\"half_even\") -> Tensor");
+  m.def(
+      "fake_quantize_with_mask(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
+      "int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)");
+  m.def("mask_gradient(Tensor gradient, Tensor inside) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
+  m.impl("fake_quantize", fakeQuantizeCpu);
+  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskCpu);
+  m.impl("mask_gradient", maskGradientCpu);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
+  m.impl("fake_quantize", fakeQuantizeByOperators);
+  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskByOperators);
+  m.impl("mask_gradient", maskGradientByOperators);
+}
+
+// Which the key above leaves out for operators that are not PyTorch's.
+TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
+  m.impl("fake_quantize", fakeQuantizeMeta);
+  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskMeta);
+  m.impl("mask_gradient", maskGradientByOperators);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
+  m.impl("fake_quantize", fakeQuantizeAutograd);
+  m.impl("mask_gradient", maskGradientAutograd);
+}
+
+} // namespace
+
+Tensor callFakeQuantize(
+    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view rounding) {
+  static const auto op = findOperator<Tensor(
+      const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view)>(
+      "jit_passes::fake_quantize");
+  return op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+}
+
+} // namespace jit_passes

@@ -1,0 +1,276 @@
+// jit_passes::fake_quantize_moving_average: fake_quantize with a scale that follows the data.
+//
+//   range        = [min x, max x] at first, then (1 - c) * range + c * [min x, max x], if observe
+//   [low, high]  = range, widened to contain 0
+//   affine:        scale = (high - low) / (quant_max - quant_min)
+//                  zero_point = quant_min - round(low / scale), within [quant_min, quant_max]
+//   symmetric:     scale = 2 max(-low, high) / (quant_max - quant_min)
+//                  zero_point = the middle of [quant_min, quant_max], rounded up
+//   power_of_two:  scale = 2^ceil(log2(max(high / quant_max, low / quant_min))), zero_point = 0
+//                  (the second term only where quant_min < 0)
+//
+// The first two are those of quantizer/qparams.py, floor of 2^-23 (float32's epsilon) included. The
+// power of two is the smallest with which nothing is clipped; its floor is 2^-126, the smallest
+// normal float32, whose reciprocal is finite: an all-zero range gives it.
+//
+// (1 - c) * range + c * x rather than range + c * (x - range): with c = 1 it is x to the bit.
+//
+// On the CPU a NaN, an infinity and a range that has seen nothing are errors. Other devices would have
+// to be waited for to know: there, the result of all three is NaN.
+#include "channels.h"
+#include "fake_quantize.h"
+#include "observation.h"
+
+namespace jit_passes {
+namespace {
+
+using at::Tensor;
+using c10::string_view;
+
+constexpr double kSmallestScale = 0x1p-23, kSmallestPower = 0x1p-126;
+
+enum class Scheme { Affine, Symmetric, PowerOfTwo };
+
+Scheme readScheme(string_view qscheme, std::optional<int64_t> axis) {
+  static const std::unordered_map<std::string, std::pair<Scheme, bool>> schemes{
+      {"per_tensor_affine", {Scheme::Affine, false}},
+      {"per_tensor_symmetric", {Scheme::Symmetric, false}},
+      {"per_tensor_power_of_two", {Scheme::PowerOfTwo, false}},
+      {"per_channel_affine", {Scheme::Affine, true}},
+      {"per_channel_symmetric", {Scheme::Symmetric, true}},
+      {"per_channel_power_of_two", {Scheme::PowerOfTwo, true}}};
+  const auto found = schemes.find(std::string(qscheme));
+  TORCH_CHECK(
+      found != schemes.end(),
+      "qscheme is per_tensor_ or per_channel_ with affine, symmetric or power_of_two, not '", qscheme, "'");
+  const auto [scheme, per_channel] = found->second;
+  TORCH_CHECK(
+      axis.has_value() == per_channel, "ch_axis = ", axis ? std::to_string(*axis) : "None",
+      " does not go with ", qscheme);
+  return scheme;
+}
+
+struct Target {
+  Scheme scheme;
+  int64_t quant_min;
+  int64_t quant_max;
+};
+
+double powerAtLeast(double value) {
+  if (value <= kSmallestPower) {
+    return kSmallestPower;
+  }
+  int exponent = 0;
+  const double mantissa = std::frexp(value, &exponent); // in [0.5, 1): exact, as a logarithm is not
+  return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
+}
+
+// In double: numerators of 24 bits over denominators of at most 24 do not round across a power of two.
+std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Target& target) {
+  const auto [scheme, quant_min, quant_max] = target;
+  low = std::min(low, 0.0);
+  high = std::max(high, 0.0);
+  const auto steps = static_cast<double>(quant_max - quant_min);
+  switch (scheme) {
+    case Scheme::PowerOfTwo: {
+      const double above = quant_max > 0 ? high / quant_max : 0.0;
+      const double below = quant_min < 0 ? low / quant_min : 0.0;
+      return {static_cast<float>(powerAtLeast(std::max(above, below))), 0};
+    }
+    case Scheme::Symmetric:
+      return {
+          static_cast<float>(std::max(2 * std::max(-low, high) / steps, kSmallestScale)),
+          (quant_min + quant_max + 1) >> 1};
+    default: break;
+  }
+  const auto scale = static_cast<float>(std::max((high - low) / steps, kSmallestScale));
+  const auto zero_point = quant_min - static_cast<int64_t>(std::nearbyint(low / scale));
+  return {scale, std::min(std::max(zero_point, quant_min), quant_max)};
+}
+
+void checkArguments(
+    const Tensor& x, const Tensor& range, double averaging_constant, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> axis, string_view name) {
+  TORCH_CHECK(
+      x.is_floating_point(), "only floating-point tensors are quantized, and '", name, "' is ",
+      x.scalar_type());
+  TORCH_CHECK(
+      quant_min < quant_max && quant_min <= 0 && quant_max > 0, "the range [", quant_min, ", ", quant_max,
+      "] of '", name, "' is empty or does not hold 0 and a number above it");
+  TORCH_CHECK(
+      averaging_constant > 0 && averaging_constant <= 1, "averaging_constant is in (0, 1], not ",
+      averaging_constant);
+  const bool fits = axis ? range.dim() == 2 && range.size(0) == 2 && range.size(1) == x.size(*axis)
+                         : range.dim() == 1 && range.size(0) == 2;
+  TORCH_CHECK(
+      fits && range.is_floating_point(), "the value '", name, "' has shape ", x.sizes(),
+      " and a range of shape ", range.sizes(),
+      ": it must be float with shape [2], or [2, channels] with a ch_axis");
+}
+
+// The smallest and largest value of each channel, without a copy where channels are not interleaved.
+std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, string_view name) {
+  const auto values = valuesOf(x);
+  const auto layout = channelLayout(values, axis);
+  if (layout.channels == 1) {
+    return {minMaxOf(values, name)};
+  }
+  if (layout.inner == 1 && layout.outer > 1) {
+    return minMaxOfRows(values.transpose(0, *axis).reshape({layout.channels, -1}).contiguous(), name);
+  }
+  std::vector<Extremes> seen(layout.channels);
+  const float* data = values.const_data_ptr<float>();
+  at::parallel_for(0, layout.channels, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = begin; channel < end; ++channel) {
+      for (int64_t i = 0; i < layout.outer; ++i) {
+        seen[channel].add(data + (i * layout.channels + channel) * layout.inner, layout.inner);
+      }
+    }
+  });
+  std::vector<MinMax> result;
+  for (const auto& channel : seen) {
+    checkFinite(channel, name);
+    result.push_back({channel.min, channel.max});
+  }
+  return result;
+}
+
+std::tuple<Tensor, Tensor> qparamsCpu(
+    const Tensor& x, const Tensor& range, bool observe, double averaging_constant, int64_t quant_min,
+    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view name) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
+  const Target target{readScheme(qscheme, axis), quant_min, quant_max};
+  const int64_t channels = axis ? x.size(*axis) : 1;
+  auto scale = at::ones({channels}, at::kFloat), zero_point = at::zeros({channels}, at::kLong);
+  if (x.numel() == 0) {
+    return {scale, zero_point}; // for nothing
+  }
+  const auto state = range.to(at::kFloat).contiguous(); // the buffer itself, unless its model was cast
+  float *low = state.mutable_data_ptr<float>(), *high = low + channels;
+  if (observe) {
+    const auto keep = static_cast<float>(1 - averaging_constant),
+               take = static_cast<float>(averaging_constant);
+    const auto seen = measure(x, axis, name);
+    for (int64_t i = 0; i < channels; ++i) {
+      const bool first = low[i] > high[i];
+      low[i] = first ? seen[i].min : keep * low[i] + take * seen[i].min;
+      high[i] = first ? seen[i].max : keep * high[i] + take * seen[i].max;
+    }
+    if (!state.is_same(range)) {
+      range.copy_(state);
+    }
+  }
+  for (int64_t i = 0; i < channels; ++i) {
+    TORCH_CHECK_VALUE(
+        low[i] <= high[i], "no range of the value '", name, "' is known: run a batch in training mode first");
+    const auto [step, zero] = scaleAndZeroPoint(low[i], high[i], target);
+    scale.mutable_data_ptr<float>()[i] = step;
+    zero_point.mutable_data_ptr<int64_t>()[i] = zero;
+  }
+  return {scale, zero_point};
+}
+
+Tensor powerAtLeast(const Tensor& value) {
+  const auto [mantissa, exponent] = at::frexp(at::clamp_min(value, kSmallestPower));
+  return at::pow(2.0, (exponent - at::eq(mantissa, 0.5).to(exponent.scalar_type())).to(at::kDouble));
+}
+
+std::tuple<Tensor, Tensor> qparamsByOperators(
+    const Tensor& x, const Tensor& range, bool observe, double averaging_constant, int64_t quant_min,
+    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view name) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
+  const auto scheme = readScheme(qscheme, axis);
+  if (observe && x.numel() > 0) {
+    std::vector<int64_t> others;
+    for (int64_t i = 0; i < x.dim(); ++i) {
+      if (i != axis) {
+        others.push_back(i);
+      }
+    }
+    // Without dimensions to reduce, amin would take all.
+    const auto values = x.detach().to(at::kFloat);
+    const auto seen = axis && others.empty()
+                          ? at::stack({values, values})
+                          : at::stack({at::amin(values, others), at::amax(values, others)});
+    const auto first = at::gt(range[0], range[1]);
+    range.copy_(at::where(first, seen, (1 - averaging_constant) * range + averaging_constant * seen));
+  }
+  const auto state = range.to(at::kDouble);
+  const auto reached = at::logical_and(at::le(state[0], state[1]), at::isfinite(state[1] - state[0]));
+  const auto low = at::clamp_max(state[0], 0), high = at::clamp_min(state[1], 0);
+  const auto steps = static_cast<double>(quant_max - quant_min);
+  Tensor scale, zero_point;
+  if (scheme == Scheme::PowerOfTwo) {
+    const auto above = high / quant_max;
+    scale = powerAtLeast(quant_min < 0 ? at::maximum(above, low / quant_min) : above);
+    zero_point = at::zeros_like(scale);
+  } else if (scheme == Scheme::Symmetric) {
+    scale = at::clamp_min(2 * at::maximum(-low, high) / steps, kSmallestScale);
+    zero_point = at::full_like(scale, static_cast<double>((quant_min + quant_max + 1) >> 1));
+  } else {
+    scale = at::clamp_min((high - low) / steps, kSmallestScale).to(at::kFloat).to(at::kDouble);
+    zero_point = at::clamp(quant_min - at::round(low / scale), quant_min, quant_max);
+  }
+  const auto unknown = at::full({}, std::numeric_limits<double>::quiet_NaN(), scale.options());
+  scale = at::where(reached, scale, unknown).to(at::kFloat);
+  return {scale.reshape({-1}), at::nan_to_num(zero_point).to(at::kLong).reshape({-1})};
+}
+
+// Sizes may be symbols here, which cannot be compared.
+std::tuple<Tensor, Tensor> qparamsMeta(
+    const Tensor& x, const Tensor& range, bool, double, int64_t, int64_t, string_view,
+    std::optional<int64_t> ch_axis, string_view) {
+  const auto axis = wrapAxis(ch_axis, x);
+  const auto channels = axis ? x.sym_size(*axis) : c10::SymInt(1);
+  const auto like = range.options();
+  return {
+      at::empty_symint({channels}, like.dtype(at::kFloat)),
+      at::empty_symint({channels}, like.dtype(at::kLong))};
+}
+
+// Two operators with kernels of their own: the first writes to the range and has no gradient, the
+// second has one and writes to nothing.
+Tensor fakeQuantizeMovingAverage(
+    const Tensor& x, const Tensor& range, bool observe, double averaging_constant, int64_t quant_min,
+    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view rounding,
+    string_view name) {
+  static const auto qparams = c10::Dispatcher::singleton()
+                                  .findSchemaOrThrow("jit_passes::moving_average_qparams", "")
+                                  .typed<std::tuple<Tensor, Tensor>(
+                                      const Tensor&, const Tensor&, bool, double, int64_t, int64_t,
+                                      string_view, std::optional<int64_t>, string_view)>();
+  const auto [scale, zero_point] = qparams.call(
+      x.detach(), range, observe, averaging_constant, quant_min, quant_max, qscheme, ch_axis, name);
+  return callFakeQuantize(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+}
+
+const RegisterOp qparams_op{
+    "moving_average_qparams", "Scale and zero point from a moving average of each batch's range."};
+const RegisterOp fake_quantize_op{
+    "fake_quantize_moving_average", "Fake-quantize with the moving average of each batch's range."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def(
+      "moving_average_qparams(Tensor x, Tensor(a!) range, bool observe, float averaging_constant, "
+      "int quant_min, int quant_max, str qscheme, int? ch_axis, str name) -> (Tensor, Tensor)");
+  m.def(
+      "fake_quantize_moving_average(Tensor x, Tensor(a!) range, bool observe, float averaging_constant, "
+      "int quant_min, int quant_max, str qscheme, int? ch_axis, str rounding, str name) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("moving_average_qparams", qparamsCpu); }
+
+TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("moving_average_qparams", qparamsMeta); }
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
+  m.impl("moving_average_qparams", qparamsByOperators);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
+  m.impl("fake_quantize_moving_average", fakeQuantizeMovingAverage);
+}
+
+} // namespace
+} // namespace jit_passes

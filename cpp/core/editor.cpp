@@ -112,16 +112,9 @@ Editor::Inserted Editor::insert(
   Node* made = insertNode(place, symbol, operands, node(like));
   const auto* schema = made->maybeSchema();
   if (schema == nullptr) {
-    std::ostringstream types, known;
-    for (const Value* operand : operands) {
-      types << (types.tellp() > 0 ? ", " : "") << operand->type()->annotation_str();
-    }
-    for (const auto& candidate : torch::jit::getAllOperatorsFor(symbol)) {
-      known << "\n  " << candidate->schema();
-    }
+    const auto mismatch = operatorMismatch(made);
     made->destroy();
-    TORCH_CHECK(known.tellp() > 0, "there is no operator ", kind, ": is the library that defines it loaded?");
-    TORCH_CHECK(false, kind, " does not take (", types.str(), "); it is", known.str());
+    TORCH_CHECK(false, mismatch);
   }
   while (made->outputs().size() > schema->returns().size()) {
     made->eraseOutput(made->outputs().size() - 1);

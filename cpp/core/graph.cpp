@@ -105,6 +105,24 @@ std::pair<std::string, std::string> moduleOf(const Node* node) {
   return {path, type};
 }
 
+std::string operatorMismatch(const Node* node) {
+  const std::string name = node->kind().toQualString();
+  const auto& known = torch::jit::getAllOperatorsFor(node->kind());
+  if (known.empty()) {
+    return "there is no operator " + name + ": is the library that defines it loaded?";
+  }
+  std::ostringstream text;
+  text << name << " does not take (";
+  for (const Value* input : node->inputs()) {
+    text << (input == node->inputs()[0] ? "" : ", ") << input->type()->annotation_str();
+  }
+  text << "); it is";
+  for (const auto& candidate : known) {
+    text << (known.size() > 1 ? "\n  " : " ") << candidate->schema();
+  }
+  return text.str();
+}
+
 std::string describe(const Node* node) {
   const auto path = moduleOf(node).first;
   const auto line = sourceLine(node);

@@ -24,6 +24,8 @@ std::string describe(const Node* node);
 // "model.py:12", the line of the model that the node comes from, not of PyTorch's modules that it calls;
 // "" where the graph does not know.
 std::string sourceLine(const Node* node);
+// "aten::relu does not take (Tensor, int); it is aten::relu(Tensor self) -> Tensor".
+std::string operatorMismatch(const Node* node);
 // The path of the module that the node was written in, "layer1.0.conv1", and that module's type.
 std::pair<std::string, std::string> moduleOf(const Node* node);
 // Stable names, "layer1.0.conv1:conv2d", for all nodes but constants and quantization: a function of

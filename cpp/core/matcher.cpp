@@ -82,7 +82,7 @@ class Matcher {
              fail([&] { return place() + " is not the %" + wanted->debugNameBase() + " matched before"; });
     }
     if (wanted->node()->kind() == c10::prim::Param) {
-      if (pattern_.isTyped(wanted) && !value->type()->isSubtypeOf(*wanted->type())) {
+      if (pattern_.isTyped(wanted) && !fitsType(wanted, value)) {
         return fail([&] {
           return place() + " is of type " + value->type()->annotation_str() + ", not " +
                  wanted->type()->annotation_str();
@@ -106,6 +106,13 @@ class Matcher {
       return fail([&] { return place() + " is another result of " + describe(value->node()); });
     }
     return matchNode(wanted->node(), value->node());
+  }
+
+  // A whole number counts as a float, as it does in PyTorch's operators.
+  static bool fitsType(const Value* wanted, const Value* value) {
+    return value->type()->isSubtypeOf(*wanted->type()) ||
+        (isConstant(value) && wanted->type()->kind() == c10::TypeKind::FloatType &&
+         value->type()->kind() == c10::TypeKind::IntType);
   }
 
   // Nodes that no operand leads to: users of what has been matched, tried in program order.

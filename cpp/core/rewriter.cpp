@@ -223,7 +223,7 @@ class Replacer {
       if (found != named_.end() && isRest(input)) {
         rests_[input] = match_.rests.at(found->second);
       } else if (found != named_.end()) {
-        values_[input] = match_.values.at(found->second);
+        values_[input] = asTyped(input, match_.values.at(found->second));
       } else {
         const auto value = computed.find(name);
         TORCH_CHECK(
@@ -232,6 +232,18 @@ class Replacer {
         values_[input] = insert(name, value->second);
       }
     }
+  }
+
+  // Where a whole number was matched as a float, the replacement gets a float.
+  Value* asTyped(const Value* input, Value* value) {
+    const auto number = constantNumber(value);
+    if (!number || input->type()->kind() != c10::TypeKind::FloatType ||
+        value->type()->kind() != c10::TypeKind::IntType) {
+      return value;
+    }
+    Value* converted = insertConstant(point_, *number);
+    made_.push_back(converted->node());
+    return converted;
   }
 
   Value* insert(const std::string& name, const Computed& computed) {

@@ -13,9 +13,11 @@ from .graph import GraphEditor, GraphView, NodeView, ValueView
 from .lower import lower
 from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
+from .plugins import Plugin, load_plugins
 from .quantize import quantize_script
 from .report import Coverage, coverage
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
+from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 
 __version__ = "0.1.0"
 
@@ -29,7 +31,10 @@ __all__ = [
     "NodeView",
     "PassError",
     "Pipeline",
+    "Plugin",
     "RewriteRule",
+    "ScheduledPass",
+    "Stage",
     "ValueView",
     "calibrate",
     "convert",
@@ -38,6 +43,7 @@ __all__ = [
     "format_graph",
     "include_paths",
     "library_path",
+    "load_plugins",
     "lower",
     "observers",
     "passes",
@@ -49,6 +55,9 @@ __all__ = [
     "replace_pattern",
     "rewrite",
     "run_pass",
+    "schedule",
+    "scheduled",
+    "scheduled_passes",
     "targets",
 ]
 

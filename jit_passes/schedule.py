@@ -410,7 +410,7 @@ def _around_make_module(original: Callable[..., Any]) -> Callable[..., Any]:
     # Only trace_module calls it. If nothing else of ours is on the way, that was called by a name
     # which had been imported before it was replaced.
     @functools.wraps(original)
-    def make_module(*arguments: Any) -> Any:
+    def make_module(*arguments: Any, **options: Any) -> Any:
         if not _compiling.get() and not is_own_work() and _active(Stage.BEFORE_AUTOGRAD):
             warnings.warn(
                 "scheduled passes do not reach this call of trace_module, which was imported from "
@@ -418,9 +418,19 @@ def _around_make_module(original: Callable[..., Any]) -> Callable[..., Any]:
                 JitPassesWarning,
                 stacklevel=3,
             )
-        return original(*arguments)
+        return original(*arguments, **options)
 
     return make_module
+
+
+def _around_check(original: Callable[..., Any]) -> Callable[..., Any]:
+    # PyTorch traces again and compares: with the plain trace, so no pass must run on either.
+    @functools.wraps(original)
+    def check_trace(*arguments: Any, **options: Any) -> Any:
+        with _compilation():
+            return original(*arguments, **options)
+
+    return check_trace
 
 
 _PLACES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
@@ -429,6 +439,7 @@ _PLACES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (torch.jit._trace, "_trace_impl", _around_trace),
     (torch.jit._trace, "trace_module", _around_trace),
     (torch.jit._trace, "make_module", _around_make_module),
+    (torch.jit._trace, "_check_trace", _around_check),
     (torch.jit, "trace_module", _around_trace),
 )
 _patched: list[tuple[Any, str, Any, Any]] = []
@@ -473,7 +484,8 @@ def _process(compiled: Any) -> Any:
 
 
 def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]) -> None:
-    methods = module._c._method_names()
+    # Those like __len__ are for Python, and compute no tensors.
+    methods = [name for name in module._c._method_names() if not name.startswith("__")]
     if not methods:
         return
     cpp_module = own(module, methods[0]).module

@@ -196,12 +196,15 @@ def schedule(
 
     After autograd and after fusion, it runs when PyTorch's executor prepares a graph: by default
     at the second call, since the first one profiles, and one call later still for parts that are
-    differentiated. The executor then keeps what it has prepared: a pass that is scheduled later
-    does not reach a graph that is ready, nor does removing a pass change it back. A pass that
-    fails raises its error out of the call, and the executor's graph is as it was. In a part that
-    is differentiated the interpreter turns the `PassError` into a RuntimeError with the same
-    text. A pass must not call the function that is being prepared. With
-    `torch._C._jit_set_profiling_mode(False)` PyTorch calls no passes at all.
+    differentiated. The executor then keeps what it has prepared, and so do all that share the
+    compiled code: the same function scripted again, other modules of the same type. A pass that
+    is scheduled later does not reach a graph that is ready, nor does removing a pass change it
+    back; `compiled._debug_flush_compilation_cache()` makes PyTorch begin anew.
+
+    A pass that fails raises its error out of the call, and the executor's graph is as it was. In
+    a part that is differentiated the interpreter turns the `PassError` into a RuntimeError with
+    the same text. A pass must not call the function that is being prepared: PyTorch holds its
+    lock. With `torch._C._jit_set_profiling_mode(False)` PyTorch calls no passes at all.
 
     Args:
         pass_: the name of a registered pass, a `Pipeline`, a `RewriteRule`, or a function as for

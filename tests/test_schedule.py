@@ -326,6 +326,9 @@ def test_executor_keeps_its_plan(stage: Stage) -> None:
             late(X)
     assert torch.equal(late(X), F.gelu(X))
     assert torch.equal(early(X), torch.relu(X))
+    late._debug_flush_compilation_cache()  # type: ignore[attr-defined]
+    for _ in range(3):
+        assert torch.equal(late(X), torch.relu(X))
 
 
 def test_number_of_profiled_runs() -> None:

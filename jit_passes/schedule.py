@@ -48,8 +48,8 @@ class Stage(Enum):
     """When a pass runs, and which graph it sees.
 
     BEFORE_AUTOGRAD: once, when something is compiled. The graph is the inlined one of a method,
-        with the module that it belongs to, or of a function. What the pass changes, autograd
-        differentiates.
+        with the module that it belongs to, or of a function; what `torch.jit.fork` runs is not in
+        it. What the pass changes, autograd differentiates.
     AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
         A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
         differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
@@ -192,7 +192,9 @@ def schedule(
     have become part of the methods, and the submodules hold attributes only. PyTorch keeps
     compiled functions and returns them again: they stay as they are, and the result is a new
     function with the same name, arguments and defaults. What no pass changes comes back just as
-    PyTorch made it. What was compiled already, and what `torch.jit.load` reads, is left alone.
+    PyTorch made it. So does, with a warning, what cannot be one graph: a module with hooks of its
+    own or with interfaces. What was compiled already, and what `torch.jit.load` reads, is left
+    alone.
 
     After autograd and after fusion, it runs when PyTorch's executor prepares a graph: by default
     at the second call, since the first one profiles, and one call later still for parts that are
@@ -491,7 +493,13 @@ def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]
     methods = [name for name in module._c._method_names() if not name.startswith("__")]
     if not methods:
         return
-    cpp_module = own(module, methods[0]).module
+    try:
+        cpp_module = own(module, methods[0]).module
+        for method in methods[1:]:
+            RESOLVE.run_on(ModuleSubject(cpp_module, method))
+    except JitPassesError as error:
+        _warn(f"the module {module.original_name}", error, handles)
+        return
     changed = False
     for method in methods:
         if not cpp_module._has_method(method):
@@ -503,7 +511,6 @@ def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]
                 (),
             )
         subject = ModuleSubject(cpp_module, method)
-        RESOLVE.run_on(subject)
         for handle in handles:
             changed |= handle._apply(subject)
         cpp_module = subject.module
@@ -512,10 +519,13 @@ def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]
 
 
 def _process_function(function: Any, handles: list[ScheduledPass]) -> Any:
-    graph = function.graph.copy()
-    _C.inline_graph(graph)
-    subject = GraphSubject(graph)
-    RESOLVE.run_on(subject)
+    subject = GraphSubject(function.graph.copy())
+    try:
+        _C.inline_graph(subject.bare)
+        RESOLVE.run_on(subject)
+    except (JitPassesError, RuntimeError) as error:
+        _warn(f"the function {function.name}", error, handles)
+        return function
     changes = [handle._apply(subject) for handle in handles]
     if not any(changes):
         return function
@@ -525,6 +535,16 @@ def _process_function(function: Any, handles: list[ScheduledPass]) -> Any:
             setattr(made, name, getattr(function, name))
     # Without `_torchdynamo_inline`: torch.compile would go by the Python source, around the passes.
     return made
+
+
+def _warn(what: str, error: Exception, handles: list[ScheduledPass]) -> None:
+    names = ", ".join(f"'{handle.name}'" for handle in handles)
+    warnings.warn(
+        f"{what} stays as PyTorch compiled it, and was not seen by the scheduled {names}: "
+        f"{first_line(error)}",
+        JitPassesWarning,
+        stacklevel=6,  # who has called torch.jit.script or trace
+    )
 
 
 # After autograd and after fusion: the executor calls, with a graph that it is about to use.

@@ -845,11 +845,53 @@ def test_pass_that_drops_methods() -> None:
 
 
 def test_module_with_hooks() -> None:
-    """Hooks of the module itself would be lost: an error, not a silent change."""
+    """Hooks of the module itself would be lost: it stays as it is, with a warning at the call."""
     module = nn.ReLU()
     module.register_forward_hook(_hook)
-    with scheduled(relu_to_gelu), pytest.raises(JitPassesError, match="forward hooks"):
-        torch.jit.script(module)
+    with (
+        scheduled(relu_to_gelu) as handle,
+        pytest.warns(JitPassesWarning, match="ReLU stays.*'relu_to_gelu': .*hooks") as caught,
+    ):
+        scripted = torch.jit.script(module)
+    ours = [warning for warning in caught if warning.category is JitPassesWarning]
+    assert [warning.filename for warning in ours] == [__file__]
+    assert handle.runs == 0
+    assert torch.equal(scripted(X), torch.relu(X) + 1)
+
+
+@torch.jit.interface
+class Interface(nn.Module):
+    """A module that is picked at run time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pass
+
+
+class Implementation(nn.Module):
+    """One of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
+
+class WithInterface(nn.Module):
+    """Calls a module by its interface."""
+
+    __annotations__ = {"part": Interface}  # not as a string, which the compiler does not take
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Implementation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.forward(x)
+
+
+def test_calls_that_cannot_be_inlined() -> None:
+    """Nobody knows what an interface will be: a warning as well."""
+    with scheduled(relu_to_gelu), pytest.warns(JitPassesWarning, match="a call is left"):
+        scripted = torch.jit.script(WithInterface())
+    assert torch.equal(scripted(X), torch.relu(X))
 
 
 def _hook(self, inputs: tuple[Tensor], output: Tensor) -> Tensor:  # type: ignore[no-untyped-def]

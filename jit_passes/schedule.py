@@ -403,10 +403,12 @@ def _around_script(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _around_trace(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def trace(traced: Any, *rest: Any, **options: Any) -> Any:
+    def trace(*arguments: Any, **options: Any) -> Any:
         with _compilation() as outermost:
-            compiled = original(traced, *rest, **options)
-        return _process(compiled) if outermost and compiled is not traced else compiled
+            compiled = original(*arguments, **options)
+        given = (*arguments, options.get("func"), options.get("mod"))
+        is_new = all(compiled is not other for other in given)
+        return _process(compiled) if outermost and is_new else compiled
 
     return trace
 

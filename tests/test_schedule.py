@@ -479,7 +479,7 @@ def test_traces() -> None:
         assert handle.runs == 1
         module = torch.jit.trace(nn.Sequential(nn.Linear(5, 5), nn.ReLU()), x)
         assert handle.runs == 2
-        several = torch.jit.trace_module(net, {"forward": x, "encode": x})
+        several = torch.jit.trace_module(mod=net, inputs={"forward": x, "encode": x})
         assert handle.runs == 4
     assert isinstance(function, torch.jit.ScriptFunction)
     assert torch.equal(function(X), F.gelu(X) + 1)
@@ -765,6 +765,32 @@ def test_threads_see_their_own(stage: Stage) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert problems == []
+
+
+def test_scheduling_while_others_compile() -> None:
+    """Each compilation has the pass or has it not, and PyTorch is restored at the end."""
+    problems: list[str] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                found = torch.jit.script(fresh())(X)
+                assert torch.equal(found, torch.relu(X)) or torch.equal(found, F.gelu(X))
+        except Exception as error:
+            problems.append(repr(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(100):
+        handle = schedule(relu_to_gelu)
+        handle.disable()
+        handle.enable()
+        assert torch.equal(torch.jit.script(fresh())(X), F.gelu(X))
+        handle.remove()
+    stop.set()
+    thread.join()
     assert problems == []
 
 

@@ -48,13 +48,14 @@ class Stage(Enum):
     """When a pass runs, and which graph it sees.
 
     BEFORE_AUTOGRAD: once, when something is compiled. The graph is the inlined one of a method,
-        with the module that it belongs to, or of a function; what `torch.jit.fork` runs is not in
-        it. What the pass changes, autograd differentiates.
+        with the module that it belongs to, or of a function; what a function forks is not in it.
+        What the pass changes, autograd differentiates.
     AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
         A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
         differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
-        graphs of these parts, each by itself; what lies between the parts is not seen. A change of
-        a forward part does not reach its backward graph.
+        graphs of these parts, each by itself. What lies between the parts is not seen, and neither
+        is a part of a single operator, which PyTorch leaves to plain autograd. A change of a
+        forward part does not reach its backward graph.
     AFTER_FUSION: the same graphs, after the fusers. What they fused is inside of a fusion group,
         where passes do not look.
     """
@@ -79,7 +80,14 @@ class ScheduledPass:
     _numbers = itertools.count()
 
     def __init__(
-        self, name: str, stage: Stage, order: int, everywhere: bool, run: Callable[[_Subject], bool]
+        self,
+        name: str,
+        stage: Stage,
+        where: Where | None,
+        order: int,
+        everywhere: bool,
+        run: Callable[[_Subject], bool],
+        close: Callable[[], object],
     ) -> None:
         self.name = name
         self.stage = stage
@@ -88,11 +96,11 @@ class ScheduledPass:
         self.error: PassError | None = None
         self._order = order
         self._everywhere = everywhere
+        self._where = where
         self._run = run
-        self._where: Where | None = None
+        self._close = close
         self._enabled = True
         self._removed = False
-        self._close: Callable[[], object] = lambda: None
         self._number = next(self._numbers)
 
     @property
@@ -236,9 +244,9 @@ def scheduled(
 ) -> Iterator[ScheduledPass]:
     """Schedule a pass for the code inside the block, in this thread or task alone.
 
-    After autograd and after fusion, that is for graphs that a call inside the block prepares.
-    Threads that PyTorch starts, for the backward of CUDA tensors or for `torch.jit.fork`, are not
-    inside.
+    After autograd and after fusion, that is for graphs that this thread prepares in a call inside
+    the block. Those that PyTorch prepares in threads of its own are not reached: the backward of
+    CUDA tensors, and differentiated parts inside of `torch.jit.fork`.
 
     Args:
         pass_: see `schedule`, and
@@ -306,8 +314,7 @@ def _schedule(
         raise JitPassesError(f"the stage is one of {names}, not {stage!r}")
     given = dict(options or {})
     name, run, close = _runner(pass_, given)
-    handle = ScheduledPass(name, stage, order, everywhere, run)
-    handle._where, handle._close = where, close
+    handle = ScheduledPass(name, stage, where, order, everywhere, run, close)
     with _lock:
         _handles.append(handle)
         _update()

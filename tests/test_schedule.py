@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
+import linecache
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -112,21 +114,20 @@ def graphs_seen(stage: Stage) -> Iterator[list[list[str]]]:
         yield seen
 
 
-def fresh(body: str = "torch.relu(x)", arguments: str = "x: Tensor") -> Callable[..., Tensor]:
+def fresh(
+    body: str = "torch.relu(x)", arguments: str = "x: Tensor", **names: object
+) -> Callable[..., Tensor]:
     """Return a function that PyTorch has not compiled yet, of its own source file."""
-    import linecache
 
-    fresh.count += 1  # type: ignore[attr-defined]
-    name = f"<fresh {fresh.count}>"  # type: ignore[attr-defined]
+    name = f"<fresh {next(NUMBERS)}>"
     source = f"def function({arguments}) -> Tensor:\n    return {body}\n"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    scope: dict[str, object] = {"__name__": __name__, "torch": torch, "Tensor": Tensor}
+    scope = {"__name__": __name__, "torch": torch, "Tensor": Tensor, **names}
     exec(compile(source, name, "exec"), scope)
     return scope["function"]  # type: ignore[return-value]
 
 
-fresh.count = 0  # type: ignore[attr-defined]
-
+NUMBERS = itertools.count()
 EMPTY = "graph(%x):\n  return (%x)"
 X = torch.tensor([-2.0, -0.5, 0.0, 0.5, 2.0])
 
@@ -314,6 +315,17 @@ def test_gradients_after_autograd(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", EXECUTOR_STAGES)
+def test_small_parts_are_not_seen(stage: Stage) -> None:
+    """PyTorch leaves a single operator to plain autograd: no stage of the executor sees it."""
+    compiled = torch.jit.script(fresh())
+    with scheduled(relu_to_gelu, stage=stage) as handle:
+        for _ in range(4):
+            assert torch.equal(gradient(compiled), gradient(torch.relu))
+            assert torch.equal(compiled(X.clone().requires_grad_()), torch.relu(X))
+    assert handle.runs == 0
+
+
+@pytest.mark.parametrize("stage", EXECUTOR_STAGES)
 def test_executor_keeps_its_plan(stage: Stage) -> None:
     """A graph that is ready is not prepared again, neither with the pass nor without it."""
     early, late = torch.jit.script(fresh()), torch.jit.script(fresh())
@@ -359,6 +371,20 @@ def test_simple_executor_calls_no_passes() -> None:
         assert handle.runs == 0
     finally:
         torch._C._jit_set_profiling_mode(before)
+
+
+@pytest.mark.parametrize("stage", EXECUTOR_STAGES)
+def test_legacy_executor(stage: Stage) -> None:
+    """It prepares graphs at the first call; with a gradient, parts of five operators and more."""
+    before = torch._C._jit_set_profiling_executor(False)
+    try:
+        compiled = torch.jit.script(fresh("torch.relu(x).mul(2).mul(2).mul(2).mul(2)"))
+        with scheduled(relu_to_gelu, stage=stage) as handle:
+            assert torch.equal(compiled(X), F.gelu(X) * 16)
+            assert torch.equal(gradient(compiled), gradient(torch.relu) * 16)
+        assert handle.changed == 2
+    finally:
+        torch._C._jit_set_profiling_executor(before)
 
 
 # What script and trace return.
@@ -442,8 +468,7 @@ def test_functions() -> None:
 def test_function_that_calls_functions() -> None:
     """The callee is part of the caller, and processed with it alone."""
     inner = fresh()
-    outer = fresh("inner(x) + inner(2 * x)")
-    outer.__globals__["inner"] = inner
+    outer = fresh("inner(x) + inner(2 * x)", inner=inner)
     with scheduled(relu_to_gelu) as handle:
         processed = torch.jit.script(outer)
     assert handle.runs == 1
@@ -939,6 +964,23 @@ def test_where(stage: Stage) -> None:
             found = chosen(X)
     assert torch.equal(found, F.gelu(X).tanh())
     assert (handle.runs, handle.changed) == (1, 1)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_graphs_of_other_threads(everywhere: bool) -> None:
+    """PyTorch prepares the differentiated parts of a forked call in a thread of its own."""
+    inner = fresh("torch.relu(x) * 1.0")
+    compiled = torch.jit.script(fresh("torch.jit.wait(torch.jit.fork(inner, x))", inner=inner))
+    with ExitStack() as stack:
+        if everywhere:
+            handle = schedule(relu_to_gelu, stage=Stage.AFTER_AUTOGRAD)
+            stack.callback(handle.remove)
+        else:
+            handle = stack.enter_context(scheduled(relu_to_gelu, stage=Stage.AFTER_AUTOGRAD))
+        for _ in range(4):
+            found = compiled(X.clone().requires_grad_())
+    assert handle.changed == int(everywhere)
+    assert torch.equal(found, F.gelu(X) if everywhere else torch.relu(X))
 
 
 def test_where_that_fails() -> None:

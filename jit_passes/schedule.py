@@ -262,11 +262,12 @@ def scheduled(
         JitPassesError: there is no such pass, or a rule is not valid.
     """
     handle = _schedule(pass_, stage, where, order, options, everywhere=False)
-    token = _here.set((*_here.get(), handle))
+    _here.set((*_here.get(), handle))
     try:
         yield handle
     finally:
-        _here.reset(token)
+        # Not by a token: a block that was entered later may still be open.
+        _here.set(tuple(other for other in _here.get() if other is not handle))
         with _lock:
             if not handle._removed:
                 handle.remove()

@@ -747,14 +747,16 @@ def test_blocks_that_end_in_another_order() -> None:
     """The pass ends with its block, whatever else is open."""
     one, two = ExitStack(), ExitStack()
     one.enter_context(scheduled(swap("relu", "exp")))
-    two.enter_context(scheduled(swap("exp", "cos")))
+    two.enter_context(scheduled(swap("relu", "cos")))
+    assert torch.equal(torch.jit.script(fresh())(X), torch.exp(X))
     one.close()
-    assert torch.equal(torch.jit.script(fresh())(X), torch.relu(X))
+    assert torch.equal(torch.jit.script(fresh())(X), torch.cos(X))
     two.close()
+    assert torch.equal(torch.jit.script(fresh())(X), torch.relu(X))
 
 
 def test_copied_contexts() -> None:
-    """A task that outlives the block does not keep the pass."""
+    """A task that was begun inside has the pass, until the block ends."""
     with scheduled(relu_to_gelu):
         context = contextvars.copy_context()
         assert torch.equal(context.run(lambda: torch.jit.script(fresh())(X)), F.gelu(X))

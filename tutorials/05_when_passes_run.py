@@ -139,9 +139,9 @@ assert jit_passes.scheduled_passes() == ()
 #    graph, and each of these is prepared by the same two steps, when it is called.
 # 3. From then on it runs what it has prepared.
 #
-# A pass of the stage `AFTER_AUTOGRAD` gets a graph in step 2, after it has been differentiated. What
-# lies outside of such parts it does not get, if gradients are needed; nor a part of one operator,
-# which PyTorch does not cut out. The function below has two operators.
+# A pass of the stage `AFTER_AUTOGRAD` gets a graph in step 2, after it has been differentiated. If
+# gradients are needed, it does not get what lies outside of such parts, nor a single operator, which
+# PyTorch does not cut out. So the function below has two.
 #
 # The function `where` sees every graph before the pass runs, and says whether it should. This one
 # says yes each time, and notes what it has seen.

@@ -249,11 +249,11 @@ def scheduled(
     CUDA tensors, and differentiated parts inside of `torch.jit.fork`.
 
     Args:
-        pass_: see `schedule`, and
-        stage: there, and
-        where: there, and
-        order: there, and
-        options: there.
+        pass_: what runs, as for `schedule`.
+        stage: when it runs.
+        where: on which graphs; None: on all.
+        order: its place among the passes of the stage.
+        options: of the pass; of a pipeline, by the name of the pass.
 
     Yields:
         The handle. When the block ends it counts as removed.

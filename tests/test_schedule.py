@@ -343,6 +343,21 @@ def test_executor_keeps_its_plan(stage: Stage) -> None:
         assert torch.equal(late(X), torch.relu(X))
 
 
+def test_modules_of_a_type_share_what_is_prepared() -> None:
+    """PyTorch compiles a type once; a pass before autograd gives a module graphs of its own."""
+    first, second = torch.jit.script(nn.Hardswish()), torch.jit.script(nn.Hardswish())
+    with scheduled(swap("hardswish", "exp"), stage=Stage.AFTER_AUTOGRAD) as handle:
+        for _ in range(2):
+            first(X)
+    assert handle.changed == 1
+    assert torch.equal(second(X), torch.exp(X))
+    first.forward._debug_flush_compilation_cache()
+    assert torch.equal(second(X), F.hardswish(X))
+    with scheduled(swap("hardswish", "cos")):
+        own = torch.jit.script(nn.Hardswish())
+    assert torch.equal(own(X), torch.cos(X)) and torch.equal(second(X), F.hardswish(X))
+
+
 def test_number_of_profiled_runs() -> None:
     """The graph is prepared after that many calls; without any, at the first one."""
     runs = torch._C._jit_get_num_profiled_runs()

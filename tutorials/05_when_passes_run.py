@@ -140,8 +140,8 @@ assert jit_passes.scheduled_passes() == ()
 # 3. From then on it runs what it has prepared.
 #
 # A pass of the stage `AFTER_AUTOGRAD` gets a graph in step 2, after it has been differentiated. If
-# gradients are needed, it does not get what lies outside of such parts, nor a single operator, which
-# PyTorch does not cut out. So the function below has two.
+# gradients are needed, it does not get what lies outside of such parts, nor a single operator,
+# which PyTorch does not cut out. So the function below has two.
 #
 # The function `where` sees every graph before the pass runs, and says whether it should. This one
 # says yes each time, and notes what it has seen.

@@ -111,8 +111,8 @@ class Matcher {
   // A whole number counts as a float, as it does in PyTorch's operators.
   static bool fitsType(const Value* wanted, const Value* value) {
     return value->type()->isSubtypeOf(*wanted->type()) ||
-        (isConstant(value) && wanted->type()->kind() == c10::TypeKind::FloatType &&
-         value->type()->kind() == c10::TypeKind::IntType);
+           (isConstant(value) && wanted->type()->kind() == c10::TypeKind::FloatType &&
+            value->type()->kind() == c10::TypeKind::IntType);
   }
 
   // Nodes that no operand leads to: users of what has been matched, tried in program order.

@@ -175,7 +175,7 @@ IR = "graph(%x):\n  %y = aten::relu(%x)\n  return (%y)"
     ],
 )
 def test_misfits(net: torch.jit.ScriptModule, call: str, message: str) -> None:
-    """The error names the rule, the operator, what it got and what it takes; nothing has changed."""
+    """The error names the rule, the operator, what it got and takes; nothing has changed."""
     before = str(net.graph)
     rule = RewriteRule("misfit", IR, f"graph(%x):\n  %y = {call}\n  return (%y)")
     with pytest.raises((JitPassesError, PassError), match=message) as caught:

@@ -113,6 +113,8 @@ class RewriteRule:
         modules: globs over the path of the module that the match stands in, of which one must
             match.
         module_types: class names of that module, of which one must match; () for all.
+        repeat: whether the rule may match what it has made itself. False for a replacement that
+            contains the pattern: one that puts something behind it.
 
     Raises:
         JitPassesError: at first use or `compile()`: pattern or replacement are not valid, with the
@@ -127,6 +129,7 @@ class RewriteRule:
     alternatives: Mapping[str, Sequence[str]] = field(default_factory=dict)
     modules: str | Sequence[str] = "*"
     module_types: str | Sequence[str] = ()
+    repeat: bool = True
 
     def compile(self) -> Any:
         """Return the rule that the rewriter takes; it is made once."""
@@ -139,7 +142,9 @@ class RewriteRule:
             replacement = _graph(self.replacement, "replacement")
             check = self._check if self._has_check() else None
             compute = self._compute if self.compute is not None else None
-            rule = _C.rule(self.name, pattern, replacement, self.alternatives, check, compute)
+            rule = _C.rule(
+                self.name, pattern, replacement, self.alternatives, check, compute, self.repeat
+            )
         except (RuntimeError, ValueError, TypeError) as error:
             raise JitPassesError(f"rule '{self.name}': {first_line(error)}") from error
         if rule.computed and self.compute is None:

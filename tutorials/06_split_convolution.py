@@ -202,7 +202,7 @@ print("equal to the bit; codes of the result:", codes(output, scales["sum"], 8)[
 
 # %%
 shift = int(torch.log2(scales["correlation"] / (scales["input"] * scales["weight"])))
-print("the sums are shifted right by", shift, "bits")
+print("bits by which the sums are shifted right:", shift)
 assert shift > 0
 assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), correlation)
 
@@ -240,11 +240,12 @@ assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4
 #
 # Now with weights and inputs only, at fewer and fewer bits. The first column is the model after
 # four batches in training mode, which set the ranges (and count in the statistics of batch
-# normalization, as ever); no weight has changed. The second has been fine-tuned for two epochs.
+# normalization, as ever); no weight has changed. The second has been fine-tuned for two epochs. One
+# image is 0.17 points, so small differences mean nothing; large ones do.
 
 # %%
 results = {}
-for bits in (8, 4, 2):
+for bits in (8, 4, 3, 2):
     few = quantize_slots(
         fresh(),
         input=Slot(bits, signed=False, scheme="affine", averaging_constant=0.1),
@@ -255,11 +256,11 @@ for bits in (8, 4, 2):
         for batch in data.train_x[:256].split(64):
             few(batch)
     before = top1(few.eval(), data.test_x, data.test_y)
-    after = top1(train(few, data, epochs=2, peak_rate=2e-3), data.test_x, data.test_y)
+    after = top1(train(few, data, epochs=2, peak_rate=1e-3), data.test_x, data.test_y)
     results[bits] = (before, after)
     print(f"{bits} bits: {before:6.2f} %, fine-tuned {after:6.2f} %")
 assert results[8][0] > float_top1 - 1
-assert results[4][1] > float_top1 - 2
+assert results[4][1] > float_top1 - 2 and results[3][1] > float_top1 - 3
 assert results[2][0] < float_top1 - 20  # two bits are four values
 assert results[2][1] > results[2][0] + 10
 

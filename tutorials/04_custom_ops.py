@@ -102,7 +102,7 @@ def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor):
 
 
 rule = RewriteRule("fixed_linear", linear, fixed_linear, repeat=False)
-result = rule.apply(copy.deepcopy(scripted))
+result = rule.apply(torch.jit.script(copy.deepcopy(float_model)))
 print(result)
 print(result.after)
 parameters = dict(scripted.named_parameters())

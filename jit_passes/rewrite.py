@@ -114,7 +114,7 @@ class RewriteRule:
             match.
         module_types: class names of that module, of which one must match; () for all.
         repeat: whether the rule may match what it has made itself. False for a replacement that
-            contains the pattern: one that puts something behind it.
+            contains the pattern, one that puts an operator behind another: each run adds it once.
 
     Raises:
         JitPassesError: at first use or `compile()`: pattern or replacement are not valid, with the

@@ -265,7 +265,9 @@ class Pipeline:
                 computes something else than the module. The module is as it was.
         """
         self.check_names()
-        if not isinstance(module, torch.nn.Module):
+        if isinstance(module, torch.nn.Module):
+            check_scripted(module)
+        if not isinstance(module, torch.jit.ScriptModule):
             subject = ModuleSubject(module, method)
             records = self.run_on(subject, options=options, dump=dump)
             return PipelineResult(subject.module, tuple(records))
@@ -319,6 +321,15 @@ RESOLVE = Pipeline(
 )
 
 
+def check_scripted(module: Any) -> None:
+    """Raise a JitPassesError if it is not a ScriptModule."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        raise JitPassesError(
+            f"a ScriptModule is needed, got {type(module).__name__}: script a torch.nn.Module with "
+            "torch.jit.script, trace it with torch.jit.trace, or load a file with torch.jit.load"
+        )
+
+
 def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
     """Return a copy of the module for passes to work on.
 
@@ -329,11 +340,7 @@ def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
         JitPassesError: it is no ScriptModule, it has no such method, or hooks of its own, which
             would be lost.
     """
-    if not isinstance(module, torch.jit.ScriptModule):
-        raise JitPassesError(
-            f"a ScriptModule is needed, got {type(module).__name__}: script a torch.nn.Module with "
-            "torch.jit.script, trace it with torch.jit.trace, or load a file with torch.jit.load"
-        )
+    check_scripted(module)
     if not module._c._has_method(method):
         names = ", ".join(sorted(module._c._method_names()))
         raise JitPassesError(

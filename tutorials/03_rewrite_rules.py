@@ -337,7 +337,8 @@ assert "rule 'typo'" in message and "aten::max_pool2d" in message
 #
 # A pattern may return several values. Attention computes several linear maps of the same input;
 # one map with the weights on top of each other is the same in one operator. The pattern uses `x`
-# twice, so both must read the same value.
+# twice, so both must read the same value. Which of the two linears is which does not matter here;
+# the matcher has found `key` first, and so the new operator and its parameters belong to `key`.
 #
 # The parameters are new ones, computed from the old. Therefore the old ones have no gradient any
 # more, and `verify` would object: compare the outputs alone.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ SAME = (
     "{x}.clamp(max={i})", "F.leaky_relu({x}, {c})", "F.elu({x}, {c})", "F.hardswish({x})",
     "torch.sigmoid({x})", "torch.tanh({x})", "F.hardsigmoid({x})", "F.gelu({x})", "F.silu({x})",
     "torch.softmax({x}, {dim})", "F.softmax({x}, dim=-1)", "F.log_softmax({x}, -1)",
-    "torch.neg({x})", "torch.relu(torch.relu({x}))", "{x} + {c}", "{x} * {c}", "{x} - {i}",
+    "torch.neg({x})", "torch.neg({x}).abs()", "torch.cos(torch.neg({x}))", "torch.relu(torch.relu({x}))", "{x} + {c}", "{x} * {c}", "{x} - {i}",
     "{x} / {i}", "{c} - {x}", "{x} * 1", "{x} + 0", "{x}.contiguous()", "{x}.clone()",
     "{x}.detach()", "{x}.abs()", "{x}.square()", "{x} + {x}.mean()", "torch.cos({x})",
     "{x} - {x}.mean(-1, keepdim=True)", "F.relu6(F.relu({x}))", "torch.exp(-{x}.abs())",
@@ -122,7 +123,7 @@ class _Writer:
 
     def execute_all(self) -> None:
         """Execute from the start, after something that went wrong."""
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         net = nn.Module()
         values = [torch.randn(shape) for shape in self.shapes]
         # Leaves cannot be written to.
@@ -160,6 +161,20 @@ class _Writer:
 
     def tensors(self) -> dict[str, Tensor]:
         return {k: v for k, v in self.scope.items() if isinstance(v, Tensor) and k != "extra"}
+
+    def keep(self, done: bool) -> bool:
+        """Return the latest value from forward: dead, it might not run, and this shows.
+
+        Dropout draws numbers, which others then do not get, and batch norm updates its buffers.
+        """
+        if done:
+            self.results.append(f"v{self.last}")
+        return done
+
+    @property
+    def last(self) -> int:
+        """The number of the latest value."""
+        return max(int(name[1:]) for name in self.tensors() if name[0] == "v")
 
     def pick(self, ranks: Sequence[int] = (1, 2, 3, 4, 5), *, made: bool = False) -> str | None:
         """Return the name of a value, one of the latest most of the time."""
@@ -407,7 +422,7 @@ def _batch_norm(w: _Writer) -> bool:
         return False
     member, shape = w.new("norm"), w.shape(x)
     members = _norm_members(w, member, len(shape), shape[1])
-    return w.add(f"{w.new()} = self.{member}({x})", members)
+    return w.keep(w.add(f"{w.new()} = self.{member}({x})", members))
 
 
 def _convolution_norm(w: _Writer) -> bool:
@@ -415,16 +430,15 @@ def _convolution_norm(w: _Writer) -> bool:
     made = w.rng.choice((_convolution, _convolution, _transposed, _linear))
     if not made(w):
         return False
-    x = f"v{w.names}"
-    if x not in w.tensors():
-        return False
+    x = f"v{w.last}"
     shape = w.shape(x)
     member = w.new("norm")
     if len(shape) not in (2, 3, 4, 5):
         return False
     members = _norm_members(w, member, len(shape), shape[1])
     call = f"self.{member}({x})"
-    return w.add(f"{w.new()} = {w.rng.choice((call, call, f'F.relu({call})'))}", members)
+    line = f"{w.new()} = {w.rng.choice((call, call, f'F.relu({call})'))}"
+    return w.keep(w.add(line, members))
 
 
 def _other_norm(w: _Writer) -> bool:
@@ -446,13 +460,10 @@ def _dropout(w: _Writer) -> bool:
         return False
     choice = w.rng.randrange(4)
     if choice == 0:
-        done = w.add(f"{y} = F.dropout({x}, 0.4, self.training)")
-    else:
-        kind = ("Dropout(0.3)", "Dropout2d(0.4)", "AlphaDropout(0.2)")[choice - 1]
-        done = w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
-    if done:
-        w.results.append(y)  # so that it is not dead: without it, others would draw other numbers
-    return done
+        return w.keep(w.add(f"{y} = F.dropout({x}, 0.4, self.training)"))
+    kinds = ("Dropout(0.3)", "Dropout2d(0.4)", "AlphaDropout(0.2)")
+    kind = kinds[choice - 1] if len(w.shape(x)) == 4 else kinds[0]
+    return w.keep(w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.{kind}"]))
 
 
 def _pool(w: _Writer) -> bool:
@@ -591,7 +602,7 @@ def _layers(w: _Writer) -> bool:
         lines = f"{y} = {x}\nfor layer in self.{member}:\n    {y} = layer({y})"
     else:
         lines = f"{y} = self.{member}({x})"
-    return w.add(lines, members)
+    return w.keep(w.add(lines, members))
 
 
 def _attention(w: _Writer) -> bool:
@@ -642,7 +653,8 @@ _STATEMENTS: dict[Callable[[_Writer], bool], int] = {
 
 def draw(rng: random.Random) -> Drawn:
     """Draw a class; whether it runs in both modes is for the caller to see."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's advice on what is drawn
         return _draw(rng)
 
 

@@ -27,7 +27,7 @@ def assert_equivalent(
     """Assert that two modules compute the same: outputs, gradients, and what they write to.
 
     Gradients are those of parameters and inputs, of sum(output * w) with one random w for both; a
-    parameter that a module does not have counts as one with gradient 0. What is written to are
+    missing one counts as 0. What is written to are
     buffers that both modules have, and the inputs. Copies of the modules run, so that running
     statistics and counters stay. Tensors are equal when
 
@@ -77,8 +77,8 @@ def compare(
         bound = gradient_tolerance if is_gradient and gradient_tolerance is not None else tolerance
         if name in actual:
             _compare(name, value, actual[name], bound)
-        elif is_gradient and not name.startswith(f"{GRADIENT}input"):
-            if parameters:
+        elif is_gradient:
+            if parameters or name.startswith(f"{GRADIENT}input"):
                 _compare(name, value, torch.zeros_like(value), bound)
         elif not name.startswith(BUFFER):
             raise AssertionError(f"{name} is missing after it")
@@ -98,7 +98,9 @@ def observe(
     leaves = _fresh(inputs, gradients)
     given = _arguments(leaves)  # which a module may write to, as it may not to leaves of autograd
     with torch.random.fork_rng(), torch.set_grad_enabled(gradients):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(seed)
         function = runner if method == "forward" else getattr(runner, method)
         output = function(**given) if isinstance(given, Mapping) else function(*given)
     found = dict(_leaves(output, "output"))

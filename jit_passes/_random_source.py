@@ -40,7 +40,8 @@ SAME = (
     "{x}.clamp(max={i})", "F.leaky_relu({x}, {c})", "F.elu({x}, {c})", "F.hardswish({x})",
     "torch.sigmoid({x})", "torch.tanh({x})", "F.hardsigmoid({x})", "F.gelu({x})", "F.silu({x})",
     "torch.softmax({x}, {dim})", "F.softmax({x}, dim=-1)", "F.log_softmax({x}, -1)",
-    "torch.neg({x})", "torch.neg({x}).abs()", "torch.cos(torch.neg({x}))", "torch.relu(torch.relu({x}))", "{x} + {c}", "{x} * {c}", "{x} - {i}",
+    "torch.neg({x})", "torch.neg({x}).abs()", "torch.cos(torch.neg({x}))",
+    "torch.relu(torch.relu({x}))", "{x} + {c}", "{x} * {c}", "{x} - {i}",
     "{x} / {i}", "{c} - {x}", "{x} * 1", "{x} + 0", "{x}.contiguous()", "{x}.clone()",
     "{x}.detach()", "{x}.abs()", "{x}.square()", "{x} + {x}.mean()", "torch.cos({x})",
     "{x} - {x}.mean(-1, keepdim=True)", "F.relu6(F.relu({x}))", "torch.exp(-{x}.abs())",
@@ -90,7 +91,8 @@ PAIRS = (
 )  # fmt: skip
 
 INPUTS = (
-    (2, 4, 6), (3, 3, 5), (2, 3, 6, 5), (2, 4, 5, 5), (1, 6, 6, 4), (2, 2, 4, 4, 3), (2, 3, 3, 4, 4),
+    (2, 4, 6), (3, 3, 5), (2, 3, 6, 5), (2, 4, 5, 5), (1, 6, 6, 4), (2, 2, 4, 4, 3),
+    (2, 3, 3, 4, 4),
     (4, 6), (3, 5), (2, 3, 4), (3, 6, 6), (2, 6, 7), (2, 4, 4, 6),
 )  # fmt: skip
 
@@ -124,7 +126,7 @@ class _Writer:
     def execute_all(self) -> None:
         """Execute from the start, after something that went wrong."""
         torch.default_generator.manual_seed(0)
-        net = nn.Module()
+        net: Any = nn.Module()
         values = [torch.randn(shape) for shape in self.shapes]
         # Leaves cannot be written to.
         leaves = [value.requires_grad_() for value in values]
@@ -659,7 +661,7 @@ def draw(rng: random.Random) -> Drawn:
 
 
 def _draw(rng: random.Random) -> Drawn:
-    shapes = [rng.choice(INPUTS)]
+    shapes: list[tuple[int, ...]] = [rng.choice(INPUTS)]
     if rng.random() < 0.4:
         shapes.append(shapes[0])
     inputs = [f"x{i}" for i in range(len(shapes))]
@@ -691,7 +693,9 @@ def _class(
     if len(results) == 1:
         result = rng.choice((result, result, result, f"({result},)", f"[{result}, {result}]"))
     else:
-        result = rng.choice((f"({result})", f"[{result}]", f"{{'a': {results[0]}, 'b': {results[1]}}}"))
+        result = rng.choice(
+            (f"({result})", f"[{result}]", f"{{'a': {results[0]}, 'b': {results[1]}}}")
+        )
     if len(results) > 2 and result.startswith("{"):
         result = f"({', '.join(results)})"
     arguments = "".join(f", {name}: Tensor" for name in w.inputs if name != "extra")
@@ -712,5 +716,7 @@ def _class(
         methods.append("other")
         given = ", ".join(part.split(":")[0] for part in arguments[2:].split(", "))
         source += f"\n    @torch.jit.export\n    def other(self{arguments}):\n"
-        source += f"        result = self.forward({given})\n        return result, {w.inputs[0]} * 1\n"
+        source += (
+            f"        result = self.forward({given})\n        return result, {w.inputs[0]} * 1\n"
+        )
     return source, tuple(w.shapes), tuple(methods)

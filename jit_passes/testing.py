@@ -106,7 +106,7 @@ class RandomModule:
                 return scripted
             state = {name: value.clone() for name, value in module.state_dict().items()}
             with torch.random.fork_rng(devices=[]):
-                traced: torch.jit.ScriptModule = torch.jit.trace(
+                traced: torch.jit.ScriptModule = torch.jit.trace(  # type: ignore[no-untyped-call]
                     module, self.arguments(dtype), check_trace=False, strict=False
                 )
             traced.load_state_dict(state)  # tracing runs it
@@ -176,7 +176,7 @@ def _runs(made: RandomModule) -> bool:
                 with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     outputs = getattr(module, method)(*(leaf.clone() for leaf in leaves))
-                total = sum(value.sum() for value in _tensors(outputs))
+                total = torch.stack([value.sum() for value in _tensors(outputs)]).sum()
                 parameters = [p for p in module.parameters() if p.requires_grad]
                 torch.autograd.grad(total, [*leaves, *parameters], allow_unused=True)
             except (RuntimeError, ValueError, IndexError):

@@ -27,13 +27,13 @@ def assert_equivalent(
     """Assert that two modules compute the same: outputs, gradients, and what they write to.
 
     Gradients are those of parameters and inputs, of sum(output * w) with one random w for both; a
-    missing one counts as 0. What is written to are
-    buffers that both modules have, and the inputs. Copies of the modules run, so that running
-    statistics and counters stay. Tensors are equal when
+    missing one counts as 0. What is written to are buffers that both modules have, and the inputs.
+    Copies of the modules run, so that running statistics and counters stay. Tensors are equal when
 
         max |a - b| <= tolerance * max(max |a|, 1e-3)
 
-    and what is not finite is so in both, at the same places.
+    where for a gradient |a| is over all gradients: that of a bias in front of a batch norm, say, is
+    0 but for rounding. What is not finite is so in both, at the same places.
 
     Args:
         before: a ScriptModule.
@@ -71,15 +71,20 @@ def compare(
         gradient_tolerance: likewise.
         parameters: whether their gradients count; a frozen module has none.
     """
+    largest = max(
+        (float(v.detach().abs().max()) for n, v in expected.items() if _is_gradient(n, v)),
+        default=0.0,
+    )
     added = [n for n in actual if n not in expected and not n.startswith((GRADIENT, BUFFER))]
     for name, value in expected.items():
         is_gradient = name.startswith(GRADIENT)
+        least = largest if is_gradient else 0.0
         bound = gradient_tolerance if is_gradient and gradient_tolerance is not None else tolerance
         if name in actual:
-            _compare(name, value, actual[name], bound)
+            _compare(name, value, actual[name], bound, least)
         elif is_gradient:
             if parameters or name.startswith(f"{GRADIENT}input"):
-                _compare(name, value, torch.zeros_like(value), bound)
+                _compare(name, value, torch.zeros_like(value), bound, least)
         elif not name.startswith(BUFFER):
             raise AssertionError(f"{name} is missing after it")
     if added:
@@ -120,8 +125,10 @@ def _gradients(outputs: dict[str, Any], module: Any, inputs: Inputs) -> dict[str
     generator = torch.Generator().manual_seed(0)
     loss: Any = None
     for value in outputs.values():
-        if isinstance(value, Tensor) and value.requires_grad:
-            weight = torch.rand(value.shape, generator=generator).to(value) + 0.5
+        if not isinstance(value, Tensor):
+            continue
+        weight = torch.rand(value.shape, generator=generator).to(value) + 0.5
+        if value.requires_grad:
             term = (value * weight).sum()
             loss = term if loss is None else loss + term
     wanted = {
@@ -178,7 +185,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 _TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-def _compare(name: str, expected: Any, actual: Any, tolerance: float | None) -> None:
+def _is_gradient(name: str, value: Any) -> bool:
+    return name.startswith(GRADIENT) and value.numel() > 0 and bool(value.isfinite().all())
+
+
+def _compare(
+    name: str, expected: Any, actual: Any, tolerance: float | None, least: float = 0.0
+) -> None:
     if not isinstance(expected, Tensor) or not isinstance(actual, Tensor):
         if type(expected) is not type(actual) or expected != actual:
             raise AssertionError(f"{name} was {expected!r} and is {actual!r}")
@@ -200,7 +213,7 @@ def _compare(name: str, expected: Any, actual: Any, tolerance: float | None) -> 
     bound = _TOLERANCES.get(expected.dtype, 1e-2) if tolerance is None else tolerance
     a, b = expected[finite].detach().double(), actual[finite].detach().double()
     worst = float((a - b).abs().max())
-    scale = max(float(a.abs().max()), 1e-3)
+    scale = max(float(a.abs().max()), least, 1e-3)
     if not worst <= bound * scale:
         raise AssertionError(
             f"{name} differs by {worst:.3g}, where its largest value is {scale:.3g} and the "

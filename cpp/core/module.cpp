@@ -215,6 +215,8 @@ Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
   return value;
 }
 
+namespace {
+
 // Whether Inline can replace the call by the graph of a function.
 bool canInline(const Node* node) {
   if (node->kind() == c10::prim::CallFunction) {
@@ -222,7 +224,7 @@ bool canInline(const Node* node) {
     return type != nullptr && torch::jit::tryToGraphFunction(*type->function()) != nullptr;
   }
   const auto type = node->input(0)->type()->cast<c10::ClassType>();
-  const auto* method = type == nullptr ? nullptr : type->findMethod(node->s(c10::attr::name));
+  auto* method = type == nullptr ? nullptr : type->findMethod(node->s(c10::attr::name));
   return method != nullptr && torch::jit::tryToGraphFunction(*method) != nullptr;
 }
 
@@ -235,12 +237,16 @@ bool hasCallToInline(Graph& graph) {
   return found;
 }
 
-// Again for what has come in: functions that first ran under torch.jit.optimized_execution(False)
-// keep their calls.
-void inlineCalls(Graph& graph) {
+} // namespace
+
+void inlineAll(Graph& graph) {
   do {
     torch::jit::Inline(graph);
   } while (hasCallToInline(graph));
+}
+
+void inlineCalls(Graph& graph) {
+  inlineAll(graph);
   forEachNode(graph, [](Node* node) {
     if (node->kind() == c10::prim::fork) {
       inlineCalls(*node->g(c10::attr::Subgraph));

@@ -247,7 +247,8 @@ def _pair(w: _Writer) -> bool:
 
 def _write(w: _Writer) -> bool:
     if w.rng.random() < 0.2:
-        x: str | None = w.rng.choice([name for name in w.inputs if name != "extra"])  # the caller's
+        tensors = [name for name in w.inputs if name != "extra"]
+        x: str | None = w.rng.choice(tensors)  # the caller's
     else:
         x = w.pick(made=True)
     z = w.pick()

@@ -225,8 +225,9 @@ def _elementwise(w: _Writer) -> bool:
 def _activation_module(w: _Writer) -> bool:
     x, member = w.pick(made=True), w.new("act")
     kind = w.rng.choice(
-        ("ReLU()", "ReLU(inplace=True)", "ReLU6()", "Hardtanh(-0.5, 1.5)", "LeakyReLU(0.1)", "ELU()",
-         "Hardswish()", "Sigmoid()", "Tanh()", "Softmax(-1)", "ReLU6(inplace=True)", "Identity()")
+        ("ReLU()", "ReLU(inplace=True)", "ReLU6()", "Hardtanh(-0.5, 1.5)", "LeakyReLU(0.1)",
+         "ELU()", "Hardswish()", "Sigmoid()", "Tanh()", "Softmax(-1)",
+         "ReLU6(inplace=True)", "Identity()")
     )  # fmt: skip
     if x is None:
         return False
@@ -608,6 +609,37 @@ def _layers(w: _Writer) -> bool:
     return w.keep(w.add(lines, members))
 
 
+def _concatenation(w: _Writer) -> bool:
+    """Of convolutions, in front of another one."""
+    x = w.pick((3, 4))
+    if x is None:
+        return False
+    rank, channels = len(w.shape(x)) - 2, w.shape(x)[1]
+    names = [w.new("conv") for _ in range(3)]
+    sizes = ((channels, 3), (channels, 2), (5, w.rng.randint(1, 4)))
+    members = [
+        f"self.{name} = nn.Conv{rank}d({size[0]}, {size[1]}, 1)"
+        for name, size in zip(names, sizes, strict=True)
+    ]
+    y = w.new()
+    parts = f"[self.{names[0]}({x}), self.{names[1]}({x})]"
+    joined = w.rng.choice((f"torch.cat({parts}, 1)", f"F.relu(torch.cat({parts}, 1))"))
+    return w.add(f"{y} = self.{names[2]}({joined})", members)
+
+
+def _many_groups(w: _Writer) -> bool:
+    """A convolution in more groups than some kernels take."""
+    x = w.pick((4,))
+    if x is None:
+        return False
+    first, second, y = w.new("conv"), w.new("conv"), w.new()
+    members = [
+        f"self.{first} = nn.Conv2d({w.shape(x)[1]}, 128, 1)",
+        f"self.{second} = nn.Conv2d(128, 128, 2, groups=128)",
+    ]
+    return w.add(f"{y} = self.{second}(self.{first}(F.adaptive_avg_pool2d({x}, 2)))", members)
+
+
 def _attention(w: _Writer) -> bool:
     x = w.pick((3,))
     if x is None:
@@ -650,7 +682,7 @@ _STATEMENTS: dict[Callable[[_Writer], bool], int] = {
     _convolution: 9, _transposed: 4, _functional_convolution: 5, _shared: 3, _linear: 7,
     _batch_norm: 3, _convolution_norm: 7, _other_norm: 2, _dropout: 3, _pool: 4, _resize: 3,
     _unpack: 3, _lists: 3, _sizes: 2, _branch: 5, _loop: 5, _layers: 3, _attention: 1, _state: 3,
-    _optional: 2,
+    _optional: 2, _concatenation: 2, _many_groups: 1,
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@
 // the value was fresh itself.
 #include "core/annotated.h"
 #include "core/known_values.h"
+#include "core/module.h"
 #include "core/registry.h"
 
 namespace jit_passes {

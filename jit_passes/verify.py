@@ -64,7 +64,8 @@ def _observe(
     with torch.random.fork_rng(), torch.set_grad_enabled(gradients):
         torch.manual_seed(seed)
         function = runner if method == "forward" else getattr(runner, method)
-        output = function(**given) if isinstance(given, Mapping) else function(*given)
+        passed = _writable(given)
+        output = function(**passed) if isinstance(passed, Mapping) else function(*passed)
     found = dict(_leaves(output, "output"))
     if gradients:
         found.update(_gradients(found, runner, given))
@@ -108,6 +109,19 @@ def _fresh(value: Any, gradients: bool) -> Any:
         return type(value)(*(_fresh(item, gradients) for item in value))
     if isinstance(value, tuple | list):
         return type(value)(_fresh(item, gradients) for item in value)
+    return value
+
+
+def _writable(value: Any) -> Any:
+    """Copy leaves, which in-place operators must not write to."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {key: _writable(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_writable(item) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_writable(item) for item in value)
     return value
 
 

@@ -1,4 +1,4 @@
-"""Rewriting where something is written to: what is rewritten computes the same, the rest is refused."""
+"""Rewriting where memory is written to: it computes the same, or is refused."""
 
 from __future__ import annotations
 
@@ -651,7 +651,7 @@ def test_near_hazards(kind: type[nn.Module], rule: RewriteRule) -> None:
 
 
 def test_batch_norm_that_trains_is_part_of_the_pattern() -> None:
-    """In training it writes statistics that others see; in eval mode it does not, and is replaced."""
+    """In training it writes statistics that others see, which it does not in eval mode."""
     rule = RewriteRule(
         "relu_before_norm",
         """graph(%x, %rest):
@@ -746,10 +746,7 @@ def program(seed: int) -> str:
             text = choose.choice(UNARY)(recent())
         else:
             text = choose.choice(BINARY)(recent(), recent())
-        if indent != "    " and choose.random() < 0.5:
-            target = choose.choice(outer)
-        else:
-            target = f"v{i}"
+        target = choose.choice(outer) if indent != "    " and choose.random() < 0.5 else f"v{i}"
         lines.append(f"{indent}{target} = {text}")
         if target not in names:
             names.append(target)

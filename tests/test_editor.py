@@ -76,7 +76,7 @@ def find(graph: GraphEditor | GraphView, kind: str) -> NodeView:
 
 
 def described(nodes: list[NodeView], outputs: Any) -> Any:
-    """What a view says, by the numbers of values: nodes with operands and results, uses, results."""
+    """What a view says, by the numbers of values."""
     rows = {
         tuple(v.id for v in node.outputs) or ("", node.kind, tuple(v.id for v in node.inputs)): (
             node.kind,
@@ -480,7 +480,7 @@ def test_threads(module: torch.jit.ScriptModule) -> None:
                 assert name in jit_passes.passes and str(jit_passes.passes)
                 run_pass(name, module)
                 jit_passes.passes.remove(name)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]

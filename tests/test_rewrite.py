@@ -196,7 +196,7 @@ def test_large_numbers_are_compared_exactly() -> None:
 
 
 def test_names_are_names() -> None:
-    """Inputs go by name, whatever the order: numbers, names with dots and parameters assigned to."""
+    """Inputs go by name: numbers, names with dots, parameters that are assigned to."""
 
     class Net(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -205,8 +205,7 @@ def test_names_are_names() -> None:
     text = "graph({}):\n  %one : int = prim::Constant[value=1]()\n  %o = aten::{}\n  return (%o)"
 
     def assigned(y: Tensor, x: Tensor) -> Tensor:
-        x = torch.sub(x, y)
-        return x
+        return torch.sub(x, y)
 
     def mul_by_first(y: Tensor, x: Tensor) -> Tensor:
         x = x * 2
@@ -264,13 +263,13 @@ def test_optional_is_not_a_tensor() -> None:
         def forward(self, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
             return F.linear(x, w, b)
 
-    def pattern(x: Tensor, w: Tensor, b: Tensor):  # noqa: ANN202
+    def pattern(x: Tensor, w: Tensor, b: Tensor):
         return F.linear(x, w, b)
 
-    def optional(x: Tensor, w: Tensor, b: Tensor | None):  # noqa: ANN202
+    def optional(x: Tensor, w: Tensor, b: Tensor | None):
         return F.linear(x, w, b)
 
-    def replacement(x: Tensor, w: Tensor):  # noqa: ANN202
+    def replacement(x: Tensor, w: Tensor):
         return F.linear(x, w)
 
     module = torch.jit.script(Net())
@@ -465,10 +464,10 @@ def test_siblings() -> None:
             y = x.tanh()
             return torch.exp(torch.sin(y)) + torch.cos(y)
 
-    def pattern(x: Tensor):  # noqa: ANN202
+    def pattern(x: Tensor):
         return torch.sin(x), torch.cos(x)
 
-    def replacement(x: Tensor):  # noqa: ANN202
+    def replacement(x: Tensor):
         return torch.cos(x), torch.sin(x)
 
     # Swapped for good: nothing is left that a second rewrite could swap back.
@@ -491,14 +490,14 @@ def test_intermediates_that_others_use() -> None:
             early = y + 1
             return torch.neg(y) * early
 
-    def alone(x: Tensor):  # noqa: ANN202
+    def alone(x: Tensor):
         return torch.neg(torch.sin(x))
 
-    def both(x: Tensor):  # noqa: ANN202
+    def both(x: Tensor):
         y = torch.sin(x)
         return y, torch.neg(y)
 
-    def cosines(x: Tensor):  # noqa: ANN202
+    def cosines(x: Tensor):
         return torch.cos(x), torch.tanh(x)
 
     module = torch.jit.script(Net())
@@ -566,10 +565,10 @@ def test_an_input_that_is_a_result_of_the_match() -> None:
 def test_random_operators_are_not_shared() -> None:
     """Two dropouts in the pattern are two in the model: one result used twice is something else."""
 
-    def pattern(x: Tensor):  # noqa: ANN202
+    def pattern(x: Tensor):
         return torch.rand_like(x) + torch.rand_like(x)
 
-    def replacement(x: Tensor):  # noqa: ANN202
+    def replacement(x: Tensor):
         return torch.zeros_like(x)
 
     class Net(nn.Module):
@@ -906,7 +905,8 @@ def test_errors_at_run_time_show_the_users_line() -> None:
     rule = RewriteRule(
         "fails",
         "graph(%x):\n  %y = aten::sin(%x)\n  return (%y)",
-        "graph(%x):\n  %d : int = prim::Constant[value=7]()\n  %y = aten::select(%x, %d, %d)\n  return (%y)",
+        "graph(%x):\n  %d : int = prim::Constant[value=7]()\n"
+        "  %y = aten::select(%x, %d, %d)\n  return (%y)",
     )
     result = rule.apply(torch.jit.script(Net()))
     with pytest.raises(Exception, match="the user's line"):

@@ -13,10 +13,12 @@ from .graph import GraphEditor, GraphView, NodeView, ValueView
 from .lower import lower
 from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
+from .plugins import Plugin, load_plugins
 from .quantize import quantize_script
 from .quantizer import Slot
 from .report import Coverage, coverage
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
+from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 from .slots import quantize_slots
 
 __version__ = "0.1.0"
@@ -31,8 +33,11 @@ __all__ = [
     "NodeView",
     "PassError",
     "Pipeline",
+    "Plugin",
     "RewriteRule",
+    "ScheduledPass",
     "Slot",
+    "Stage",
     "ValueView",
     "calibrate",
     "convert",
@@ -41,6 +46,7 @@ __all__ = [
     "format_graph",
     "include_paths",
     "library_path",
+    "load_plugins",
     "lower",
     "observers",
     "passes",
@@ -53,6 +59,9 @@ __all__ = [
     "replace_pattern",
     "rewrite",
     "run_pass",
+    "schedule",
+    "scheduled",
+    "scheduled_passes",
     "targets",
 ]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,6 +24,24 @@ from .diff import diff_text
 from .errors import JitPassesError, PassError, first_line
 from .graph import GraphEditor
 from .verify import Inputs, assert_equivalent
+
+# Whether this package itself is at work: a pass, or the compilation of a rule's pattern.
+_OWN_WORK: ContextVar[bool] = ContextVar("jit_passes_own_work", default=False)
+
+
+def is_own_work() -> bool:
+    """Return whether what is compiled now belongs to a pass or a rule, not to the user."""
+    return _OWN_WORK.get()
+
+
+@contextmanager
+def own_work() -> Iterator[None]:
+    """Keep scheduled passes away from what is compiled inside."""
+    token = _OWN_WORK.set(True)
+    try:
+        yield
+    finally:
+        _OWN_WORK.reset(token)
 
 
 @dataclass(frozen=True)
@@ -244,7 +264,7 @@ class Pipeline:
             PassError: a pass raised, broke an invariant or left an invalid graph, or the result
                 computes something else than the module. The module is as it was.
         """
-        self._check_names()
+        self.check_names()
         if not isinstance(module, torch.jit.ScriptModule):
             subject = ModuleSubject(module, method)
             records = self.run_on(subject, options=options, dump=dump)
@@ -276,13 +296,14 @@ class Pipeline:
         dump: str | os.PathLike[str] | None = None,
     ) -> list[PassRecord]:
         """Run the passes on a module or graph that no one else holds."""
-        self._check_names()
+        self.check_names()
         run = _Run(self, subject, _Dump(self.name, dump))
         for name in self.passes:
             run.step(name, dict((options or {}).get(name, {})))
         return run.records
 
-    def _check_names(self) -> None:
+    def check_names(self) -> None:
+        """Raise a JitPassesError if a pass is not registered."""
         unknown = [name for name in self.passes if name not in passes]
         if unknown:
             raise JitPassesError(

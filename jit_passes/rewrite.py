@@ -20,7 +20,7 @@ import torch
 from . import _C
 from .diff import diff_text
 from .errors import JitPassesError, PassError, first_line
-from .passes import RESOLVE, GraphSubject, ModuleSubject, own, wrap
+from .passes import RESOLVE, GraphSubject, ModuleSubject, own, own_work, wrap
 from .verify import Inputs, assert_equivalent
 
 Source = str | Callable[..., Any]
@@ -350,13 +350,11 @@ def rewrite(
             replacement does not fit its place; or the result computes something else. The module
             is as it was.
     """
-    compiled = [rule.compile() for rule in rules]
+    for rule in rules:
+        rule.compile()
     subject = own(module, method)
     before = subject.text()
-    records = _apply(subject, compiled)
-    matches = tuple(sorted((Rewrite(*r) for r in records), key=lambda m: bool(m.refused)))
-    if any(not match.refused for match in matches):
-        _lint(subject, rules)
+    matches = apply_rules(subject, rules)
     after = subject.text()
     result = module if dry_run else wrap(subject.module)
     if verify is not None:
@@ -372,15 +370,34 @@ def rewrite(
     return RewriteResult(result, matches, before, after)
 
 
-def _apply(subject: ModuleSubject, rules: list[Any]) -> list[tuple[str, str, str, str]]:
+def apply_rules(
+    subject: ModuleSubject | GraphSubject, rules: Sequence[RewriteRule]
+) -> tuple[Rewrite, ...]:
+    """Rewrite a module or graph that no one else holds; return the matches, rewritten ones first.
+
+    Raises:
+        PassError: see `rewrite`.
+    """
+    records = _apply(subject, [rule.compile() for rule in rules])
+    matches = tuple(sorted((Rewrite(*r) for r in records), key=lambda m: bool(m.refused)))
+    if any(not match.refused for match in matches):
+        _lint(subject, rules)
+    return matches
+
+
+def _apply(
+    subject: ModuleSubject | GraphSubject, rules: list[Any]
+) -> list[tuple[str, str, str, str]]:
     names = ", ".join(f"'{rule.name}'" for rule in rules[:5]) + (", ..." if rules[5:] else "")
     try:
+        if isinstance(subject, GraphSubject):
+            return _C.apply_rules_to_graph(subject.bare, rules)
         return _C.apply_rules(subject.module, subject.method, rules)
     except Exception as error:
         raise PassError(f"rules {names}: {first_line(error)}", names, ()) from error
 
 
-def _lint(subject: ModuleSubject, rules: Sequence[RewriteRule]) -> None:
+def _lint(subject: ModuleSubject | GraphSubject, rules: Sequence[RewriteRule]) -> None:
     try:
         subject.lint()
     except RuntimeError as error:
@@ -412,7 +429,8 @@ def _graph(source: Source, what: str) -> Any:
         function = source
     else:
         try:
-            function = torch.jit.script(source)
+            with own_work():
+                function = torch.jit.script(source)
         except Exception as error:
             raise JitPassesError(f"the {what} does not compile: {first_line(error)}") from error
     graph = function.graph.copy()

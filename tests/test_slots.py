@@ -364,7 +364,8 @@ def test_recipe_with_other_slots(net: Model) -> None:
         "bias": [1.0, -32768, 32767, "per_tensor_power_of_two", None, "half_even"],
         "sum": [0.5, 0, 15, "per_tensor_affine", None, "floor"],
     }
-    assert {n.module for n in nodes} == {"stem.0"} and all("test_slots.py" in n.source for n in nodes)
+    assert {n.module for n in nodes} == {"stem.0"}
+    assert all("test_slots.py" in n.source for n in nodes)
 
 
 def test_frozen(net: Model) -> None:

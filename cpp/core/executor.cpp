@@ -1,7 +1,19 @@
 #include "executor.h"
 
+#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
+
 namespace jit_passes {
 namespace {
+
+void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
+  std::for_each(block->inputs().begin(), block->inputs().end(), visit);
+  for (auto* node : block->nodes()) {
+    std::for_each(node->outputs().begin(), node->outputs().end(), visit);
+    for (auto* nested : node->blocks()) {
+      forEachValue(nested, visit);
+    }
+  }
+}
 
 struct Hook {
   std::atomic<bool> active{false};
@@ -36,5 +48,28 @@ void onGraph(Moment moment, GraphFunction function) {
 }
 
 void setActive(Moment moment, bool active) { hookOf(moment).active = active; }
+
+Profile takeProfile(std::shared_ptr<Graph>& graph) {
+  std::unordered_map<Value*, c10::TypePtr> before;
+  forEachValue(graph->block(), [&](Value* value) { before[value] = value->type(); });
+  torch::jit::RemoveProfileNodesAndSpecializeTypes(graph);
+  Profile profile;
+  forEachValue(graph->block(), [&](Value* value) {
+    if (*before.at(value) != *value->type()) {
+      profile[value->debugName()] = value->type();
+      value->setType(before.at(value));
+    }
+  });
+  return profile;
+}
+
+void putProfile(Graph& graph, const Profile& profile) {
+  forEachValue(graph.block(), [&](Value* value) {
+    const auto found = profile.find(value->debugName());
+    if (found != profile.end() && *value->type() == *c10::TensorType::get()) {
+      value->setType(found->second);
+    }
+  });
+}
 
 } // namespace jit_passes

@@ -15,4 +15,13 @@ using GraphFunction = std::function<std::shared_ptr<Graph>(const std::shared_ptr
 void onGraph(Moment moment, GraphFunction function);
 void setActive(Moment moment, bool active);
 
+// What the executor has seen of the tensors of a graph, by the names of the values.
+using Profile = std::unordered_map<std::string, c10::TypePtr>;
+
+// Takes the executor's profile nodes out of a graph. They stand between operators, where no pattern
+// expects them, and the shapes they have seen are no facts for a pass.
+Profile takeProfile(std::shared_ptr<Graph>& graph);
+// Gives the values that are still there their types back, for the fusers, which guard what they use.
+void putProfile(Graph& graph, const Profile& profile);
+
 } // namespace jit_passes

@@ -113,8 +113,8 @@ std::string operatorMismatch(const Node* node) {
   }
   std::ostringstream text;
   text << name << " does not take (";
-  for (const Value* input : node->inputs()) {
-    text << (input == node->inputs()[0] ? "" : ", ") << input->type()->annotation_str();
+  for (size_t i = 0; i < node->inputs().size(); ++i) {
+    text << (i == 0 ? "" : ", ") << node->input(i)->type()->annotation_str();
   }
   text << "); it is";
   for (const auto& candidate : known) {

@@ -315,8 +315,12 @@ class Replacer {
     for (size_t i = 0; i < outputs.size(); ++i) {
       Value* old = match_.values.at(outputs[i]);
       Value* result = values_.at(rule_.replacement->outputs().at(i));
-      if (result->node()->kind() != c10::prim::Param && !isConstant(result) &&
-          made_set_.count(result->node())) {
+      const auto made = c10::unshapedType(result->type()), wanted = c10::unshapedType(old->type());
+      TORCH_CHECK(
+          made->isSubtypeOf(*wanted) || wanted->isSubtypeOf(*made), "the replacement of rule '", rule_.name,
+          "' gives ", made->annotation_str(), " at ", describe(principal_), ", where ",
+          wanted->annotation_str(), " is used");
+      if (made_set_.count(result->node())) {
         result->setType(old->type());
       }
       if (aliases != nullptr) {

@@ -64,6 +64,15 @@ void hookExecutor(Moment moment, const py::function& function) {
   });
 }
 
+// A function of another graph, with the name and the schema of this one, default arguments included.
+torch::jit::StrongFunctionPtr rebuildFunction(
+    const torch::jit::StrongFunctionPtr& original, const GraphPointer& graph) {
+  const auto unit = std::make_shared<torch::jit::CompilationUnit>();
+  auto* function = unit->create_function(original.function_->qualname(), graph);
+  function->setSchema(original.function_->getSchema());
+  return {unit, function};
+}
+
 py::tuple toTuple(const Editor::Inserted& inserted) {
   py::list values;
   for (const auto& value : inserted.values) {
@@ -130,6 +139,7 @@ void bindPasses(py::module_& m) {
     return countNodes(*graphOf(module, method));
   });
   m.def("count_nodes_of_graph", [](const GraphPointer& graph) { return countNodes(*graph); });
+  m.def("rebuild_function", &rebuildFunction);
   m.def("inline_graph", [](const GraphPointer& graph) { inlineCalls(*graph); });
   m.def("snapshot", [](const Module& module, const std::string& method) {
     return toTuple(takeSnapshot(graphOf(module, method)));
@@ -142,6 +152,9 @@ void bindPasses(py::module_& m) {
     setActive(Moment::AfterAutograd, after_autograd);
     setActive(Moment::AfterFusion, after_fusion);
   });
+  m.def("take_profile", [](GraphPointer graph) { return takeProfile(graph); });
+  m.def(
+      "put_profile", [](const GraphPointer& graph, const Profile& profile) { putProfile(*graph, profile); });
 
   py::class_<Editor, std::shared_ptr<Editor>>(m, "Editor")
       .def_property_readonly("has_module", &Editor::hasModule)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jit_passes import RewriteRule, rewrite
@@ -676,6 +677,36 @@ def test_batch_norm_that_trains_is_part_of_the_pattern() -> None:
     assert not training.rewritten and "batch_norm" in training.refused[0].refused
     frozen = torch.jit.freeze(torch.jit.script(Net().eval()), optimize_numerics=False)
     assert len(rule.apply(frozen).rewritten) == 1
+
+
+def test_batch_norm_in_the_replacement() -> None:
+    """Whether it trains is known from the match, in a model that writes elsewhere too."""
+    rule = RewriteRule(
+        "norm_of_relu",
+        """graph(%x, %rest):
+  %y = aten::relu(%x)
+  %z = aten::batch_norm(%y, %rest)
+  return (%z)""",
+        """graph(%x, %rest):
+  %y = aten::sigmoid(%x)
+  %z = aten::batch_norm(%y, %rest)
+  return (%z)""",
+    )
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("var", torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = (x * 2).add_(1)
+            y = torch.relu(x)
+            return F.batch_norm(y, self.mean, self.var, training=self.training)
+
+    frozen = torch.jit.freeze(torch.jit.script(Net().eval()), optimize_numerics=False)
+    assert len(rule.apply(frozen).rewritten) == 1
+    assert not rule.apply(torch.jit.script(Net())).rewritten
 
 
 def test_rules_that_write_are_seen_by_others() -> None:

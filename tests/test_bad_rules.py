@@ -320,8 +320,8 @@ TEXTS = [
 PIECES = ["%x", "%y", "%rest", "(", ")", ":", "\\\\n", " = ", "[", "]", "aten::relu", "prim::If",
           "prim::Constant", "return", "->", "block0", "Tensor", "int[]", "value=",
           "match::activation", "", ",", "graph", '"', "%1", "9" * 30, "prim::Param", "prim::Return",
-          "Float(2, 3)", "...", "prim::SetAttr", "prim::TupleUnpack", "#", "{", "<Tensor>", "inf", "-",
-          "\\u00e9", "\\\\x00"]
+          "Float(2, 3)", "...", "prim::SetAttr", "prim::TupleUnpack", "#", "{", "<Tensor>",
+          "inf", "-", "\\u00e9", "\\\\x00"]
 names = {"match::activation": ["aten::relu", "aten::relu_"]}
 net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU())
 module = torch.jit.script(net)

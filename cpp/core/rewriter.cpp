@@ -8,6 +8,8 @@ namespace {
 
 using NodeSet = std::unordered_set<const Node*>;
 
+constexpr size_t kTraining = 5; // operand of a normalization
+
 constexpr const char* kNoPlace = "one of its operands is computed after one of its results is used";
 
 bool isBetween(const Node* node, const Node* from, const Node* to) {
@@ -182,16 +184,18 @@ class AliasCheck {
     if (writer->kind() != c10::aten::batch_norm && writer->kind() != c10::aten::instance_norm) {
       return true;
     }
+    std::vector<const Value*> operands;
     for (const Value* operand : writer->inputs()) {
-      const auto found = named_.find(inputName(operand));
-      for (const Value* bound :
-           found == named_.end() ? std::vector<Value*>() : match_.operandsOf(found->second)) {
-        if (bound->type()->kind() == c10::TypeKind::BoolType) {
-          return constantNumber(bound) != 0.0; // the first flag is the one
-        }
+      const bool bound = operand->node()->kind() == c10::prim::Param && named_.count(inputName(operand));
+      if (!bound) {
+        operands.push_back(operand);
+        continue;
+      }
+      for (const Value* value : match_.operandsOf(named_.at(inputName(operand)))) {
+        operands.push_back(value);
       }
     }
-    return true;
+    return operands.size() <= kTraining || constantNumber(operands[kTraining]) != 0.0;
   }
 
   // A result that the pattern writes to must not have been read before that.

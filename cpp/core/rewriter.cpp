@@ -8,7 +8,8 @@ namespace {
 
 using NodeSet = std::unordered_set<const Node*>;
 
-constexpr size_t kTraining = 5; // operand of a normalization
+constexpr size_t kManyUses = 32; // the next walk looks at these users, once for all rewrites
+constexpr size_t kTraining = 5;  // operand of a normalization
 
 constexpr const char* kNoPlace = "one of its operands is computed after one of its results is used";
 
@@ -634,7 +635,7 @@ class Rewriter {
     }
     again_.push_back(node);
     for (Value* output : distance > 1 ? node->outputs() : at::ArrayRef<Value*>()) {
-      if (isConstant(output)) {
+      if (isConstant(output) || output->uses().size() > kManyUses) {
         continue;
       }
       for (const auto& use : output->uses()) {

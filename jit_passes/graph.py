@@ -232,6 +232,8 @@ class GraphEditor:
     def replace(self, value: ValueView, replacement: ValueView) -> None:
         """Make all users of a value use another one, results of blocks and of the method too."""
         _checked(self._editor.replace_uses, value.id, replacement.id)
+        if value is replacement:
+            return
         for node, operand in value.uses:
             node.inputs[operand] = replacement
         replacement.uses.extend(value.uses)
@@ -243,7 +245,10 @@ class GraphEditor:
 
     def remove(self, node: NodeView) -> None:
         """Remove a node whose results nothing uses; `replace` them first."""
-        for index in _checked(self._editor.remove, node.index):
+        indices, results = _checked(self._editor.remove, node.index)
+        for value in results:
+            self._values[value].is_result = False
+        for index in indices:
             if index in self._nodes:  # reading an attribute's owner is not shown
                 gone = self._nodes.pop(index)
                 for operand, value in enumerate(gone.inputs):

@@ -132,7 +132,7 @@ def register_pass(
                 )
             return graph.changed if changed is None else changed
 
-        if replace:
+        if replace and summary:
             _C.remove_pass(name)
         try:
             _C.register_pass(name, summary, run, list(requires), list(ensures))

@@ -7,6 +7,7 @@ backward.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,8 +141,9 @@ class RewriteRule:
         try:
             pattern = _graph(self.pattern, "pattern")
             replacement = _graph(self.replacement, "replacement")
-            check = self._check if self._has_check() else None
-            compute = self._compute if self.compute is not None else None
+            own = dataclasses.replace(self)  # the compiled rule keeps it, and this one keeps that
+            check = own._check if self._has_check() else None
+            compute = own._compute if self.compute is not None else None
             rule = _C.rule(
                 self.name, pattern, replacement, self.alternatives, check, compute, self.repeat
             )
@@ -150,7 +152,7 @@ class RewriteRule:
         if rule.computed and self.compute is None:
             raise JitPassesError(
                 f"rule '{self.name}': the replacement takes {', '.join(rule.computed)}, which the "
-                "pattern does not have and no compute gives"
+                "pattern does not use and no compute gives"
             )
         return rule
 

@@ -3,22 +3,61 @@
 namespace jit_passes {
 namespace {
 
-// Without a schema an operator is one of the language's own; of these, some call what is not seen.
-bool mayWrite(const Node* node) {
-  if (node->kind() == c10::aten::batch_norm || node->kind() == c10::aten::instance_norm) {
-    return constantNumber(node->input(5)) != 0.0; // running statistics, if it trains
+// Of overloads that write to what they are given, not only to an `out` of the caller's.
+bool writesToOperand(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !argument.kwarg_only();
+  });
+}
+
+bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test) {
+  const auto& overloads = torch::jit::getAllOperatorsFor(kind);
+  return std::any_of(
+      overloads.begin(), overloads.end(), [&](const auto& overload) { return test(overload->schema()); });
+}
+
+bool normalizes(c10::Symbol kind) {
+  return kind == c10::aten::batch_norm || kind == c10::aten::instance_norm;
+}
+
+constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5; // operands
+
+// Without a schema an operator is one of the language's own, of which some call what is not seen, or its
+// operands are not known: of a pattern.
+bool mayWriteAs(const Node* node, c10::Symbol kind) {
+  if (normalizes(kind) && node->inputs().size() > kTraining) {
+    return constantNumber(node->input(kTraining)) != 0.0; // running statistics, if it trains
   }
-  if (const auto* schema = node->maybeSchema()) {
+  if (const auto* schema = kind == node->kind() ? node->maybeSchema() : nullptr) {
     return schema->is_mutable();
+  }
+  if (!torch::jit::getAllOperatorsFor(kind).empty()) {
+    return normalizes(kind) || anyOverload(kind, writesToOperand);
   }
   static const std::unordered_set<c10::Symbol> harmless{
       c10::prim::Constant,      c10::prim::GetAttr,      c10::prim::If,         c10::prim::Loop,
       c10::prim::ListConstruct, c10::prim::ListUnpack,   c10::prim::TupleIndex, c10::prim::TupleConstruct,
       c10::prim::TupleUnpack,   c10::prim::DictConstruct};
-  return !harmless.count(node->kind());
+  return !harmless.count(kind);
+}
+
+// These may return an operand, or a view of it, though their schemas do not say so.
+bool mayReturnOperand(c10::Symbol kind) {
+  static const std::unordered_set<c10::Symbol> kinds = [] {
+    std::unordered_set<c10::Symbol> symbols;
+    for (const char* name :
+         {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "atleast_1d", "atleast_2d",
+          "atleast_3d", "einsum", "sum_to_size", "meshgrid", "broadcast_tensors", "chain_matmul"}) {
+      symbols.insert(c10::Symbol::fromQualString(std::string("aten::") + name));
+    }
+    return symbols;
+  }();
+  return kinds.count(kind) > 0;
 }
 
 } // namespace
+
+bool mayWrite(const Node* node) { return mayWriteAs(node, node->kind()); }
 
 bool anyMayWrite(Graph& graph) {
   bool found = false;
@@ -78,6 +117,19 @@ bool mayShareMemory(const Value* value) {
   }
 }
 
+bool mayHoldTensor(const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::AnyType:
+    case c10::TypeKind::VarType:
+    case c10::TypeKind::ClassType:
+    case c10::TypeKind::InterfaceType: return true;
+    default: break;
+  }
+  const auto parts = type.containedTypes();
+  return std::any_of(parts.begin(), parts.end(), [](const auto& part) { return mayHoldTensor(*part); });
+}
+
 bool takesApart(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::prim::ListUnpack, c10::prim::TupleUnpack, c10::prim::TupleIndex, c10::prim::TupleSlice,
@@ -93,7 +145,18 @@ bool putsTogether(const Node* node) {
 
 } // namespace
 
-AliasClasses::AliasClasses(Graph& graph, Inputs inputs) {
+AliasClasses::AliasClasses(Graph& graph, const Module* self) {
+  if (self != nullptr) {
+    self_ = *self;
+  }
+  addAll(graph, Inputs::MayAlias);
+}
+
+AliasClasses::AliasClasses(Graph& graph, Inputs inputs, const Kinds& kinds) : kinds_(kinds) {
+  addAll(graph, inputs);
+}
+
+void AliasClasses::addAll(Graph& graph, Inputs inputs) {
   std::optional<size_t> first;
   for (const Value* input : graph.inputs()) {
     const size_t index = classOf(input);
@@ -143,6 +206,16 @@ void AliasClasses::unite(size_t a, size_t b) {
   append(classes_[a].contents, classes_[b].contents);
 }
 
+void AliasClasses::uniteWithContents(const Value* value, const Value* operand) {
+  if (mayShareMemory(operand)) {
+    std::unordered_set<size_t> shared;
+    collect(classOf(operand), shared);
+    for (const size_t index : shared) {
+      unite(classOf(value), index);
+    }
+  }
+}
+
 void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
   std::vector<const Value*> shared; // operands that the schema says something about
   for (size_t i = 0; i < node->inputs().size() && i < schema.arguments().size(); ++i) {
@@ -166,20 +239,69 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
   });
   if (into_container && schema.is_mutable()) { // append, insert, __setitem__
     for (const Value* operand : node->inputs()) {
-      if (mayShareMemory(operand)) {
-        unite(classOf(shared.front()), classOf(operand));
-      }
+      uniteWithContents(shared.front(), operand);
     }
   }
   for (size_t i = 0; i < node->outputs().size(); ++i) {
+    const Value* output = node->output(i);
     const auto* info = i < schema.returns().size() ? schema.returns()[i].alias_info() : nullptr;
     for (const Value* operand : info == nullptr ? std::vector<const Value*>{} : shared) {
-      unite(classOf(node->output(i)), classOf(operand));
+      unite(classOf(output), classOf(operand));
+    }
+    // Lists, dicts and what is taken out of them: list(), values(), get(). Schemas say little there.
+    const bool plain = i < schema.returns().size() && schema.returns()[i].type() == c10::TensorType::get();
+    if (mayReturnOperand(node->kind()) || (!plain && mayHoldTensor(*output->type()))) {
+      for (const Value* operand : node->inputs()) {
+        uniteWithContents(output, operand);
+      }
     }
   }
 }
 
+// All that any overload may do.
+void AliasClasses::addByName(Node* node, c10::Symbol kind) {
+  const bool writes = mayWriteAs(node, kind);
+  const bool shares =
+      writes || mayReturnOperand(kind) || anyOverload(kind, [](const auto& schema) {
+        return std::any_of(schema.returns().begin(), schema.returns().end(), [&](const auto& result) {
+          return (result.alias_info() != nullptr && !schema.is_mutable()) ||
+                 result.type() != c10::TensorType::get();
+        });
+      });
+  for (const Value* operand : node->inputs()) {
+    if (writes && mayShareMemory(operand)) {
+      classes_[classOf(operand)].writers.push_back(node);
+    }
+    for (const Value* output : shares ? node->outputs() : at::ArrayRef<Value*>()) {
+      if (mayShareMemory(output)) {
+        uniteWithContents(output, operand);
+      }
+    }
+  }
+}
+
+void AliasClasses::addAttribute(Node* node) {
+  // Modules may be shared and weights tied: all attributes of a name count as one.
+  const Value* value = node->kind() == c10::prim::SetAttr ? node->input(1) : node->output();
+  const size_t own = classOf(value);
+  classes_[own].outside = true;
+  unite(attributes_.try_emplace(node->s(c10::attr::name), own).first->second, own);
+  const auto known =
+      self_ && node->kind() == c10::prim::GetAttr ? attributeOf(*self_, value) : std::optional<c10::IValue>();
+  if (known && !known->isObject()) {
+    known->visit([&](const c10::IValue& part) {
+      if (part.isTensor() && part.toTensor().defined() && part.toTensor().has_storage()) {
+        const auto* storage = part.toTensor().storage().unsafeGetStorageImpl();
+        unite(storages_.try_emplace(storage, classOf(value)).first->second, classOf(value));
+      }
+      return false;
+    });
+  }
+}
+
 void AliasClasses::add(Node* node) {
+  const auto stands_for = kinds_.find(node->kind());
+  const auto kind = stands_for == kinds_.end() ? node->kind() : stands_for->second;
   for (const Value* output : node->outputs()) {
     classOf(output);
   }
@@ -194,10 +316,7 @@ void AliasClasses::add(Node* node) {
   if (node->kind() == c10::prim::Constant) {
     classes_[classOf(node->output())].outside = true;
   } else if (node->kind() == c10::prim::GetAttr) {
-    // Modules may be shared and weights tied: all attributes of a name count as one.
-    const size_t own = classOf(node->output());
-    classes_[own].outside = true;
-    unite(attributes_.try_emplace(node->s(c10::attr::name), own).first->second, own);
+    addAttribute(node);
   } else if (node->kind() == c10::prim::If || node->kind() == c10::prim::Loop) {
     const size_t skip = node->kind() == c10::prim::Loop ? 1 : 0; // the condition
     for (Block* block : node->blocks()) {
@@ -223,13 +342,15 @@ void AliasClasses::add(Node* node) {
     for (const size_t content : contents) {
       unite(classOf(node->input(0)), content);
     }
-  } else if (node->kind() == c10::aten::batch_norm || node->kind() == c10::aten::instance_norm) {
-    if (mayWrite(node)) {
-      classes_[classOf(node->input(3))].writers.push_back(node);
-      classes_[classOf(node->input(4))].writers.push_back(node);
+  } else if (normalizes(kind) && node->inputs().size() > kTraining) {
+    if (mayWriteAs(node, kind)) {
+      classes_[classOf(node->input(kRunningMean))].writers.push_back(node);
+      classes_[classOf(node->input(kRunningVar))].writers.push_back(node);
     }
-  } else if (const auto* schema = node->maybeSchema()) {
+  } else if (const auto* schema = kind == node->kind() ? node->maybeSchema() : nullptr) {
     addBySchema(node, *schema);
+  } else if (!torch::jit::getAllOperatorsFor(kind).empty()) {
+    addByName(node, kind);
   } else if (mayWrite(node)) { // what it does is not seen
     for (const Value* operand : node->inputs()) {
       if (mayShareMemory(operand)) {
@@ -238,6 +359,9 @@ void AliasClasses::add(Node* node) {
           unite(classOf(output), classOf(operand));
         }
       }
+    }
+    if (node->kind() == c10::prim::SetAttr) {
+      addAttribute(node);
     }
   } else {
     for (const Value* operand : node->inputs()) {
@@ -257,7 +381,11 @@ void AliasClasses::remove(Node* node) {
     }
   }
   for (const Value* operand : node->inputs()) {
-    std::erase(classes_[classOf(operand)].writers, node);
+    std::unordered_set<size_t> written;
+    collect(classOf(operand), written);
+    for (const size_t index : written) {
+      std::erase(classes_[index].writers, node);
+    }
   }
   for (const Value* output : node->outputs()) {
     std::erase(classes_[classOf(output)].values, output);
@@ -265,8 +393,20 @@ void AliasClasses::remove(Node* node) {
   }
 }
 
+void AliasClasses::replace(const Value* old, const Value* replacement) {
+  if (mayShareMemory(old) && mayShareMemory(replacement)) {
+    unite(classOf(old), classOf(replacement));
+  }
+}
+
 bool AliasClasses::mayAlias(const Value* a, const Value* b) {
-  return mayShareMemory(a) && mayShareMemory(b) && classOf(a) == classOf(b);
+  if (!mayShareMemory(a) || !mayShareMemory(b)) {
+    return false;
+  }
+  std::unordered_set<size_t> of_a, of_b;
+  collect(classOf(a), of_a);
+  collect(classOf(b), of_b);
+  return std::any_of(of_a.begin(), of_a.end(), [&](size_t index) { return of_b.count(index) > 0; });
 }
 
 void AliasClasses::collect(size_t index, std::unordered_set<size_t>& seen) {
@@ -291,10 +431,18 @@ std::vector<Node*> AliasClasses::writersOf(const Value* value) {
   return writers;
 }
 
-bool AliasClasses::onlyWithin(const Value* value, const std::unordered_set<const Node*>& nodes) {
+bool AliasClasses::onlyWithin(
+    const Value* value, const std::unordered_set<const Node*>& nodes, const Node* point) {
   const size_t index = classOf(value);
   if (classes_[index].outside) {
     return false;
+  }
+  for (const Block* block = point->owningBlock(); block != value->node()->owningBlock();) {
+    const Node* owner = block->owningNode();
+    if (owner == nullptr || owner->kind() == c10::prim::Loop) {
+      return false; // the next iteration sees it too
+    }
+    block = owner->owningBlock();
   }
   const auto& values = classes_[index].values;
   return std::all_of(values.begin(), values.end(), [&](const Value* other) {
@@ -302,7 +450,8 @@ bool AliasClasses::onlyWithin(const Value* value, const std::unordered_set<const
       return true;
     }
     const auto& uses = other->uses();
-    return std::all_of(uses.begin(), uses.end(), [&](const auto& use) { return nodes.count(use.user) > 0; });
+    return (other->node()->kind() != c10::prim::Param && other->node()->isAfter(point)) ||
+           std::all_of(uses.begin(), uses.end(), [&](const auto& use) { return nodes.count(use.user) > 0; });
   });
 }
 

@@ -21,6 +21,13 @@ Editor::Editor(PassContext& context)
   }
 }
 
+PassContext& Editor::context() const {
+  TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
+  return context_;
+}
+
+bool Editor::hasModule() const { return context().hasModule(); }
+
 Node* Editor::node(int64_t index) const {
   TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
   TORCH_CHECK(
@@ -41,13 +48,16 @@ void Editor::own(Node* made) {
   nodes_.push_back(made);
 }
 
-void Editor::forget(const Node* node, std::vector<int64_t>& gone) {
+void Editor::forget(const Node* node, std::vector<int64_t>& gone, std::unordered_set<int64_t>& results) {
   for (const Block* block : node->blocks()) {
     for (const Value* input : block->inputs()) {
       values_.erase(static_cast<int64_t>(input->unique()));
     }
     for (const Node* inner : block->nodes()) {
-      forget(inner, gone);
+      forget(inner, gone, results);
+    }
+    for (const Value* output : block->outputs()) {
+      results.insert(static_cast<int64_t>(output->unique()));
     }
   }
   for (const Value* output : node->outputs()) {
@@ -100,16 +110,21 @@ Editor::Inserted Editor::insert(
     operands.push_back(value(id));
   }
   Node* place = node(before);
+  Node* origin = node(like);
   if (symbol == c10::prim::ListConstruct) {
     TORCH_CHECK(!operands.empty(), "a list needs an element: an empty one has no type");
-    return adopt(
-        graph_->createList(c10::unshapedType(operands[0]->type()), operands)->insertBefore(place),
-        node(like));
+    const auto type = c10::unshapedType(operands[0]->type());
+    for (const Value* operand : operands) {
+      TORCH_CHECK(
+          operand->type()->isSubtypeOf(*type), "a list has elements of one type, not ",
+          type->annotation_str(), " and ", operand->type()->annotation_str());
+    }
+    return adopt(graph_->createList(type, operands)->insertBefore(place)->copyMetadata(origin), origin);
   }
   if (symbol == c10::prim::TupleConstruct) {
-    return adopt(graph_->createTuple(operands)->insertBefore(place), node(like));
+    return adopt(graph_->createTuple(operands)->insertBefore(place)->copyMetadata(origin), origin);
   }
-  Node* made = insertNode(place, symbol, operands, node(like));
+  Node* made = insertNode(place, symbol, operands, origin);
   const auto* schema = made->maybeSchema();
   if (schema == nullptr) {
     const auto mismatch = operatorMismatch(made);
@@ -126,7 +141,7 @@ Editor::Inserted Editor::insert(
     const auto& type = schema->returns()[i].type();
     made->output(i)->setType(type->hasFreeVariables() && !operands.empty() ? operands[0]->type() : type);
   }
-  return adopt(made, node(like));
+  return adopt(made, origin);
 }
 
 Editor::Inserted Editor::insertConstant(const c10::IValue& constant, int64_t before) {
@@ -134,13 +149,9 @@ Editor::Inserted Editor::insertConstant(const c10::IValue& constant, int64_t bef
 }
 
 Editor::Inserted Editor::insertAttribute(const std::string& path, int64_t before) {
-  TORCH_CHECK(context_.hasModule(), "a graph after autograd has no module to read '", path, "' from");
-  Value* owner = nullptr;
-  try {
-    owner = readAttribute(*graph_, node(before), path);
-  } catch (const c10::Error&) {
-    TORCH_CHECK(false, "the module has no attribute '", path, "'");
-  }
+  TORCH_CHECK(hasModule(), "a graph after autograd has no module to read '", path, "' from");
+  TORCH_CHECK(hasAttribute(context().module(), path), "the module has no attribute '", path, "'");
+  Value* owner = readAttribute(*graph_, node(before), path);
   for (Value* part = owner->node()->input(); part->node()->kind() == c10::prim::GetAttr;
        part = part->node()->input()) {
     own(part->node());
@@ -151,7 +162,11 @@ Editor::Inserted Editor::insertAttribute(const std::string& path, int64_t before
 
 std::string Editor::addAttribute(
     const std::string& name, const at::Tensor& tensor, bool parameter, int64_t like) {
-  return addTensorAttribute(context_.module(), moduleOf(node(like)).first, name, tensor, parameter);
+  const auto path = moduleOf(node(like)).first;
+  TORCH_CHECK(
+      !name.empty() && name.find('.') == std::string::npos, "an attribute's name has no dots, not '", name,
+      "'");
+  return addTensorAttribute(context().module(), path, name, tensor, parameter);
 }
 
 void Editor::setOperand(int64_t user, int64_t operand, int64_t replacement) {
@@ -163,20 +178,31 @@ void Editor::setOperand(int64_t user, int64_t operand, int64_t replacement) {
 }
 
 void Editor::replaceUses(int64_t old, int64_t replacement) {
-  value(old)->replaceAllUsesWith(value(replacement));
+  if (old != replacement) { // of PyTorch's own, that would not end
+    value(old)->replaceAllUsesWith(value(replacement));
+  }
 }
 
-std::vector<int64_t> Editor::remove(int64_t index) {
+Editor::Removed Editor::remove(int64_t index) {
   Node* target = node(index);
   for (const Value* output : target->outputs()) {
     TORCH_CHECK(
         !output->hasUses(), describe(target), " cannot be removed: ", describe(output->uses()[0].user),
         " uses its result; replace that first");
   }
-  std::vector<int64_t> gone;
-  forget(target, gone);
+  Removed removed;
+  std::unordered_set<int64_t> results;
+  forget(target, removed.nodes, results);
   target->destroy();
-  return gone;
+  for (const int64_t id : results) {
+    const auto found = values_.find(id);
+    const auto is_result = [](const torch::jit::Use& use) { return use.user->kind() == c10::prim::Return; };
+    if (found != values_.end() &&
+        std::none_of(found->second->uses().begin(), found->second->uses().end(), is_result)) {
+      removed.results.push_back(id);
+    }
+  }
+  return removed;
 }
 
 } // namespace jit_passes

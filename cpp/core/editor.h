@@ -11,8 +11,9 @@ class Editor {
  public:
   explicit Editor(PassContext& context);
 
-  bool hasModule() const { return context_.hasModule(); }
-  const Snapshot& snapshot() const { return snapshot_; }
+  bool hasModule() const;
+  const Snapshot& snapshot() const { return snapshot_; } // before the first edit
+  Snapshot fresh() const { return takeSnapshot(context().graph()); }
 
   // A node with the metadata of `like`, in front of `before`; its number and the record of it and of
   // its results.
@@ -32,17 +33,22 @@ class Editor {
   // All uses, those of blocks' and the method's results too.
   void replaceUses(int64_t value, int64_t replacement);
   // Its results must not be used any more. Returns the numbers that are gone, those of nodes in its
-  // blocks too.
-  std::vector<int64_t> remove(int64_t node);
+  // blocks too, and the values that are no results of blocks any more.
+  struct Removed {
+    std::vector<int64_t> nodes;
+    std::vector<int64_t> results;
+  };
+  Removed remove(int64_t node);
   // After the last edit the editor must not be used: its graph may be gone.
   void close() { open_ = false; }
 
  private:
+  PassContext& context() const;
   Node* node(int64_t index) const;
   Value* value(int64_t id) const;
   Inserted adopt(Node* node, const Node* like);
   void own(Node* node);
-  void forget(const Node* node, std::vector<int64_t>& gone);
+  void forget(const Node* node, std::vector<int64_t>& gone, std::unordered_set<int64_t>& results);
 
   PassContext& context_;
   std::shared_ptr<Graph> graph_;

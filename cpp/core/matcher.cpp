@@ -1,5 +1,6 @@
 #include "matcher.h"
 
+#include "alias.h"
 #include "operators.h"
 
 namespace jit_passes {
@@ -43,6 +44,9 @@ class Matcher {
     if (wanted->outputs().size() != node->outputs().size() || !node->blocks().empty()) {
       return fail([&] { return describe(node) + " has another number of results than the pattern"; });
     }
+    if (taken(node) && (node->isNondeterministic() || mayWrite(node))) {
+      return fail([&] { return describe(node) + " cannot stand for two operators of the pattern"; });
+    }
     match_.nodes.emplace(wanted, node);
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       match_.values.emplace(wanted->output(i), node->output(i));
@@ -79,7 +83,7 @@ class Matcher {
     const auto place = [&] { return "operand " + std::to_string(operand) + " of " + describe(user); };
     if (const auto known = match_.values.find(wanted); known != match_.values.end()) {
       return known->second == value || sameConstant(known->second, value) ||
-             fail([&] { return place() + " is not the %" + wanted->debugNameBase() + " matched before"; });
+             fail([&] { return place() + " is not the %" + inputName(wanted) + " matched before"; });
     }
     if (wanted->node()->kind() == c10::prim::Param) {
       if (pattern_.isTyped(wanted) && !fitsType(wanted, value)) {
@@ -174,6 +178,9 @@ class Matcher {
       return left->toTensor().is_same(right->toTensor());
     }
     // An operator takes 0 where it takes 0.0: clamp(x, 0, 6) and clamp(x, 0., 6.) are the same.
+    if (left->isInt() && right->isInt()) {
+      return left->toInt() == right->toInt();
+    }
     const auto left_number = constantNumber(a), right_number = constantNumber(b);
     return left_number && right_number ? *left_number == *right_number : *left == *right;
   }
@@ -211,6 +218,15 @@ class Matcher {
     std::unordered_set<const Value*> results;
     for (const Value* output : pattern_.graph->outputs()) {
       results.insert(match_.values.at(output));
+    }
+    for (const Value* input : pattern_.graph->inputs()) {
+      const auto found = match_.values.find(input);
+      if (found != match_.values.end() && results.count(found->second)) {
+        return fail([&] {
+          return "%" + inputName(input) + " would be the result of " + describe(found->second->node()) +
+                 ", which is matched too";
+        });
+      }
     }
     for (const Node* wanted : pattern_.nodes()) {
       for (const Value* output : match_.nodes.at(wanted)->outputs()) {
@@ -293,6 +309,11 @@ std::shared_ptr<Graph> parse(const std::string& ir) {
   auto graph = std::make_shared<Graph>();
   std::unordered_map<std::string, Value*> names;
   torch::jit::parseIR(ir, graph.get(), names);
+  for (const auto& [name, value] : names) { // PyTorch keeps no names that are numbers
+    if (value->node()->kind() == c10::prim::Param && !value->hasDebugName()) {
+      value->setDebugName("#" + name);
+    }
+  }
   return graph;
 }
 
@@ -383,6 +404,7 @@ void Pattern::check() {
       nodes_.push_back(node);
     }
   }
+  checkRests(*graph);
   TORCH_CHECK(!nodes_.empty(), "a pattern needs at least one operator:\n", graph->toString());
   TORCH_CHECK(graph->outputs().size() > 0, "a pattern returns what it computes:\n", graph->toString());
   for (const Value* output : graph->outputs()) {
@@ -429,6 +451,14 @@ bool Pattern::mayBe(const Node* wanted, c10::Symbol kind) const {
   return found == alternatives.end() ? wanted->kind() == kind : found->second.count(kind) > 0;
 }
 
+std::vector<Value*> Match::operandsOf(const Value* input) const {
+  if (const auto found = rests.find(input); found != rests.end()) {
+    return found->second;
+  }
+  const auto found = values.find(input);
+  return found == values.end() ? std::vector<Value*>() : std::vector<Value*>{found->second};
+}
+
 Node* Match::principal(const Pattern& pattern) const {
   for (const Node* wanted : pattern.nodes()) {
     Node* node = nodes.at(wanted);
@@ -465,6 +495,24 @@ std::optional<Match> matchAt(const Pattern& pattern, Node* node, NearMiss* miss)
     return std::nullopt;
   }
   return Matcher(pattern, node, miss).run();
+}
+
+std::string inputName(const Value* input) {
+  const auto name = input->debugName();
+  return name.substr(name.rfind('#', 0) == 0 ? 1 : 0);
+}
+
+void checkRests(Graph& graph) {
+  for (const Value* input : graph.inputs()) {
+    for (const auto& use : input->uses()) {
+      const bool last = use.user->kind() != c10::prim::Return && use.user->owningBlock() == graph.block() &&
+                        use.user->blocks().empty() && use.offset + 1 == use.user->inputs().size();
+      TORCH_CHECK(
+          last || !isRest(input), "%", inputName(input),
+          " stands for all further operands: it can only be the last operand of an operator, outside of "
+          "branches and loops");
+    }
+  }
 }
 
 bool isRest(const Value* value) {

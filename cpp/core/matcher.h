@@ -44,6 +44,8 @@ struct Match {
   std::unordered_map<const Node*, Node*> nodes;                // pattern node -> graph node
   std::unordered_map<const Value*, std::vector<Value*>> rests; // pattern %rest -> operands
 
+  // What an input of the pattern stands for: one value, several for %rest, none where it is not used.
+  std::vector<Value*> operandsOf(const Value* input) const;
   // The matched node that does the arithmetic, whose name and source line the result inherits.
   Node* principal(const Pattern& pattern) const;
 };
@@ -61,6 +63,11 @@ std::optional<Match> matchAt(const Pattern& pattern, Node* node, NearMiss* miss 
 
 // Whether the pattern's value stands for all remaining operands of the node it is passed to.
 bool isRest(const Value* value);
+// The name of an input, as the text or the function has it: patterns and replacements go by these.
+std::string inputName(const Value* input);
+
+// Refuses %rest anywhere but as last operand.
+void checkRests(Graph& graph);
 
 // A graph from IR text that has been checked: parsing malformed text never ends in an assertion.
 std::shared_ptr<Graph> readGraph(const std::string& ir, const Alternatives& alternatives);

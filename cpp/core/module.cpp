@@ -206,6 +206,17 @@ std::string addTensorAttribute(
   return prefix + free;
 }
 
+bool hasAttribute(const Module& root, const std::string& path) {
+  c10::IValue owner = root._ivalue();
+  for (const auto& part : partsOf(path)) {
+    if (!owner.isObject() || !owner.toObjectRef().type()->hasAttribute(part)) {
+      return false;
+    }
+    owner = owner.toObjectRef().getAttr(part);
+  }
+  return !path.empty();
+}
+
 Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
   torch::jit::WithInsertPoint guard(before);
   Value* value = graph.inputs().at(0);

@@ -34,6 +34,7 @@ std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
 // path of the attribute.
 std::string addTensorAttribute(
     Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter);
+bool hasAttribute(const Module& root, const std::string& path);
 // Reads the attribute at a path from self, in front of a node.
 Value* readAttribute(Graph& graph, Node* before, const std::string& path);
 

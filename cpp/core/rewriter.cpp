@@ -8,6 +8,9 @@ namespace {
 
 using NodeSet = std::unordered_set<const Node*>;
 
+constexpr size_t kManyUses = 32; // the next walk looks at these users, once for all rewrites
+constexpr size_t kTraining = 5;  // operand of a normalization
+
 constexpr const char* kNoPlace = "one of its operands is computed after one of its results is used";
 
 bool isBetween(const Node* node, const Node* from, const Node* to) {
@@ -66,61 +69,81 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
     return true;
   };
   for (const Value* input : pattern.graph->inputs()) {
-    const auto found = match.values.find(input);
-    if (found != match.values.end() && !reach(found->second)) {
-      return std::nullopt;
-    }
-  }
-  for (const auto& [name, values] : match.rests) {
-    if (!std::all_of(values.begin(), values.end(), reach)) {
-      return std::nullopt;
+    for (Value* operand : match.operandsOf(input)) {
+      if (!reach(operand)) {
+        return std::nullopt;
+      }
     }
   }
   return placement;
+}
+
+// What names with alternatives stand for in this match.
+AliasClasses::Kinds kindsOf(const Rule& rule, const Match& match) {
+  AliasClasses::Kinds kinds;
+  for (const Node* wanted : rule.pattern.nodes()) {
+    if (rule.pattern.alternatives.count(wanted->kind())) {
+      kinds.emplace(wanted->kind(), match.nodes.at(wanted)->kind());
+    }
+  }
+  return kinds;
 }
 
 // Says how memory that is written to makes a match wrong.
 class AliasCheck {
  public:
   AliasCheck(AliasClasses& aliases, const Rule& rule, const Match& match, const Node* point)
-      : aliases_(aliases), rule_(rule), match_(match), point_(point) {
+      : aliases_(aliases),
+        rule_(rule),
+        match_(match),
+        point_(point),
+        within_(*rule.replacement, AliasClasses::Inputs::Distinct, kindsOf(rule, match)) {
     for (const auto& [wanted, node] : match.nodes) {
       inside_.insert(node);
     }
     for (const Value* input : rule.pattern.graph->inputs()) {
-      if (const auto found = match.values.find(input); found != match.values.end()) {
-        inputs_.push_back(found->second);
+      named_[inputName(input)] = input;
+      for (const Value* operand : match.operandsOf(input)) {
+        inputs_.push_back(operand);
       }
-    }
-    for (const auto& [name, values] : match.rests) {
-      inputs_.insert(inputs_.end(), values.begin(), values.end());
     }
   }
 
   std::optional<std::string> refusal() {
+    std::string reason;
     for (const Node* wanted : rule_.pattern.nodes()) {
       const Node* node = match_.nodes.at(wanted);
       for (const Value* operand : node->inputs()) {
-        if (auto reason = checkReads(node, operand); !reason.empty()) {
-          return reason;
-        }
+        reason = reason.empty() ? checkReads(node, operand) : reason;
       }
     }
     for (const Value* input : inputs_) {
-      for (const Node* writer : aliases_.writersOf(input)) {
-        if (inside_.count(writer) && !aliases_.onlyWithin(input, inside_)) {
-          return describe(writer) + " writes to memory that others see, which the replacement would not";
-        }
-      }
+      reason = reason.empty() ? checkWrites(input) : reason;
     }
-    return checkResults();
+    reason = reason.empty() ? checkReplacement() : reason;
+    reason = reason.empty() ? checkUses() : reason;
+    reason = reason.empty() ? checkResults() : reason;
+    return reason.empty() ? std::nullopt : std::optional(reason);
   }
 
  private:
+  // Whether the replacement stands in front of the node, and the writer in between.
+  bool overtaken(const Node* writer, const Node* node) const {
+    if (!point_->isBefore(node)) {
+      return false;
+    }
+    for (const Node* around = writer; around != nullptr; around = around->owningBlock()->owningNode()) {
+      if (around == point_) {
+        return true;
+      }
+    }
+    return isBetween(writer, point_, node);
+  }
+
   // Between the node and where its replacement will stand, nobody may write to what it reads.
   std::string checkReads(const Node* node, const Value* operand) {
     for (const Node* writer : aliases_.writersOf(operand)) {
-      if (!inside_.count(writer) && (isBetween(writer, node, point_) || isBetween(writer, point_, node))) {
+      if (!inside_.count(writer) && (isBetween(writer, node, point_) || overtaken(writer, node))) {
         return describe(writer) + " writes to what " + describe(node) +
                " reads, between the matched operators";
       }
@@ -128,18 +151,88 @@ class AliasCheck {
     return "";
   }
 
-  // A result that shares memory with an operand, before or after, must not be written to.
-  std::optional<std::string> checkResults() {
-    AliasClasses within(*rule_.replacement, AliasClasses::Inputs::Distinct);
+  // What the pattern writes to must not be seen by others, who would miss it.
+  std::string checkWrites(const Value* input) {
+    for (const Node* writer : aliases_.writersOf(input)) {
+      if (inside_.count(writer) &&
+          (inside_.count(input->node()) || !aliases_.onlyWithin(input, inside_, point_))) {
+        return describe(writer) + " writes to memory that others see, which the replacement would not";
+      }
+    }
+    return "";
+  }
+
+  // Nor must what the replacement writes to.
+  std::string checkReplacement() {
+    for (const Value* input : rule_.replacement->inputs()) {
+      const auto found = named_.find(inputName(input));
+      for (const Node* writer : within_.writersOf(input)) {
+        if (found == named_.end() || !trains(writer)) {
+          continue;
+        }
+        for (const Value* operand : match_.operandsOf(found->second)) {
+          if (!aliases_.onlyWithin(operand, inside_, point_)) {
+            return describe(writer) + " of the replacement writes to memory that others see";
+          }
+        }
+      }
+    }
+    return "";
+  }
+
+  // A normalization writes to its statistics if it trains, which the match may know.
+  bool trains(const Node* writer) const {
+    if (writer->kind() != c10::aten::batch_norm && writer->kind() != c10::aten::instance_norm) {
+      return true;
+    }
+    std::vector<const Value*> operands;
+    for (const Value* operand : writer->inputs()) {
+      const bool bound = operand->node()->kind() == c10::prim::Param && named_.count(inputName(operand));
+      if (!bound) {
+        operands.push_back(operand);
+        continue;
+      }
+      for (const Value* value : match_.operandsOf(named_.at(inputName(operand)))) {
+        operands.push_back(value);
+      }
+    }
+    return operands.size() <= kTraining || constantNumber(operands[kTraining]) != 0.0;
+  }
+
+  // A result that the pattern writes to must not have been read before that.
+  std::string checkUses() {
+    for (const Value* output : rule_.pattern.graph->outputs()) {
+      const Value* result = match_.values.at(output);
+      for (const Node* writer : aliases_.writersOf(result)) {
+        for (const auto& use : result->uses()) {
+          if (inside_.count(writer) && !inside_.count(use.user) && use.user->isBefore(writer)) {
+            return describe(use.user) + " reads a result before " + describe(writer) + " writes to it";
+          }
+        }
+      }
+    }
+    return "";
+  }
+
+  // A result that shares memory with an operand or another result, before or after, must not be written
+  // to; where nobody else sees the operand, it does not matter.
+  std::string checkResults() {
     const auto outputs = rule_.pattern.graph->outputs();
+    const auto replacements = rule_.replacement->outputs();
+    std::vector<const Value*> seen;
+    std::copy_if(inputs_.begin(), inputs_.end(), std::back_inserter(seen), [&](const Value* input) {
+      return !aliases_.onlyWithin(input, inside_, point_);
+    });
     for (size_t i = 0; i < outputs.size(); ++i) {
       const Value* result = match_.values.at(outputs[i]);
-      const Value* replacement = rule_.replacement->outputs().at(i);
-      bool shares = std::any_of(inputs_.begin(), inputs_.end(), [&](const Value* input) {
-        return aliases_.mayAlias(result, input);
-      });
+      bool shares = std::any_of(
+          seen.begin(), seen.end(), [&](const Value* input) { return aliases_.mayAlias(result, input); });
       for (const Value* input : rule_.replacement->inputs()) {
-        shares |= within.mayAlias(replacement, input);
+        shares |= sees(input, seen) && within_.mayAlias(replacements[i], input);
+      }
+      for (size_t j = 0; j < outputs.size(); ++j) {
+        shares |= j != i && (aliases_.mayAlias(result, match_.values.at(outputs[j])) ||
+                             within_.mayAlias(replacements[i], replacements[j]));
       }
       if (!shares) {
         continue;
@@ -151,22 +244,47 @@ class AliasCheck {
       }
       const bool in_loop = point_->owningBlock()->owningNode() != nullptr;
       for (const Node* writer : writers) {
-        if (!inside_.count(writer) && (in_loop || writer->isAfter(point_))) {
+        if (!inside_.count(writer) && (in_loop || !writer->isBefore(point_))) {
           return describe(writer) + " writes to memory that the result shares with an operand, " +
                  "in the model or in the replacement";
         }
       }
     }
-    return std::nullopt;
+    return "";
+  }
+
+  // Whether an input of the replacement is among these values; computed ones are attributes, seen by all.
+  bool sees(const Value* input, const std::vector<const Value*>& values) const {
+    const auto found = named_.find(inputName(input));
+    if (found == named_.end()) {
+      return true;
+    }
+    const auto operands = match_.operandsOf(found->second);
+    return std::any_of(operands.begin(), operands.end(), [&](const Value* operand) {
+      return std::find(values.begin(), values.end(), operand) != values.end();
+    });
   }
 
   AliasClasses& aliases_;
   const Rule& rule_;
   const Match& match_;
   const Node* point_;
+  AliasClasses within_; // of the replacement
   NodeSet inside_;
+  std::unordered_map<std::string, const Value*> named_;
   std::vector<const Value*> inputs_;
 };
+
+// Only where something writes, in the model or in what rules put there.
+std::optional<AliasClasses> aliasesOf(PassContext& context, const std::vector<const Rule*>& rules) {
+  const bool writes =
+      anyMayWrite(*context.graph()) ||
+      std::any_of(rules.begin(), rules.end(), [](auto* rule) { return anyMayWrite(*rule->replacement); });
+  if (!writes) {
+    return std::nullopt;
+  }
+  return AliasClasses(*context.graph(), context.hasModule() ? &context.module() : nullptr);
+}
 
 class Replacer {
  public:
@@ -175,14 +293,14 @@ class Replacer {
         rule_(rule),
         match_(match),
         point_(point),
-        principal_(match.principal(rule.pattern)) {
+        principal_(match.principal(rule.pattern)),
+        kinds_(kindsOf(rule, match)) {
     for (const Value* input : rule.pattern.graph->inputs()) {
-      named_[input->debugNameBase()] = input;
+      if (input->hasUses()) {
+        named_[inputName(input)] = input;
+      }
     }
     for (const auto& [wanted, node] : match.nodes) {
-      if (rule.pattern.alternatives.count(wanted->kind())) {
-        kinds_.emplace(wanted->kind(), node->kind());
-      }
       alive_.insert(node);
     }
   }
@@ -192,6 +310,11 @@ class Replacer {
     bindInputs();
     for (const Node* node : rule_.replacement->nodes()) {
       emit(node);
+    }
+    for (Node* made : made_) {
+      if (aliases != nullptr) {
+        aliases->add(made);
+      }
     }
     const auto outputs = rule_.pattern.graph->outputs();
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -205,12 +328,10 @@ class Replacer {
       if (made_set_.count(result->node())) {
         result->setType(old->type());
       }
-      old->replaceAllUsesWith(result);
-    }
-    for (Node* made : made_) {
       if (aliases != nullptr) {
-        aliases->add(made);
+        aliases->replace(old, result);
       }
+      old->replaceAllUsesWith(result);
     }
     destroyMatched(aliases, on_destroy);
     return std::move(made_);
@@ -222,7 +343,10 @@ class Replacer {
                         ? rule_.compute(MatchView{match_, rule_.pattern, context_})
                         : std::unordered_map<std::string, Computed>();
     for (const Value* input : rule_.replacement->inputs()) {
-      const auto name = input->debugNameBase();
+      if (!input->hasUses()) {
+        continue;
+      }
+      const auto name = inputName(input);
       const auto found = named_.find(name);
       if (found != named_.end() && isRest(input)) {
         rests_[input] = match_.rests.at(found->second);
@@ -257,12 +381,18 @@ class Replacer {
       return value;
     }
     const auto path = addTensorAttribute(
-        context_.module(), moduleOf(principal_).first, name, computed.value.toTensor(), computed.parameter);
+        context_.module(), moduleOf(principal_).first, attributeName(name), computed.value.toTensor(),
+        computed.parameter);
     Value* value = readAttribute(*context_.graph(), point_, path);
     for (Value* part = value; part->node()->kind() == c10::prim::GetAttr; part = part->node()->input()) {
       made_.push_back(part->node());
     }
     return value;
+  }
+
+  static std::string attributeName(std::string name) { // IR text has names like %w.1
+    std::replace(name.begin(), name.end(), '.', '_');
+    return name;
   }
 
   void emit(const Node* node) {
@@ -332,7 +462,7 @@ class Replacer {
   std::unordered_map<std::string, const Value*> named_;
   std::unordered_map<const Value*, Value*> values_;
   std::unordered_map<const Value*, std::vector<Value*>> rests_;
-  std::unordered_map<c10::Symbol, c10::Symbol> kinds_;
+  AliasClasses::Kinds kinds_;
   std::unordered_set<Node*> alive_; // the matched nodes that are not destroyed yet
   std::vector<Node*> made_;
   NodeSet made_set_;
@@ -361,6 +491,16 @@ struct Origin {
   const Rule* rule;
   std::shared_ptr<const Origin> parent;
   size_t length;
+
+  Origin(const Rule* rule, std::shared_ptr<const Origin> parent, size_t length)
+      : rule(rule), parent(std::move(parent)), length(length) {}
+  Origin(const Origin&) = delete;
+  Origin& operator=(const Origin&) = delete;
+  ~Origin() { // step by step: a chain is as long as the graph, and the stack is not
+    for (auto next = std::move(parent); next && next.use_count() == 1;) {
+      next = std::move(std::const_pointer_cast<Origin>(next)->parent);
+    }
+  }
 };
 
 class Rewriter {
@@ -370,9 +510,10 @@ class Rewriter {
     for (const auto& rule : rules) {
       reach_ = std::max(reach_, rule->pattern.nodes().size());
     }
-    if (anyMayWrite(*graph_)) {
-      aliases_.emplace(*graph_);
-    }
+    std::vector<const Rule*> all;
+    std::transform(
+        rules.begin(), rules.end(), std::back_inserter(all), [](const auto& r) { return r.get(); });
+    aliases_ = aliasesOf(context, all);
     forEachNode(*graph_, [&](Node*) { ++bound_; });
   }
 
@@ -398,9 +539,7 @@ class Rewriter {
         }
       }
     }
-    for (auto& [key, refusal] : refused_) {
-      done_.push_back(std::move(refusal));
-    }
+    done_.insert(done_.end(), refused_.begin(), refused_.end());
     return std::move(done_);
   }
 
@@ -420,7 +559,7 @@ class Rewriter {
       const auto placement = placementOf(*match, rule->pattern);
       if (auto reason = refusal(*rule, *match, placement)) {
         record.refused = *reason;
-        refused_[{order_of(node), rule}] = record;
+        refused_.push_back(record);
         continue;
       }
       apply(*rule, *match, *placement);
@@ -429,9 +568,6 @@ class Rewriter {
     }
     return false;
   }
-
-  // Refusals are listed in the order in which the last walk met them.
-  size_t order_of(const Node* node) { return order_.try_emplace(node, order_.size()).first->second; }
 
   std::optional<std::string> refusal(
       const Rule& rule, const Match& match, const std::optional<Placement>& placement) {
@@ -447,13 +583,13 @@ class Rewriter {
   }
 
   void apply(const Rule& rule, const Match& match, const Placement& placement) {
-    auto origin = std::make_shared<Origin>(Origin{&rule, nullptr, 1});
+    auto origin = std::make_shared<Origin>(&rule, nullptr, 1);
     std::vector<Value*> operands;
     for (const Node* wanted : rule.pattern.nodes()) {
       Node* node = match.nodes.at(wanted);
       const auto made_by = origins_.find(node);
       if (made_by != origins_.end() && made_by->second->length >= origin->length) {
-        origin = std::make_shared<Origin>(Origin{&rule, made_by->second, made_by->second->length + 1});
+        origin = std::make_shared<Origin>(&rule, made_by->second, made_by->second->length + 1);
       }
       operands.insert(operands.end(), node->inputs().begin(), node->inputs().end());
     }
@@ -500,7 +636,7 @@ class Rewriter {
     }
     again_.push_back(node);
     for (Value* output : distance > 1 ? node->outputs() : at::ArrayRef<Value*>()) {
-      if (isConstant(output)) {
+      if (isConstant(output) || output->uses().size() > kManyUses) {
         continue;
       }
       for (const auto& use : output->uses()) {
@@ -562,8 +698,7 @@ class Rewriter {
   size_t bound_ = 100; // of a chain of rewrites: one that only shrinks the graph is shorter
   std::unordered_set<const Node*> present_;
   std::unordered_map<const Node*, std::shared_ptr<const Origin>> origins_;
-  std::unordered_map<const Node*, size_t> order_;
-  std::map<std::pair<size_t, const Rule*>, Rewrite> refused_;
+  std::vector<Rewrite> refused_; // by the last walk, which meets every node once
   std::vector<Node*> again_;
   std::vector<Rewrite> done_;
 };
@@ -586,14 +721,16 @@ Rule::Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement
   checkReplacement();
   std::unordered_set<std::string> known;
   for (const Value* input : this->pattern.graph->inputs()) {
-    known.insert(input->debugNameBase());
+    if (input->hasUses()) { // others stand for nothing
+      known.insert(inputName(input));
+    }
   }
   for (const Value* input : this->replacement->inputs()) {
-    if (!known.count(input->debugNameBase())) {
+    if (input->hasUses() && !known.count(inputName(input))) {
       TORCH_CHECK(
-          !isRest(input), "the pattern has no operands %", input->debugNameBase(),
+          !isRest(input), "the pattern passes on no operands %", inputName(input),
           ", which the replacement passes on");
-      computed.push_back(input->debugNameBase());
+      computed.push_back(inputName(input));
     }
   }
 }
@@ -602,6 +739,12 @@ void Rule::checkReplacement() {
   TORCH_CHECK(
       replacement->outputs().size() == pattern.graph->outputs().size(), "the pattern returns ",
       pattern.graph->outputs().size(), " values and the replacement ", replacement->outputs().size());
+  checkRests(*replacement);
+  forEachNode(*replacement, [&](const Node* node) {
+    TORCH_CHECK(
+        node->owningBlock() == replacement->block() || !pattern.alternatives.count(node->kind()),
+        "a name with alternatives cannot stand in a branch or loop of the replacement");
+  });
   for (const Node* node : replacement->nodes()) {
     TORCH_CHECK(
         node->kind() != c10::prim::CallFunction && node->kind() != c10::prim::CallMethod, describe(node),
@@ -629,10 +772,7 @@ std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules) {
 std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
   const auto graph = context.graph();
   const auto names = nodeNames(*graph);
-  std::optional<AliasClasses> aliases;
-  if (anyMayWrite(*graph)) {
-    aliases.emplace(*graph);
-  }
+  auto aliases = aliasesOf(context, {&rule});
   std::vector<Explanation> result;
   forEachNode(*graph, [&](Node* node) {
     if (!rule.pattern.mayAnchorAt(node->kind())) {
@@ -658,7 +798,7 @@ std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
         {found == names.end() ? "" : found->second, sourceLine(node), miss.matched, miss.reason});
   });
   std::stable_sort(result.begin(), result.end(), [](const Explanation& a, const Explanation& b) {
-    return a.matched > b.matched;
+    return std::pair(a.matched, a.reason.empty()) > std::pair(b.matched, b.reason.empty());
   });
   return result;
 }

@@ -50,7 +50,7 @@ bool foldConstantLists(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists, {"inlined"}};
+    "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists};
 
 } // namespace
 } // namespace jit_passes

@@ -45,13 +45,12 @@ void registerPass(
     for (const auto& [key, value] : context.options()) {
       options[py::str(key)] = toPython(value);
     }
-    Editor editor(context);
-    const py::object held = py::cast(&editor, py::return_value_policy::reference);
+    const auto editor = std::make_shared<Editor>(context);
     struct Close { // a handle that Python keeps must not reach into a graph that is gone
       Editor& editor;
       ~Close() { editor.close(); }
-    } close{editor};
-    return call(held, options).template cast<bool>();
+    } close{*editor};
+    return call(editor, options).template cast<bool>();
   };
   RegisterPass(name, summary, run, std::move(needs), std::move(ensures));
 }
@@ -157,9 +156,10 @@ void bindPasses(py::module_& m) {
   m.def(
       "put_profile", [](const GraphPointer& graph, const Profile& profile) { putProfile(*graph, profile); });
 
-  py::class_<Editor>(m, "Editor")
+  py::class_<Editor, std::shared_ptr<Editor>>(m, "Editor")
       .def_property_readonly("has_module", &Editor::hasModule)
       .def("snapshot", [](const Editor& editor) { return toTuple(editor.snapshot()); })
+      .def("fresh", [](const Editor& editor) { return toTuple(editor.fresh()); })
       .def(
           "insert",
           [](Editor& editor, const std::string& kind, const std::vector<int64_t>& inputs, int64_t before,
@@ -175,7 +175,10 @@ void bindPasses(py::module_& m) {
       .def("add_attribute", &Editor::addAttribute)
       .def("set_operand", &Editor::setOperand)
       .def("replace_uses", &Editor::replaceUses)
-      .def("remove", &Editor::remove);
+      .def("remove", [](Editor& editor, int64_t node) {
+        const auto removed = editor.remove(node);
+        return py::make_tuple(removed.nodes, removed.results);
+      });
 }
 
 } // namespace jit_passes

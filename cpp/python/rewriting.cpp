@@ -42,7 +42,7 @@ py::tuple toTuple(const MatchView& view) {
         shape = py::tuple(py::cast(*sizes));
       }
     }
-    inputs[py::str(input->debugNameBase())] = py::make_tuple(
+    inputs[py::str(inputName(input))] = py::make_tuple(
         found->second->type()->annotation_str(), readable, readable ? toPython(*known) : py::none(), shape);
   }
   for (const Node* wanted : view.pattern.nodes()) {
@@ -54,10 +54,19 @@ py::tuple toTuple(const MatchView& view) {
 
 using Text = std::optional<std::string>;
 
+// Of a scripted function: a parameter that is assigned to is %x.1 there.
+GraphPointer graphOfFunction(const py::object& source) {
+  auto graph = source.cast<GraphPointer>();
+  for (Value* input : graph->inputs()) {
+    input->setDebugName(input->debugNameBase());
+  }
+  return graph;
+}
+
 // Pattern and replacement are IR text, or graphs of scripted functions.
 Pattern toPattern(const py::object& source, const Alternatives& alternatives) {
   return py::isinstance<py::str>(source) ? Pattern(source.cast<std::string>(), alternatives)
-                                         : Pattern(source.cast<GraphPointer>(), alternatives);
+                                         : Pattern(graphOfFunction(source), alternatives);
 }
 
 std::shared_ptr<Rule> makeRule(
@@ -68,7 +77,7 @@ std::shared_ptr<Rule> makeRule(
   auto rule = std::make_shared<Rule>(
       name, toPattern(pattern, alternatives),
       py::isinstance<py::str>(replacement) ? readGraph(replacement.cast<std::string>(), alternatives)
-                                           : replacement.cast<GraphPointer>());
+                                           : graphOfFunction(replacement));
   rule->repeat = repeat;
   if (!check.is_none()) {
     rule->check = [call = Function(check)](const MatchView& view) {

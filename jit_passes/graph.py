@@ -175,7 +175,7 @@ class GraphEditor:
         kind: str,
         inputs: Sequence[ValueView | bool | int | float | str | list[Any] | None],
         *,
-        before: NodeView,
+        before: NodeView | None,
         like: NodeView | None = None,
     ) -> NodeView:
         """Insert an operator.
@@ -185,8 +185,9 @@ class GraphEditor:
                 `prim::TupleConstruct`.
             inputs: all operands in the order of the operator's schema, defaults included; Python
                 values become constants.
-            before: the node that it is put in front of.
-            like: the node whose module path and source line it takes; None for `before`.
+            before: the node that it is put in front of; None for the end of the method.
+            like: the node whose module path and source line it takes; None for `before`, or the
+                last node.
 
         Returns:
             The new node.
@@ -199,16 +200,17 @@ class GraphEditor:
             for value in inputs
         ]
         ids = [value.id for value in operands]
-        origin = (like or before).index
-        return self._adopt(_checked(self._editor.insert, kind, ids, before.index, origin))
+        origin = like or before or next(reversed(self._nodes.values()))
+        place = _place(before)
+        return self._adopt(_checked(self._editor.insert, kind, ids, place, origin.index))
 
-    def constant(self, value: Any, *, before: NodeView) -> ValueView:
+    def constant(self, value: Any, *, before: NodeView | None) -> ValueView:
         """Insert a constant: None, a bool, number, string, tensor, or a list or tuple of these."""
-        return self._adopt(_checked(self._editor.insert_constant, value, before.index)).output
+        return self._adopt(_checked(self._editor.insert_constant, value, _place(before))).output
 
-    def attribute(self, path: str, *, before: NodeView) -> ValueView:
+    def attribute(self, path: str, *, before: NodeView | None) -> ValueView:
         """Insert reading an attribute of the module, `layer1.0.conv1.weight`."""
-        return self._adopt(_checked(self._editor.insert_attribute, path, before.index)).output
+        return self._adopt(_checked(self._editor.insert_attribute, path, _place(before))).output
 
     def add_tensor(self, name: str, tensor: torch.Tensor, *, like: NodeView) -> str:
         """Add a parameter (for an `nn.Parameter`) or buffer to the module that a node belongs to.
@@ -230,10 +232,16 @@ class GraphEditor:
         self.changed = True
 
     def replace(self, value: ValueView, replacement: ValueView) -> None:
-        """Make all users of a value use another one, results of blocks and of the method too."""
-        _checked(self._editor.replace_uses, value.id, replacement.id)
+        """Make all users of a value use another one, results of blocks and of the method too.
+
+        The node that makes the replacement keeps what it uses, so that one operator can be put behind
+        another: `y = graph.insert("aten::relu", [x], before=...).output; graph.replace(x, y)`.
+        """
         if value is replacement:
             return
+        maker = replacement.producer
+        own = [] if maker is None else [i for i, v in enumerate(maker.inputs) if v is value]
+        _checked(self._editor.replace_uses, value.id, replacement.id)
         for node, operand in value.uses:
             node.inputs[operand] = replacement
         replacement.uses.extend(value.uses)
@@ -242,6 +250,9 @@ class GraphEditor:
         value.is_result = False
         self.outputs = [replacement if output is value else output for output in self.outputs]
         self.changed = True
+        for operand in own:
+            assert maker is not None
+            self.set_input(maker, operand, value)
 
     def remove(self, node: NodeView) -> None:
         """Remove a node whose results nothing uses; `replace` them first."""
@@ -266,6 +277,10 @@ class GraphEditor:
         self._nodes[index] = node
         self.changed = True
         return node
+
+
+def _place(before: NodeView | None) -> int:
+    return -1 if before is None else before.index
 
 
 def _checked(operation: Any, *arguments: Any) -> Any:

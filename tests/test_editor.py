@@ -511,3 +511,41 @@ def test_nothing_leaks(module: torch.jit.ScriptModule) -> None:
     del result, module
     gc.collect()
     assert extra() is None or extra().shape == (4, 4)
+
+
+def test_putting_an_operator_behind_another(module: torch.jit.ScriptModule) -> None:
+    """At the end of the method, behind its result too; what is put there keeps its operand."""
+
+    def body(graph: GraphEditor) -> None:
+        value = graph.outputs[0].producer.inputs[0]
+        made = graph.insert("aten::tanh", [value], before=value.producer)
+        graph.remove(made)  # in front of what makes it, it would not be valid
+        last = graph.insert("aten::neg", [value], before=None)
+        result = graph.outputs[0].producer
+        graph.set_input(result, 0, value)
+        check_view(graph)
+        graph.remove(last)
+        scaled = graph.insert("aten::mul", [value, 2.0], before=result)
+        graph.replace(value, scaled.output)
+        check_view(graph)
+        assert scaled.inputs[0] is value and result.inputs[0] is scaled.output
+
+    changed = run(module, body)
+    expected, found = module(X, True), changed(X, True)
+    assert torch.equal(found[0], 2 * expected[0])
+
+
+def test_an_operator_at_the_end() -> None:
+    """Of a graph whose result is the last operator's."""
+
+    class Last(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x)
+
+    def body(graph: GraphEditor) -> None:
+        result = graph.outputs[0]
+        graph.replace(result, graph.insert("aten::neg", [result], before=None).output)
+        check_view(graph)
+
+    changed = run(torch.jit.script(Last()), body)
+    assert torch.equal(changed(X), -torch.relu(X))

@@ -36,6 +36,8 @@ Node* Editor::node(int64_t index) const {
   return nodes_[index];
 }
 
+Node* Editor::placeOf(int64_t before) const { return before == kEnd ? graph_->return_node() : node(before); }
+
 Value* Editor::value(int64_t id) const {
   TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
   const auto found = values_.find(id);
@@ -109,7 +111,7 @@ Editor::Inserted Editor::insert(
   for (const int64_t id : inputs) {
     operands.push_back(value(id));
   }
-  Node* place = node(before);
+  Node* place = placeOf(before);
   Node* origin = node(like);
   if (symbol == c10::prim::ListConstruct) {
     TORCH_CHECK(!operands.empty(), "a list needs an element: an empty one has no type");
@@ -145,13 +147,13 @@ Editor::Inserted Editor::insert(
 }
 
 Editor::Inserted Editor::insertConstant(const c10::IValue& constant, int64_t before) {
-  return adopt(jit_passes::insertConstant(node(before), constant)->node(), nullptr);
+  return adopt(jit_passes::insertConstant(placeOf(before), constant)->node(), nullptr);
 }
 
 Editor::Inserted Editor::insertAttribute(const std::string& path, int64_t before) {
   TORCH_CHECK(hasModule(), "a graph after autograd has no module to read '", path, "' from");
   TORCH_CHECK(hasAttribute(context().module(), path), "the module has no attribute '", path, "'");
-  Value* owner = readAttribute(*graph_, node(before), path);
+  Value* owner = readAttribute(*graph_, placeOf(before), path);
   for (Value* part = owner->node()->input(); part->node()->kind() == c10::prim::GetAttr;
        part = part->node()->input()) {
     own(part->node());

@@ -9,6 +9,8 @@ namespace jit_passes {
 
 class Editor {
  public:
+  static constexpr int64_t kEnd = -1; // as `before`: at the end of the graph
+
   explicit Editor(PassContext& context);
 
   bool hasModule() const;
@@ -45,6 +47,7 @@ class Editor {
  private:
   PassContext& context() const;
   Node* node(int64_t index) const;
+  Node* placeOf(int64_t before) const;
   Value* value(int64_t id) const;
   Inserted adopt(Node* node, const Node* like);
   void own(Node* node);

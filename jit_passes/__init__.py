@@ -20,6 +20,7 @@ from .report import Coverage, coverage
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
 from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 from .slots import quantize_slots
+from .verify import assert_equivalent
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "Slot",
     "Stage",
     "ValueView",
+    "assert_equivalent",
     "calibrate",
     "convert",
     "coverage",

@@ -18,7 +18,7 @@ from . import _C
 from .errors import JitPassesError
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ValueView:
     """A value of the graph.
 
@@ -45,8 +45,15 @@ class ValueView:
     producer: NodeView | None = None
     uses: list[tuple[NodeView, int]] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """Return its name, or the constant; the neighbours would be the whole graph."""
+        if not self.is_constant:
+            return f"<{self.name}>"
+        tensor = isinstance(self.constant, torch.Tensor)
+        return f"<tensor {list(self.constant.shape)}>" if tensor else f"<{self.constant!r}>"
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, repr=False)
 class NodeView:
     """An operator of the graph.
 
@@ -78,6 +85,11 @@ class NodeView:
     def output(self) -> ValueView:
         """The only result."""
         return self.outputs[0]
+
+    def __repr__(self) -> str:
+        """Return operator and operands, as `<first.conv:conv2d = aten::conv2d(<x>, ...)>`."""
+        operands = ", ".join(map(repr, self.inputs))
+        return f"<{self.name or 'node'} = {self.kind}({operands})>"
 
 
 @dataclass(eq=False)

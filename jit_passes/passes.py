@@ -265,6 +265,8 @@ class Pipeline:
                 computes something else than the module. The module is as it was.
         """
         self.check_names()
+        if isinstance(module, torch.nn.Module):
+            check_scripted(module)
         if not isinstance(module, torch.jit.ScriptModule):
             subject = ModuleSubject(module, method)
             records = self.run_on(subject, options=options, dump=dump)
@@ -319,6 +321,15 @@ RESOLVE = Pipeline(
 )
 
 
+def check_scripted(module: Any) -> None:
+    """Raise a JitPassesError if it is not a ScriptModule."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        raise JitPassesError(
+            f"a ScriptModule is needed, got {type(module).__name__}: script a torch.nn.Module with "
+            "torch.jit.script, trace it with torch.jit.trace, or load a file with torch.jit.load"
+        )
+
+
 def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
     """Return a copy of the module for passes to work on.
 
@@ -326,8 +337,10 @@ def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
     resolved. Parameters and buffers are the original's tensors, under the same names.
 
     Raises:
-        JitPassesError: the module has no such method, or hooks of its own, which would be lost.
+        JitPassesError: it is no ScriptModule, it has no such method, or hooks of its own, which
+            would be lost.
     """
+    check_scripted(module)
     if not module._c._has_method(method):
         names = ", ".join(sorted(module._c._method_names()))
         raise JitPassesError(

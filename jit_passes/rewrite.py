@@ -114,6 +114,8 @@ class RewriteRule:
         modules: globs over the path of the module that the match stands in, of which one must
             match.
         module_types: class names of that module, of which one must match; () for all.
+        repeat: whether the rule may match what it has made itself. False for a replacement that
+            contains the pattern, one that puts an operator behind another: each run adds it once.
 
     Raises:
         JitPassesError: at first use or `compile()`: pattern or replacement are not valid, with the
@@ -128,6 +130,7 @@ class RewriteRule:
     alternatives: Mapping[str, Sequence[str]] = field(default_factory=dict)
     modules: str | Sequence[str] = "*"
     module_types: str | Sequence[str] = ()
+    repeat: bool = True
 
     def compile(self) -> Any:
         """Return the rule that the rewriter takes; it is made once."""
@@ -141,7 +144,9 @@ class RewriteRule:
             own = dataclasses.replace(self)  # the compiled rule keeps it, and this one keeps that
             check = own._check if self._has_check() else None
             compute = own._compute if self.compute is not None else None
-            rule = _C.rule(self.name, pattern, replacement, self.alternatives, check, compute)
+            rule = _C.rule(
+                self.name, pattern, replacement, self.alternatives, check, compute, self.repeat
+            )
         except (RuntimeError, ValueError, TypeError) as error:
             raise JitPassesError(f"rule '{self.name}': {first_line(error)}") from error
         if rule.computed and self.compute is None:

@@ -226,8 +226,38 @@ Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
   return value;
 }
 
+namespace {
+
+// Whether Inline can replace the call by the graph of a function.
+bool canInline(const Node* node) {
+  if (node->kind() == c10::prim::CallFunction) {
+    const auto type = node->input(0)->type()->cast<c10::FunctionType>();
+    return type != nullptr && torch::jit::tryToGraphFunction(*type->function()) != nullptr;
+  }
+  const auto type = node->input(0)->type()->cast<c10::ClassType>();
+  auto* method = type == nullptr ? nullptr : type->findMethod(node->s(c10::attr::name));
+  return method != nullptr && torch::jit::tryToGraphFunction(*method) != nullptr;
+}
+
+bool hasCallToInline(Graph& graph) {
+  bool found = false;
+  forEachNode(graph, [&](Node* node) {
+    const bool calls = node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction;
+    found = found || (calls && canInline(node));
+  });
+  return found;
+}
+
+} // namespace
+
+void inlineAll(Graph& graph) {
+  do {
+    torch::jit::Inline(graph);
+  } while (hasCallToInline(graph));
+}
+
 void inlineCalls(Graph& graph) {
-  torch::jit::Inline(graph);
+  inlineAll(graph);
   forEachNode(graph, [](Node* node) {
     if (node->kind() == c10::prim::fork) {
       inlineCalls(*node->g(c10::attr::Subgraph));

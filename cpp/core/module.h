@@ -38,6 +38,10 @@ bool hasAttribute(const Module& root, const std::string& path);
 // Reads the attribute at a path from self, in front of a node.
 Value* readAttribute(Graph& graph, Node* before, const std::string& path);
 
+// PyTorch's inlining, again for what has come in: functions that first ran under
+// torch.jit.optimized_execution(False) keep their calls.
+void inlineAll(Graph& graph);
+
 // Inlines all calls, those of forked branches too.
 void inlineCalls(Graph& graph);
 // The first call that inlining has left, or nothing.

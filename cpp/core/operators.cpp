@@ -39,6 +39,18 @@ std::optional<WeightedOperator> weightedOperator(const Node* node) {
   return found == table.end() ? std::nullopt : std::optional(found->second);
 }
 
+bool isDropout(const Node* node) {
+  static const std::unordered_set<std::string> names{"aten::dropout",
+                                                     "aten::dropout_",
+                                                     "aten::feature_dropout",
+                                                     "aten::feature_dropout_",
+                                                     "aten::alpha_dropout",
+                                                     "aten::alpha_dropout_",
+                                                     "aten::feature_alpha_dropout",
+                                                     "aten::feature_alpha_dropout_"};
+  return names.count(node->kind().toQualString()) > 0;
+}
+
 bool movesData(const Node* node) {
   static const auto movers = symbols({
       "aten::alias",

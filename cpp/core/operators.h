@@ -23,6 +23,9 @@ bool fastOnFbgemm(
     at::IntArrayRef weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
     int64_t groups);
 
+// Whether it is dropout of some kind; its third operand says whether it does anything.
+bool isDropout(const Node* node);
+
 // Whether every value of the node's result is a value of its first operand, or zero: then it
 // commutes with quantization exactly and runs on integers as it is. chunk, split and unbind count
 // as moving data too; their results are lists.

@@ -5,6 +5,14 @@ namespace {
 
 constexpr size_t kLongest = 60; // characters of a constant
 
+void printTensor(std::ostream& out, const at::Tensor& tensor) {
+  out << "<" << tensor.scalar_type() << tensor.sizes();
+  if (tensor.dim() == 0 && tensor.is_cpu() && !tensor.is_quantized()) { // as traces have numbers
+    out << " " << tensor.item();
+  }
+  out << ">";
+}
+
 class Printer {
  public:
   explicit Printer(Graph& graph) : graph_(graph) { nameValues(graph.block()); }
@@ -58,8 +66,7 @@ class Printer {
       return "constant";
     }
     if (known->isTensor()) {
-      const auto& tensor = known->toTensor();
-      text << "<" << tensor.scalar_type() << tensor.sizes() << ">";
+      printTensor(text, known->toTensor());
     } else {
       text << *known;
     }

@@ -551,7 +551,7 @@ class Rewriter {
     }
     for (const Rule* rule : candidates->second) {
       const auto match = matchAt(rule->pattern, node);
-      if (!match) {
+      if (!match || (!rule->repeat && isOf(*match, rule))) {
         continue;
       }
       Node* principal = match->principal(rule->pattern);
@@ -596,7 +596,8 @@ class Rewriter {
     TORCH_CHECK(
         origin->length <= bound_, "rules rewrite each other's results without end at ",
         describe(match.principal(rule.pattern)), ": ", cycleOf(*origin),
-        "; give one of them a check that refuses what another one makes");
+        "; give one of them a check that refuses what another one makes, or repeat=False, so that it "
+        "leaves alone what it has made itself");
     const auto name = nameOf(match.principal(rule.pattern));
     const auto forget = [&](Node* node) {
       present_.erase(node);
@@ -649,6 +650,18 @@ class Rewriter {
   std::string nameOf(const Node* node) const {
     const auto found = names_.find(node);
     return found == names_.end() ? "" : found->second;
+  }
+
+  // Whether one of the matched nodes was made by the rule, or out of what it made.
+  bool isOf(const Match& match, const Rule* rule) const {
+    return std::any_of(match.nodes.begin(), match.nodes.end(), [&](const auto& matched) {
+      const auto found = origins_.find(matched.second);
+      const Origin* origin = found == origins_.end() ? nullptr : found->second.get();
+      while (origin != nullptr && origin->rule != rule) {
+        origin = origin->parent.get();
+      }
+      return origin != nullptr;
+    });
   }
 
   // "'a' -> 'b' -> 'a'": the shortest repetition at the end of the chain.

@@ -41,6 +41,7 @@ struct Rule {
   std::shared_ptr<Graph> replacement;
   MatchCheck check;                  // may be empty
   MatchCompute compute;              // may be empty
+  bool repeat = true;                // whether it may match what it has made itself
   std::vector<std::string> computed; // names of the inputs that the pattern does not have
 
  private:

@@ -79,7 +79,9 @@ bool foldPrepack(PassContext& context) {
     torch::jit::WithInsertPoint insert_at(node);
     replaceNode(node, graph->insertGetAttr(graph->inputs().at(0), name));
   });
-  removeDeadNodes(graph);
+  if (count > 0) {
+    removeDeadNodes(graph);
+  }
   return count > 0;
 }
 

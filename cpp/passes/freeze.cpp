@@ -102,7 +102,7 @@ class Freezer {
   }
 
   void inlineCalls(Graph& graph) {
-    torch::jit::Inline(graph);
+    inlineAll(graph);
     std::vector<Node*> forks;
     forEachNode(graph, [&](Node* node) {
       if (node->kind() == c10::prim::fork) {

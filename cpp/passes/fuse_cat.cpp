@@ -46,7 +46,9 @@ bool fuse(Node* node) {
 bool fuseCat(PassContext& context) {
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) { changed |= node->kind() == quantize && fuse(node); });
-  removeDeadNodes(context.graph());
+  if (changed) {
+    removeDeadNodes(context.graph());
+  }
   return changed;
 }
 

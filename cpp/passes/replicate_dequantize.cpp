@@ -1,5 +1,5 @@
-// Give each use of a dequantized value a dequantize of its own, next to it, so that patterns match
-// one use without regard to the others.
+// Give each use of a dequantized value a dequantize of its own, in the same block, so that patterns
+// match one use without regard to the others.
 //
 //   %d = jit_passes::dequantize(%q, ...)        %d1 = jit_passes::dequantize(%q, ...)
 //   %a = aten::conv2d(%d, ...)             ->   %a = aten::conv2d(%d1, ...)
@@ -28,13 +28,16 @@ bool replicateDequantize(PassContext& context) {
   });
   for (Node* source : sources) {
     const auto uses = source->output()->uses();
+    if (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock()) {
+      continue;
+    }
     for (const auto& use : uses) {
       Node* copy = insertNode(use.user, source->kind(), source->inputs(), source);
       copy->output()->setType(source->output()->type());
       use.user->replaceInput(use.offset, copy->output());
     }
     source->destroy();
-    changed |= uses.size() > 1;
+    changed = true;
   }
   return changed;
 }

@@ -68,7 +68,9 @@ bool sinkDequantize(PassContext& context) {
     const bool safe = !written.count(node->input(0)) && !written.count(node->output());
     changed |= safe && sinkThrough(node, node->input(0)->node());
   });
-  removeDeadNodes(graph);
+  if (changed) {
+    removeDeadNodes(graph);
+  }
   return changed;
 }
 

@@ -1,0 +1,535 @@
+"""Every pass and a dozen rules on modules drawn at random: the same results, gradients and writes.
+
+    JIT_PASSES_MODULES=5000        another number of modules
+    JIT_PASSES_MODULES=5000@7      of another seed
+    JIT_PASSES_MODULES=#17@7       module 17 of that seed alone
+
+A failure prints the module's source and the last of these.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import _C, JitPassesError, JitPassesWarning, Match, RewriteRule
+from jit_passes.diff import diff_text
+from jit_passes.normalize import NORMALIZE
+from jit_passes.passes import ModuleSubject, own, wrap
+from jit_passes.testing import (
+    RandomModule,
+    assert_equivalent,
+    check_change,
+    compare,
+    describe,
+    observe,
+    random_module,
+    random_modules,
+)
+
+COUNT, SEED = 1000, 0
+
+# Of the largest value, in float64, where a pass sums or rounds in another order; all others give
+# equal bits. Gradients are sums over the uses of a value, in an order that any pass may change.
+REORDERED = 1e-10
+REORDERS = {
+    "canonicalize_linear",
+    "fold_batch_norm",
+    "merge_conv_bias",
+    "split_conv_bias",
+    "widen_conv1d",
+}
+
+# Of the largest value: steps of 1/255 that round the other way, in each operator in a row.
+STEPS_OF_ROUNDING = 0.1
+
+# Right in a module whose parameters are constants: run in the pipelines that lead there.
+STAGED = {
+    "fold_prepack",
+    "fold_quantized_constants",
+    "fuse_cat",
+    "insert_fake_quantize",
+    "insert_observers",
+    "insert_quantize_dequantize",
+    "lower_quantize_dequantize",
+    "quantize_bias",
+    "replicate_dequantize",
+    "sink_dequantize",
+    "split_groups",
+    "widen_conv1d",
+}
+# Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py and
+# test_fake_quantize.py.
+QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize", "quantize_bias"}
+# Leaves integers on which operators mean what they mean once lower_quantize_dequantize has run:
+# padding with 0 then pads with the zero point. The lowered model is compared with the reference.
+MEANT_FOR_QUANTIZED_DTYPES = {"sink_dequantize"}
+# Report a change without looking: PyTorch's own passes do not tell.
+SILENT = {"remove_dead_code"}
+# Change attributes, and maybe nothing else.
+ATTRIBUTES = {"freeze", "remove_unused_attributes"}
+# A second run may go further: freeze orders constants anew, and PyTorch's propagation of constants
+# removes those that it has left without uses.
+FURTHER = {"freeze", "propagate_constants"}
+
+
+def graph_text(module: Any, method: str) -> str:
+    """The graph with values numbered in program order, and types without PyTorch's numbers."""
+    graph = torch._C._jit_pass_canonicalize(module._get_method(method).graph.copy(), False)
+    return re.sub(r"___torch_mangle_\d+\.", "", graph.str(False))
+
+
+def is_of_parameter(name: str) -> bool:
+    """Whether an observation is the gradient of a parameter."""
+    return name.startswith("gradient of ") and not name.startswith("gradient of input")
+
+
+@dataclass
+class Findings:
+    """What the modules of one chunk have shown."""
+
+    changed: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class Checker:
+    """All checks of one module in one mode."""
+
+    drawn: RandomModule
+    frontend: str
+    training: bool
+    findings: Findings
+    method: str = "forward"
+    gradients: bool = True
+    exact: bool = True
+    base: tuple[str, dict[str, Any]] | None = None
+
+    @contextmanager
+    def reporting(self, what: str) -> Iterator[None]:
+        """Keep a failure, with all that is needed to see it again."""
+        try:
+            yield
+        except Exception as error:
+            trace = "" if isinstance(error, AssertionError) else traceback.format_exc(limit=-4)
+            problem = f"{what}: {type(error).__name__}: {error}\n{trace}"
+            again = f"JIT_PASSES_MODULES=#{self.drawn.index}@{self.drawn.seed}"
+            text = describe(self.drawn, self.frontend, self.training, problem)
+            self.findings.failures.append((what.split(" ")[0], f"{again}\n{text}"))
+
+    def observe(self, module: Any) -> dict[str, Any]:
+        """What a C++ module computes in this mode."""
+        # A clone has not run yet: from the second run on, PyTorch differentiates graphs itself, and
+        # fails on some.
+        inputs = self.drawn.arguments(torch.float64 if self.exact else torch.float32)
+        return observe(wrap(_C.clone(module)), self.method, inputs, self.gradients)
+
+    def same(self, what: str, expected: Mapping[str, Any], module: Any, reorders: bool) -> None:
+        """Assert that the module computes what was observed."""
+        tolerance = REORDERED if self.exact else 1e-4
+        frozen = not dict(wrap(module).named_parameters())
+        bound = tolerance if reorders else 0.0
+        actual = self.observe(module)
+        compare(expected, actual, bound, tolerance, parameters=not frozen)
+
+    def run(
+        self, subject: ModuleSubject, name: str, options: dict[str, Any], run: Callable[..., bool]
+    ) -> bool:
+        """Run a pass, lint, compare, and run it again."""
+        before, text = _C.clone(subject.module), graph_text(subject.module, self.method)
+        changed = run(subject, name, options)
+        after = graph_text(subject.module, self.method)
+        if not changed:
+            assert after == text, f"it reports no change:\n{diff_text(text, after, False)}"
+            return False
+        subject.lint()
+        if name not in SILENT:
+            assert after != text or name in ATTRIBUTES, "it reports a change, and there is none"
+        elif after == text:
+            return changed
+        self.findings.changed[name] += 1
+        if name in QUANTIZES | MEANT_FOR_QUANTIZED_DTYPES:
+            return changed
+        if self.base is not None and self.base[0] == text:
+            expected = self.base[1]
+        else:
+            try:
+                expected = self.observe(before)
+            except NotImplementedError:
+                return changed  # in the midst of lowering: quantized operators on plain tensors
+        self.same(name, expected, subject.module, name in REORDERS)
+        if name not in FURTHER and not options:
+            again = ModuleSubject(_C.clone(subject.module), self.method)
+            changes = run(again, name, options)
+            twice = graph_text(again.module, self.method)
+            assert twice == after, (
+                f"a second run changes the graph:\n{diff_text(after, twice, False)}"
+            )
+            assert not changes or name in SILENT, "a second run reports a change"
+        return changed
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Check every pass that runs on a module in any pipeline."""
+        run = ModuleSubject.run
+
+        def watched(subject: ModuleSubject, name: str, options: dict[str, Any]) -> bool:
+            before = _C.clone(subject.module)
+            with self.reporting(name):
+                return self.run(subject, name, options, run)
+            subject.module = before
+            return run(subject, name, options)
+
+        with mock.patch.object(ModuleSubject, "run", watched):
+            yield
+
+
+def check_module(drawn: RandomModule, findings: Findings) -> None:
+    """All checks of one module."""
+    frontend = drawn.frontends[-1] if drawn.index % 3 == 2 else "script"
+    for training in (True, False):
+        module = drawn.compile(frontend, training=training)
+        for method in drawn.methods:
+            check_method(Checker(drawn, frontend, training, findings, method), module)
+    if drawn.index % 4 == 0:
+        check_quantization(drawn, frontend, findings)
+
+
+def check_method(checker: Checker, module: torch.jit.ScriptModule) -> None:
+    """Passes, pipelines and rules on one method, in the mode that the module is in."""
+    method = checker.method
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    text = graph_text(module._c, method)
+    expected = checker.observe(module._c)
+    base = own(module, method).module
+    with checker.reporting("resolve"):
+        checker.findings.changed["resolve"] += graph_text(base, method) != text
+        checker.same("resolve", expected, base, False)
+    checker.base = (graph_text(base, method), expected)
+    with checker.watching():
+        for name in jit_passes.passes:
+            if name not in STAGED:
+                fresh = ModuleSubject(_C.clone(base), method)
+                with checker.reporting(name):
+                    fresh.run(name, {})
+        with checker.reporting("split_then_merge"):
+            subject = ModuleSubject(_C.clone(base), method)
+            if subject.run("split_conv_bias", {}) and subject.run("merge_conv_bias", {}):
+                checker.findings.changed["split_then_merge"] += 1
+                checker.same("split_then_merge", expected, subject.module, True)
+        with checker.reporting("normalize"):
+            result = NORMALIZE.run(module._c, method)
+            checker.same("normalize", expected, result.module, True)
+            checker.findings.changed["normalize"] += 1
+    for rule in RULES:
+        with checker.reporting(rule.name):
+            subject = ModuleSubject(_C.clone(base), method)
+            matches = _C.apply_rules(subject.module, method, [rule.compile()])
+            if any(not refused for *_, refused in matches):
+                subject.lint()
+                checker.findings.changed[rule.name] += 1
+                wanted = expected
+                if rule.compute is not None:  # the gradient goes to the new parameter
+                    wanted = {k: v for k, v in expected.items() if not is_of_parameter(k)}
+                checker.same(rule.name, wanted, subject.module, rule.name in ROUNDING)
+    with checker.reporting("original"):
+        assert graph_text(module._c, method) == text
+        assert list(module.state_dict()) == list(state)
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, state[name]), name
+
+
+def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -> None:
+    """The passes of all stages, each where it runs; the int8 model, saved and loaded."""
+    module = drawn.compile(frontend, training=False, dtype=torch.float32)
+    inputs = drawn.arguments(torch.float32)
+    checker = Checker(drawn, frontend, False, findings, gradients=False, exact=False)
+    with warnings.catch_warnings(), checker.watching():
+        warnings.simplefilter("ignore", JitPassesWarning)
+        with checker.reporting("quantize_script"), torch.no_grad():
+            prepared = jit_passes.prepare(module)
+            reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
+            int8 = jit_passes.lower(reference)
+            expected = checker.observe(int8._c)
+            compare(checker.observe(reference._c), expected, STEPS_OF_ROUNDING)
+            assert all(v.isfinite().all() for v in expected.values() if isinstance(v, Tensor))
+            buffer = io.BytesIO()
+            torch.jit.save(int8, buffer)
+            buffer.seek(0)
+            checker.same("loaded", expected, torch.jit.load(buffer)._c, False)
+            findings.changed["quantize_script"] += "int8" in str(jit_passes.coverage(int8))
+        checker.training = checker.gradients = True
+        with checker.reporting("quantize_slots"):
+            module = drawn.compile(frontend, training=True, dtype=torch.float32)
+            try:
+                slots = jit_passes.quantize_slots(module, recipe="graffitist")
+            except JitPassesError as error:
+                assert "no convolution" in str(error)
+                return
+            found = observe(slots, "forward", inputs)
+            assert all(v.isfinite().all() for v in found.values() if isinstance(v, Tensor))
+            findings.changed["quantize_slots"] += 1
+
+
+def double_weight(match: Match) -> dict[str, Any]:
+    """A parameter of its own: all multiplications by two are exact."""
+    return {"double": nn.Parameter(match.constants["w"].detach() * 2)}
+
+
+def has_weight(match: Match) -> bool:
+    """The weight is an attribute, and there is a bias."""
+    return "w" in match.constants and match.constants.get("b") is not None
+
+
+def relu_of_relu(x: Tensor) -> Tensor:
+    return torch.relu(torch.relu(x))
+
+
+def relu(x: Tensor) -> Tensor:
+    return torch.relu(x)
+
+
+def transposed_twice(x: Tensor, a: int, b: int) -> Tensor:
+    return x.transpose(a, b).transpose(a, b)
+
+
+def itself(x: Tensor) -> Tensor:
+    return x
+
+
+def times_one(x: Tensor) -> Tensor:
+    return x * 1
+
+
+def plus_zero(x: Tensor) -> Tensor:
+    return x + 0
+
+
+def added(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def added_from_behind(x: Tensor, y: Tensor) -> Tensor:
+    return torch.sub(y, torch.neg(x))
+
+
+def negated(x: Tensor) -> Tensor:
+    return torch.neg(x)
+
+
+def times_minus_one(x: Tensor) -> Tensor:
+    return x * -1
+
+
+def squared(x: Tensor) -> Tensor:
+    return torch.square(x)
+
+
+def times_itself(x: Tensor) -> Tensor:
+    return x * x
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return torch.sigmoid(x)
+
+
+def spelled_out_sigmoid(x: Tensor) -> Tensor:
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def scaled_sum(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return torch.add(x * scale, y)
+
+
+def commuted_scaled_sum(x: Tensor, y: Tensor, scale: float) -> Tensor:
+    return torch.add(y, x, alpha=scale)
+
+
+def relu6(x: Tensor) -> Tensor:
+    return torch.nn.functional.hardtanh(x, 0.0, 6.0)
+
+
+EVEN = """
+graph(%x):
+  %y = aten::neg(%x)
+  %z = match::even(%y)
+  return (%z)
+"""
+EVEN_ALONE = """
+graph(%x):
+  %z = match::even(%x)
+  return (%z)
+"""
+CLIP6 = """
+graph(%x):
+  %z = aten::relu6(%x)
+  return (%z)
+"""
+LINEAR = """
+graph(%x, %w, %b):
+  %z = aten::linear(%x, %w, %b)
+  return (%z)
+"""
+HALF_OF_DOUBLE = """
+graph(%x, %w, %b, %double):
+  %half : float = prim::Constant[value=0.5]()
+  %y = aten::mul(%double, %half)
+  %t = aten::t(%y)
+  %m = aten::matmul(%x, %t)
+  %one : int = prim::Constant[value=1]()
+  %z = aten::add(%m, %b, %one)
+  return (%z)
+"""
+CONVOLUTION_NORM = """
+graph(%x, %w, %b, %stride, %padding, %dilation, %groups, %gain, %shift, %mean, %var, %rest):
+  %y = aten::conv2d(%x, %w, %b, %stride, %padding, %dilation, %groups)
+  %no : bool = prim::Constant[value=0]()
+  %z = aten::batch_norm(%y, %gain, %shift, %mean, %var, %no, %rest)
+  return (%z)
+"""
+CONVOLUTION = """
+graph(%x, %scaled, %moved, %stride, %padding, %dilation, %groups):
+  %z = aten::conv2d(%x, %scaled, %moved, %stride, %padding, %dilation, %groups)
+  return (%z)
+"""
+
+RULES = [
+    RewriteRule("relu_of_relu", relu_of_relu, relu),
+    RewriteRule("transposed_twice", transposed_twice, itself),
+    RewriteRule("times_one", times_one, itself),
+    RewriteRule("plus_zero", plus_zero, itself),
+    RewriteRule("add_commutes", added, added_from_behind),
+    RewriteRule("negation_multiplies", negated, times_minus_one),
+    RewriteRule("square_multiplies", squared, times_itself),
+    RewriteRule("sigmoid_spelled_out", sigmoid, spelled_out_sigmoid),
+    RewriteRule("scale_is_alpha", scaled_sum, commuted_scaled_sum),
+    RewriteRule("relu6_is_hardtanh", CLIP6, relu6),
+    RewriteRule(
+        "even_of_negation",
+        EVEN,
+        EVEN_ALONE,
+        alternatives={"match::even": ["aten::abs", "aten::cos", "aten::square"]},
+    ),
+    RewriteRule("linear_of_doubled", LINEAR, HALF_OF_DOUBLE, has_weight, double_weight),
+]
+# Not the same operations: equal to rounding.
+ROUNDING = {"sigmoid_spelled_out", "scale_is_alpha", "linear_of_doubled"}
+
+
+def chosen() -> tuple[int, int, int]:
+    """First index, count and seed."""
+    text = os.environ.get("JIT_PASSES_MODULES", "")
+    number, _, seed = text.partition("@")
+    if number.startswith("#"):
+        return int(number[1:]), 1, int(seed or SEED)
+    return 0, int(number or COUNT), int(seed or SEED)
+
+
+def check_range(start: int, count: int, seed: int) -> Findings:
+    """All checks of some modules, in a process of its own."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # PyTorch's advice
+    warnings.simplefilter("error", JitPassesWarning)
+    findings = Findings()
+    for drawn in random_modules(count, seed, start=start):
+        check_module(drawn, findings)
+    return findings
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    """All checks of all modules, on two processes."""
+    start, count, seed = chosen()
+    step = 25
+    chunks = [(i, min(step, start + count - i), seed) for i in range(start, start + count, step)]
+    total = Findings()
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        for found in pool.map(check_range, *zip(*chunks, strict=True)):
+            total.changed += found.changed
+            total.failures += found.failures
+    return total
+
+
+STEPS = [
+    "resolve",
+    "normalize",
+    "split_then_merge",
+    "original",
+    "quantize_script",
+    "quantize_slots",
+]
+CHECKS = [*jit_passes.passes, *STEPS, *(rule.name for rule in RULES)]
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_same_results(what: str, findings: Findings) -> None:
+    """The pass, pipeline or rule has changed some module, and what no module computes."""
+    failures = [text for name, text in findings.failures if name == what]
+    assert not failures, f"{len(failures)} failures, the first one:\n{failures[0]}"
+    if chosen()[1] >= COUNT and what != "original":
+        assert findings.changed[what], f"no module has what {what} changes"
+
+
+def test_all_failures_have_a_test(findings: Findings) -> None:
+    """None is under a name that the test above does not ask for."""
+    assert {name for name, _ in findings.failures} <= set(CHECKS)
+
+
+def test_check_change_shows_the_module() -> None:
+    """What a third party calls: it counts changes, and a failure has the source and the name."""
+    assert check_change(RULES[4], 10) > 0
+    assert check_change("split_conv_bias", 20, tolerance=REORDERED, frontends=("script",)) > 0
+    wrong = RewriteRule("wrong", sigmoid, squared)
+    with pytest.raises(AssertionError, match=r"output.* differs(?s:.*)class Net\(nn.Module\)"):
+        check_change(wrong, 100, frontends=("script",))
+
+
+def test_modules_are_reproducible() -> None:
+    """Source, inputs and weights are a function of seed and index; another seed gives others."""
+    for index in range(5):
+        first, second = random_module(index, 3), random_module(index, 3)
+        assert first.source == second.source != random_module(index, 4).source
+        assert all(map(torch.equal, first.inputs, second.inputs))
+        states = [m.module().state_dict().values() for m in (first, second)]
+        assert all(map(torch.equal, *states))
+
+
+def test_inlining_after_running_without_optimization() -> None:
+    """Functions that first ran without it have calls in their own graphs; these are inlined too."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Softmax(-1)))
+    with torch.jit.optimized_execution(False):
+        model(torch.ones(2, 4))
+    subject = own(model, "forward")
+    assert _C.check_invariant("inlined", subject.module, "forward") is None
+
+
+class WritesBehindDropout(nn.Module):
+    """In eval mode, dropout returns its operand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        nn.functional.dropout(y, 0.5, self.training).clamp_(-1.0, 1.0)
+        return y
+
+
+def test_writes_behind_dropout_stay() -> None:
+    """PyTorch's alias analysis takes the result for a tensor of its own."""
+    model = torch.jit.script(WritesBehindDropout().eval())
+    inputs = (torch.linspace(-2, 2, 8),)
+    assert_equivalent(model, jit_passes.run_pass("replace_inplace", model), inputs, tolerance=0)

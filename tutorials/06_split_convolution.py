@@ -1,0 +1,328 @@
+# %% [markdown]
+# # Splitting convolutions, and quantizing each slot
+#
+# An accelerator does not compute a convolution in one go. It multiplies and adds small integers,
+# rescales the sum, adds a bias, and rescales again; at each of these places numbers have a width of
+# their own. To train a model for such a chip, each place must be quantized separately, in a model
+# whose gradients still flow. This text takes a convolution apart, quantizes its five slots, checks
+# one of them by hand in double precision, and trains.
+#
+# Tutorial 01 quantizes a model that is finished; this one is about training with quantization.
+#
+# It is a plain Python file. Run it whole (`python tutorials/06_split_convolution.py`, about half a
+# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# assertions.
+
+# %%
+import copy
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from digits import DigitsResNet, load_digits_tensors, top1, train
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jit_passes import JitPassesError, Pipeline, Slot, format_graph, quantize_slots, run_pass
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+torch.set_num_threads(1)  # results then do not depend on the number of cores
+
+# %% [markdown]
+# ## 1. Two operators instead of one
+#
+# The pass `split_conv_bias` turns every convolution into
+#
+# - `jit_passes::correlation`, the sum of products without the bias, and
+# - `jit_passes::add_bias`, one number for each channel,
+#
+# so that there is a value between them which can be looked at and quantized. It does so in one to
+# three dimensions, and for transposed convolutions, too. (A bias may be None; `_unwrap_optional`
+# states that this one is not.) `verify` compares outputs and gradients with those of the module
+# that went in.
+
+
+# %%
+class Convolves(nn.Module):
+    """One convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(32, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+torch.manual_seed(0)
+one = Pipeline("inline", ()).run(torch.jit.script(Convolves())).module
+x = torch.randn(2, 32, 8, 8)
+split = run_pass("split_conv_bias", one, verify=(x,))
+print(format_graph(one))
+print(format_graph(split))
+assert "aten::conv2d" in format_graph(one) and "aten::conv2d" not in format_graph(split)
+assert "conv:correlation = jit_passes::correlation(x, conv.weight, [1, 1]" in format_graph(split)
+assert "= jit_passes::add_bias(conv:correlation" in format_graph(split)
+
+# %% [markdown]
+# What they compute can be said in two lines. Parameters are those of the original, gradients too.
+
+# %%
+weight, bias = one.conv.weight, one.conv.bias
+by_hand = F.conv2d(x, weight, padding=1) + bias.reshape(1, 4, 1, 1)
+torch.testing.assert_close(split(x), by_hand)
+assert split.conv.weight is weight and split.conv.bias is bias
+wanted = torch.autograd.grad(one(x).square().sum(), [weight, bias])
+found = torch.autograd.grad(split(x).square().sum(), [weight, bias])
+torch.testing.assert_close(found, wanted)
+
+# %% [markdown]
+# `merge_conv_bias` is the way back.
+
+# %%
+merged = run_pass("merge_conv_bias", split, verify=(x,))
+assert format_graph(merged) == format_graph(one)
+assert torch.equal(merged(x), one(x))
+
+# %% [markdown]
+# ## 2. Five slots
+#
+# A split convolution has five places for a quantization:
+#
+#     y = q_sum(q_correlation(sum of q_weight(w) * q_input(x)) + q_bias(b))
+#
+# `quantize_slots` splits and inserts *fake quantization* in the slots that it is given: rounding to
+# what an integer could hold, and back, in float. Its gradient is 1 where nothing was clipped and 0
+# elsewhere, so the model trains. A slot is given as a number of bits, or as a `Slot`:
+#
+# | attribute | meaning |
+# | --- | --- |
+# | `bits`, `signed` | the integers: 8 signed bits are -128 to 127 |
+# | `scheme` | `symmetric`, `affine` (with a zero point), `power_of_two` |
+# | `granularity` | `per_tensor`, or `per_channel`: one scale for each channel |
+# | `rounding` | `half_even`, `half_away`, `half_up`, `floor`, `ceil`, `toward_zero` |
+# | `averaging_constant` | how much a batch counts in the range of activations |
+
+# %%
+FAKE_QUANTIZE = "= jit_passes::fake_quantize_moving_average("
+quantized = quantize_slots(
+    one,
+    input=Slot(8, scheme="affine"),
+    weight=Slot(8, granularity="per_channel", rounding="half_away"),
+    bias=16,
+)
+print(format_graph(quantized))
+assert format_graph(quantized).count(FAKE_QUANTIZE) == 3
+try:
+    Slot(8, rounding="stochastic")
+except ValueError as error:
+    print(error)
+else:
+    raise AssertionError("there is no such rounding")
+
+# %% [markdown]
+# Ranges are buffers beside the parameters. Weights and biases are measured whenever they are used.
+# Activations have a moving average over the batches of training, which stands still in eval mode.
+# Before the first batch there is none, and the model says so.
+
+# %%
+print({name: tuple(buffer.shape) for name, buffer in quantized.named_buffers()})
+quantized.eval()
+try:
+    quantized(x)
+except RuntimeError as error:
+    message = str(error).strip().splitlines()[-1]
+    print(message)
+assert "run a batch in training mode first" in message
+quantized.train()(x)
+assert quantized.conv.input_range.tolist() == [x.min().item(), x.max().item()]
+quantized.eval()(x / 10)
+assert quantized.conv.input_range.tolist() == [x.min().item(), x.max().item()]
+
+# %% [markdown]
+# ## 3. The recipe "graffitist"
+#
+# A recipe names all five at once. This one, after the training tool Graffitist, is for chips that
+# rescale by shifting:
+#
+#     q8(q16(sum of q8(w) * q8(x)) + q16(b))
+#
+# All are signed, and each scale is a power of two: the smallest that clips nothing. Slots that are
+# given beside the recipe replace its own.
+
+# %%
+recipe = quantize_slots(one, recipe="graffitist").train()
+output = recipe(x)
+print({name: [round(v, 3) for v in b.tolist()] for name, b in recipe.named_buffers()})
+assert len(list(recipe.named_buffers())) == 5
+
+# %% [markdown]
+# ## 4. One convolution by hand
+#
+# The claim can be checked with nothing but arithmetic on double-precision numbers. From a range
+# follows the scale: the power of two for which the largest number still fits. From the scale follow
+# the codes, which are integers.
+
+
+# %%
+def scale_of(bounds: Tensor, bits: int) -> Tensor:
+    """The smallest power of two with which nothing within the bounds is clipped."""
+    low, high = bounds.double()
+    steps = 2.0 ** (bits - 1)
+    return 2.0 ** torch.ceil(torch.log2(torch.maximum(high / (steps - 1), low / -steps)))
+
+
+def codes(value: Tensor, scale: Tensor, bits: int) -> Tensor:
+    """The integers; halves are rounded to even."""
+    steps = 2 ** (bits - 1)
+    return torch.round(value.double() / scale).clamp(-steps, steps - 1)
+
+
+scales = {
+    slot: scale_of(getattr(recipe.conv, f"{slot}_range"), bits)
+    for slot, bits in (("input", 8), ("weight", 8), ("correlation", 16), ("bias", 16), ("sum", 8))
+}
+print({slot: f"2^{int(torch.log2(scale))}" for slot, scale in scales.items()})
+assert all(float(torch.log2(scale)).is_integer() for scale in scales.values())
+
+x_codes = codes(x, scales["input"], 8)
+w_codes = codes(weight.detach(), scales["weight"], 8)
+b_codes = codes(bias.detach(), scales["bias"], 16)
+products = F.conv2d(x_codes, w_codes, padding=1)  # a sum of integers, exact in double
+correlation = codes(products * scales["input"] * scales["weight"], scales["correlation"], 16)
+with_bias = correlation * scales["correlation"] + (b_codes * scales["bias"]).reshape(1, 4, 1, 1)
+expected = codes(with_bias, scales["sum"], 8) * scales["sum"]
+assert torch.equal(output.double(), expected)
+print("equal to the bit; codes of the result:", codes(output, scales["sum"], 8)[0, 0, 0].tolist())
+
+# %% [markdown]
+# Since all scales are powers of two, no multiplication is left between the steps: rescaling the sum
+# of products is a shift by as many bits as the exponents differ.
+
+# %%
+shift = int(torch.log2(scales["correlation"] / (scales["input"] * scales["weight"])))
+print("bits by which the sums are shifted right:", shift)
+assert shift > 0
+assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), correlation)
+
+# %% [markdown]
+# ## 5. Training a network with it
+#
+# The residual network of tutorial 01, half as wide. Its convolutions have no bias (a batch
+# normalization follows), so each has four slots. The quantized model has the parameters of the
+# float model, the very same tensors: training one trains the other. To compare several, begin each
+# with a copy.
+
+# %%
+data = load_digits_tensors()
+torch.manual_seed(0)
+model = train(DigitsResNet(width=8), data, epochs=6)
+float_top1 = top1(model, data.test_x, data.test_y)
+
+
+def fresh() -> torch.jit.ScriptModule:
+    """A scripted copy of the float model."""
+    return torch.jit.script(copy.deepcopy(model))
+
+
+tuned = quantize_slots(fresh(), recipe="graffitist")
+print("fake quantizations:", format_graph(tuned).count(FAKE_QUANTIZE))
+train(tuned, data, epochs=2, peak_rate=1e-3)
+tuned_top1 = top1(tuned, data.test_x, data.test_y)
+print(f"top-1: {float_top1:.2f} % float, {tuned_top1:.2f} % graffitist, fine-tuned")
+assert tuned_top1 > float_top1 - 1
+assert format_graph(tuned).count("jit_passes::correlation") == 15
+assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4
+
+# %% [markdown]
+# ## 6. What fewer bits cost
+#
+# Now with weights and inputs only, at fewer and fewer bits. The first column is the model after
+# four batches in training mode, which set the ranges (and count in the statistics of batch
+# normalization, as ever); no weight has changed. The second has been fine-tuned for two epochs. One
+# image is 0.17 points, so small differences mean nothing; large ones do.
+
+# %%
+results = {}
+for bits in (8, 4, 3, 2):
+    few = quantize_slots(
+        fresh(),
+        input=Slot(bits, signed=False, scheme="affine", averaging_constant=0.1),
+        weight=Slot(bits, granularity="per_channel"),
+    )
+    few.train()
+    with torch.no_grad():
+        for batch in data.train_x[:256].split(64):
+            few(batch)
+    before = top1(few.eval(), data.test_x, data.test_y)
+    after = top1(train(few, data, epochs=2, peak_rate=1e-3), data.test_x, data.test_y)
+    results[bits] = (before, after)
+    print(f"{bits} bits: {before:6.2f} %, fine-tuned {after:6.2f} %")
+assert results[8][0] > float_top1 - 1
+assert results[4][1] > float_top1 - 2 and results[3][1] > float_top1 - 3
+assert results[2][0] < float_top1 - 20  # two bits are four values
+assert results[2][1] > results[2][0] + 10
+
+# %% [markdown]
+# ## 7. Some layers only
+#
+# `where` takes patterns of module paths. The first layers are the usual exception: here only the
+# last stage has two bits.
+
+# %%
+last_stage = quantize_slots(fresh(), input=Slot(2, signed=False), weight=2, where="layer3.*")
+buffers = [name for name, _ in last_stage.named_buffers() if name.endswith("_range")]
+print(buffers[:4], "...")
+assert buffers and all(name.startswith("layer3.") for name in buffers)
+try:
+    quantize_slots(fresh(), weight=2, where="layer4.*")
+except JitPassesError as error:
+    print(error)
+else:
+    raise AssertionError("there is no such layer")
+
+# %% [markdown]
+# ## 8. Saving in the middle of training
+#
+# Ranges are buffers, and the fake quantization is part of the graph, so `torch.jit.save` keeps all
+# of the model; the optimizer's state is saved beside it, as ever. To load, import jit_passes first:
+# the file names its operators. Training goes on as if it had not stopped.
+
+
+# %%
+def steps(
+    module: torch.jit.ScriptModule, optimizer: torch.optim.Optimizer, first: int, last: int
+) -> None:
+    """Train on some batches."""
+    module.train()
+    for i in range(first, last):
+        batch = slice(64 * i, 64 * i + 64)
+        loss = F.cross_entropy(module(data.train_x[batch]), data.train_y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def adam(module: torch.jit.ScriptModule) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=1e-3)
+
+
+through = quantize_slots(fresh(), recipe="graffitist")
+through_optimizer = adam(through)
+steps(through, through_optimizer, 0, 4)
+with tempfile.TemporaryDirectory() as folder:
+    torch.jit.save(through, str(Path(folder) / "model.pt"))
+    torch.save(through_optimizer.state_dict(), Path(folder) / "optimizer.pt")
+    resumed = torch.jit.load(str(Path(folder) / "model.pt"))
+    resumed_optimizer = adam(resumed)
+    resumed_optimizer.load_state_dict(torch.load(Path(folder) / "optimizer.pt"))
+steps(through, through_optimizer, 4, 8)
+steps(resumed, resumed_optimizer, 4, 8)
+state, resumed_state = through.state_dict(), resumed.state_dict()
+assert list(state) == list(resumed_state)
+assert all(torch.equal(state[name], resumed_state[name]) for name in state)
+print(f"{len(state)} tensors are equal to the bit after 4 + 4 steps, stopped or not")
+
+# %% [markdown]
+# Next: [07_cpp_pass_package.py](07_cpp_pass_package.py) has a pass and an operator in C++.

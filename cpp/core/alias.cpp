@@ -6,7 +6,8 @@ namespace {
 // Of overloads that write to what they are given, not only to an `out` of the caller's.
 bool writesToOperand(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
-    return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !argument.kwarg_only();
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !argument.kwarg_only() &&
+           argument.name() != "out";
   });
 }
 

@@ -51,6 +51,7 @@ REORDERED = 1e-10
 REORDERS = {
     "canonicalize_linear",
     "fold_batch_norm",
+    "freeze",  # PyTorch picks another kernel where a weight needs no gradient
     "merge_conv_bias",
     "split_conv_bias",
     "widen_conv1d",
@@ -216,7 +217,11 @@ def check_method(checker: Checker, module: torch.jit.ScriptModule) -> None:
     method = checker.method
     state = {name: value.clone() for name, value in module.state_dict().items()}
     text = graph_text(module._c, method)
-    expected = checker.observe(module._c)
+    try:
+        expected = checker.observe(module._c)
+    except (RuntimeError, torch.jit.Error):  # PyTorch takes any convolution to have a batch axis
+        checker.findings.changed["skipped"] += 1
+        return
     base = own(module, method).module
     with checker.reporting("resolve"):
         checker.findings.changed["resolve"] += graph_text(base, method) != text
@@ -533,3 +538,31 @@ def test_writes_behind_dropout_stay() -> None:
     model = torch.jit.script(WritesBehindDropout().eval())
     inputs = (torch.linspace(-2, 2, 8),)
     assert_equivalent(model, jit_passes.run_pass("replace_inplace", model), inputs, tolerance=0)
+
+
+def test_hardly_any_module_is_skipped(findings: Findings) -> None:
+    """PyTorch itself fails on those."""
+    assert findings.changed["skipped"] <= chosen()[1] // 50
+
+
+class OneNumberForTwoAxes(nn.Module):
+    """As functional convolutions allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.conv2d(x, self.weight, None, [2], [1])
+
+
+@pytest.mark.parametrize("frontend", ["script", "trace"])
+def test_one_number_for_two_axes(frontend: str) -> None:
+    """Traces keep it; it is neither a convolution in one dimension nor one to quantize."""
+    x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    eager = OneNumberForTwoAxes().eval()
+    model = torch.jit.script(eager) if frontend == "script" else torch.jit.trace(eager, x)
+    assert_equivalent(model, jit_passes.run_pass("canonicalize_convolution", model), (x,))
+    with pytest.warns(JitPassesWarning, match="one number for several axes"):
+        quantized = jit_passes.quantize_script(model, [x], progress=False)
+    assert torch.equal(quantized(x), model(x))

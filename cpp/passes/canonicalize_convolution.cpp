@@ -5,29 +5,38 @@
 //     or  aten::conv_transpose{1,2,3}d(x, w, b, stride, padding, output_padding, groups, dilation)
 //   aten::_convolution_mode(x, w, b, stride, "same" or "valid", dilation, groups)
 //     ->  aten::conv{1,2,3}d(x, w, b, stride, "same" or "valid", dilation, groups)
-#include "core/graph.h"
+#include "core/known_values.h"
 #include "core/registry.h"
 
 namespace jit_passes {
 namespace {
 
-std::optional<size_t> spatialDims(const Node* node) {
-  const auto stride = isConstant(node->input(3)) ? torch::jit::toIValue(node->input(3)) : std::nullopt;
-  if (!stride || !stride->isIntList()) {
+// A list of one number stands for any number of axes, so the weight is asked first.
+std::optional<int64_t> spatialDims(const Node* node, const KnownValues& known) {
+  const auto stride = known.length(node->input(3));
+  if (!stride) {
     return std::nullopt;
   }
-  return stride->toIntList().size();
+  if (const auto rank = known.rank(node->input(1))) {
+    return *rank - 2;
+  }
+  int64_t longest = *stride;
+  for (const size_t operand : {4, 5}) { // padding may be a word
+    longest = std::max(longest, known.length(node->input(operand)).value_or(0));
+  }
+  return longest;
 }
 
 bool canonicalizeConvolution(PassContext& context) {
   static const auto convolution = c10::Symbol::fromQualString("aten::_convolution");
   static const auto convolution_mode = c10::Symbol::fromQualString("aten::_convolution_mode");
+  const KnownValues known(context);
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
     if (node->kind() != convolution && node->kind() != convolution_mode) {
       return;
     }
-    const auto dims = spatialDims(node);
+    const auto dims = spatialDims(node, known);
     const bool by_mode = node->kind() == convolution_mode;
     const auto transposed = by_mode ? std::optional(0.0) : constantNumber(node->input(6));
     if (!dims || *dims < 1 || *dims > 3 || !transposed) {

@@ -35,8 +35,9 @@ bool replaceInplace(PassContext& context) {
       dropped.insert(sourceOf(node->input(0)));
     }
   });
-  return torch::jit::RemoveTensorMutation(
-      graph, [&](const Node* node) { return !dropped.count(sourceOf(node->input(0))); });
+  return torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
+    return node->inputs().empty() || !dropped.count(sourceOf(node->input(0)));
+  });
 }
 
 const RegisterPass registration{

@@ -23,6 +23,9 @@ def _convolution(node: NodeView) -> str | None:
         return reason
     if isinstance(node.inputs[4].constant, str):
         return f"padding={node.inputs[4].constant!r} has no quantized form"
+    lists = [value.constant for value in node.inputs[3:] if isinstance(value.constant, list)]
+    if any(len(numbers) != int(node.kind[-2]) for numbers in lists):
+        return "its stride, padding or another option is one number for several axes"
     return None
 
 

@@ -234,7 +234,8 @@ class GraphEditor:
     def replace(self, value: ValueView, replacement: ValueView) -> None:
         """Make all users of a value use another one, results of blocks and of the method too.
 
-        The node that makes the replacement keeps what it uses, so that one operator can be put behind
+        The node that makes the replacement keeps what it uses, so that one operator can be put
+        behind
         another: `y = graph.insert("aten::relu", [x], before=...).output; graph.replace(x, y)`.
         """
         if value is replacement:

@@ -507,6 +507,8 @@ def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]
         cpp_module = own(module, methods[0]).module
         for method in methods[1:]:
             RESOLVE.run_on(ModuleSubject(cpp_module, method))
+        for method in methods:
+            _require_one_graph(ModuleSubject(cpp_module, method))
     except JitPassesError as error:
         _warn(f"the module {module.original_name}", error, handles)
         return
@@ -533,6 +535,7 @@ def _process_function(function: Any, handles: list[ScheduledPass]) -> Any:
     try:
         _C.inline_graph(subject.bare)
         RESOLVE.run_on(subject)
+        _require_one_graph(subject)
     except (JitPassesError, RuntimeError) as error:
         _warn(f"the function {function.name}", error, handles)
         return function
@@ -545,6 +548,12 @@ def _process_function(function: Any, handles: list[ScheduledPass]) -> Any:
             setattr(made, name, getattr(function, name))
     # Without `_torchdynamo_inline`: torch.compile would go by the Python source, around the passes.
     return made
+
+
+def _require_one_graph(subject: ModuleSubject | GraphSubject) -> None:
+    problem = subject.check("inlined")
+    if problem:
+        raise JitPassesError(problem)
 
 
 def _warn(what: str, error: Exception, handles: list[ScheduledPass]) -> None:

@@ -82,8 +82,8 @@ UNARY = (
         "%q = quantized::layer_norm(%a, %shape, %weight, %bias, %eps, %scale, %zero_point)",
     ),
     Fusion(
-        "aten::batch_norm(a, weight, bias, mean, var, training, momentum, eps, cudnn)",
-        "%q = quantized::batch_norm(%a, %weight, %bias, %mean, %var, %eps, %scale, %zero_point)",
+        "aten::batch_norm(a, gamma, beta, mean, var, 0, momentum, eps, cudnn)",
+        "%q = quantized::batch_norm(%a, %gamma, %beta, %mean, %var, %eps, %scale, %zero_point)",
         clips=True,
     ),
 )
@@ -133,6 +133,10 @@ def saturates(match: Match) -> str | None:
     return None
 
 
+# Not None, which PyTorch's quantized batch norm refuses.
+TENSORS = ("gamma", "beta", "mean", "var")
+
+
 def _arguments(call: str) -> list[str]:
     inner = re.fullmatch(r"[\w:]+\((.*)\)", call)
     assert inner is not None, call
@@ -147,7 +151,8 @@ def _rule(
     tail = [*(n for n in TAIL if n not in inputs), *clip_inputs]
     rest = ["rest"] if "rest" in inputs else []
     names = [n for n in inputs if n != "rest"] + tail + rest
-    header = f"graph({', '.join('%' + n for n in names)}):\n"
+    typed = [f"%{n} : Tensor" if n in TENSORS else f"%{n}" for n in names]
+    header = f"graph({', '.join(typed)}):\n"
     clip_line, kept_line = CLIPS[clip] if clip else ("", "")
     quantized = QUANTIZE.format("c" if clip else "y")
     if not absorb:

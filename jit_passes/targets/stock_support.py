@@ -89,6 +89,8 @@ def _add(node: NodeView) -> str | None:
 def _batch_norm(node: NodeView) -> str | None:
     if node.inputs[5].constant is not False:
         return "it is in training mode"
+    if any(value.is_constant and value.constant is None for value in node.inputs[1:5]):
+        return "it has no weight, bias or statistics, which the quantized operator asks for"
     constant = all(value.is_constant for value in node.inputs[1:5])
     return None if constant else "its statistics are computed by the model"
 

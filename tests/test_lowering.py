@@ -97,6 +97,18 @@ def test_many_groups(dims: int, channels: int, out: int, groups: int, bias: bool
     assert sum(sizes) == groups and max(sizes) <= 100
 
 
+def test_padding_of_three_axes_stays_float() -> None:
+    """PyTorch cannot pad what its int8 Conv3d gives: 'same' with even windows is such a pad."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.ReLU(), nn.Conv3d(8, 4, 2, padding="same")).eval()
+    x = torch.randn(2, 4, 6, 6, 6)
+    lowered = jit_passes.quantize_script(torch.jit.script(model), [x], progress=False)
+    kinds = {node.kind() for node in lowered.graph.nodes()}
+    assert {"aten::constant_pad_nd", "quantized::conv3d"} <= kinds
+    with torch.no_grad():
+        assert (lowered(x) - model(x)).abs().max() < 0.05
+
+
 class Sums1d(nn.Module):
     """What audio networks are made of: convolutions, sums, norms that do not fold, a clip."""
 

@@ -136,7 +136,7 @@ class Checker:
             yield
         except Exception as error:
             if not isinstance(error, AssertionError) and any(s in str(error) for s in PYTORCH):
-                self.findings.changed["skipped"] += 1
+                self.findings.changed[f"skipped {self.drawn.index}"] += 1
                 return
             trace = "" if isinstance(error, AssertionError) else traceback.format_exc(limit=-4)
             problem = f"{what}: {type(error).__name__}: {error}\n{trace}"
@@ -560,8 +560,9 @@ def test_writes_behind_dropout_stay() -> None:
 
 
 def test_hardly_any_module_is_skipped(findings: Findings) -> None:
-    """PyTorch itself fails on those; four runs of a module at most, two methods in two modes."""
-    assert findings.changed["skipped"] <= 5 * max(chosen()[1] // 100, 1)
+    """PyTorch itself fails on those, in one of their checks at least."""
+    skipped = [name for name in findings.changed if name.startswith("skipped")]
+    assert len(skipped) <= max(chosen()[1] // 50, 1), skipped
 
 
 class OneNumberForTwoAxes(nn.Module):

@@ -18,6 +18,17 @@ std::string stringConstant(const Value* value) {
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
+// Quantized tensors cannot be padded in three axes: PyTorch does not copy between the channels-last
+// layouts of five dimensions.
+bool padsTwoAxesAtMost(const Node* node) {
+  const Value* list = node->input(1);
+  const auto constant = isConstant(list) ? torch::jit::toIValue(list) : std::nullopt;
+  const size_t length = constant && constant->isIntList()                  ? constant->toIntList().size()
+                        : list->node()->kind() == c10::prim::ListConstruct ? list->node()->inputs().size()
+                                                                           : SIZE_MAX;
+  return length <= 4;
+}
+
 bool padsWithZeros(const Node* node) {
   if (node->kind() == c10::aten::constant_pad_nd) {
     return constantNumber(node->input(2)) == 0.0;
@@ -37,6 +48,10 @@ std::optional<WeightedOperator> weightedOperator(const Node* node) {
   };
   const auto found = table.find(node->kind());
   return found == table.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool isNormalization(Symbol kind) {
+  return kind == c10::aten::batch_norm || kind == c10::aten::instance_norm;
 }
 
 bool isDropout(const Node* node) {
@@ -97,7 +112,8 @@ bool movesData(const Node* node) {
   if (node->kind() == c10::aten::view && node->input(1)->type()->kind() != c10::TypeKind::ListType) {
     return false; // view(dtype) looks at other values
   }
-  return movers.count(node->kind()) || (pads.count(node->kind()) && padsWithZeros(node));
+  return movers.count(node->kind()) ||
+         (pads.count(node->kind()) && padsWithZeros(node) && padsTwoAxesAtMost(node));
 }
 
 bool fastOnFbgemm(

@@ -23,6 +23,10 @@ bool fastOnFbgemm(
     at::IntArrayRef weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
     int64_t groups);
 
+// Batch and instance norm, which write to their running statistics where they train.
+bool isNormalization(c10::Symbol kind);
+constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5; // operands of theirs
+
 // Whether it is dropout of some kind; its third operand says whether it does anything.
 bool isDropout(const Node* node);
 

@@ -1,0 +1,202 @@
+#include "replacer.h"
+
+#include "module.h"
+
+namespace jit_passes {
+namespace {
+
+class Replacer {
+ public:
+  Replacer(PassContext& context, const Rule& rule, const Match& match, Node* point)
+      : context_(context),
+        rule_(rule),
+        match_(match),
+        point_(point),
+        principal_(match.principal(rule.pattern)),
+        kinds_(kindsOf(rule, match)) {
+    for (const Value* input : rule.pattern.graph->inputs()) {
+      if (input->hasUses()) {
+        named_[inputName(input)] = input;
+      }
+    }
+    for (const auto& [wanted, node] : match.nodes) {
+      alive_.insert(node);
+    }
+  }
+
+  std::vector<Node*> run(AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
+    bindInputs();
+    for (const Node* node : rule_.replacement->nodes()) {
+      emit(node);
+    }
+    for (Node* made : made_) {
+      if (aliases != nullptr) {
+        aliases->add(made);
+      }
+    }
+    const auto outputs = rule_.pattern.graph->outputs();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      Value* old = match_.values.at(outputs[i]);
+      Value* result = values_.at(rule_.replacement->outputs().at(i));
+      const auto made = c10::unshapedType(result->type()), wanted = c10::unshapedType(old->type());
+      TORCH_CHECK(
+          made->isSubtypeOf(*wanted) || wanted->isSubtypeOf(*made), "the replacement of rule '", rule_.name,
+          "' gives ", made->annotation_str(), " at ", describe(principal_), ", where ",
+          wanted->annotation_str(), " is used");
+      if (made_set_.count(result->node())) {
+        result->setType(old->type());
+      }
+      if (aliases != nullptr) {
+        aliases->replace(old, result);
+      }
+      old->replaceAllUsesWith(result);
+    }
+    destroyMatched(aliases, on_destroy);
+    return std::move(made_);
+  }
+
+ private:
+  void bindInputs() {
+    auto computed = rule_.compute && !rule_.computed.empty()
+                        ? rule_.compute(MatchView{match_, rule_.pattern, context_})
+                        : std::unordered_map<std::string, Computed>();
+    for (const Value* input : rule_.replacement->inputs()) {
+      if (!input->hasUses()) {
+        continue;
+      }
+      const auto name = inputName(input);
+      const auto found = named_.find(name);
+      if (found != named_.end() && isRest(input)) {
+        rests_[input] = match_.rests.at(found->second);
+      } else if (found != named_.end()) {
+        values_[input] = asTyped(input, match_.values.at(found->second));
+      } else {
+        const auto value = computed.find(name);
+        TORCH_CHECK(
+            value != computed.end(), "rule '", rule_.name, "': compute gave no value for '", name,
+            "', which the replacement needs");
+        values_[input] = insert(name, value->second);
+      }
+    }
+  }
+
+  // Where a whole number was matched as a float, the replacement gets a float.
+  Value* asTyped(const Value* input, Value* value) {
+    const auto number = constantNumber(value);
+    if (!number || input->type()->kind() != c10::TypeKind::FloatType ||
+        value->type()->kind() != c10::TypeKind::IntType) {
+      return value;
+    }
+    Value* converted = insertConstant(point_, *number);
+    made_.push_back(converted->node());
+    return converted;
+  }
+
+  Value* insert(const std::string& name, const Computed& computed) {
+    if (!computed.value.isTensor()) {
+      Value* value = insertConstant(point_, computed.value);
+      made_.push_back(value->node());
+      return value;
+    }
+    const auto path = addTensorAttribute(
+        context_.module(), moduleOf(principal_).first, attributeName(name), computed.value.toTensor(),
+        computed.parameter);
+    Value* value = readAttribute(*context_.graph(), point_, path);
+    for (Value* part = value; part->node()->kind() == c10::prim::GetAttr; part = part->node()->input()) {
+      made_.push_back(part->node());
+    }
+    return value;
+  }
+
+  static std::string attributeName(std::string name) { // IR text has names like %w.1
+    std::replace(name.begin(), name.end(), '.', '_');
+    return name;
+  }
+
+  void emit(const Node* node) {
+    std::vector<Value*> operands;
+    for (const Value* input : node->inputs()) {
+      if (isRest(input)) {
+        const auto& rest = rests_.at(input);
+        operands.insert(operands.end(), rest.begin(), rest.end());
+      } else {
+        operands.push_back(values_.at(input));
+      }
+    }
+    const auto kind = kinds_.find(node->kind());
+    Graph& graph = *context_.graph();
+    Node* made = nullptr;
+    if (!node->blocks().empty()) {
+      made = graph.createClone(const_cast<Node*>(node), [&](Value* value) { return values_.at(value); });
+    } else {
+      made =
+          graph.create(kind == kinds_.end() ? node->kind() : kind->second, operands, node->outputs().size());
+      made->copyAttributes(*node);
+    }
+    made->insertBefore(point_);
+    made->copyMetadata(principal_);
+    for (Block* block : made->blocks()) {
+      forEachNode(block, [&](Node* inner) { inner->copyMetadata(principal_); });
+    }
+    const auto* schema = made->maybeSchema(); // knows types that IR text cannot spell
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      const bool known =
+          schema && i < schema->returns().size() && !schema->returns()[i].type()->hasFreeVariables();
+      made->output(i)->setType(known ? schema->returns()[i].type() : node->output(i)->type());
+      values_[node->output(i)] = made->output(i);
+    }
+    made_.push_back(made);
+    made_set_.insert(made);
+  }
+
+  void destroyMatched(AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
+    for (bool any = true; any;) { // from the last up: each one's uses are gone by then
+      any = false;
+      for (auto it = alive_.begin(); it != alive_.end();) {
+        Node* node = *it;
+        const bool used = std::any_of(
+            node->outputs().begin(), node->outputs().end(),
+            [](const Value* output) { return output->hasUses(); });
+        if (used) {
+          ++it;
+          continue;
+        }
+        it = alive_.erase(it);
+        if (aliases != nullptr) {
+          aliases->remove(node);
+        }
+        on_destroy(node);
+        node->destroy();
+        any = true;
+      }
+    }
+  }
+
+  PassContext& context_;
+  const Rule& rule_;
+  const Match& match_;
+  Node* point_;
+  Node* principal_;
+  std::unordered_map<std::string, const Value*> named_;
+  std::unordered_map<const Value*, Value*> values_;
+  std::unordered_map<const Value*, std::vector<Value*>> rests_;
+  Kinds kinds_;
+  std::unordered_set<Node*> alive_; // the matched nodes that are not destroyed yet
+  std::vector<Node*> made_;
+  std::unordered_set<const Node*> made_set_;
+};
+
+} // namespace
+
+std::vector<Node*> replaceMatch(
+    PassContext& context, const Rule& rule, const Match& match, const Placement& placement,
+    AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
+  for (Node* hoisted : placement.hoisted) {
+    if (hoisted->isAfter(placement.point)) {
+      hoisted->moveBefore(placement.point);
+    }
+  }
+  return Replacer(context, rule, match, placement.point).run(aliases, on_destroy);
+}
+
+} // namespace jit_passes

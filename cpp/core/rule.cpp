@@ -1,0 +1,77 @@
+#include "rule.h"
+
+#include "module.h"
+
+namespace jit_passes {
+
+std::optional<c10::IValue> MatchView::known(const Value* input) const {
+  const auto found = match.values.find(input);
+  if (found == match.values.end()) {
+    return std::nullopt;
+  }
+  if (isConstant(found->second)) {
+    return torch::jit::toIValue(found->second);
+  }
+  return context.hasModule() ? attributeOf(context.module(), found->second) : std::nullopt;
+}
+
+Rule::Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement)
+    : name(std::move(name)), pattern(std::move(pattern)), replacement(std::move(replacement)) {
+  checkReplacement();
+  std::unordered_set<std::string> known;
+  for (const Value* input : this->pattern.graph->inputs()) {
+    if (input->hasUses()) { // others stand for nothing
+      known.insert(inputName(input));
+    }
+  }
+  for (const Value* input : this->replacement->inputs()) {
+    if (input->hasUses() && !known.count(inputName(input))) {
+      TORCH_CHECK(
+          !isRest(input), "the pattern passes on no operands %", inputName(input),
+          ", which the replacement passes on");
+      computed.push_back(inputName(input));
+    }
+  }
+}
+
+void Rule::checkReplacement() {
+  TORCH_CHECK(
+      replacement->outputs().size() == pattern.graph->outputs().size(), "the pattern returns ",
+      pattern.graph->outputs().size(), " values and the replacement ", replacement->outputs().size());
+  checkRests(*replacement);
+  forEachNode(*replacement, [&](const Node* node) {
+    TORCH_CHECK(
+        node->owningBlock() == replacement->block() || !pattern.alternatives.count(node->kind()),
+        "a name with alternatives cannot stand in a branch or loop of the replacement");
+  });
+  for (const Node* node : replacement->nodes()) {
+    TORCH_CHECK(
+        node->kind() != c10::prim::CallFunction && node->kind() != c10::prim::CallMethod, describe(node),
+        " cannot be part of a replacement: it calls what cannot be inlined");
+    // A name with alternatives stands for what the pattern's node of that name was: there must be one.
+    if (pattern.alternatives.count(node->kind())) {
+      const auto times = std::count_if(
+          pattern.nodes().begin(), pattern.nodes().end(),
+          [&](const Node* wanted) { return wanted->kind() == node->kind(); });
+      TORCH_CHECK(
+          times > 0, "the replacement has ", node->kind().toQualString(),
+          ", and no operator of the pattern says which of its alternatives it is");
+      TORCH_CHECK(
+          times == 1, "the pattern has ", node->kind().toQualString(), " ", times,
+          " times, so the replacement's could be any of them: give them different names, match::a and "
+          "match::b");
+    }
+  }
+}
+
+Kinds kindsOf(const Rule& rule, const Match& match) {
+  Kinds kinds;
+  for (const Node* wanted : rule.pattern.nodes()) {
+    if (rule.pattern.alternatives.count(wanted->kind())) {
+      kinds.emplace(wanted->kind(), match.nodes.at(wanted)->kind());
+    }
+  }
+  return kinds;
+}
+
+} // namespace jit_passes

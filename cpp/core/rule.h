@@ -1,0 +1,53 @@
+// Rules: a pattern, and what takes its place.
+#pragma once
+
+#include "matcher.h"
+#include "registry.h"
+
+namespace jit_passes JIT_PASSES_API {
+
+// What a rule's functions see of a match.
+struct MatchView {
+  const Match& match;
+  const Pattern& pattern;
+  PassContext& context;
+
+  // The value that an input of the pattern stands for.
+  Value* value(const Value* input) const { return match.values.at(input); }
+  // What is known of it ahead of time: a constant, or the attribute that it is read from.
+  std::optional<c10::IValue> known(const Value* input) const;
+};
+
+// Says why a match must not be rewritten; nothing when it may.
+using MatchCheck = std::function<std::optional<std::string>(const MatchView&)>;
+
+// An input of the replacement that the pattern does not have. Tensors become attributes of the
+// module that the match belongs to, all else constants.
+struct Computed {
+  c10::IValue value;
+  bool parameter = false;
+};
+using MatchCompute = std::function<std::unordered_map<std::string, Computed>(const MatchView&)>;
+
+// The replacement takes inputs of the pattern, by name, and what `compute` gives; it returns as many
+// values as the pattern. A name with alternatives that the pattern has too stands for the operator that
+// was matched there.
+struct Rule {
+  Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement);
+
+  std::string name;
+  Pattern pattern;
+  std::shared_ptr<Graph> replacement;
+  MatchCheck check;                  // may be empty
+  MatchCompute compute;              // may be empty
+  bool repeat = true;                // whether it may match what it has made itself
+  std::vector<std::string> computed; // names of the inputs that the pattern does not have
+
+ private:
+  void checkReplacement();
+};
+
+// What names with alternatives stand for in this match.
+Kinds kindsOf(const Rule& rule, const Match& match);
+
+} // namespace jit_passes JIT_PASSES_API

@@ -31,8 +31,8 @@ def magnitudes(state: ObserverState) -> tuple[Tensor, float]:
     """Return the counts of |x| from 0 to the last bin that is not empty, and the bins' width.
 
     Bin i has the counts of bins i and -i - 1: edges are multiples of the width, so only a negative
-    value on an edge itself is counted one bin too low. Neighbouring bins are added until there are
-    no more of them than in the histogram.
+    value on an edge itself is counted one bin nearer to 0. Neighbouring bins are added until there
+    are no more of them than in the histogram.
     """
     counts, first, width = filled_bins(state)
     indices, width = _coarsen(first, counts, width, _bins(state))
@@ -53,6 +53,7 @@ def mirrored_bins(state: ObserverState) -> tuple[Tensor, int, float]:
 
 def clip(state: ObserverState, threshold: float, symmetric: bool) -> tuple[float, float]:
     """Return [-threshold, threshold], or what the values seen have of it if not symmetric."""
+    threshold = min(threshold, torch.finfo(torch.float32).max)
     if symmetric:
         return -threshold, threshold
     low, high = state.range[:2].tolist()

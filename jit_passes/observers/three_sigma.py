@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from .bins import check_bins, clip, filled_bins
 from .observer import Observer, ObserverState
 
@@ -33,7 +35,8 @@ class ThreeSigma(Observer):
         low, high = state.range[:2].tolist()
         counts, first, width = filled_bins(state)
         weights = counts.double() / counts.sum()
-        centres = ((counts.new_tensor(range(len(counts))) + first + 0.5) * width).clamp(low, high)
+        indices = torch.arange(first, first + len(counts), dtype=torch.float64)
+        centres = ((indices + 0.5) * width).clamp(low, high)
         mean = float((weights * centres).sum())
         deviation = float((weights * (centres - mean).square()).sum().sqrt())
         return clip(state, abs(mean + 1e-6) + 3 * deviation, symmetric)

@@ -5,7 +5,7 @@ Usage, from the repository root::
     python -m benchmarks.range_search --rounds 10
 
 The values are rounded to the middles of bins that both observers share, so that both search the
-same counts. The error is that of quantizing these values with the parameters that each of them chose.
+same counts. The error is that of quantizing these values with the parameters that each chose.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -236,6 +237,157 @@ def test_rounding_is_for_fake_quantization() -> None:
         QuantizationSpec(rounding="up")
     with pytest.raises(ValueError, match=r"\[3, 255\] does not hold 0"):
         QuantizationSpec(quant_min=3, qscheme="per_tensor_power_of_two")
+
+
+THEIR_TYPES = [
+    (torch.quint8, "uint8", 0, 255, {}),
+    (torch.quint8, "uint8", 0, 127, {"reduce_range": True}),
+    (torch.quint8, "uint8", 0, 15, {"quant_min": 0, "quant_max": 15}),
+    (torch.qint8, "int8", -128, 127, {}),
+    (torch.qint8, "int8", -64, 63, {"reduce_range": True}),
+    (torch.qint8, "int8", -8, 7, {"quant_min": -8, "quant_max": 7}),
+]
+THEIR_OBSERVERS = {
+    "min_max": (ao.MinMaxObserver, MinMax(), "observe_min_max", (False,)),
+    "moving_average": (
+        ao.MovingAverageMinMaxObserver,
+        MovingAverageMinMax(0.5),
+        "observe_moving_average",
+        (0.5,),
+    ),
+    "per_channel": (
+        ao.PerChannelMinMaxObserver,
+        MinMax(),
+        "observe_per_channel_min_max",
+        (1, False),
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", ["affine", "symmetric"])
+@pytest.mark.parametrize("kind", THEIR_TYPES, ids=lambda kind: f"{kind[1]}_{kind[3]}")
+@pytest.mark.parametrize("name", THEIR_OBSERVERS)
+def test_equal_to_pytorch(name: str, kind: tuple, scheme: str) -> None:
+    """Scales to the last bit of float32, and zero points, from the same batches.
+
+    The batches are multiples of 2**-10, so that the averages of both are exact. PyTorch refuses
+    symmetric quint8 with reduce_range, and rounds the middle down where the range is given.
+    """
+    make, observer, op, options = THEIR_OBSERVERS[name]
+    dtype, ours, quant_min, quant_max, extra = kind
+    if scheme == "symmetric" and ours == "uint8" and "reduce_range" in extra:
+        extra = {"quant_min": quant_min, "quant_max": quant_max}
+    per_channel = name == "per_channel"
+    granularity = "per_channel" if per_channel else "per_tensor"
+    spec = QuantizationSpec(
+        ours, quant_min, quant_max, f"{granularity}_{scheme}", 1 if per_channel else None, observer
+    )
+    if name == "moving_average":
+        extra = {**extra, "averaging_constant": 0.5}
+    if per_channel:
+        extra = {**extra, "ch_axis": 1}
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (8, 5)
+        batches = [
+            (torch.randn(shape, generator=generator) * 3 + seed % 3 - 1).mul(1024).round() / 1024
+            for _ in range(3)
+        ]
+        if seed % 5 == 4:
+            batches = [batch.abs() for batch in batches]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            qscheme = getattr(torch, f"{granularity}_{scheme}")
+            theirs = make(dtype=dtype, qscheme=qscheme, **extra)
+            rows = [math.inf, -math.inf]
+            state = torch.tensor(
+                [[row] * 5 for row in rows] if per_channel else [*rows, *rows], dtype=torch.float64
+            )
+            for batch in batches:
+                theirs(batch)
+                getattr(torch.ops.jit_passes, op)(batch, state, *options, "x", "")
+            scale, zero_point = theirs.calculate_qparams()
+        found = choose_qparams(spec, ObserverState(state, None))
+        assert torch.equal(
+            torch.as_tensor(found.scale, dtype=torch.float64).flatten(), scale.double()
+        )
+        if scheme == "affine" or quant_min < 0 or quant_max == 255:
+            assert torch.equal(torch.as_tensor(found.zero_point).flatten(), zero_point.long())
+        else:
+            middle = torch.full_like(zero_point, (quant_max + 1) // 2).long()
+            assert torch.equal(torch.as_tensor(found.zero_point).flatten(), middle)
+
+
+GLOW = {
+    "affine": [(0.0235294, -128), (0.0156863, -64), (0.0235294, 42), (0.1, 0)],
+    "symmetric": [(0.0472441, 0), (0.0236220, 0), (0.03125, 0), (0.1, 0)],
+    "symmetric_with_uint8": [(0.0235294, -128), (0.0236220, 0), (0.03125, 0), (0.1, 0)],
+    "power_of_two": [(0.0625, 0), (0.03125, 0), (0.03125, 0), (0.125, 0)],
+}
+
+
+@pytest.mark.parametrize("scheme", GLOW)
+def test_parameters_in_the_form_of_glow(scheme: str) -> None:
+    """Golden vectors of `chooseQuantizationParams`, to the digits given."""
+    spec = QuantizationSpec("int8", -128, 127, f"per_tensor_{scheme}", range_form="glow")
+    for limits, expected in zip([(0, 6), (-1, 3), (-4, 2), (0, 0)], GLOW[scheme], strict=True):
+        scale, zero_point = affine_qparams(*limits, spec)
+        assert scale == pytest.approx(expected[0], abs=5e-8)
+        assert zero_point == expected[1]
+    assert spec_from_text(spec_to_text(spec)) == (spec, {})
+
+
+def test_form_of_glow_for_other_codes() -> None:
+    """Unsigned codes are the signed ones, moved; channels have what they have alone."""
+    for limits in RANGES:
+        for scheme in ("affine", "symmetric", "symmetric_with_uint8", "power_of_two"):
+            pairs = [
+                affine_qparams(*limits, QuantizationSpec.of_bits(
+                    8, signed, f"per_tensor_{scheme}", range_form="glow"
+                ))
+                for signed in (True, False)
+            ]  # fmt: skip
+            assert pairs[1] == (pairs[0][0], pairs[0][1] + 128)
+    spec = QuantizationSpec.of_bits(
+        8, qscheme="per_channel_symmetric", ch_axis=0, range_form="glow"
+    )
+    state = ObserverState(torch.tensor([[0.0, -4.0], [6.0, 2.0]], dtype=torch.float64), None)
+    found = choose_qparams(spec, state)
+    assert found.scale.tolist() == pytest.approx([0.0472441, 0.03125], abs=5e-8)
+    assert found.zero_point.tolist() == [0, 0]
+
+
+def test_symmetric_with_uint8() -> None:
+    """All codes are used where nothing is below 0; otherwise it is symmetric."""
+    spec = QuantizationSpec("int8", -128, 127, "per_tensor_symmetric_with_uint8")
+    assert affine_qparams(0.0, 6.0, spec) == affine_qparams(0.0, 6.0, replace(
+        spec, qscheme="per_tensor_affine"
+    ))  # fmt: skip
+    assert affine_qparams(-1.0, 6.0, spec) == affine_qparams(-1.0, 6.0, replace(
+        spec, qscheme="per_tensor_symmetric"
+    ))  # fmt: skip
+    x = datasets()["relu"]
+    relu = choose_qparams(spec, state_of(x))
+    assert relu.zero_point == -128
+    assert choose_qparams(spec, state_of(x - 0.1)).zero_point == 0
+    spec = replace(spec, qscheme="per_channel_symmetric_with_uint8", ch_axis=0)
+    ends = torch.tensor([[0.0, -1.0], [6.0, 6.0]], dtype=torch.float64)
+    assert choose_qparams(spec, ObserverState(ends, None)).zero_point.tolist() == [-128, 0]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("bits", range(2, 17))
+def test_of_bits(bits: int, signed: bool) -> None:
+    """As many codes as the bits hold, in a dtype that holds them."""
+    for scheme in ("affine", "symmetric", "symmetric_with_uint8", "power_of_two"):
+        spec = QuantizationSpec.of_bits(bits, signed, f"per_tensor_{scheme}")
+        assert spec.quant_max - spec.quant_min + 1 == 2**bits
+        assert (spec.quant_min < 0) == signed
+        scale, zero_point = affine_qparams(-0.75, 3.0, spec)
+        steps = spec.quant_max - zero_point
+        # Symmetric grids end half a step before the largest value.
+        assert steps * scale >= 3.0 - scale * 0.51
+        assert spec.quant_min <= zero_point <= spec.quant_max
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from .bins import check_bins
 from .observer import Observer, ObserverState
 
 
@@ -25,8 +26,7 @@ class Histogram(Observer):
     bins: int = 2048
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise ValueError(f"a histogram needs at least two bins, not {self.bins}")
+        check_bins(self.bins)
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

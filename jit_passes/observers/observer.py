@@ -50,3 +50,10 @@ class Observer:
     ) -> tuple[float, float]:
         """Return the range to quantize, from the buffers of a per-tensor observer."""
         return float(state.range[0]), float(state.range[1])
+
+    def find_channel_ranges(self, state: ObserverState) -> torch.Tensor:
+        """Return minima and maxima to quantize, shape [2, channels], from a per-channel observer.
+
+        Channels have no histograms: unless a class says otherwise, these are the ones seen.
+        """
+        return state.range

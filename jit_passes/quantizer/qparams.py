@@ -9,6 +9,7 @@ import torch
 
 from ..errors import JitPassesError
 from ..observers import ObserverState
+from .glow_qparams import glow_qparams
 from .specification import DTYPES, QuantizationSpec
 
 # A scale below this makes 1 / scale overflow somewhere downstream; PyTorch's observers use it too.
@@ -43,7 +44,8 @@ class QParams:
 def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float, int]:
     """Return scale and zero point of one range.
 
-    The range is widened to contain 0, so that 0 is exactly representable.
+    The range is widened to contain 0, so that 0 is exactly representable. Of a specification with
+    range_form "glow", see `glow_qparams`; otherwise:
 
     affine:     scale = (high - low) / (quant_max - quant_min)
                 zero_point = quant_min - round(low / scale), within [quant_min, quant_max]
@@ -54,18 +56,25 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
                 only where quant_min < 0; zero_point = 0
     """
     low, high = min(low, 0.0), max(high, 0.0)
+    spec = spec.for_range(low)
+    if spec.range_form == "glow":
+        return glow_qparams(low, high, spec)
     steps = spec.quant_max - spec.quant_min
     if spec.power_of_two:
         below = low / spec.quant_min if spec.quant_min < 0 else 0.0
         return power_of_two_at_least(max(high / spec.quant_max, below)), 0
     if spec.symmetric:
-        scale = 2 * max(-low, high) / steps
+        scale = _float32(2 * max(-low, high) / steps)
         return max(scale, SMALLEST_SCALE), (spec.quant_min + spec.quant_max + 1) // 2
-    scale = max((high - low) / steps, SMALLEST_SCALE)
-    # In float32, as the kernels will see it.
-    scale = float(torch.tensor(scale, dtype=torch.float32))
-    zero_point = spec.quant_min - round(low / scale)
+    # Each operation rounds to float32, as in PyTorch's observers.
+    span = _float32(high - low)
+    scale = max(_float32((span if math.isfinite(span) else high - low) / steps), SMALLEST_SCALE)
+    zero_point = spec.quant_min - round(_float32(low / scale))
     return scale, min(max(zero_point, spec.quant_min), spec.quant_max)
+
+
+def _float32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))
 
 
 def power_of_two_at_least(value: float) -> float:
@@ -89,15 +98,19 @@ def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
         )
     grid = (spec.quant_min, spec.quant_max, spec.dtype)
     if spec.ch_axis is None:
-        low, high = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.symmetric)
+        spec = spec.for_range(float(state.range[0]))
+        low, high = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.centred)
         scale, zero_point = affine_qparams(low, high, spec)
         return QParams(scale, zero_point, None, *grid)
-    if not spec.symmetric:
-        pairs = [affine_qparams(low, high, spec) for low, high in state.range.T.tolist()]
+    ranges = spec.observer.find_channel_ranges(state)
+    if not spec.symmetric or spec.range_form != "pytorch":
+        pairs = [affine_qparams(low, high, spec) for low, high in ranges.T.tolist()]
         scales = torch.tensor([scale for scale, _ in pairs], dtype=torch.float64)
         zero_points = torch.tensor([zero for _, zero in pairs], dtype=torch.int64)
         return QParams(scales, zero_points, spec.ch_axis, *grid)
-    largest = torch.maximum(-state.range[0], state.range[1]).clamp_min(0)
+    largest = torch.maximum(-ranges[0], ranges[1]).clamp_min(0)
     scales = (2 * largest / (spec.quant_max - spec.quant_min)).clamp_min(SMALLEST_SCALE)
     scales = scales.float().double()  # the kernels see float32
-    return QParams(scales, torch.zeros(len(scales), dtype=torch.int64), spec.ch_axis, *grid)
+    middle = (spec.quant_min + spec.quant_max + 1) // 2
+    zero_points = torch.full((len(scales),), middle, dtype=torch.int64)
+    return QParams(scales, zero_points, spec.ch_axis, *grid)

@@ -70,17 +70,14 @@ class Slot:
 
     def spec(self, ch_axis: int) -> QuantizationSpec:
         """Return the specification of a value whose channels lie along that axis."""
-        low = -(2 ** (self.bits - 1)) if self.signed else 0
-        high = low + 2**self.bits - 1
-        narrow = self.bits <= 8
-        return QuantizationSpec(
-            ("int8" if narrow else "int16") if self.signed else ("uint8" if narrow else "int32"),
-            low,
-            high,
+        per_channel = self.granularity == "per_channel"
+        return QuantizationSpec.of_bits(
+            self.bits,
+            self.signed,
             f"{self.granularity}_{self.scheme}",
-            ch_axis if self.granularity == "per_channel" else None,
-            MovingAverageMinMax(self.averaging_constant),
-            self.rounding,
+            ch_axis=ch_axis if per_channel else None,
+            observer=MovingAverageMinMax(self.averaging_constant),
+            rounding=self.rounding,
         )
 
 

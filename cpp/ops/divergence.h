@@ -1,0 +1,37 @@
+// What the searches for the least divergence share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/registry.h"
+
+namespace jit_passes {
+
+// Divergences of normalized histograms that are closer than this are equal: sums in another order
+// differ by less.
+constexpr double kDivergenceTie = 1e-12;
+
+inline std::vector<double> countsOf(const at::Tensor& counts) {
+  TORCH_CHECK(
+      counts.scalar_type() == at::kLong && counts.dim() == 1 && counts.is_contiguous(),
+      "counts must be a contiguous int64 tensor with one dimension, got ", counts.scalar_type(), " of shape ",
+      counts.sizes());
+  const int64_t* data = counts.const_data_ptr<int64_t>();
+  return {data, data + counts.numel()};
+}
+
+// The first, or the last, index of the least divergence; not for an empty list.
+inline int64_t firstOfLeast(const std::vector<double>& divergences) {
+  const double least = *std::min_element(divergences.begin(), divergences.end()) + kDivergenceTie;
+  const auto is_least = [&](double value) { return value <= least; };
+  return std::find_if(divergences.begin(), divergences.end(), is_least) - divergences.begin();
+}
+
+inline int64_t lastOfLeast(const std::vector<double>& divergences) {
+  const std::vector<double> reversed(divergences.rbegin(), divergences.rend());
+  return static_cast<int64_t>(divergences.size()) - 1 - firstOfLeast(reversed);
+}
+
+} // namespace jit_passes

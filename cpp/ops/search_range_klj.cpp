@@ -1,0 +1,96 @@
+// jit_passes::search_range_klj: how many bins of a histogram of |x| to keep, by the least symmetric
+// divergence (Kullback-Leibler-J) between cumulative distributions; Migacz' method as changed by
+// D'Alberto and Dasdan, algorithm 1 of arXiv:1805.07941, with which TQT calibrates activations.
+//
+//   cdf = cumulative sum of the normalized counts
+//   for i = levels + 1 .. bins:
+//     p = cdf, 1 from bin i - 1 on
+//     f = p[0 .. i) interpolated at `levels` points, from its first to its last bin
+//     q = p, and f interpolated back at i points in [0 .. i)
+//     D(i) = sum where cdf != 0 of  (cdf - q) log2(cdf / q)
+//
+// The first i of the least D wins; all bins where levels + 1 > bins. q is positive where cdf is, as
+// cdf never falls. Behind i, q is 1, and the sum there is the same for all windows but its length.
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "core/registry.h"
+#include "divergence.h"
+
+namespace jit_passes {
+namespace {
+
+struct Distribution {
+  std::vector<double> cdf;
+  std::vector<double> logarithm; // of cdf
+  std::vector<double> behind;    // sum of (cdf - 1) log2(cdf) from a bin on
+};
+
+Distribution distributionOf(const std::vector<double>& counts) {
+  const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
+  const auto bins = counts.size();
+  Distribution found{std::vector<double>(bins), std::vector<double>(bins), std::vector<double>(bins + 1, 0)};
+  double sum = 0; // of whole numbers, so that the last bin is 1
+  for (size_t bin = 0; bin < bins; ++bin) {
+    sum += counts[bin];
+    found.cdf[bin] = total > 0 ? sum / total : 0;
+    found.logarithm[bin] = found.cdf[bin] > 0 ? std::log2(found.cdf[bin]) : 0;
+  }
+  for (size_t bin = bins; bin-- > 0;) {
+    found.behind[bin] = found.behind[bin + 1] + (found.cdf[bin] - 1) * found.logarithm[bin];
+  }
+  return found;
+}
+
+// values at the fraction index / steps of the way from the first to the last of `size`.
+template <typename Values>
+double interpolate(Values values, int64_t size, int64_t index, int64_t steps) {
+  const int64_t place = index * (size - 1), below = place / steps, rest = place % steps;
+  const double start = values(below);
+  return rest ? start + (values(below + 1) - start) * rest / static_cast<double>(steps) : start;
+}
+
+double divergenceOf(const Distribution& x, int64_t size, int64_t levels) {
+  const auto p = [&](int64_t bin) { return bin == size - 1 ? 1.0 : x.cdf[bin]; };
+  std::vector<double> f(levels);
+  for (int64_t level = 0; level < levels; ++level) {
+    f[level] = interpolate(p, size, level, levels - 1);
+  }
+  const auto at_level = [&](int64_t level) { return f[level]; };
+  double divergence = x.behind[size];
+  for (int64_t bin = 0; bin < size; ++bin) {
+    if (x.cdf[bin] != 0) {
+      const double q = interpolate(at_level, levels, bin, size - 1);
+      divergence += (x.cdf[bin] - q) * (x.logarithm[bin] - std::log2(q));
+    }
+  }
+  return divergence;
+}
+
+int64_t searchRangeKlj(const at::Tensor& histogram, int64_t levels) {
+  TORCH_CHECK(levels > 1, "the search needs at least two levels, not ", levels);
+  const auto counts = countsOf(histogram);
+  const int64_t bins = static_cast<int64_t>(counts.size()), first = levels + 1;
+  if (first > bins) {
+    return bins;
+  }
+  const auto distribution = distributionOf(counts);
+  std::vector<double> divergences(bins - first + 1);
+  at::parallel_for(first, bins + 1, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t size = begin; size < end; ++size) {
+      divergences[size - first] = divergenceOf(distribution, size, levels);
+    }
+  });
+  return first + firstOfLeast(divergences);
+}
+
+const RegisterOp op{"search_range_klj", "How many bins to keep, by the least divergence of cumulative sums."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_klj(Tensor counts, int levels) -> int"); }
+
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_klj", searchRangeKlj); }
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,45 @@
+"""A range that is known beforehand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from .bins import check_bins
+from .observer import Observer, ObserverState
+
+
+@dataclass(frozen=True)
+class Fixed(Observer):
+    """Quantize [low, high], whatever the values are.
+
+    They are counted all the same: a value that is never computed is still reported, and another
+    method can take over without a second look at the data.
+
+    Attributes:
+        low: lower end.
+        high: upper end.
+        bins: number of bins.
+    """
+
+    op: ClassVar[str] = "observe_histogram"
+    low: float = -1.0
+    high: float = 1.0
+    bins: int = 2048
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low <= self.high < math.inf:
+            raise ValueError(f"[{self.low}, {self.high}] is not a finite range")
+        check_bins(self.bins)
+
+    def find_range(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[float, float]:
+        return self.low, self.high
+
+    def find_channel_ranges(self, state: ObserverState) -> torch.Tensor:
+        ends = torch.tensor([[self.low], [self.high]], dtype=torch.float64)
+        return ends.expand_as(state.range)

@@ -14,14 +14,22 @@ from .errors import JitPassesError, JitPassesWarning
 from .module import OperatorRecord, stage_of, wrap
 from .observers import ObserverState
 from .passes import Pipeline
-from .quantizer import FixedQParamsQuantizationSpec, QParams, choose_qparams, spec_from_text
+from .quantizer import (
+    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    QParams,
+    QuantizationSpec,
+    choose_qparams,
+    spec_from_text,
+)
+from .quantizer.qparams import derive_qparams, fixed_qparams
+from .quantizer.specification import ResolvedSpec
 
 CONVERT = Pipeline(
     "convert",
     (
         "fold_constant_lists",  # a file spells them out
         "insert_quantize_dequantize",
-        "quantize_bias",
         "fold_quantized_constants",
         "remove_dead_code",
         "pool_constants",
@@ -54,7 +62,8 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     run = report.calibrated or any(o.state.reached for o in observers)
     if observers and not run:
         raise JitPassesError("the model was not calibrated: call jit_passes.calibrate(model, data)")
-    parameters = [_parameters(o, observers, refused) for o in observers]
+    groups = Groups(observers, refused)
+    parameters = [groups.parameters_at(o) for o in observers]
     options = {
         "insert_quantize_dequantize": {
             "parameters": [p.as_options() if p else None for p in parameters]
@@ -71,30 +80,27 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 class _Observer:
     op: str
     name: str
-    spec: Any
+    spec: ResolvedSpec
+    group: int
+    observed: bool
     owner: str
     users: tuple[str, ...]
     ranks: tuple[int, int]
-    shared: bool
     state: ObserverState
+
+    @property
+    def reached(self) -> bool:
+        """Whether calibration saw the value; one that is only derived counts as seen."""
+        return isinstance(self.spec, GroupDerivation) or self.state.reached
 
 
 def _read(module: Any, method: str) -> list[_Observer]:
     observers = []
     for op, name, text, range_, histogram in _C.observations(module, method):
         spec, extra = spec_from_text(text)
-        observers.append(
-            _Observer(
-                op,
-                name,
-                spec,
-                extra["owner"],
-                tuple(extra.get("users", ())),
-                tuple(extra["ranks"]),
-                extra.get("shared", False),
-                ObserverState(range_, histogram),
-            )
-        )
+        state = ObserverState(range_, histogram)
+        extra = {**extra, "users": tuple(extra["users"]), "ranks": tuple(extra["ranks"])}
+        observers.append(_Observer(op=op, name=name, spec=spec, state=state, **extra))
     return observers
 
 
@@ -109,12 +115,12 @@ def refusals(observers: list[_Observer]) -> dict[str, str]:
 
 
 def _refusal(observer: _Observer) -> str | None:
-    if not observer.state.reached:
+    if not observer.reached:
         return "calibration never reached it"
-    if observer.state.range.dim() == 1:
+    if observer.op != "observe_nothing" and observer.state.range.dim() == 1:
         lowest, highest = observer.state.ranks
         allowed = observer.ranks
-        if not observer.shared and not (allowed[0] <= lowest and highest <= allowed[1]):
+        if observer.observed and not (allowed[0] <= lowest and highest <= allowed[1]):
             seen = lowest if lowest < allowed[0] else highest
             return f"its result has {seen} dimensions, and the backend does {_span(allowed)}"
     return None
@@ -124,29 +130,41 @@ def _span(ranks: tuple[int, int]) -> str:
     return str(ranks[0]) if ranks[0] == ranks[1] else f"{ranks[0]} to {ranks[1]}"
 
 
-def _parameters(
-    observer: _Observer, observers: list[_Observer], refused: dict[str, str]
-) -> QParams | None:
-    users_refused = bool(observer.users) and all(user in refused for user in observer.users)
-    if observer.owner in refused or users_refused or not observer.state.reached:
-        return None
-    spec = observer.spec
-    if isinstance(spec, FixedQParamsQuantizationSpec):
-        grid = (spec.quant_min, spec.quant_max, spec.dtype)
-        return QParams(spec.scale, spec.zero_point, None, *grid)
-    if observer.shared:
-        source = next(
-            (
-                o
-                for o in observers
-                if not o.shared and o.state.range.data_ptr() == observer.state.range.data_ptr()
-            ),
-            None,
-        )
-        if source is None or source.owner in refused:
+class Groups:
+    """The parameters of each group of values that share them."""
+
+    def __init__(self, observers: list[_Observer], refused: dict[str, str]) -> None:
+        self._refused = refused
+        self._members: dict[int, list[_Observer]] = {}
+        for observer in observers:
+            self._members.setdefault(observer.group, []).append(observer)
+        self._found: dict[int, QParams | None] = {}
+
+    def parameters_at(self, observer: _Observer) -> QParams | None:
+        """Return the parameters at one place; None where the value stays float."""
+        return self._of_group(observer.group) if self._stays(observer) else None
+
+    def _stays(self, observer: _Observer) -> bool:
+        users_refused = bool(observer.users) and all(u in self._refused for u in observer.users)
+        return observer.owner not in self._refused and not users_refused and observer.reached
+
+    def _of_group(self, group: int) -> QParams | None:
+        if group not in self._found:
+            self._found[group] = self._choose(group)
+        return self._found[group]
+
+    def _choose(self, group: int) -> QParams | None:
+        leaders = [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
+        if not leaders:
             return None
-        return _parameters(source, observers, refused)
-    return choose_qparams(spec, observer.state)
+        spec = leaders[0].spec
+        if isinstance(spec, FixedQParamsQuantizationSpec):
+            return fixed_qparams(spec)
+        if isinstance(spec, QuantizationSpec):
+            return choose_qparams(spec, leaders[0].state)
+        sources = [self._of_group(source) for source in spec.groups]
+        known = [source for source in sources if source is not None]
+        return derive_qparams(spec, known) if len(known) == len(sources) else None
 
 
 def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecord:

@@ -31,6 +31,9 @@ class ValueView:
         is_result: whether the method, or a block in it, returns it.
         is_constant: whether it is a literal or a frozen parameter.
         constant: the constant, if it is one and readable from Python.
+        shape: what the graph knows of a tensor's shape: sizes, None for unknown ones; None if
+            nothing. Traced graphs have that of the example inputs.
+        dtype: a tensor's dtype, if the graph knows.
         producer: the node that makes it; None for inputs of the graph and of blocks.
         uses: (node, operand index) of all uses but those as a result.
     """
@@ -42,6 +45,8 @@ class ValueView:
     is_result: bool
     is_constant: bool
     constant: Any
+    shape: tuple[int | None, ...] | None = None
+    dtype: torch.dtype | None = None
     producer: NodeView | None = None
     uses: list[tuple[NodeView, int]] = field(default_factory=list)
 

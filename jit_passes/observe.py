@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .errors import JitPassesError
-from .graph import GraphView, ValueView
+from .graph import GraphView
 from .module import OperatorRecord, Report, check_module, wrap
 from .normalize import normalize
 from .observers import MovingAverageMinMax
 from .passes import Pipeline
 from .quantizer import (
     Annotations,
-    EdgeAnnotation,
-    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    Quantization,
     QuantizationSpec,
     Quantizer,
-    SharedQuantizationSpec,
+    resolve,
     spec_to_text,
 )
 from .targets import Target, resolve_target
@@ -62,8 +63,10 @@ def prepare(
     graph = GraphView.of(module, method)
     if is_quantized(graph):
         raise JitPassesError("the model is quantized already: start from the float model")
-    annotations = (quantizer or backend.quantizer()).annotate(graph)
-    observations = plan_observations(annotations)
+    chosen = quantizer or backend.quantizer()
+    annotations = chosen.annotate(graph)
+    chosen.validate(annotations)
+    observations = plan_observations(resolve(graph, annotations))
     if observations:
         options = {"insert_observers": {"observations": observations}}
         module = OBSERVE.run(module, method, options=options).module
@@ -92,57 +95,56 @@ def operator_records(graph: GraphView, annotations: Annotations) -> list[Operato
     return records
 
 
-def plan_observations(annotations: Annotations) -> list[Observation]:
-    """Return what the pass insert_observers takes: edges first, then outputs in program order."""
-    groups: dict[int, int] = {}
-    planned: list[Observation] = []
-    for edge in annotations.edges:
-        group = len(planned)
-        if not edge.value.is_constant:
-            groups.setdefault(edge.value.id, group)
-        users = [node.name for node, _ in edge.uses]
-        text = spec_to_text(edge.spec, owner=edge.owner, users=users, ranks=[0, 64])
-        name = f"{edge.value.name} -> {users[0]}"
-        planned.append(_observation(edge.value, name, _uses(edge), edge.spec, group, text))
-    for value_id, annotation in annotations.outputs.items():
-        if annotation.again is not None:
-            raise JitPassesError(
-                f"'{annotation.value.name}' is to be quantized twice, which only fake quantization "
-                "does: leave `again` of its annotation out"
-            )
-        group = groups[value_id] = len(planned)
-        spec = annotation.spec
-        shared = isinstance(annotation.spec, SharedQuantizationSpec)
-        if isinstance(spec, SharedQuantizationSpec):
-            group = groups[value_id] = groups[spec.value]
-            spec = QuantizationSpec()
-        text = spec_to_text(spec, owner=annotation.owner, ranks=annotation.ranks, shared=shared)
-        value = annotation.value
-        planned.append(_observation(value, value.name, [], spec, group, text, shared))
-    return planned
+def plan_observations(quantizations: Sequence[Quantization]) -> list[Observation]:
+    """Return what the pass insert_observers takes."""
+    return [_observation(quantization) for quantization in quantizations]
 
 
-def _uses(edge: EdgeAnnotation) -> list[tuple[int, int]]:
-    return [(node.index, operand) for node, operand in edge.uses]
-
-
-def _observation(
-    value: ValueView,
-    name: str,
-    uses: list[tuple[int, int]],
-    spec: QuantizationSpec | FixedQParamsQuantizationSpec,
-    group: int,
-    text: str,
-    shared: bool = False,
-) -> Observation:
-    channels, axis, constant, bins, op = 0, 0, 1.0, 0, "observe_reach"
-    if isinstance(spec, QuantizationSpec) and not shared:
+def _observation(quantization: Quantization) -> Observation:
+    if quantization.again:
+        raise JitPassesError(
+            f"'{quantization.name}' is to be quantized twice, which only fake quantization does: "
+            "leave output_qspec_again of its annotation out"
+        )
+    value, spec = quantization.value, quantization.spec
+    channels, axis, constant, bins = 0, 0, 1.0, 0
+    op = "observe_nothing" if isinstance(spec, GroupDerivation) else "observe_reach"
+    if isinstance(spec, QuantizationSpec) and quantization.observed:
         op = spec.observer.op
         bins = getattr(spec.observer, "bins", 0)
         if isinstance(spec.observer, MovingAverageMinMax):
             constant = spec.observer.averaging_constant
         if spec.ch_axis is not None:
             op, axis = spec.observer.per_channel_op, spec.ch_axis
-            channels = value.constant.shape[axis]
+            channels = channel_count(quantization, axis)
+    text = spec_to_text(
+        spec,
+        group=quantization.group,
+        observed=quantization.observed,
+        owner=quantization.owner,
+        users=quantization.users,
+        ranks=quantization.ranks,
+    )
+    uses = [(node.index, operand) for node, operand in quantization.uses]
     once = value.is_constant
-    return (value.id, uses, op, group, channels, axis, once, constant, bins, name, text)
+    name = quantization.name
+    return (
+        value.id, uses, op, quantization.group, channels, axis, once, constant, bins, name, text,
+    )  # fmt: skip
+
+
+def channel_count(quantization: Quantization, axis: int) -> int:
+    """Return how many channels the value has, ahead of time.
+
+    Raises:
+        JitPassesError: the graph does not know.
+    """
+    shape = quantization.value.shape
+    channels = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    if channels is None:
+        raise JitPassesError(
+            f"'{quantization.name}' is to be quantized per channel along axis {axis}, and its "
+            f"shape is {'not known ahead of time' if shape is None else list(shape)}: use a "
+            "per-tensor scheme"
+        )
+    return channels

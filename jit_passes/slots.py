@@ -9,20 +9,19 @@ from typing import Any
 import torch
 
 from .errors import JitPassesError
-from .graph import GraphView, NodeView, ValueView
+from .graph import GraphView, NodeView
 from .module import check_script
 from .observers import MovingAverageMinMax
 from .passes import Pipeline, own, wrap
 from .quantizer import (
     RECIPES,
-    Annotations,
-    EdgeAnnotation,
-    OutputAnnotation,
+    Quantization,
     QuantizationSpec,
     Slot,
     SlotQuantizer,
+    resolve,
 )
-from .quantizer.slots import ADD_BIAS, CORRELATION, Correlation, label
+from .quantizer.slots import ADD_BIAS, CORRELATION, Correlation, label, slot_of
 
 SPLIT = Pipeline(
     "split_slots",
@@ -100,7 +99,8 @@ def quantize_slots(
     quantizer = SlotQuantizer(_choose_slots(recipe, given), where)
     subject = own(model, method)
     SPLIT.run_on(subject)
-    planned = plan_fake_quantizations(quantizer.annotate(GraphView.of(subject.module, method)))
+    graph = GraphView.of(subject.module, method)
+    planned = plan_fake_quantizations(resolve(graph, quantizer.annotate(graph)))
     options = {"insert_fake_quantize": {"fake_quantizations": planned}}
     QUANTIZE.run_on(subject, options=options)
     return wrap(subject.module)
@@ -126,46 +126,31 @@ def _choose_slots(recipe: str | None, given: dict[str, int | Slot | None]) -> di
     return slots
 
 
-def plan_fake_quantizations(annotations: Annotations) -> list[FakeQuantization]:
-    """Return what the pass insert_fake_quantize takes: edges, then outputs, in program order."""
-    planned = [_of_edge(edge) for edge in annotations.edges]
-    for annotation in annotations.outputs.values():
-        planned += _of_output(annotation)
-    return planned
+def plan_fake_quantizations(quantizations: Sequence[Quantization]) -> list[FakeQuantization]:
+    """Return what the pass insert_fake_quantize takes."""
+    seen: set[int] = set()
+    return [_fake_quantization(quantization, seen) for quantization in quantizations]
 
 
-def _of_edge(edge: EdgeAnnotation) -> FakeQuantization:
-    node, operand = edge.uses[0]
-    uses = [(user.index, place) for user, place in edge.uses]
-    return _pack(edge.value, uses, node, edge.slot or f"operand_{operand}", edge.spec)
-
-
-def _of_output(annotation: OutputAnnotation) -> list[FakeQuantization]:
-    value = annotation.value
-    node = value.producer
-    if node is None or not isinstance(annotation.spec, QuantizationSpec):
+def _fake_quantization(quantization: Quantization, groups: set[int]) -> FakeQuantization:
+    spec, value, node = quantization.spec, quantization.value, quantization.node
+    shared = quantization.group in groups
+    if not isinstance(spec, QuantizationSpec) or shared:
         raise JitPassesError(
-            f"'{value.name}' is to be fake-quantized with parameters of another value, or is an "
-            "argument: give it a QuantizationSpec of its own, on its uses"
+            f"'{quantization.name}' is to be fake-quantized with "
+            f"{'parameters of another value' if shared else 'given or derived parameters'}: give "
+            "it a QuantizationSpec of its own"
         )
-    planned = [_pack(value, [], node, annotation.slot or "output", annotation.spec)]
-    if annotation.again is not None:
-        planned.append(_pack(value, [], node, "sum", annotation.again))
-    return planned
-
-
-def _pack(
-    value: ValueView,
-    uses: list[tuple[int, int]],
-    node: NodeView,
-    slot: str,
-    spec: QuantizationSpec,
-) -> FakeQuantization:
+    if not quantization.again:
+        groups.add(quantization.group)
+    operand = quantization.uses[0][1] if quantization.uses else None
+    slot = slot_of(node, operand, quantization.again)
     is_parameter = slot in PARAMETERS
     constant = 1.0
     if isinstance(spec.observer, MovingAverageMinMax) and not is_parameter:
         constant = spec.observer.averaging_constant
     channels = _channels(node, slot, spec.ch_axis) if spec.ch_axis is not None else None
+    uses = [(user.index, place) for user, place in quantization.uses]
     return (
         value.id, uses, node.index, slot, spec.ch_axis, channels, is_parameter, constant,
         spec.quant_min, spec.quant_max, spec.qscheme, spec.rounding, label(node, slot),

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes.graph import GraphView
+from jit_passes.graph import GraphView, NodeView
 from jit_passes.quantizer import (
     Annotations,
-    EdgeAnnotation,
-    OutputAnnotation,
+    DerivedQuantizationSpec,
+    QuantizationAnnotation,
     QuantizationSpec,
     Quantizer,
     Role,
     SharedQuantizationSpec,
+    bias_qparams,
 )
 from jit_passes.quantizer.backend import clipped_output
 
@@ -34,37 +35,46 @@ class EveryOperator(Quantizer):
         activation = QuantizationSpec()
         for node in graph.nodes:
             row = self.target.support.get(node.kind)
-            absorbed = node.outputs and node.output.id in annotations.outputs
+            absorbed = node in annotations
             if (
                 row is None
                 or absorbed
                 or (row.role is not Role.WEIGHTED and row.check and row.check(node))
             ):
                 continue
+            operands: dict[Any, Any] = {}
             for index in row.operands:
-                value = node.inputs[index]
-                maker = value.producer
-                if maker is not None and maker.kind == "prim::ListConstruct":
-                    uses = [(maker, i, v) for i, v in enumerate(maker.inputs)]
-                else:
-                    uses = [(node, index, value)]
-                for user, operand, operand_value in uses:
-                    annotations.edges.append(
-                        EdgeAnnotation(operand_value, ((user, operand),), activation)
-                    )
-            output = clipped_output(node, row)
+                maker = node.inputs[index].producer
+                elements = maker is not None and maker.kind == "prim::ListConstruct"
+                values = maker.inputs if maker and elements else [node.inputs[index]]
+                operands.update(dict.fromkeys(values, activation))
             spec: Any = row.fixed or activation
             if row.role is Role.SHARED:
-                spec = SharedQuantizationSpec(node.inputs[0].id)
+                spec = SharedQuantizationSpec((node.inputs[0], node), observed=False)
             if row.role is Role.WEIGHTED:
                 weight = self.target.weight_specification(node)
                 if not row.per_channel:
                     weight = replace(weight, qscheme="per_tensor_symmetric", ch_axis=None)
-                edge = EdgeAnnotation(node.inputs[1], ((node, 1),), weight, node.name)
-                annotations.edges.append(edge)
-                annotations.quantized.append(node.name)
-            annotations.outputs[output.id] = OutputAnnotation(output, spec, node.name, row.ranks)
+                operands[node.inputs[1]] = weight
+                if isinstance(node.inputs[2].constant, Tensor):
+                    operands[node.inputs[2]] = bias_spec(node, weight)
+            result = clipped_output(node, row).producer
+            if result is node:
+                annotation = QuantizationAnnotation(operands, spec, False, ranks=row.ranks)
+                annotations[node] = annotation
+            else:
+                assert result is not None
+                annotations[node] = QuantizationAnnotation(operands, None, False)
+                annotations[result] = QuantizationAnnotation({}, spec, False, node, row.ranks)
         return annotations
+
+
+def bias_spec(node: NodeView, weight: QuantizationSpec) -> DerivedQuantizationSpec:
+    """The bias in steps of input scale times weight scale."""
+    return DerivedQuantizationSpec(
+        ((node.inputs[0], node), (node.inputs[1], node)), bias_qparams, "int32", -(2**31) + 1,
+        qscheme=weight.qscheme, ch_axis=None if weight.ch_axis is None else 0,
+    )  # fmt: skip
 
 
 class Apply(nn.Module):

@@ -70,7 +70,6 @@ STAGED = {
     "insert_observers",
     "insert_quantize_dequantize",
     "lower_quantize_dequantize",
-    "quantize_bias",
     "replicate_dequantize",
     "sink_dequantize",
     "split_groups",
@@ -78,7 +77,7 @@ STAGED = {
 }
 # Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py and
 # test_fake_quantize.py.
-QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize", "quantize_bias"}
+QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
 # Leaves integers on which operators mean what they mean once lower_quantize_dequantize has run:
 # padding with 0 then pads with the zero point. The lowered model is compared with the reference.
 MEANT_FOR_QUANTIZED_DTYPES = {"sink_dequantize"}

@@ -410,7 +410,7 @@ def test_observers_are_values(observer: Observer) -> None:
         (lambda: Percentile(100.5), "percentile"),
         (lambda: MovingAverageMinMax(0), "averaging_constant"),
         (lambda: MovingAverageMinMax(1.5), "averaging_constant"),
-        (lambda: QuantizationSpec("int8"), "does not fit"),
+        (lambda: QuantizationSpec("int8", 0, 255), "does not fit"),
         (lambda: QuantizationSpec("int4"), "dtype"),
         (lambda: QuantizationSpec(qscheme="per_row"), "qscheme"),
         (lambda: QuantizationSpec(ch_axis=0), "ch_axis"),

@@ -20,9 +20,9 @@ from jit_passes.quantizer import (
     RECIPES,
     SLOTS,
     Annotations,
-    EdgeAnnotation,
-    OutputAnnotation,
+    QuantizationAnnotation,
     SlotQuantizer,
+    resolve,
 )
 from jit_passes.slots import SPLIT, plan_fake_quantizations
 
@@ -446,7 +446,7 @@ def test_insert_fake_quantize() -> None:
     assert not changed and str(module._get_method("forward").graph) == before
     graph = GraphView.of(module, "forward")
     annotations = SlotQuantizer(RECIPE).annotate(graph)
-    options = {"fake_quantizations": plan_fake_quantizations(annotations)}
+    options = {"fake_quantizations": plan_fake_quantizations(resolve(graph, annotations))}
     module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
     _C.lint(module, "forward")
     kinds = [node.kind for node in GraphView.of(module, "forward").nodes]
@@ -475,14 +475,16 @@ class Overwrites(nn.Module):
 
 @pytest.mark.parametrize("write", [True, False])
 def test_written_values(write: bool) -> None:
-    """One node for all uses; one for each where they read something else, of the same range."""
+    """One node for all uses; where they read something else, one for each, and its own range."""
     model = torch.jit.script(Overwrites(write))
     module = Pipeline("clean", ("propagate_constants",)).run(_C.clone(model._c, "forward")).module
     graph = GraphView.of(module, "forward")
-    uses = tuple((n, 0) for n in graph.nodes if n.kind in ("aten::sigmoid", "aten::tanh"))
     spec = Slot(4, scheme="affine", averaging_constant=1.0).spec(0)
-    edges = [EdgeAnnotation(graph.inputs[0], uses, spec)]
-    planned = plan_fake_quantizations(Annotations(edges=edges))
+    annotations = Annotations()
+    for node in graph.nodes:
+        if node.kind in ("aten::sigmoid", "aten::tanh"):
+            annotations[node] = QuantizationAnnotation({graph.inputs[0]: spec})
+    planned = plan_fake_quantizations(resolve(graph, annotations))
     options = {"fake_quantizations": planned}
     module, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
     _C.lint(module, "forward")
@@ -497,16 +499,20 @@ def test_written_values(write: bool) -> None:
     )
     torch.testing.assert_close(result(x), expected.float(), rtol=0, atol=1e-6)
     assert torch.equal(x, later)
-    assert torch.equal(result.operand_0_range, torch.stack([later.min(), later.max()]))
+    assert torch.equal(result.operand_0_range, torch.stack([X.min(), X.max()]))
+    if write:
+        assert torch.equal(result.operand_0_range_1, torch.stack([later.min(), later.max()]))
 
 
 def test_all_uses_of_a_view_that_is_written_to() -> None:
     """Writes into the quantized copy would not reach what it is a view of."""
     model = torch.jit.script(Overwrites(True))
     module = Pipeline("clean", ("propagate_constants",)).run(_C.clone(model._c, "forward")).module
-    view = next(n for n in GraphView.of(module, "forward").nodes if n.kind == "aten::slice").output
-    whole = OutputAnnotation(view, Slot().spec(0), "", (0, 8))
-    options = {"fake_quantizations": plan_fake_quantizations(Annotations({view.id: whole}))}
+    graph = GraphView.of(module, "forward")
+    annotations = Annotations()
+    view = next(node for node in graph.nodes if node.kind == "aten::slice")
+    annotations[view] = QuantizationAnnotation(output_qspec=Slot().spec(0))
+    options = {"fake_quantizations": plan_fake_quantizations(resolve(graph, annotations))}
     with pytest.raises(RuntimeError, match="written to by an in-place operator: annotate its uses"):
         _C.run_pass("insert_fake_quantize", module, "forward", options)
 

@@ -93,9 +93,7 @@ Editor::Inserted Editor::adopt(Node* made, const Node* like) {
     const auto id = static_cast<int64_t>(output->unique());
     values_[id] = output;
     inserted.node.outputs.push_back(id);
-    inserted.values.push_back(
-        {id, output->debugName(), output->type()->isSubtypeOf(*c10::TensorType::get()), false, false,
-         constant ? torch::jit::toIValue(output) : std::nullopt});
+    inserted.values.push_back(recordOf(output, output->debugName(), false));
   }
   own(made);
   return inserted;

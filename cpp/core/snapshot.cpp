@@ -57,14 +57,7 @@ class Recorder {
   }
 
   void recordValue(const Value* value, const std::string& name) {
-    const bool tensor = value->type()->isSubtypeOf(*c10::TensorType::get());
-    const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
-    const auto& uses = value->uses();
-    const bool result = std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-      return use.user->kind() == c10::prim::Return;
-    });
-    snapshot_.values.push_back(
-        {static_cast<int64_t>(value->unique()), name, tensor, written_.count(value) > 0, result, constant});
+    snapshot_.values.push_back(recordOf(value, name, written_.count(value) > 0));
   }
 
   int64_t blockOf(const Block* block) {
@@ -84,6 +77,29 @@ std::vector<Node*> nodesInOrder(Graph& graph) {
   std::vector<Node*> nodes;
   forEachNode(graph, [&](Node* node) { nodes.push_back(node); });
   return nodes;
+}
+
+ValueRecord recordOf(const Value* value, const std::string& name, bool written) {
+  const auto& uses = value->uses();
+  ValueRecord record;
+  record.id = static_cast<int64_t>(value->unique());
+  record.name = name;
+  record.is_tensor = value->type()->isSubtypeOf(*c10::TensorType::get());
+  record.written = written;
+  record.result = std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
+    return use.user->kind() == c10::prim::Return;
+  });
+  record.constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  if (const auto type = value->type()->cast<c10::TensorType>()) {
+    record.shape = type->sizes().sizes();
+    record.dtype = type->scalarType();
+  }
+  if (record.constant && record.constant->isTensor()) {
+    const auto tensor = record.constant->toTensor();
+    record.shape.emplace(tensor.sizes().begin(), tensor.sizes().end());
+    record.dtype = tensor.scalar_type();
+  }
+  return record;
 }
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph) { return Recorder(graph).record(); }

@@ -21,13 +21,18 @@ struct NodeRecord {
 };
 
 struct ValueRecord {
-  int64_t id;
+  int64_t id = 0;
   std::string name;
-  bool is_tensor;
-  bool written; // an in-place operator may write to it
-  bool result;  // the method, or a block of it, returns it
+  bool is_tensor = false;
+  bool written = false; // an in-place operator may write to it
+  bool result = false;  // the method, or a block of it, returns it
   std::optional<c10::IValue> constant;
+  // What the graph knows of a tensor's shape, the sizes one by one, and of its dtype.
+  std::optional<std::vector<std::optional<int64_t>>> shape;
+  std::optional<at::ScalarType> dtype;
 };
+
+ValueRecord recordOf(const Value* value, const std::string& name, bool written);
 
 struct Snapshot {
   std::vector<NodeRecord> nodes;

@@ -5,6 +5,7 @@
 //   per_channel_min_max the same as min_max along an axis: range has shape [2, channels]
 //   pair_sums           per_channel_min_max, widened to the sums of neighbouring values 2k and 2k + 1
 //   reach               notes only that the value was computed
+//   nothing             notes nothing: the value's parameters are derived from those of others
 //
 // None of them returns anything: the float data flow is what it would be without them. `once`
 // observes constants a single time. `name` and `spec` are the value's name and its quantization
@@ -88,6 +89,8 @@ void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_vie
   }
 }
 
+void observeNothing(const at::Tensor&, at::Tensor, string_view, string_view) {}
+
 const RegisterOp min_max_op{"observe_min_max", "Keep the smallest and largest value seen."};
 const RegisterOp moving_average_op{
     "observe_moving_average", "Keep an exponential moving average of each batch's range."};
@@ -96,6 +99,7 @@ const RegisterOp per_channel_op{
 const RegisterOp pair_sums_op{
     "observe_pair_sums", "Keep each channel's range, and that of sums of neighbouring values."};
 const RegisterOp reach_op{"observe_reach", "Note that the value was computed, and its rank."};
+const RegisterOp nothing_op{"observe_nothing", "Say how the value is quantized; look at nothing."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("observe_min_max(Tensor x, Tensor(a!) range, bool once, str name, str spec) -> ()");
@@ -107,6 +111,8 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
       "()");
   m.def("observe_pair_sums(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
   m.def("observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
+  // Without a buffer that it could write to, it would be dead code.
+  m.def("observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
@@ -115,6 +121,7 @@ TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
   m.impl("observe_per_channel_min_max", observePerChannelMinMax);
   m.impl("observe_pair_sums", observePairSums);
   m.impl("observe_reach", observeReach);
+  m.impl("observe_nothing", observeNothing);
 }
 
 } // namespace

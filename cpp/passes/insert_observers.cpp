@@ -86,7 +86,10 @@ class Inserter {
 
   // The value of the observer's buffer, registered on the module and read at the graph's start.
   Value* buffer(const Observation& observation, const std::string& kind) {
-    const auto name = "observer_" + std::to_string(observation.group) + "_" + kind;
+    // All that nothing is observed of have one buffer: many attributes are slow to look up.
+    const auto group =
+        observation.op == "observe_nothing" ? std::string("none") : std::to_string(observation.group);
+    const auto name = "observer_" + group + "_" + kind;
     if (const auto found = buffers_.find(name); found != buffers_.end()) {
       return found->second;
     }

@@ -78,11 +78,26 @@ py::tuple toTuple(const NodeRecord& n) {
       n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs);
 }
 
+namespace {
+
+py::object shapeOf(const ValueRecord& v) {
+  if (!v.shape) {
+    return py::none();
+  }
+  py::tuple sizes(v.shape->size());
+  for (size_t i = 0; i < v.shape->size(); ++i) {
+    sizes[i] = (*v.shape)[i] ? py::object(py::int_(*(*v.shape)[i])) : py::object(py::none());
+  }
+  return py::object(sizes);
+}
+
+} // namespace
+
 py::tuple toTuple(const ValueRecord& v) {
   const bool readable = v.constant && !v.constant->isObject();
   return py::make_tuple(
       v.id, v.name, v.is_tensor, v.written, v.result, v.constant.has_value(),
-      readable ? toPython(*v.constant) : py::none());
+      readable ? toPython(*v.constant) : py::none(), shapeOf(v), v.dtype);
 }
 
 namespace {

@@ -1,14 +1,19 @@
 """Saying how to quantize: specifications, annotations, quantizers."""
 
-from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
+from .annotation import Annotations, QuantizationAnnotation
 from .backend import WEIGHT, BackendQuantizer
-from .qparams import QParams, choose_qparams
+from .qparams import QParams, bias_qparams, choose_qparams
 from .quantizer import Quantizer
+from .resolve import Quantization, resolve
 from .slots import RECIPES, SLOTS, Slot, SlotQuantizer
 from .specification import (
+    DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
+    GroupDerivation,
     QuantizationSpec,
     SharedQuantizationSpec,
+    derivation,
+    find_derivation,
     spec_from_text,
     spec_to_text,
 )
@@ -20,18 +25,24 @@ __all__ = [
     "WEIGHT",
     "Annotations",
     "BackendQuantizer",
-    "EdgeAnnotation",
+    "DerivedQuantizationSpec",
     "FixedQParamsQuantizationSpec",
+    "GroupDerivation",
     "OperatorSupport",
-    "OutputAnnotation",
     "QParams",
+    "Quantization",
+    "QuantizationAnnotation",
     "QuantizationSpec",
     "Quantizer",
     "Role",
     "SharedQuantizationSpec",
     "Slot",
     "SlotQuantizer",
+    "bias_qparams",
     "choose_qparams",
+    "derivation",
+    "find_derivation",
+    "resolve",
     "spec_from_text",
     "spec_to_text",
 ]

@@ -1,81 +1,140 @@
-"""What is to be quantized: the result of a quantizer, the input of inserting observers."""
+"""What is to be quantized: the result of a quantizer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
+from ..errors import JitPassesError
 from ..graph import NodeView, ValueView
-from .specification import AnySpec, QuantizationSpec, SharedQuantizationSpec
+from .specification import (
+    AnySpec,
+    DerivedQuantizationSpec,
+    EdgeOrNode,
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+    ValueOrNode,
+)
+
+ANY_RANK = (0, 64)
 
 
 @dataclass(frozen=True)
-class OutputAnnotation:
-    """A value that all its users see quantized.
+class QuantizationAnnotation:
+    """How one operator takes part in quantization.
 
     Attributes:
-        value: the value.
-        spec: how.
-        owner: name of the operator that computes it: quantized as a whole or not at all.
-        ranks: lowest and highest number of dimensions with which the operator can be quantized.
-        slot: for fake quantization: which of its operator's slots this is, "sum"; else "".
-        again: how to quantize the result of that once more, as the slot "sum": a wide sum of
-            products that is then narrowed. For fake quantization only.
+        input_qspec_map: for operands that it is to see quantized, how; by value, or by the node
+            that makes it. Elements of a list operand count as operands.
+        output_qspec: how all users see its result; None for as it is.
+        allow_implicit_sharing: whether operands have the parameters that the operators that make
+            them, and their other users, ask for with an equal specification.
+        part_of: the operator that this one is computed together with, as a relu with the
+            convolution in front: what calibration shows to be impossible for one is for both.
+        ranks: lowest and highest number of dimensions of its result with which it can be quantized.
+        output_qspec_again: how to quantize its result once more, for fake quantization only: a wide
+            sum of products that is then narrowed.
     """
 
-    value: ValueView
-    spec: AnySpec
-    owner: str
-    ranks: tuple[int, int]
-    slot: str = ""
-    again: QuantizationSpec | None = None
+    input_qspec_map: Mapping[ValueOrNode, AnySpec] = field(default_factory=dict)
+    output_qspec: AnySpec | None = None
+    allow_implicit_sharing: bool = True
+    part_of: NodeView | None = None
+    ranks: tuple[int, int] = ANY_RANK
+    output_qspec_again: QuantizationSpec | None = None
 
 
-@dataclass(frozen=True)
-class EdgeAnnotation:
-    """Some uses of a value that see it quantized, while others see it as it is.
-
-    Attributes:
-        value: the value.
-        uses: (node, operand) of the uses.
-        spec: how.
-        owner: name of the operator, for operands that belong to one alone, as weights do; else "".
-        slot: for fake quantization: which of the operator's slots this is, "weight"; else "".
-    """
-
-    value: ValueView
-    uses: tuple[tuple[NodeView, int], ...]
-    spec: QuantizationSpec
-    owner: str = ""
-    slot: str = ""
-
-
-@dataclass
-class Annotations:
-    """All annotations of a graph.
+class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
+    """The annotations of a graph, by node; printing them gives a table.
 
     Attributes:
-        outputs: by id of the value.
-        edges: in program order of their first use.
         reasons: for operators that could have been quantized and stay float, by name, why.
-        quantized: names of the operators that will be quantized.
     """
 
-    outputs: dict[int, OutputAnnotation] = field(default_factory=dict)
-    edges: list[EdgeAnnotation] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
-    quantized: list[str] = field(default_factory=list)
+    def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
+        self.reasons = dict(reasons or {})
+        self._by_node: dict[NodeView, QuantizationAnnotation] = {}
+
+    def __getitem__(self, node: NodeView) -> QuantizationAnnotation:
+        return self._by_node[node]
+
+    def __setitem__(self, node: NodeView, annotation: QuantizationAnnotation) -> None:
+        if not isinstance(node, NodeView) or not isinstance(annotation, QuantizationAnnotation):
+            raise JitPassesError(
+                "annotations[node] = QuantizationAnnotation(...) with a node of the graph is "
+                f"expected, got {type(node).__name__} and {type(annotation).__name__}"
+            )
+        self._by_node[node] = annotation
+
+    def __delitem__(self, node: NodeView) -> None:
+        del self._by_node[node]
+
+    def __iter__(self) -> Iterator[NodeView]:
+        return iter(sorted(self._by_node, key=lambda node: node.index))
+
+    def __len__(self) -> int:
+        return len(self._by_node)
+
+    @property
+    def quantized(self) -> set[str]:
+        """Names of the operators that compute on quantized operands or give a quantized result."""
+        return {node.name for node in self._by_node}
 
     def __str__(self) -> str:
-        lines = [f"{a.value.name:<48} output  {_brief(a.spec)}" for a in self.outputs.values()]
-        for edge in self.edges:
-            users = ", ".join(f"{node.name}[{operand}]" for node, operand in edge.uses)
-            lines.append(f"{edge.value.name:<48} into {users}  {_brief(edge.spec)}")
-        return "\n".join(lines)
+        rows = [row for node in self for row in _rows(node, self[node])]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        lines = ["  ".join(f"{text:<{widths[i]}}" for i, text in enumerate(row)) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
 
 
-def _brief(spec: AnySpec) -> str:
-    if isinstance(spec, SharedQuantizationSpec):
-        return f"as value {spec.value}"
+def _rows(node: NodeView, annotation: QuantizationAnnotation) -> list[tuple[str, str, str]]:
+    name = f"{node.name} ({node.kind})"
+    rows = [
+        ("", name_of(value), describe(spec)) for value, spec in annotation.input_qspec_map.items()
+    ]
+    for spec in (annotation.output_qspec, annotation.output_qspec_again):
+        if spec is not None:
+            rows.append(("", "result", describe(spec)))
+    rows = rows or [("", "", "its operands and result come quantized")]
+    return [(name if i == 0 else "", place, text) for i, (_, place, text) in enumerate(rows)]
+
+
+def value_of(place: ValueOrNode) -> ValueView:
+    """Return the value that a node stands for, or the value itself.
+
+    Raises:
+        JitPassesError: the node has no result, or several.
+    """
+    if isinstance(place, ValueView):
+        return place
+    if not isinstance(place, NodeView):
+        raise JitPassesError(
+            f"a value or node of the graph is expected, got {type(place).__name__}"
+        )
+    if len(place.outputs) != 1:
+        raise JitPassesError(
+            f"'{place.name}' ({place.kind}) has {len(place.outputs)} results: say which one with "
+            "node.outputs[i]"
+        )
+    return place.output
+
+
+def name_of(place: EdgeOrNode) -> str:
+    """Return what messages call a value, or an edge."""
+    if isinstance(place, tuple):
+        return f"{name_of(place[0])} -> {place[1].name}"
+    value = value_of(place)
+    return "constant" if value.is_constant and value.name.isdigit() else value.name
+
+
+def describe(spec: AnySpec) -> str:
+    """Return a specification in a few words."""
+    if isinstance(spec, FixedQParamsQuantizationSpec):
+        return f"{spec.dtype}  fixed scale {spec.scale:g} zero_point {spec.zero_point}"
+    if isinstance(spec, DerivedQuantizationSpec):
+        return f"{spec.dtype}  derived from {', '.join(name_of(p) for p in spec.derived_from)}"
     if isinstance(spec, QuantizationSpec):
-        return f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}] {spec.qscheme}"
-    return f"{spec.dtype} scale {spec.scale} zero_point {spec.zero_point}"
+        axis = f" axis {spec.ch_axis}" if spec.ch_axis is not None else ""
+        grid = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}]"
+        return f"{grid}  {spec.qscheme}{axis}  {type(spec.observer).__name__}"
+    return f"as {name_of(spec.edge_or_node)}"

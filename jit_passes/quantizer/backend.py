@@ -9,9 +9,17 @@ import torch
 
 from ..graph import GraphView, NodeView, ValueView
 from ..observers import MinMax
-from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
+from .annotation import Annotations, QuantizationAnnotation
+from .qparams import bias_qparams
 from .quantizer import Quantizer
-from .specification import AnySpec, QuantizationSpec, SharedQuantizationSpec
+from .specification import (
+    AnySpec,
+    DerivedQuantizationSpec,
+    EdgeOrNode,
+    QuantizationSpec,
+    SharedQuantizationSpec,
+    ValueOrNode,
+)
 from .support import OperatorSupport, Role
 
 ACTIVATION = QuantizationSpec()
@@ -228,61 +236,67 @@ class _Writer:
     quantizer: BackendQuantizer
     selection: _Selection
     annotations: Annotations = field(default_factory=Annotations)
-    edges: dict[tuple[int, int, int], list[tuple[NodeView, int]]] = field(default_factory=dict)
-    values: dict[int, ValueView] = field(default_factory=dict)
 
     def write(self) -> Annotations:
-        nodes = self.selection.graph.nodes
         self.annotations.reasons = self.selection.reasons
-        for index, row in self.selection.selected.items():
-            self.write_edges(nodes[index])
-            if row.role is Role.WEIGHTED:
-                self.write_weight(nodes[index], row)
-        for (value, _, _), uses in sorted(self.edges.items(), key=lambda item: item[1][0][0].index):
-            ordered = tuple(sorted(uses, key=lambda use: use[0].index))
-            self.annotations.edges.append(
-                EdgeAnnotation(self.values[value], ordered, self.quantizer.activation)
-            )
         inner = {weighted.index for weighted in self.selection.summed.values()}
-        for index in sorted(self.selection.selected.keys() - inner):
-            self.write_output(nodes[index], self.selection.selected[index])
+        for index in sorted(self.selection.selected):
+            self.annotate(self.selection.graph.nodes[index], has_result=index not in inner)
         return self.annotations
 
-    def write_edges(self, node: NodeView) -> None:
-        """Annotate operands that are not the result of a selected node, one edge for each block.
+    def annotate(self, node: NodeView, has_result: bool) -> None:
+        row = self.selection.selected[node.index]
+        operands: dict[ValueOrNode, AnySpec] = {
+            value: self.quantizer.activation
+            for _, _, value in self.selection.operands(node)
+            # What moves data between here and a selected node's result moves integers.
+            if value.written or self.selection.origin(value).id not in self.selection.by_output
+        }
+        if row.role is Role.WEIGHTED:
+            operands.update(self.constants(node, row))
+        owner = self.selection.summed.get(node.index, node)
+        part_of = None if owner is node else owner
+        ranks = self.selection.selected[owner.index].ranks
+        result = self.result(node, row) if has_result else None
+        maker = clipped_output(node, row).producer
+        if maker is node or maker is None:
+            self.annotations[node] = QuantizationAnnotation(
+                operands, result, part_of=part_of, ranks=ranks
+            )
+        else:
+            self.annotations[node] = QuantizationAnnotation(operands, part_of=part_of)
+            self.annotations[maker] = QuantizationAnnotation({}, result, part_of=owner, ranks=ranks)
 
-        A value that is written in place is read anew at each use.
-        """
-        for user, operand, value in self.selection.operands(node):
-            if not value.written and self.selection.origin(value).id in self.selection.by_output:
-                continue
-            use = user.index if value.written else -1
-            self.values[value.id] = value
-            self.edges.setdefault((value.id, user.block, use), []).append((user, operand))
-
-    def write_weight(self, node: NodeView, row: OperatorSupport) -> None:
+    def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
+        """Return the weight's specification, and that of the bias in steps of the accumulator."""
         spec = self.quantizer.weight_of(node)
         if not row.per_channel:
             spec = replace(spec, qscheme="per_tensor_symmetric", ch_axis=None)
-        edge = EdgeAnnotation(node.inputs[1], ((node, 1),), spec, node.name)
-        self.annotations.edges.append(edge)
-        self.annotations.quantized.append(node.name)
+        inputs, weight, bias = node.inputs[:3]
+        specs: dict[ValueOrNode, AnySpec] = {weight: spec}
+        if isinstance(bias.constant, torch.Tensor):
+            channels = spec.ch_axis is not None
+            specs[bias] = DerivedQuantizationSpec(
+                (self.source(node, inputs), (weight, node)),
+                bias_qparams,
+                "int32",
+                -(2**31) + 1,
+                qscheme="per_channel_symmetric" if channels else "per_tensor_symmetric",
+                ch_axis=0 if channels else None,
+            )
+        return specs
 
-    def write_output(self, node: NodeView, row: OperatorSupport) -> None:
-        value = clipped_output(node, row)
-        spec: AnySpec = self.quantizer.activation
+    def result(self, node: NodeView, row: OperatorSupport) -> AnySpec:
         if row.role is Role.FIXED:
             assert row.fixed is not None
-            spec = row.fixed
-        elif row.role is Role.SHARED:
-            spec = SharedQuantizationSpec(self.shared_source(node))
-        owner = self.selection.summed.get(node.index, node)
-        ranks = self.selection.selected[owner.index].ranks
-        self.annotations.outputs[value.id] = OutputAnnotation(value, spec, owner.name, ranks)
+            return row.fixed
+        if row.role is Role.SHARED:
+            return SharedQuantizationSpec(self.source(node, node.inputs[0]), observed=False)
+        return self.quantizer.activation
 
-    def shared_source(self, node: NodeView) -> int:
-        """Return the id of the value whose observer the node's first operand goes back to."""
-        origin = self.selection.origin(node.inputs[0])
-        if origin.id in self.selection.by_output:
-            return origin.id
-        return node.inputs[0].id
+    def source(self, node: NodeView, value: ValueView) -> EdgeOrNode:
+        """Return what is quantized that the node's operand is, or is a rearrangement of."""
+        origin = self.selection.origin(value)
+        if not value.written and origin.id in self.selection.by_output:
+            return origin
+        return value, node

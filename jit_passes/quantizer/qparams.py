@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,14 @@ import torch
 from ..errors import JitPassesError
 from ..observers import ObserverState
 from .glow_qparams import glow_qparams
-from .specification import DTYPES, QuantizationSpec
+from .specification import (
+    DTYPES,
+    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    QuantizationSpec,
+    derivation,
+    find_derivation,
+)
 
 # A scale below this makes 1 / scale overflow somewhere downstream; PyTorch's observers use it too.
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
@@ -114,3 +122,45 @@ def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
     middle = (spec.quant_min + spec.quant_max + 1) // 2
     zero_points = torch.full((len(scales),), middle, dtype=torch.int64)
     return QParams(scales, zero_points, spec.ch_axis, *grid)
+
+
+def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:
+    """Return the parameters that a specification fixes."""
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    return QParams(spec.scale, spec.zero_point, None, *grid)
+
+
+def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams]) -> QParams:
+    """Return the parameters that a specification derives from those of others.
+
+    Raises:
+        JitPassesError: its function fails, or what it returns does not go with ch_axis.
+    """
+    function = find_derivation(spec.function)
+    try:
+        scale, zero_point = function(sources)
+    except Exception as error:
+        raise JitPassesError(f"deriving parameters with {spec.function} failed: {error}") from error
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    per_channel = isinstance(scale, torch.Tensor) and scale.dim() > 0
+    if per_channel != (spec.ch_axis is not None):
+        raise JitPassesError(
+            f"{spec.function} returned {'a scale for each channel' if per_channel else 'one scale'}"
+            f", and the specification's ch_axis is {spec.ch_axis}"
+        )
+    if not per_channel:
+        return QParams(float(scale), int(zero_point), None, *grid)
+    scales = torch.as_tensor(scale, dtype=torch.float64)
+    zero_points = torch.as_tensor(zero_point, dtype=torch.int64).expand(scales.shape).contiguous()
+    return QParams(scales, zero_points, spec.ch_axis, *grid)
+
+
+@derivation
+def bias_qparams(sources: Sequence[QParams]) -> tuple[float | torch.Tensor, int]:
+    """Return input scale * weight scale, and 0: a bias in steps of the accumulator.
+
+    Integer arithmetic adds it to the sum of products without rescaling. Per channel where the
+    weight is.
+    """
+    inputs, weight = sources
+    return inputs.scale * weight.scale, 0

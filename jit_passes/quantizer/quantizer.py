@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
-from ..graph import GraphView
+from ..graph import GraphEditor, GraphView
 from .annotation import Annotations
 
 
 class Quantizer(ABC):
-    """Base of all quantizers."""
+    """Base of all quantizers.
+
+    `prepare` normalizes the graph, then calls `transform_for_annotation`, `annotate` and
+    `validate`, in this order.
+
+    Attributes:
+        target: the backend it is made for, used where the caller says "auto"; None for any.
+    """
+
+    target: ClassVar[str | None] = None
+
+    def transform_for_annotation(self, graph: GraphEditor) -> None:  # noqa: B027 - optional
+        """Change the normalized graph before it is annotated; nothing, unless overridden."""
 
     @abstractmethod
     def annotate(self, graph: GraphView) -> Annotations:
-        """Say for each value and use of the normalized graph whether and how it is quantized."""
+        """Say for each operator of the normalized graph whether and how it is quantized."""
+
+    def validate(self, annotations: Annotations) -> None:  # noqa: B027 - optional
+        """Raise JitPassesError for annotations that the backend cannot do; see `annotate`."""

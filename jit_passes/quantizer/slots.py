@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from ..errors import JitPassesError
-from ..graph import GraphView, NodeView, ValueView
+from ..graph import GraphView, NodeView
 from ..observers import MovingAverageMinMax
-from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
+from .annotation import Annotations, QuantizationAnnotation
 from .quantizer import Quantizer
-from .specification import ROUNDINGS, QuantizationSpec
+from .specification import ROUNDINGS, AnySpec, QuantizationSpec, ValueOrNode
 
 SLOTS = ("input", "weight", "correlation", "bias", "sum")
 CORRELATION = "jit_passes::correlation"
 ADD_BIAS = "jit_passes::add_bias"
 FAKE_QUANTIZE = ("jit_passes::fake_quantize", "jit_passes::fake_quantize_moving_average")
-RANKS = (2, 5)  # of a convolution's result
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,6 @@ class SlotQuantizer(Quantizer):
         for node in correlations:
             if node in chosen:
                 self._annotate(Correlation.of(node), annotations)
-                annotations.quantized.append(node.name)
             else:
                 annotations.reasons[node.name] = "its module was not chosen"
         return annotations
@@ -194,35 +192,48 @@ class SlotQuantizer(Quantizer):
 
     def _annotate(self, op: Correlation, annotations: Annotations) -> None:
         channels = -(op.spatial_dims + 1)
-        if "input" in self.slots:
-            self._edge("input", op.node, 0, channels, annotations)
-        if "weight" in self.slots:
-            self._edge("weight", op.node, 1, int(op.transposed), annotations)
-        if "correlation" in self.slots:
-            self._output("correlation", op.node, channels, annotations)
-        if "bias" in self.slots and op.add_bias:
-            self._edge("bias", op.add_bias, 1, 0, annotations)
-        if "sum" in self.slots:
-            self._output("sum", op.add_bias or op.node, channels, annotations)
+        operands = {0: ("input", channels), 1: ("weight", int(op.transposed))}
+        product = self._result("correlation", op.node, channels)
+        total = self._result("sum", op.add_bias or op.node, channels)
+        annotations[op.node] = QuantizationAnnotation(
+            self._operands(op.node, operands),
+            product,
+            allow_implicit_sharing=False,
+            output_qspec_again=None if op.add_bias else total,
+        )
+        if op.add_bias:
+            annotations[op.add_bias] = QuantizationAnnotation(
+                self._operands(op.add_bias, {1: ("bias", 0)}), total, allow_implicit_sharing=False
+            )
 
-    def _edge(
-        self, slot: str, node: NodeView, operand: int, axis: int, annotations: Annotations
-    ) -> None:
-        value = node.inputs[operand]
-        _check_float(slot, node, [value.producer])
-        spec = self.slots[slot].spec(axis)
-        annotations.edges.append(EdgeAnnotation(value, ((node, operand),), spec, node.name, slot))
+    def _operands(
+        self, node: NodeView, slots: Mapping[int, tuple[str, int]]
+    ) -> dict[ValueOrNode, AnySpec]:
+        specs: dict[ValueOrNode, AnySpec] = {}
+        for operand, (slot, axis) in slots.items():
+            if slot in self.slots:
+                _check_float(slot, node, [node.inputs[operand].producer])
+                specs[node.inputs[operand]] = self.slots[slot].spec(axis)
+        return specs
 
-    def _output(self, slot: str, node: NodeView, axis: int, annotations: Annotations) -> None:
-        value: ValueView = node.output
-        _check_float(slot, node, [user for user, _ in value.uses])
-        spec = self.slots[slot].spec(axis)
-        first = annotations.outputs.get(value.id)
-        if first is None:
-            one = OutputAnnotation(value, spec, node.name, RANKS, slot)
-            annotations.outputs[value.id] = one
-        else:  # without a bias, both are the same value
-            annotations.outputs[value.id] = replace(first, again=spec)
+    def _result(self, slot: str, node: NodeView, axis: int) -> QuantizationSpec | None:
+        if slot not in self.slots:
+            return None
+        _check_float(slot, node, [user for user, _ in node.output.uses])
+        return self.slots[slot].spec(axis)
+
+
+def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
+    """Return the slot that an operand is, or for None the result."""
+    if node.kind == CORRELATION and operand is not None:
+        return SLOTS[operand]
+    if node.kind == ADD_BIAS and operand == 1:
+        return "bias"
+    if operand is not None:
+        return f"operand_{operand}"
+    if node.kind == CORRELATION:
+        return "sum" if again else "correlation"
+    return "sum" if node.kind == ADD_BIAS else "output"
 
 
 def label(node: NodeView, slot: str) -> str:

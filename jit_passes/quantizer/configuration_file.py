@@ -144,7 +144,7 @@ def _layer(source: Located, what: str, known: tuple[str, ...]) -> LayerOptions:
         for name in TENSORS
     }
     if "bits" in entries:
-        bits = _checked(entries, {"bits": entries["bits"].number()}, source)
+        bits = _checked(entries, {"bits": _given("bits", entries["bits"])}, source)
         for name in ("input", "weight", "output"):
             tensors[name] = bits.updated(tensors[name])
     keep = entries.get("keep_float")
@@ -162,11 +162,15 @@ def _tensor_options(source: Located) -> TensorOptions:
     for name in TENSOR_KEYS:
         if name not in entries:
             continue
-        entry = entries[name]
-        if entry.empty:
-            raise entry.error(f"{name} has no value: give one, or leave the key out")
-        options[name] = _calibration(entry) if name == "calibration" else entry.plain()
+        value = _given(name, entries[name])
+        options[name] = _calibration(entries[name]) if name == "calibration" else value
     return _checked(entries, options, source)
+
+
+def _given(name: str, entry: Located) -> Any:
+    if entry.empty:
+        raise entry.error(f"{name} has no value: give one, or leave the key out")
+    return entry.plain()
 
 
 def _checked(

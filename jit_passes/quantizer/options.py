@@ -214,8 +214,7 @@ class TensorOptions:
             return FixedQParamsQuantizationSpec(
                 self.scale, self.zero_point, dtype, quant_min, quant_max
             )
-        granularity = spec.qscheme[: len("per_tensor")].rstrip("_")
-        scheme = self.scheme or spec.qscheme.removeprefix(granularity + "_")
+        scheme = self.scheme or spec.qscheme.split("_", 2)[2]  # per_tensor_, per_channel_
         axis = spec.ch_axis
         if self.channelwise is not None:
             axis = (ch_axis if axis is None else axis) if self.channelwise else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ..errors import JitPassesError
 from ..graph import GraphView, NodeView, ValueView
 from .options import LayerOptions, TensorOptions
-from .selector import Selector, explain_nothing, is_operator, is_value
+from .selector import Selector, explain_nothing, is_operator, is_value, known_names
 
 __all__ = [
     "Configuration",
@@ -95,12 +95,13 @@ class Configuration:
         if self.everywhere.keep_float is not None:
             place = self.where or "the global section"
             resolved.decided_by.update((node.index, place) for node in nodes)
+        names = known_names(nodes, values)
         problems = []
         for number, rule in enumerate(self.rules, 1):
             place = rule.where or f"rule {number} ({rule.selector})"
             matched = _apply(rule, place, resolved, nodes, values)
             if not (rule.allow_unmatched or self.allow_unmatched):
-                why = explain_nothing(rule.selector, graph, values)
+                why = explain_nothing(rule.selector, names)
                 if why is None and not matched:
                     why = f"{rule.selector}: each matches something, but nothing matches them all"
                 if why is not None:

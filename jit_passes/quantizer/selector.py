@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
+from functools import lru_cache
 
 from ..errors import nearest
-from ..graph import GraphView, NodeView, ValueView
+from ..graph import NodeView, ValueView
 
+_WILDCARDS = re.compile(r"[*?[]")
 Patterns = str | tuple[str, ...]
 
 
@@ -105,7 +107,7 @@ SELECTORS = tuple(attribute.name for attribute in fields(Selector))
 
 def only(name: str) -> str:
     """Return the glob that fits this name alone."""
-    return re.sub(r"([*?[])", r"[\1]", name)
+    return _WILDCARDS.sub(r"[\g<0>]", name)
 
 
 def is_operator(node: NodeView) -> bool:
@@ -127,25 +129,28 @@ def op_fits(pattern: str, kind: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.rstrip("_"), pattern)
 
 
-def explain_nothing(
-    selector: Selector, graph: GraphView, values: Iterable[ValueView]
-) -> str | None:
-    """Say which pattern of a selector fits nothing in a graph, and what is like it; None if all do.
+def known_names(nodes: Iterable[NodeView], values: Iterable[ValueView]) -> dict[str, set[str]]:
+    """Return what the patterns of selectors can fit among operators and values, by attribute."""
+    operators = list(nodes)
+    modules = {node.module for node in operators}
+    return {
+        "module": modules,
+        "module_regex": modules,
+        "module_type": {node.module_type for node in operators},
+        "op": {node.kind for node in operators},
+        "value": {value.name for value in values},
+    }
+
+
+def explain_nothing(selector: Selector, names: Mapping[str, set[str]]) -> str | None:
+    """Say which pattern of a selector fits no name, and what is like it; None if all fit.
 
     Of modules, types and values, each pattern of several must fit: these are names, and one may be
     misspelled. Of operators one is enough: which of several a model has depends on how it was
     written.
     """
-    nodes = [node for node in graph.nodes if is_operator(node)]
-    if not nodes:
+    if not names["op"]:
         return "the method has no operators"
-    names = {
-        "module": {node.module for node in nodes},
-        "module_regex": {node.module for node in nodes},
-        "module_type": {node.module_type for node in nodes},
-        "op": {node.kind for node in nodes},
-        "value": {value.name for value in values},
-    }
     ops = _several(selector.op or ())
     fitting_ops = any(op_fits(op, kind) for op in ops for kind in names["op"])
     for name, pattern in selector.patterns():
@@ -157,7 +162,7 @@ def explain_nothing(
             fits = any(re.fullmatch(pattern, path) for path in known)
         else:
             known = names[name]
-            fits = any(fnmatchcase(text, pattern) for text in known)
+            fits = pattern in known or any(map(_fit_of(pattern), known))
         if not fits:
             return f"{name} {pattern!r} matches nothing: {_like(name, pattern, known)}"
     return None
@@ -183,4 +188,14 @@ def _several(given: Patterns) -> tuple[str, ...]:
 
 
 def _any_fits(given: Patterns, name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _several(given))
+    return _fit_of(given)(name)
+
+
+@lru_cache(1024)
+def _fit_of(given: Patterns) -> Callable[[str], bool]:
+    """Return whether a name fits, as a function: names without wildcards, of which lists may hold
+    thousands, are looked up.
+    """
+    exact = {pattern for pattern in _several(given) if not _WILDCARDS.search(pattern)}
+    globs = [re.compile(translate(p)).match for p in _several(given) if p not in exact]
+    return lambda name: name in exact or any(fits(name) for fits in globs)

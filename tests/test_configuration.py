@@ -921,6 +921,34 @@ def test_malicious_yaml_does_nothing(tmp_path: Path) -> None:
         read_configuration(f"version: 1\nrules:\n  - &l0 [a]\n{levels}")
 
 
+def test_damaged_files_are_errors_with_a_place_or_configurations() -> None:
+    pieces = [
+        "!!float ",
+        "!!int ",
+        "&a ",
+        "*a ",
+        "? ",
+        "{",
+        "]",
+        "null",
+        "1e400",
+        ".nan",
+        "\t",
+        "|\n",
+    ]
+    for seed in range(300):
+        draw, text = random.Random(seed), EXAMPLE
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(text))
+            text = text[:at] + draw.choice(["", *pieces]) + text[at + draw.randint(0, 8) :]
+        try:
+            read = read_configuration(text + "\n")
+        except JitPassesError as error:
+            assert str(error).startswith("configuration:"), text
+        else:
+            assert read_configuration(write_configuration(read)) == read, text
+
+
 def test_what_yaml_takes_for_something_else() -> None:
     text = rule(
         "{module: [0, 1.10, no, 2001-01-01, on, 0x1], output: {scale: 1e-3, zero_point: 3}}"
@@ -1073,6 +1101,10 @@ def test_nni_of_version_3(graph: GraphView) -> None:
     [
         ("Conv2d", r"config_list\[0\]: an entry is a mapping"),
         ({"quant_type": ["weight"]}, r"config_list\[0\].quant_type: .*did you mean 'quant_types'"),
+        ({"quant_types": None, "quant_bits": 8}, "quant_types is text, not nothing"),
+        ({"quant_types": ["weight"], "quant_bits": None}, "quant_bits has no number"),
+        ({"quant_types": ["weight"], "quant_bits": "8"}, "bits is a whole number .* not '8'"),
+        ({"target_names": ["weight"], "op_names_re": ["(?i)a"]}, "no regular expression"),
         ({"quant_bits": 8}, "quant_types is missing"),
         ({"quant_types": ["weight"]}, "quant_bits is missing"),
         ({"quant_types": ["wieght"], "quant_bits": 8}, "no quant_type 'wieght': .*'weight'"),

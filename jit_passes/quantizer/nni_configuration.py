@@ -126,6 +126,8 @@ def _old_options(entry: Located, entries: Mapping[str, Located]) -> LayerOptions
 
 
 def _of_bits(source: Located) -> TensorOptions:
+    if source.empty:
+        raise source.error("quant_bits has no number: give one, or leave the tensor out")
     if source.content == 32:
         return _FLOAT
     return _checked(source, bits=source.content)

@@ -249,7 +249,7 @@ class TensorOptions:
     def _observer(self, spec: QuantizationSpec) -> Observer:
         if self.range is not None:
             return Fixed(*self.range)
-        return self.calibration or spec.observer
+        return spec.observer if self.calibration is None else self.calibration
 
 
 @dataclass(frozen=True)

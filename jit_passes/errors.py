@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class JitPassesError(RuntimeError):
     """Something that the caller asked for cannot be done; the message says what to do instead."""
@@ -32,3 +35,22 @@ def first_line(error: BaseException) -> str:
         text = text.split(marker)[0]
     ours = isinstance(error, JitPassesError | RuntimeError)
     return (text if ours else f"{type(error).__name__}: {text}") or type(error).__name__
+
+
+def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
+    """Return the end of a message about an unknown name: those it may stand for, or some there are.
+
+    Args:
+        word: the unknown name.
+        words: the known ones.
+        shown: how many to name at most.
+    """
+    known = sorted(set(words))
+    if not known:
+        return "there are none"
+    by_case = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_case, min(shown, 3), 0.6)
+    if close:
+        return f"did you mean {' or '.join(repr(by_case[name]) for name in close)}?"
+    more = f" and {len(known) - shown} more" if len(known) > shown else ""
+    return f"there are {', '.join(map(repr, known[:shown]))}{more}"

@@ -2,9 +2,15 @@
 
 from .annotation import Annotations, QuantizationAnnotation
 from .backend import WEIGHT, BackendQuantizer
+from .configuration import Configuration, ResolvedConfiguration, Rule
+from .configuration_file import read_configuration, write_configuration
+from .glow_configuration import from_glow_kinds, from_glow_node_precision
+from .nni_configuration import from_nni
+from .options import LayerOptions, TensorOptions
 from .qparams import QParams, bias_qparams, choose_qparams
 from .quantizer import Quantizer
 from .resolve import Quantization, resolve
+from .selector import Selector
 from .slots import RECIPES, SLOTS, Slot, SlotQuantizer
 from .specification import (
     DerivedQuantizationSpec,
@@ -25,24 +31,35 @@ __all__ = [
     "WEIGHT",
     "Annotations",
     "BackendQuantizer",
+    "Configuration",
     "DerivedQuantizationSpec",
     "FixedQParamsQuantizationSpec",
     "GroupDerivation",
+    "LayerOptions",
     "OperatorSupport",
     "QParams",
     "Quantization",
     "QuantizationAnnotation",
     "QuantizationSpec",
     "Quantizer",
+    "ResolvedConfiguration",
     "Role",
+    "Rule",
+    "Selector",
     "SharedQuantizationSpec",
     "Slot",
     "SlotQuantizer",
+    "TensorOptions",
     "bias_qparams",
     "choose_qparams",
     "derivation",
     "find_derivation",
+    "from_glow_kinds",
+    "from_glow_node_precision",
+    "from_nni",
+    "read_configuration",
     "resolve",
     "spec_from_text",
     "spec_to_text",
+    "write_configuration",
 ]

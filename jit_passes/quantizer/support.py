@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from ..graph import NodeView
-from .specification import FixedQParamsQuantizationSpec
+from .specification import SCHEMES, FixedQParamsQuantizationSpec, QuantizationSpec
 
 
 class Role(Enum):
@@ -22,6 +22,48 @@ class Role(Enum):
     SHARED = "result with the parameters of the first operand"
     FIXED = "result with parameters known beforehand"
 
+
+@dataclass(frozen=True)
+class SpecSupport:
+    """The specifications that a backend can compute with, for activations or for weights.
+
+    Attributes:
+        grids: by dtype, the smallest and the largest code.
+        qschemes: the schemes.
+        whole: whether the codes must be all of that grid: kernels saturate at its ends.
+    """
+
+    grids: Mapping[str, tuple[int, int]]
+    qschemes: tuple[str, ...]
+    whole: bool = False
+
+    def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
+        """Say what the backend cannot do about a specification; None when it can."""
+        grid = self.grids.get(spec.dtype)
+        codes = (spec.quant_min, spec.quant_max)
+        if grid is None or (codes != grid if self.whole else not _within(codes, grid)):
+            can = " or ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
+            return f"{spec.dtype} [{codes[0]}, {codes[1]}], and the target has {can}"
+        if spec.qscheme not in self.qschemes:
+            return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
+        if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
+            return f"rounding {spec.rounding}, and the target rounds halves to even"
+        return None
+
+
+def _within(codes: tuple[int, int], grid: tuple[int, int]) -> bool:
+    return grid[0] <= codes[0] and codes[1] <= grid[1]
+
+
+PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
+DIALECT_GRIDS = {
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+}
+# What the reference model computes: everything.
+ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES)
 
 Check = Callable[[NodeView], str | None]
 

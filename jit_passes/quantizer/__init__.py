@@ -2,6 +2,7 @@
 
 from .annotation import Annotations, EdgeAnnotation, OutputAnnotation
 from .backend import WEIGHT, BackendQuantizer
+from .fixed_ranges import FIXED_RANGES
 from .qparams import QParams, choose_qparams
 from .quantizer import Quantizer
 from .slots import RECIPES, SLOTS, Slot, SlotQuantizer
@@ -15,6 +16,7 @@ from .specification import (
 from .support import OperatorSupport, Role
 
 __all__ = [
+    "FIXED_RANGES",
     "RECIPES",
     "SLOTS",
     "WEIGHT",

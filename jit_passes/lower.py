@@ -28,17 +28,16 @@ def lower(
     """
     report = stage_of(reference, "reference", "call jit_passes.convert(prepared) first")
     backend = make_target(report.target, report.target_options)
-    if target != "auto" and (wanted := resolve_target(target)).options != backend.options:
+    wanted = backend if target == "auto" else resolve_target(target)
+    if (wanted.name, wanted.options) != (backend.name, backend.options):
         raise JitPassesError(
             f"the model was prepared for {backend!r}, not for {wanted!r}: pass the same target to "
             "prepare and lower"
         )
     module, left, _ = backend.lower(_C.clone(reference._c, report.method), report.method)
-    kinds = _C.node_kinds(module, report.method)
-    still_float = {name for name, kind in kinds.items() if kind.startswith("aten::")}
     operators = tuple(
-        replace(row, dtype="float", reason=left.get(row.name, "not fused by the target"))
-        if row.dtype == "int8" and row.name in still_float
+        replace(row, dtype="float", reason=left[row.name])
+        if row.dtype == "int8" and row.name in left
         else row
         for row in report.operators
     )

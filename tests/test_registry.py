@@ -14,9 +14,20 @@ from jit_passes.convert import CONVERT
 from jit_passes.normalize import NORMALIZE
 from jit_passes.observe import OBSERVE
 from jit_passes.slots import QUANTIZE, SPLIT
+from jit_passes.targets.reference import CLEAN, TO_TABLES
 from jit_passes.targets.stock import TO_INTEGERS, TO_QUANTIZED_DTYPES
 
-PIPELINES = [NORMALIZE, OBSERVE, CONVERT, TO_INTEGERS, TO_QUANTIZED_DTYPES, SPLIT, QUANTIZE]
+PIPELINES = [
+    NORMALIZE,
+    OBSERVE,
+    CONVERT,
+    TO_INTEGERS,
+    TO_QUANTIZED_DTYPES,
+    CLEAN,
+    TO_TABLES,
+    SPLIT,
+    QUANTIZE,
+]
 
 
 class Net(nn.Module):

@@ -37,6 +37,38 @@ bool padsWithZeros(const Node* node) {
   return constant_mode && (isNone(node->input(3)) || constantNumber(node->input(3)) == 0.0);
 }
 
+// By the number of tensor operands that an operator takes at most; further operands are numbers.
+const std::map<size_t, std::vector<std::string>>& elementwiseTable() {
+  static const std::map<size_t, std::vector<std::string>> table{
+      {1,
+       {
+           "aten::abs",         "aten::acos",       "aten::acosh",     "aten::asin",
+           "aten::asinh",       "aten::atan",       "aten::atanh",     "aten::ceil",
+           "aten::celu",        "aten::clamp",      "aten::clamp_max", "aten::clamp_min",
+           "aten::cos",         "aten::cosh",       "aten::elu",       "aten::erf",
+           "aten::erfc",        "aten::exp",        "aten::exp2",      "aten::expm1",
+           "aten::floor",       "aten::frac",       "aten::gelu",      "aten::hardshrink",
+           "aten::hardsigmoid", "aten::hardswish",  "aten::hardtanh",  "aten::leaky_relu",
+           "aten::log",         "aten::log10",      "aten::log1p",     "aten::log2",
+           "aten::log_sigmoid", "aten::logit",      "aten::mish",      "aten::neg",
+           "aten::reciprocal",  "aten::relu",       "aten::relu6",     "aten::round",
+           "aten::rsqrt",       "aten::selu",       "aten::sigmoid",   "aten::sign",
+           "aten::silu",        "aten::sin",        "aten::sinc",      "aten::sinh",
+           "aten::softplus",    "aten::softshrink", "aten::sqrt",      "aten::square",
+           "aten::tan",         "aten::tanh",       "aten::threshold", "aten::trunc",
+       }},
+      {2,
+       {
+           "aten::add",     "aten::atan2",     "aten::div",  "aten::eq",  "aten::floor_divide",
+           "aten::fmod",    "aten::ge",        "aten::gt",   "aten::le",  "aten::lt",
+           "aten::maximum", "aten::minimum",   "aten::mul",  "aten::ne",  "aten::pow",
+           "aten::prelu",   "aten::remainder", "aten::rsub", "aten::sub",
+       }},
+      {3, {"aten::where"}},
+  };
+  return table;
+}
+
 } // namespace
 
 std::optional<WeightedOperator> weightedOperator(const Node* node) {
@@ -114,6 +146,23 @@ bool movesData(const Node* node) {
   }
   return movers.count(node->kind()) ||
          (pads.count(node->kind()) && padsWithZeros(node) && padsTwoAxesAtMost(node));
+}
+
+bool isElementwise(const Node* node) {
+  static const auto kinds = [] {
+    std::unordered_set<Symbol> all;
+    for (const auto& [tensors, names] : elementwiseTable()) {
+      std::transform(names.begin(), names.end(), std::inserter(all, all.end()), Symbol::fromQualString);
+    }
+    return all;
+  }();
+  return kinds.count(node->kind()) && node->outputs().size() == 1 &&
+         node->output()->type()->isSubtypeOf(*c10::TensorType::get());
+}
+
+std::vector<std::string> elementwiseKinds(size_t tensors) {
+  const auto found = elementwiseTable().find(tensors);
+  return found == elementwiseTable().end() ? std::vector<std::string>{} : found->second;
 }
 
 bool fastOnFbgemm(

@@ -35,6 +35,13 @@ bool isDropout(const Node* node);
 // as moving data too; their results are lists.
 bool movesData(const Node* node);
 
+// Whether each element of the node's result is a function of the elements at the same place of its tensor
+// operands, and of numbers: with one such operand it can be computed ahead of time for each code.
+bool isElementwise(const Node* node);
+
+// The operators that isElementwise knows, of so many tensor operands, by name.
+std::vector<std::string> elementwiseKinds(size_t tensors);
+
 // Whether the node is of the dialect's quantization: it has no name, and says nothing of the model.
 // Of the dialect, only what a convolution is split into counts as the model's.
 bool isQuantization(const Node* node);

@@ -173,6 +173,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](const std::vector<int64_t>& weight, const std::vector<int64_t>& stride,
          const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
          int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
+  m.def("elementwise_kinds", &elementwiseKinds);
   m.def("observations", &observations);
   m.def("set_string_attribute", &setStringAttribute);
 }

@@ -4,6 +4,7 @@ from .annotation import Annotations, QuantizationAnnotation
 from .backend import WEIGHT, BackendQuantizer
 from .configuration import Configuration, ResolvedConfiguration, Rule
 from .configuration_file import read_configuration, write_configuration
+from .fixed_ranges import FIXED_RANGES
 from .glow_configuration import from_glow_kinds, from_glow_node_precision
 from .nni_configuration import from_nni
 from .options import LayerOptions, TensorOptions
@@ -26,6 +27,7 @@ from .specification import (
 from .support import OperatorSupport, Role
 
 __all__ = [
+    "FIXED_RANGES",
     "RECIPES",
     "SLOTS",
     "WEIGHT",

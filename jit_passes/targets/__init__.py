@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import JitPassesError
+from .reference import Reference
 from .stock import Stock
 from .target import Target
 
-__all__ = ["Stock", "Target", "make_target", "resolve_target", "targets"]
+__all__ = ["Reference", "Stock", "Target", "make_target", "resolve_target", "targets"]
 
-targets: dict[str, type[Stock]] = {Stock.name: Stock}
+targets: dict[str, type[Target]] = {Stock.name: Stock, Reference.name: Reference}
 
 
 def resolve_target(target: str | Target) -> Target:

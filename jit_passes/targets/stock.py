@@ -125,10 +125,7 @@ class Stock(Target):
     def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
         prepared = TO_INTEGERS.run(module, method)
         matches = _C.apply_rules(prepared.module, method, rules(self.engine))
-        left = {name: f"not fused: {reason}" for _, name, _, reason in matches if reason}
-        for _, name, _, reason in matches:
-            if not reason:
-                left.pop(name, None)
+        refused = {name: f"not fused: {reason}" for _, name, _, reason in matches if reason}
         if any(rule.startswith("conv2d_add") for rule, _, _, _ in matches):
             warn_of_engine(self.engine)
         options: dict[str, dict[str, Any]] = {
@@ -137,6 +134,11 @@ class Stock(Target):
             "fold_quantized_constants": {"dequantize": True},
         }
         lowered = TO_QUANTIZED_DTYPES.run(prepared.module, method, options=options)
+        left = {
+            name: refused.get(name, "not fused by the target")
+            for name, kind in _C.node_kinds(lowered.module, method).items()
+            if kind.startswith("aten::")
+        }
         return lowered.module, left, [*prepared.records, *lowered.records]
 
 

@@ -38,5 +38,6 @@ class Target(ABC):
         """Lower a reference model, a C++ module that no one else holds.
 
         Returns:
-            The lowered module; by operator name, why it was left in float; what the passes did.
+            The lowered module; by name of each operator that it left in float, why, which the
+            report says of those that were to be int8; what the passes did.
         """

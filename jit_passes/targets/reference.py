@@ -1,0 +1,122 @@
+"""The reference model itself, for hardware compilers.
+
+The lowered model holds float operators between the dialect's dequantize and quantize, and lookup
+tables. To load it, `import jit_passes` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from .. import _C
+from ..graph import NodeView
+from ..passes import PassRecord, Pipeline
+from ..quantizer import (
+    WEIGHT,
+    BackendQuantizer,
+    FixedQParamsQuantizationSpec,
+    OperatorSupport,
+    QuantizationSpec,
+    Quantizer,
+    Role,
+)
+from .target import Target
+
+_CLEAN = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
+CLEAN = Pipeline("lower_reference", _CLEAN)
+TO_TABLES = Pipeline("lower_reference_tables", ("fold_lookup_tables", *_CLEAN))
+
+ACTIVATION = QuantizationSpec()
+CLIPS = ("aten::relu", "aten::clamp")
+WEIGHTED = ("linear", *(f"conv{t}{dims}d" for t in ("", "_transpose") for dims in (1, 2, 3)))
+OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum", "matmul", "bmm")
+OF_ONE = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "pow", "prelu", "softmax")
+KEEP_PARAMETERS = (
+    "relu", "clamp", "mean",
+    *(f"{kind}_pool{dims}d" for kind in ("avg", "adaptive_avg", "max") for dims in (1, 2, 3)),
+)  # fmt: skip
+FIXED = {
+    "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
+    "aten::tanh": FixedQParamsQuantizationSpec(1 / 128, 128),
+}
+
+
+def _tensors(node: NodeView) -> str | None:
+    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
+
+
+def _options(node: NodeView) -> str | None:
+    constant = all(value.is_constant for value in node.inputs[1:])
+    return None if constant else "an operand other than the first is computed by the model"
+
+
+def support(activation: QuantizationSpec) -> dict[str, OperatorSupport]:
+    """Return the support table for activations of that specification, by operator kind.
+
+    The results of sigmoid and tanh take all codes of uint8; of other dtypes they are calibrated.
+    """
+    unary = _C.elementwise_kinds(1)
+    rows = [OperatorSupport(kind, Role.OWN, check=_options) for kind in unary]
+    rows += [OperatorSupport(f"aten::{op}", Role.WEIGHTED, clips=CLIPS) for op in WEIGHTED]
+    rows += [
+        OperatorSupport(f"aten::{op}", Role.OWN, (0, 1), clips=CLIPS, check=_tensors)
+        for op in OF_TENSORS
+    ]
+    rows += [OperatorSupport("aten::cat", Role.OWN, clips=CLIPS)]
+    rows += [OperatorSupport(f"aten::{op}", Role.OWN, clips=CLIPS, check=_options) for op in OF_ONE]
+    rows += [OperatorSupport(f"aten::{op}", Role.SHARED, check=_options) for op in KEEP_PARAMETERS]
+    table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
+    if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
+        fixed = {k: OperatorSupport(k, Role.FIXED, fixed=spec) for k, spec in FIXED.items()}
+        table.update(fixed)
+    return table
+
+
+class Reference(Target):
+    """The reference model itself: nothing is lowered to PyTorch's kernels.
+
+    All numerics of the dialect: 2 to 16 bits, signed or unsigned, any scheme. A hardware compiler
+    reads dequantize, operator, quantize as one integer operator.
+
+    Args:
+        lookup_tables: make tables of integers of the functions between dequantize and quantize
+            that work element by element, and have no more than 16 bits of input codes. The results
+            are the same.
+    """
+
+    name: ClassVar[str] = "reference"
+
+    def __init__(self, lookup_tables: bool = True) -> None:
+        self.lookup_tables = lookup_tables
+
+    def __repr__(self) -> str:
+        return f"Reference(lookup_tables={self.lookup_tables})"
+
+    @property
+    def support(self) -> Mapping[str, OperatorSupport]:
+        return support(ACTIVATION)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"lookup_tables": self.lookup_tables}
+
+    def quantizer(self) -> Quantizer:
+        return BackendQuantizer(self.support, ACTIVATION, weight_of=self.weight_specification)
+
+    def weight_specification(self, node: NodeView) -> QuantizationSpec:
+        """Return the specification of an operator's weight: int8, symmetric, per output channel.
+
+        Transposed convolutions in groups have one scale: their weight has an axis for the output
+        channels of one group only.
+        """
+        if "conv_transpose" not in node.kind:
+            return WEIGHT
+        if node.inputs[6].constant == 1:
+            return replace(WEIGHT, ch_axis=1)
+        return replace(WEIGHT, qscheme="per_tensor_symmetric", ch_axis=None)
+
+    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
+        lowered = (TO_TABLES if self.lookup_tables else CLEAN).run(module, method)
+        return lowered.module, {}, list(lowered.records)

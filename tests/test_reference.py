@@ -1,0 +1,198 @@
+"""The target `reference`: the reference model itself, with or without lookup tables."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jit_passes
+from jit_passes import JitPassesError, coverage
+from jit_passes.quantizer import Role
+from jit_passes.targets import Reference, Stock, make_target, resolve_target
+
+# Of an operator, what a support table says of it, by dimensions.
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+
+class Net(nn.Module):
+    """Functions between convolutions: FIXED, OWN, SHARED, of two tensors, and spelled out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.e = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.a(x))
+        z = F.gelu(self.b(y))
+        z = F.max_pool2d(self.c(y * z), 2)
+        z = self.d(z * F.relu6(z + 3) / 6)
+        return self.e(F.avg_pool2d(torch.tanh(z), 2))
+
+
+def batches(*shape: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator) for _ in range(3)]
+
+
+def reference_of(model: nn.Module, data: list[Tensor], target: Reference) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.script(model.eval())
+    prepared = jit_passes.prepare(script, target=target)
+    jit_passes.calibrate(prepared, data, progress=False)
+    return jit_passes.convert(prepared)
+
+
+def kinds(module: torch.jit.ScriptModule) -> list[str]:
+    return [node.kind() for node in module.graph.nodes()]
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_lowered_is_the_reference_model(net: Net, tables: bool, tmp_path: Path) -> None:
+    """To the bit, and after loading too."""
+    data = batches(2, 4, 12, 12)
+    target = Reference(lookup_tables=tables)
+    reference = reference_of(net, data, target)
+    lowered = jit_passes.lower(reference)
+    torch.jit.save(lowered, tmp_path / "lowered.pt")
+    loaded = torch.jit.load(tmp_path / "lowered.pt")
+    with torch.no_grad():
+        expected, exact = reference(data[0]), net(data[0])
+        assert torch.equal(lowered(data[0]), expected)
+        assert torch.equal(loaded(data[0]), expected)
+        assert 20 * torch.log10(exact.norm() / (exact - expected).norm()) > 20
+    assert len(coverage(loaded).int8) == 5 and not coverage(loaded).float
+    assert {"aten::conv2d", "aten::mul", "aten::avg_pool2d"} <= set(kinds(lowered))
+    functions = {"aten::sigmoid", "aten::gelu", "aten::tanh"} & set(kinds(lowered))
+    assert functions == (set() if tables else {"aten::sigmoid", "aten::gelu", "aten::tanh"})
+    assert kinds(lowered).count("jit_passes::lookup_table") == (3 if tables else 0)
+
+
+def test_lower_a_reference_from_a_file(net: Net, tmp_path: Path) -> None:
+    """Scripted functions have numbers, which files spell out."""
+    data = batches(2, 4, 12, 12)
+    reference = reference_of(net, data, Reference())
+    torch.jit.save(reference, tmp_path / "reference.pt")
+    lowered = jit_passes.lower(torch.jit.load(tmp_path / "reference.pt"))
+    assert kinds(lowered).count("jit_passes::lookup_table") == 3
+    with torch.no_grad():
+        assert torch.equal(lowered(data[0]), reference(data[0]))
+
+
+def test_in_one_call(net: Net) -> None:
+    data = batches(2, 4, 12, 12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        script = torch.jit.script(net)
+    lowered = jit_passes.quantize_script(script, data, target="reference", progress=False)
+    with torch.no_grad():
+        expected = jit_passes.lower(reference_of(net, data, Reference()))(data[0])
+        assert torch.equal(lowered(data[0]), expected)
+
+
+def test_fixed_parameters(net: Net) -> None:
+    """The results of sigmoid and tanh take all codes there are, whatever calibration sees."""
+    reference = reference_of(net, batches(2, 4, 12, 12), Reference())
+    grids = {}
+    for node in reference.graph.nodes():
+        if node.kind() == "jit_passes::quantize":
+            scale, zero_point = (node.inputsAt(i).toIValue() for i in (1, 2))
+            grids[node.inputsAt(0).node().kind()] = (scale, zero_point)
+    assert grids["aten::sigmoid"] == (1 / 256, 0)
+    assert grids["aten::tanh"] == (1 / 128, 128)
+    table = Reference().support
+    assert table["aten::sigmoid"].role is Role.FIXED and table["aten::gelu"].role is Role.OWN
+
+
+def test_a_spelled_out_function_is_one_table() -> None:
+    """Spelled-out hardswish between two convolutions: one table, no float operator of it left."""
+    torch.manual_seed(0)
+
+    class Swish(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            return self.b(y * F.relu6(y + 3) / 6)
+
+    data = batches(2, 4, 12, 12)
+    reference = reference_of(Swish(), data, Reference())
+    lowered = jit_passes.lower(reference)
+    assert kinds(lowered).count("jit_passes::lookup_table") == 1
+    assert not {"aten::mul", "aten::add", "aten::clamp", "aten::div"} & set(kinds(lowered))
+    with torch.no_grad():
+        assert torch.equal(lowered(data[0]), reference(data[0]))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("batched", [True, False])
+def test_weighted(dims: int, transposed: bool, groups: int, batched: bool) -> None:
+    """All ranks, with a scale for each output channel."""
+    torch.manual_seed(0)
+    model = (TRANSPOSED if transposed else CONVOLUTIONS)[dims](4, 6, 3, groups=groups)
+    with torch.no_grad():  # of very different channels
+        axis = 1 if transposed else 0
+        model.weight.mul_(
+            torch.logspace(-2, 0, model.weight.shape[axis]).view(
+                *[1] * axis, -1, *[1] * (dims + 1 - axis)
+            )
+        )
+    data = batches(*([2] if batched else []), 4, *[6] * dims)
+    lowered = jit_passes.lower(reference_of(model, data, Reference()))
+    assert len(coverage(lowered).int8) == 1
+    per_channel = kinds(lowered).count("jit_passes::dequantize_per_channel")
+    assert per_channel == (1 if transposed and groups == 2 else 2), "weight and bias"
+    with torch.no_grad():
+        exact, found = model(data[0]), lowered(data[0])
+    assert 20 * torch.log10(exact.norm() / (exact - found).norm()) > 30
+
+
+def test_linear_and_matrix_products() -> None:
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.out = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.q(x), self.k(x)
+            return self.out(torch.cat([torch.matmul(torch.matmul(q, k.transpose(1, 2)), q), k], 1))
+
+    data = batches(2, 5, 8)
+    model = Attention()
+    lowered = jit_passes.lower(reference_of(model, data, Reference()))
+    assert kinds(lowered).count("jit_passes::quantize") == 7  # input, 5 results between, the last
+    with torch.no_grad():
+        exact, found = model(data[0]), lowered(data[0])
+    assert 20 * torch.log10(exact.norm() / (exact - found).norm()) > 25
+
+
+def test_as_a_target() -> None:
+    assert isinstance(resolve_target("reference"), Reference)
+    target = Reference(lookup_tables=False)
+    assert repr(target) == "Reference(lookup_tables=False)"
+    assert make_target(target.name, target.options).options == target.options
+
+
+def test_prepared_for_another_target(net: Net) -> None:
+    reference = reference_of(net, batches(2, 4, 12, 12), Reference())
+    for wanted in (Stock(), Reference(lookup_tables=False)):
+        with pytest.raises(JitPassesError, match=r"prepared for Reference\(lookup_tables=True\)"):
+            jit_passes.lower(reference, wanted)

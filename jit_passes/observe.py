@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .errors import JitPassesError
+from .errors import JitPassesError, JitPassesWarning
 from .graph import GraphView
 from .module import OperatorRecord, Report, check_module, wrap
 from .normalize import normalize
 from .observers import MovingAverageMinMax
-from .passes import Pipeline
+from .passes import Pipeline, passes, register_pass
 from .quantizer import (
     Annotations,
+    BackendQuantizer,
     GroupDerivation,
     Quantization,
     QuantizationSpec,
@@ -35,6 +37,8 @@ def prepare(
     *,
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
+    config: Any = None,
+    strict: bool = False,
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
     """Return a copy of the model that watches its values while it runs.
@@ -45,12 +49,21 @@ def prepare(
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
         quantizer: decides what is quantized and how; None for the target's own.
-        target: the backend that the model is for: "auto", a name, or a `Target`.
+        target: the backend that the model is for: "auto" (the one that the quantizer is made for,
+            or the best for this machine), a name, or a `Target`.
+        config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
+            `Configuration`. For quantizers of a backend.
+        strict: raise an error for convolutions, linears and matrix products that would stay in
+            float and were not asked to.
         method: the method to quantize. The copy has this one only.
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
-            or has no such method; the target is unknown.
+            or has no such method; the target is unknown; the configuration is wrong.
+
+    Warns:
+        JitPassesWarning: what the configuration asks for is more than the target can do: these
+            operators stay in float.
     """
     check_module(model, method)
     if (report := Report.read(model)) is not None:
@@ -58,21 +71,92 @@ def prepare(
             f"the model is {report.stage} already: start from the float model, or go on with "
             "calibrate, convert or lower"
         )
-    backend = resolve_target(target)
-    module = normalize(model._c, method).module
-    graph = GraphView.of(module, method)
-    if is_quantized(graph):
-        raise JitPassesError("the model is quantized already: start from the float model")
-    chosen = quantizer or backend.quantizer()
-    annotations = chosen.annotate(graph)
-    chosen.validate(annotations)
+    backend, chosen = choose_quantizer(quantizer, target, config)
+    module, graph, annotations = annotate(model, chosen, method)
+    operators = tuple(operator_records(graph, annotations))
+    check_refusals(annotations, operators, strict)
     observations = plan_observations(resolve(graph, annotations))
     if observations:
         options = {"insert_observers": {"observations": observations}}
         module = OBSERVE.run(module, method, options=options).module
-    operators = tuple(operator_records(graph, annotations))
     Report("prepared", method, backend.name, backend.options, operators).write(module)
     return wrap(module)
+
+
+def choose_quantizer(
+    quantizer: Quantizer | None, target: str | Target, config: Any = None
+) -> tuple[Target, Quantizer]:
+    """Return the backend, and the quantizer with what a configuration says.
+
+    Raises:
+        JitPassesError: the target is unknown, or the quantizer takes no configuration.
+    """
+    made_for = quantizer.target if quantizer is not None else None
+    backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
+    chosen = quantizer or backend.quantizer()
+    if config is not None:
+        if not isinstance(chosen, BackendQuantizer):
+            raise JitPassesError(
+                f"a configuration changes what a backend's quantizer does, and "
+                f"{type(chosen).__name__} is none: leave `config` or `quantizer` out"
+            )
+        chosen = chosen.configured(config)
+    return backend, chosen
+
+
+def annotate(
+    model: torch.jit.ScriptModule, quantizer: Quantizer, method: str
+) -> tuple[Any, GraphView, Annotations]:
+    """Return the normalized module, its graph, and what a quantizer says about it."""
+    module = normalize(model._c, method).module
+    if is_quantized(GraphView.of(module, method)):
+        raise JitPassesError("the model is quantized already: start from the float model")
+    if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
+        module = transform(module, method, quantizer)
+    graph = GraphView.of(module, method)
+    annotations = quantizer.annotate(graph)
+    if not isinstance(annotations, Annotations):
+        raise JitPassesError(
+            f"{type(quantizer).__name__}.annotate returned {type(annotations).__name__}: return "
+            "the Annotations"
+        )
+    quantizer.validate(annotations)
+    return module, graph, annotations
+
+
+def transform(module: Any, method: str, quantizer: Quantizer) -> Any:
+    """Run the quantizer's own change of the graph, as a pass like any other."""
+    name = f"transform_for_annotation_{id(quantizer)}"
+    change = quantizer.transform_for_annotation
+    register_pass(name, summary=f"What {type(quantizer).__name__} changes first.")(change)
+    try:
+        return Pipeline("transform_for_annotation", (name,)).run(module, method).module
+    finally:
+        passes.remove(name)
+
+
+def check_refusals(
+    annotations: Annotations, operators: Sequence[OperatorRecord], strict: bool
+) -> None:
+    """Tell what stays in float although it was wanted otherwise; with `strict`, raise it."""
+    kept = annotations.kept
+    unwanted = [row for row in operators if row.dtype == "float" and row.name not in kept]
+    if strict and unwanted:
+        rows = "".join(f"\n  {row.name}: {row.reason}" for row in unwanted)
+        raise JitPassesError(
+            f"strict: {len(unwanted)} operators would stay in float:{rows}\nkeep them in float "
+            "explicitly (keep_float: true), or leave strict out"
+        )
+    if annotations.refused:
+        refused = list(annotations.refused.items())
+        more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
+        warnings.warn(
+            "the target cannot do what is asked for, so these stay in float: "
+            + "; ".join(f"{name}: {reason}" for name, reason in refused[:5])
+            + more,
+            JitPassesWarning,
+            stacklevel=3,
+        )
 
 
 def is_quantized(graph: GraphView) -> bool:

@@ -12,15 +12,17 @@ from .convert import convert
 from .lower import lower
 from .observe import prepare
 from .quantizer import Quantizer
-from .targets import Target, resolve_target
+from .targets import Target
 
 
 def quantize_script(
     model: torch.jit.ScriptModule,
-    calibration_data: Iterable[Any],
+    calibration_data: Iterable[Any] | None = None,
     *,
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
+    config: Any = None,
+    strict: bool = False,
     inplace: bool = False,
     progress: bool | None = None,
     method: str = "forward",
@@ -37,6 +39,9 @@ def quantize_script(
             tensors, tuples of positional arguments or dicts of keyword arguments.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`.
+        config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
+            `Configuration`.
+        strict: raise an error for operators that would stay in float and were not asked to.
         inplace: make `model` itself the int8 model, to free the float weights.
         progress: a progress bar during calibration; None for one on terminals only.
         method: the method to quantize. The result has this one only.
@@ -48,11 +53,12 @@ def quantize_script(
     Raises:
         JitPassesError: the model or the data do not allow it; the message says what to do.
     """
-    backend = resolve_target(target)
-    prepared = prepare(model, quantizer=quantizer, target=backend, method=method)
+    prepared = prepare(
+        model, quantizer=quantizer, target=target, config=config, strict=strict, method=method
+    )
     calibrate(prepared, calibration_data, input_fn=input_fn, progress=progress)
     reference = convert(prepared)
-    lowered = lower(reference, backend)
+    lowered = lower(reference)
     if inplace:
         model._reconstruct(lowered._c)
         return model

@@ -234,7 +234,7 @@ SPEC = QuantizationSpec
         (ACTIVATION, {"bits": 12}, SPEC("int32", 0, 4095)),
         (ACTIVATION, {"dtype": "int8"}, SPEC("int8", -128, 127)),
         (ACTIVATION, {"dtype": "int16"}, SPEC("int16", -(2**15), 2**15 - 1)),
-        (ACTIVATION, {"dtype": "int32"}, SPEC("int32", -(2**31), 2**31 - 1)),
+        (ACTIVATION, {"dtype": "int32", "bits": 16}, SPEC("int32", -(2**15), 2**15 - 1)),
         (ACTIVATION, {"dtype": "int32", "bits": 4}, SPEC("int32", -8, 7)),
         (ACTIVATION, {"scheme": "symmetric"}, SPEC(qscheme="per_tensor_symmetric")),
         (ACTIVATION, {"scheme": "power_of_two"}, SPEC(qscheme="per_tensor_power_of_two")),

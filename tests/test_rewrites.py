@@ -15,6 +15,7 @@ from jit_passes.graph import GraphView
 from jit_passes.module import wrap
 from jit_passes.normalize import NORMALIZE, normalize
 from jit_passes.observe import plan_observations
+from jit_passes.quantizer import resolve
 
 X = torch.randn(2, 6, 9, 9, generator=torch.Generator().manual_seed(0))
 
@@ -259,7 +260,8 @@ def test_insert_observers_and_convert() -> None:
     float_model = script(nn.Sequential(nn.Conv2d(6, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)))
     module = normalize(float_model._c).module
     target = jit_passes.targets.Stock()
-    plan = plan_observations(target.quantizer().annotate(GraphView.of(module, "forward")))
+    graph = GraphView.of(module, "forward")
+    plan = plan_observations(resolve(graph, target.quantizer().annotate(graph)))
     observed, changed = _C.run_pass("insert_observers", module, "forward", {"observations": plan})
     assert changed and len(_C.observations(observed, "forward")) == len(plan) > 3
     assert not _C.run_pass("insert_observers", observed, "forward", {"observations": []})[1]

@@ -2,6 +2,7 @@
 
 from .annotation import Annotations, QuantizationAnnotation
 from .backend import WEIGHT, BackendQuantizer
+from .composable import ComposableQuantizer
 from .configuration import Configuration, ResolvedConfiguration, Rule
 from .configuration_file import read_configuration, write_configuration
 from .fixed_ranges import FIXED_RANGES
@@ -24,15 +25,18 @@ from .specification import (
     spec_from_text,
     spec_to_text,
 )
-from .support import OperatorSupport, Role
+from .support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 
 __all__ = [
+    "ANY_SPEC",
     "FIXED_RANGES",
+    "PER_TENSOR",
     "RECIPES",
     "SLOTS",
     "WEIGHT",
     "Annotations",
     "BackendQuantizer",
+    "ComposableQuantizer",
     "Configuration",
     "DerivedQuantizationSpec",
     "FixedQParamsQuantizationSpec",
@@ -51,6 +55,7 @@ __all__ = [
     "SharedQuantizationSpec",
     "Slot",
     "SlotQuantizer",
+    "SpecSupport",
     "TensorOptions",
     "bias_qparams",
     "choose_qparams",

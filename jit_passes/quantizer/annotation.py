@@ -49,10 +49,16 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
 
     Attributes:
         reasons: for operators that could have been quantized and stay float, by name, why.
+        kept: names of the operators that stay float because someone wanted that.
+        refused: for operators that were wanted otherwise than the backend can do, by name, why.
+        shared: what `share` was told.
     """
 
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
         self.reasons = dict(reasons or {})
+        self.kept: set[str] = set()
+        self.refused: dict[str, str] = {}
+        self.shared: list[tuple[EdgeOrNode, ...]] = []
         self._by_node: dict[NodeView, QuantizationAnnotation] = {}
 
     def __getitem__(self, node: NodeView) -> QuantizationAnnotation:
@@ -74,6 +80,14 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
 
     def __len__(self) -> int:
         return len(self._by_node)
+
+    def share(self, *places: EdgeOrNode) -> None:
+        """Say that values which are annotated with equal specifications have the same parameters.
+
+        Args:
+            places: values quantized for all their users, or pairs of a value and one user.
+        """
+        self.shared.append(places)
 
     @property
     def quantized(self) -> set[str]:

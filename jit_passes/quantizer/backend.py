@@ -1,232 +1,157 @@
-"""The quantizer that follows a backend's support table."""
+"""The quantizer that follows a backend's support table, and what users say about single layers."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from ..graph import GraphView, NodeView, ValueView
-from ..observers import MinMax
+from ..observers import MinMax, PairSums
 from .annotation import Annotations, QuantizationAnnotation
+from .configuration import Configuration, ResolvedConfiguration, Rule
+from .configuration_file import read_configuration
+from .options import LayerOptions, TensorOptions
 from .qparams import bias_qparams
 from .quantizer import Quantizer
+from .selection import Selection, clipped_output
+from .selector import Selector
 from .specification import (
     AnySpec,
     DerivedQuantizationSpec,
     EdgeOrNode,
+    FixedQParamsQuantizationSpec,
     QuantizationSpec,
     SharedQuantizationSpec,
     ValueOrNode,
 )
-from .support import OperatorSupport, Role
+from .support import ANY_SPEC, OperatorSupport, Role, SpecSupport
 
-ACTIVATION = QuantizationSpec()
+ACTIVATION = QuantizationSpec("uint8")
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
+BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
+BIAS_LIMIT = 2**31 - 1
+
+OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
 
 
-@dataclass(frozen=True)
 class BackendQuantizer(Quantizer):
     """Quantize all that a backend can do: weighted operators, and what lies between them.
 
-    Attributes:
+    What the methods `set_*` and `skip` say holds in the order in which they are called, later ones
+    win; each returns the quantizer.
+
+    Args:
         support: the backend's table, by operator kind.
         activation: specification of activations.
         sums: weighted operators to which the backend can add another tensor before it rounds.
         weight_of: specification of an operator's weight; where the table says that the backend has
             no per-channel weights for it, its scheme is replaced by the per-tensor one.
+        activations: the specifications of activations that the backend can compute with.
+        weights: the same of weights.
+        mixed: whether an operator may have some operands in float and others quantized, and
+            results of its own specification where the table says that they share.
+        equal_operands: operators whose operands must have the same parameters.
     """
 
-    support: Mapping[str, OperatorSupport]
-    activation: QuantizationSpec = ACTIVATION
-    sums: tuple[str, ...] = ()
-    weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT
+    def __init__(
+        self,
+        support: Mapping[str, OperatorSupport],
+        activation: QuantizationSpec = ACTIVATION,
+        sums: tuple[str, ...] = (),
+        weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT,
+        *,
+        activations: SpecSupport = ANY_SPEC,
+        weights: SpecSupport = ANY_SPEC,
+        mixed: bool = False,
+        equal_operands: tuple[str, ...] = (),
+    ) -> None:
+        self.support = support
+        self.activation = activation
+        self.sums = sums
+        self.weight_of = weight_of
+        self.activations = activations
+        self.weights = weights
+        self.mixed = mixed
+        self.equal_operands = equal_operands
+        self.configuration = Configuration()
+
+    def set_global(self, options: LayerOptions) -> BackendQuantizer:
+        """Say how operators are quantized that nothing more special is said about."""
+        everywhere = self.configuration.everywhere.updated(options)
+        self.configuration = replace(self.configuration, everywhere=everywhere)
+        return self
+
+    def set_module_name(self, name: str, options: LayerOptions | None) -> BackendQuantizer:
+        """Say it for modules by their paths, a glob; None leaves them in float."""
+        return self._add(Selector(module=name), options)
+
+    def set_module_type(self, name: str, options: LayerOptions | None) -> BackendQuantizer:
+        """Say it for modules by their class's name, a glob; None leaves them in float."""
+        return self._add(Selector(module_type=name), options)
+
+    def set_op(self, op: str, options: LayerOptions | None) -> BackendQuantizer:
+        """Say it for operators, `conv2d`, a glob; None leaves them in float."""
+        return self._add(Selector(op=op), options)
+
+    def set_value(self, name: str, options: TensorOptions) -> BackendQuantizer:
+        """Say how a value is quantized, by its stable name, a glob."""
+        return self._add(Selector(value=name), options)
+
+    def skip(self, **selector: Any) -> BackendQuantizer:
+        """Leave operators in float; the arguments are those of `Selector`."""
+        return self._add(Selector(**selector), None)
+
+    def configure(self, configuration: Any) -> BackendQuantizer:
+        """Add what a configuration says: a path, a dict, or a `Configuration`."""
+        if not isinstance(configuration, Configuration):
+            configuration = read_configuration(configuration)
+        self.configuration = replace(
+            configuration,
+            everywhere=self.configuration.everywhere.updated(configuration.everywhere),
+            rules=(*self.configuration.rules, *configuration.rules),
+        )
+        return self
+
+    def configured(self, configuration: Any) -> BackendQuantizer:
+        """Return a copy with what a configuration says."""
+        return copy.copy(self).configure(configuration)
+
+    def _add(self, selector: Selector, options: Any) -> BackendQuantizer:
+        rule = Rule(selector, LayerOptions(keep_float=True) if options is None else options)
+        rules = (*self.configuration.rules, rule)
+        self.configuration = replace(self.configuration, rules=rules)
+        return self
 
     def annotate(self, graph: GraphView) -> Annotations:
-        selection = _Selection(self.support, graph, self.sums)
-        selection.run()
-        return _Writer(self, selection).write()
-
-
-def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
-    """Return the value that is quantized: the node's result, or that of the clip behind it."""
-    value = node.output
-    if value.written or value.is_result or len(value.uses) != 1:
-        return value
-    user, operand = value.uses[0]
-    if operand != 0 or user.kind not in row.clips or user.block != node.block:
-        return value
-    if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
-        return value
-    return user.output
-
-
-def _clamp_is_absorbed(node: NodeView) -> bool:
-    """Saturation implements a clamp whose range contains 0, since ranges are widened to 0."""
-    low, high = (value.constant for value in node.inputs[1:3])
-    numbers = all(
-        value.is_constant and not isinstance(value.constant, torch.Tensor)
-        for value in node.inputs[1:3]
-    )
-    return numbers and (low is None or low <= 0) and (high is None or high >= 0)
-
-
-@dataclass
-class _Selection:
-    """Which nodes are quantized.
-
-    A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
-    selected node computes it, or when a selected weighted node reads it.
-    """
-
-    support: Mapping[str, OperatorSupport]
-    graph: GraphView
-    sums: tuple[str, ...] = ()
-    summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
-    selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
-    reasons: dict[str, str] = field(default_factory=dict)
-    origins: dict[int, ValueView] = field(default_factory=dict)
-    quantized: set[int] = field(default_factory=set)  # ids of origins
-    by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
-    results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
-
-    def run(self) -> None:
-        for node in self.graph.nodes:
-            row = self.support.get(node.kind)
-            if row is not None and len(node.outputs) == 1:
-                self.results.add(clipped_output(node, row).id)
-        self.select_weighted()
-        self.select_between()
-        self.drop_dead_ends()
-        self.fuse_sums()
-
-    def origin(self, value: ValueView) -> ValueView:
-        known = self.origins.get(value.id)
-        if known is None:
-            known = self.find_origin(value)
-            self.origins[value.id] = known
-        return known
-
-    def find_origin(self, value: ValueView) -> ValueView:
-        seen = value
-        while (node := seen.producer) is not None and not seen.written:
-            if seen.id in self.results:
+        resolved = self.configuration.resolve(graph)
+        refused = {
+            node.index: f"kept in float by {resolved.last_rule(node) or 'the configuration'}"
+            for node in graph.nodes
+            if resolved.of(node).keep_float
+        }
+        kept = frozenset(refused)
+        float_results = frozenset(
+            node.index for node in graph.nodes if resolved.of(node).output.dtype == "float"
+        )
+        while True:  # what cannot be quantized changes what is left between the others
+            selection = Selection(self.support, graph, self.sums, refused, float_results)
+            selection.run()
+            writer = _Writer(self, selection, resolved)
+            if not (found := writer.refusals()):
                 break
-            if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
-                if not maker.moves_data:
-                    break
-                node = maker
-            elif not node.moves_data:
-                break
-            if node.inputs[0].written:
-                break
-            seen = node.inputs[0]
-        return seen
-
-    def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
-        """Return (user, operand, value) of the activations, the elements of lists one by one."""
-        found = []
-        for index in self.support[node.kind].operands:
-            value = node.inputs[index]
-            maker = value.producer
-            if maker is not None and maker.kind == "prim::ListConstruct":
-                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
-            else:
-                found.append((node, index, value))
-        return found
-
-    def add(self, node: NodeView, row: OperatorSupport) -> None:
-        self.selected[node.index] = row
-        value = clipped_output(node, row)
-        self.by_output[value.id] = node
-        self.quantized.add(value.id)
-
-    def select_weighted(self) -> None:
-        for node in self.graph.nodes:
-            row = self.support.get(node.kind)
-            if row is None or row.role is not Role.WEIGHTED:
-                continue
-            reason = weighted_reason(node) or (row.check(node) if row.check else None)
-            if reason:
-                self.reasons[node.name] = reason
-            else:
-                self.add(node, row)
-        for index in list(self.selected):
-            self.quantized.add(self.origin(self.graph.nodes[index].inputs[0]).id)
-
-    def select_between(self) -> None:
-        for node in self.graph.nodes:
-            row = self.support.get(node.kind)
-            if row is None or row.role is Role.WEIGHTED or len(node.outputs) != 1:
-                continue
-            values = [value for _, _, value in self.operands(node)]
-            fits = all(
-                value.is_tensor
-                and not value.written
-                and not value.is_constant
-                and self.origin(value).id in self.quantized
-                for value in values
-            )
-            if fits and values and not (row.check and row.check(node)):
-                self.add(node, row)
-
-    def drop_dead_ends(self) -> None:
-        """Drop nodes that nothing quantized reads: in float they are more exact, and free."""
-        for node in reversed(self.graph.nodes):
-            row = self.selected.get(node.index)
-            if row is None or row.role is Role.WEIGHTED:
-                continue
-            value = clipped_output(node, row)
-            if not self.feeds_selected(value, set()):
-                del self.selected[node.index]
-                del self.by_output[value.id]
-
-    def fuse_sums(self) -> None:
-        """Let the backend add before it rounds: the weighted node's own result is not quantized."""
-        for node in self.graph.nodes:
-            if node.kind != "aten::add" or node.index not in self.selected:
-                continue
-            for value in node.inputs[:2]:
-                weighted = self.by_output.get(value.id)
-                if (
-                    weighted is not None
-                    and weighted.kind in self.sums
-                    and weighted.output is value
-                    and weighted.block == node.block
-                    and len(value.uses) == 1
-                    and not (value.is_result or value.written)
-                ):
-                    self.summed[node.index] = weighted
-                    break
-
-    def feeds_selected(self, value: ValueView, seen: set[int]) -> bool:
-        if value.id in seen or value.written:
-            return False
-        seen.add(value.id)
-        for user, operand in value.uses:
-            if user.kind in ("prim::ListConstruct", "prim::ListUnpack") or (
-                user.moves_data and operand == 0
-            ):
-                if any(self.feeds_selected(output, seen) for output in user.outputs):
-                    return True
-            elif user.index in self.selected and operand in self.selected[user.index].operands:
-                return True
-        return False
-
-
-def weighted_reason(node: NodeView) -> str | None:
-    """Say why a convolution or linear cannot be quantized by any backend."""
-    weight, bias = node.inputs[1], node.inputs[2]
-    if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
-        return "its weight is computed by the model"
-    if weight.constant.dtype != torch.float32:
-        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
-    if not weight.constant.isfinite().all():
-        return "its weight holds a NaN or an infinity"
-    if not bias.is_constant:
-        return "its bias is computed by the model"
-    return None
+            refused |= found
+        annotations = writer.write()
+        annotations.kept = {graph.nodes[index].name for index in kept}
+        annotations.refused = {
+            graph.nodes[index].name: reason
+            for index, reason in refused.items()
+            if index not in kept
+        }
+        return annotations
 
 
 @dataclass
@@ -234,69 +159,214 @@ class _Writer:
     """Turns a selection into annotations."""
 
     quantizer: BackendQuantizer
-    selection: _Selection
+    selection: Selection
+    resolved: ResolvedConfiguration
     annotations: Annotations = field(default_factory=Annotations)
+    results: dict[int, AnySpec | None] = field(default_factory=dict)  # by index of the node
+
+    def __post_init__(self) -> None:
+        self.nodes = self.selection.graph.nodes
+        self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
+        for index in sorted(self.selection.selected):
+            for _, _, value in self.selection.operands(self.nodes[index]):
+                origin = self.selection.origin(value)
+                self.readers.setdefault(origin.id, []).append(self.nodes[index])
 
     def write(self) -> Annotations:
         self.annotations.reasons = self.selection.reasons
         inner = {weighted.index for weighted in self.selection.summed.values()}
         for index in sorted(self.selection.selected):
-            self.annotate(self.selection.graph.nodes[index], has_result=index not in inner)
+            self.annotate(self.nodes[index], has_result=index not in inner)
         return self.annotations
+
+    def refusals(self) -> dict[int, str]:
+        """Return, by index of the operator, what the backend cannot do of what is wanted."""
+        found = {}
+        for index in self.selection.selected:
+            if reason := self.refusal(self.nodes[index]):
+                found[index] = reason
+        return found
+
+    def refusal(self, node: NodeView) -> str | None:
+        quantizer, row = self.quantizer, self.selection.selected[node.index]
+        for value in self.values(node):
+            spec = self.operand(node, value)
+            if spec is None and not quantizer.mixed and not self.is_produced(value):
+                return "its input is to stay in float"
+            if isinstance(spec, OwnSpec) and (why := quantizer.activations.refusal(spec)):
+                return f"its input is to be {why}"
+        result = self.result(node)
+        if row.role is Role.SHARED and isinstance(result, OwnSpec) and not quantizer.mixed:
+            return "its result has the parameters of its operand in the target"
+        if isinstance(result, OwnSpec) and row.fixed is not result:
+            if why := quantizer.activations.refusal(result):
+                return f"its result is to be {why}"
+            if row.role is Role.FIXED and not quantizer.mixed:
+                return "its result has fixed parameters in the target"
+        return self.weight_refusal(node, row) if row.role is Role.WEIGHTED else None
+
+    def weight_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
+        weight = self.weight(node, row)
+        if weight is None:
+            return None if self.quantizer.mixed else "its weight is to stay in float"
+        if why := self.quantizer.weights.refusal(weight):
+            return f"its weight is to be {why}"
+        if isinstance(weight, QuantizationSpec):
+            if weight.ch_axis is not None and not row.per_channel:
+                return "its weight is to be per channel, which the target does not do for it"
+            own = self.quantizer.weight_of(node).observer
+            if isinstance(own, PairSums) and weight.observer != own:
+                return "its kernel adds pairs of products in int16: calibrate with pair_sums"
+        return None
 
     def annotate(self, node: NodeView, has_result: bool) -> None:
         row = self.selection.selected[node.index]
-        operands: dict[ValueOrNode, AnySpec] = {
-            value: self.quantizer.activation
-            for _, _, value in self.selection.operands(node)
-            # What moves data between here and a selected node's result moves integers.
-            if value.written or self.selection.origin(value).id not in self.selection.by_output
-        }
+        operands = self.operands(node)
+        # An operand that is quantized anew is not to share with others of an equal specification.
+        anew = any(self.is_produced(v) for v in operands if isinstance(v, ValueView))
         if row.role is Role.WEIGHTED:
             operands.update(self.constants(node, row))
         owner = self.selection.summed.get(node.index, node)
         part_of = None if owner is node else owner
         ranks = self.selection.selected[owner.index].ranks
-        result = self.result(node, row) if has_result else None
+        result = self.result(node) if has_result else None
         maker = clipped_output(node, row).producer
-        if maker is node or maker is None:
-            self.annotations[node] = QuantizationAnnotation(
-                operands, result, part_of=part_of, ranks=ranks
+        own_result = maker is node or maker is None
+        self.annotations[node] = QuantizationAnnotation(
+            operands, result if own_result else None, not anew, part_of, ranks
+        )
+        if not own_result:
+            assert maker is not None
+            self.annotations[maker] = QuantizationAnnotation({}, result, True, owner, ranks)
+        if node.kind in self.quantizer.equal_operands:
+            self.annotations.share(
+                *(
+                    (value, node) if value in operands else self.source(node, value)
+                    for value in dict.fromkeys(self.values(node))
+                )
             )
-        else:
-            self.annotations[node] = QuantizationAnnotation(operands, part_of=part_of)
-            self.annotations[maker] = QuantizationAnnotation({}, result, part_of=owner, ranks=ranks)
+
+    def values(self, node: NodeView) -> list[ValueView]:
+        return [value for _, _, value in self.selection.operands(node)]
+
+    def is_produced(self, value: ValueView) -> bool:
+        """Whether a selected operator's result is quantized and the value goes back to it."""
+        return not value.written and self.selection.origin(value).id in self.selection.by_output
+
+    def operands(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
+        specs = {value: self.operand(node, value) for value in dict.fromkeys(self.values(node))}
+        if node.kind in self.quantizer.equal_operands:
+            self.make_equal(node, specs)
+        return {value: spec for value, spec in specs.items() if spec is not None}
+
+    def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
+        """Quantize anew what has another specification than the first operand."""
+        present = {value: specs[value] or self.produced(value) for value in specs}
+        first = next(iter(present.values()))
+        for value, spec in present.items():
+            if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
+                specs[value] = first
+
+    def operand(self, node: NodeView, value: ValueView) -> AnySpec | None:
+        """Return how an operand is quantized; None as its maker's result is, or not at all."""
+        options = self.resolved.of(node).input
+        if not self.is_produced(value):
+            options = options.updated(self.resolved.of_value(value))
+            return self.apply(options, node)
+        if not options.given() or options.dtype == "float":
+            return None
+        spec = self.apply(options, node)
+        return None if spec == self.produced(value) else spec
+
+    def produced(self, value: ValueView) -> AnySpec | None:
+        """Return the specification of the result that the value goes back to."""
+        maker = self.selection.by_output.get(self.selection.origin(value).id)
+        if maker is None:
+            return None
+        spec = self.result(maker)
+        if not isinstance(spec, SharedQuantizationSpec):
+            return spec
+        first = self.values(maker)[0]
+        return self.operand(maker, first) or self.produced(first)
+
+    def apply(self, options: TensorOptions, node: NodeView) -> OwnSpec | None:
+        return options.apply(self.quantizer.activation, where=f"'{node.name}'")
+
+    def result(self, node: NodeView) -> AnySpec | None:
+        if node.index not in self.results:
+            self.results[node.index] = self.find_result(node)
+        return self.results[node.index]
+
+    def find_result(self, node: NodeView) -> AnySpec | None:
+        row = self.selection.selected[node.index]
+        value = clipped_output(node, row)
+        layers, values = self.resolved.layers, self.resolved.values
+        clip = value.producer
+        speaks = node if node.index in layers or clip is None or clip.index not in layers else clip
+        options = self.resolved.of(speaks).output.updated(self.resolved.of_value(value))
+        if options.dtype == "float":
+            return None
+        is_special = (
+            speaks.index in layers and options != self.resolved.everywhere.output
+        ) or value.id in values
+        if not (is_special and options.given()):
+            if row.role is Role.FIXED:
+                return row.fixed
+            if row.role is Role.SHARED:
+                first = self.values(node)[0]
+                return SharedQuantizationSpec(self.source(node, first), observed=False)
+        if not options.given():
+            options = self.wanted_by_readers(value)
+        return self.apply(options, node)
+
+    def wanted_by_readers(self, value: ValueView) -> TensorOptions:
+        """Return what all that read a result want of it, where nothing is said of itself."""
+        wanted = [self.resolved.of(reader).input for reader in self.readers.get(value.id, ())]
+        agreed = all(options == wanted[0] for options in wanted) and wanted
+        return wanted[0] if agreed and wanted[0].dtype != "float" else TensorOptions()
+
+    def weight(self, node: NodeView, row: OperatorSupport) -> OwnSpec | None:
+        spec = self.quantizer.weight_of(node)
+        if not row.per_channel and spec.ch_axis is not None:
+            spec = replace(spec, qscheme=spec.qscheme.replace("channel", "tensor"), ch_axis=None)
+        channels = 1 if "transpose" in node.kind else 0
+        options = self.resolved.of(node).weight
+        return options.apply(spec, channels, f"weight of '{node.name}'")
 
     def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
-        """Return the weight's specification, and that of the bias in steps of the accumulator."""
-        spec = self.quantizer.weight_of(node)
-        if not row.per_channel:
-            spec = replace(spec, qscheme="per_tensor_symmetric", ch_axis=None)
+        """Return the weight's specification, and the bias's: in steps of the accumulator."""
         inputs, weight, bias = node.inputs[:3]
-        specs: dict[ValueOrNode, AnySpec] = {weight: spec}
-        if isinstance(bias.constant, torch.Tensor):
-            channels = spec.ch_axis is not None
+        spec = self.weight(node, row)
+        specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
+        options = self.resolved.of(node).bias
+        if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
+            return specs
+        if options.given():
+            own = options.apply(BIAS, 0, f"bias of '{node.name}'")
+            assert own is not None
+            specs[bias] = own
+        elif spec is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
+            per_channel = isinstance(spec, QuantizationSpec) and spec.ch_axis is not None
             specs[bias] = DerivedQuantizationSpec(
                 (self.source(node, inputs), (weight, node)),
                 bias_qparams,
                 "int32",
-                -(2**31) + 1,
-                qscheme="per_channel_symmetric" if channels else "per_tensor_symmetric",
-                ch_axis=0 if channels else None,
+                -BIAS_LIMIT,
+                BIAS_LIMIT,
+                "per_channel_symmetric" if per_channel else "per_tensor_symmetric",
+                0 if per_channel else None,
             )
         return specs
 
-    def result(self, node: NodeView, row: OperatorSupport) -> AnySpec:
-        if row.role is Role.FIXED:
-            assert row.fixed is not None
-            return row.fixed
-        if row.role is Role.SHARED:
-            return SharedQuantizationSpec(self.source(node, node.inputs[0]), observed=False)
-        return self.quantizer.activation
-
     def source(self, node: NodeView, value: ValueView) -> EdgeOrNode:
         """Return what is quantized that the node's operand is, or is a rearrangement of."""
-        origin = self.selection.origin(value)
-        if not value.written and origin.id in self.selection.by_output:
-            return origin
+        if self.is_produced(value) and self.operand(node, value) is None:
+            return self.selection.origin(value)
         return value, node
+
+
+def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:
+    """Say whether two specifications differ in the observer at most."""
+    if isinstance(spec, QuantizationSpec) and isinstance(other, QuantizationSpec):
+        return replace(spec, observer=other.observer) == other
+    return spec == other

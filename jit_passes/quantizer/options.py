@@ -220,6 +220,11 @@ class TensorOptions:
             axis = (ch_axis if axis is None else axis) if self.channelwise else None
             if self.channelwise and axis is None:
                 raise ValueError("channelwise needs a tensor with channels")
+        if axis is not None and self.calibration is not None and not has_channels(self.calibration):
+            raise ValueError(
+                f"{type(self.calibration).__name__} finds one range for a whole tensor: set "
+                "channelwise to false, or calibrate with min_max"
+            )
         return replace(
             spec,
             dtype=dtype,
@@ -282,6 +287,13 @@ class LayerOptions:
         tensors = {name: getattr(self, name).updated(getattr(later, name)) for name in TENSORS}
         keep_float = self.keep_float if later.keep_float is None else later.keep_float
         return LayerOptions(**tensors, keep_float=keep_float)
+
+
+def has_channels(observer: Observer) -> bool:
+    """Say whether an observer's method works channel by channel."""
+    kind = type(observer)
+    by_histogram = kind.find_range is not Observer.find_range
+    return not by_histogram or kind.find_channel_ranges is not Observer.find_channel_ranges
 
 
 TENSORS = ("input", "weight", "output", "bias")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any
 
 from ..graph import GraphEditor, GraphView
 from .annotation import Annotations
@@ -16,10 +16,11 @@ class Quantizer(ABC):
     `validate`, in this order.
 
     Attributes:
-        target: the backend it is made for, used where the caller says "auto"; None for any.
+        target: the backend that it is made for, a name or a `Target`, which is taken where the
+            caller says "auto"; None for any.
     """
 
-    target: ClassVar[str | None] = None
+    target: Any = None
 
     def transform_for_annotation(self, graph: GraphEditor) -> None:  # noqa: B027 - optional
         """Change the normalized graph before it is annotated; nothing, unless overridden."""

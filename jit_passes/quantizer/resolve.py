@@ -152,8 +152,8 @@ class _Members:
         self.edges_of.setdefault(value.id, []).append(member)
         self.all.append(member)
 
-    def find(self, target: EdgeOrNode, member: _Member, what: str) -> _Member:
-        """Return what a specification refers to."""
+    def find(self, target: EdgeOrNode, who: str, what: str) -> _Member:
+        """Return what a specification refers to; `who` and `what` are for messages."""
         if isinstance(target, tuple):
             found = self.edges.get((value_of(target[0]).id, target[1].index))
         else:
@@ -161,21 +161,21 @@ class _Members:
             found = self.results.get(value.id)
             if found is None and (edges := self.edges_of.get(value.id)):
                 found = edges[0]
-                self.check_agree(edges, member)
+                self.check_agree(edges, who)
         if found is None:
             raise JitPassesError(
-                f"{member.place} {what} '{name_of(target)}', which is not quantized itself: "
-                "annotate that too, or give this a specification of its own"
+                f"{who} {what} '{name_of(target)}', which is not quantized itself: annotate that "
+                "too, or give this a specification of its own"
             )
         return found
 
-    def check_agree(self, edges: list[_Member], member: _Member) -> None:
+    def check_agree(self, edges: list[_Member], who: str) -> None:
         """A value without a specification of its own stands for its uses, if they agree."""
         own = [edge for edge in edges if not isinstance(edge.spec, SharedQuantizationSpec)]
         for edge in own[1:]:
             if not same_parameters(own[0].spec, edge.spec):
                 raise JitPassesError(
-                    f"{member.place} shares with '{name_of(edge.value)}', whose uses differ: "
+                    f"{who} shares with '{name_of(edge.value)}', whose uses differ: "
                     f"'{own[0].name}' has {describe(own[0].spec)}, and '{edge.name}' has "
                     f"{describe(edge.spec)}: share with one of them, (value, node)"
                 )
@@ -185,16 +185,30 @@ class _Members:
             member.own = self.follow(member)
         for member in self.all:
             if isinstance(member.spec, SharedQuantizationSpec):
-                target = self.find(member.spec.edge_or_node, member, "shares with")
+                target = self.find(member.spec.edge_or_node, member.place, "shares with")
                 unite(target, member)
+        for places in self.annotations.shared:
+            self.share_places(places)
         for member in self.all:
             if member.uses and self.annotations[member.node].allow_implicit_sharing:
                 self.share_implicitly(member)
 
+    def share_places(self, places: tuple[EdgeOrNode, ...]) -> None:
+        """Unite what is to have the same parameters, whoever said so."""
+        found = [self.find(place, "annotations.share()", "is about") for place in places]
+        for member in found[1:]:
+            assert found[0].own is not None and member.own is not None
+            if not same_parameters(found[0].own, member.own):
+                raise JitPassesError(
+                    f"{found[0].place} and {member.place} are to have the same parameters, and "
+                    f"one is {describe(found[0].own)}, the other {describe(member.own)}"
+                )
+            unite(found[0], member)
+
     def follow(self, member: _Member) -> OwnSpec:
         seen = [member]
         while isinstance(spec := seen[-1].spec, SharedQuantizationSpec):
-            following = self.find(spec.edge_or_node, seen[-1], "shares with")
+            following = self.find(spec.edge_or_node, seen[-1].place, "shares with")
             if following in seen:
                 circle = [*seen[seen.index(following) :], following]
                 raise JitPassesError(
@@ -341,7 +355,7 @@ class _Writer:
         return GroupDerivation(groups, function, *grid, spec.qscheme, spec.ch_axis)
 
     def sources(self, member: _Member, spec: DerivedQuantizationSpec) -> list[_Member]:
-        return [self.members.find(t, member, "is derived from") for t in spec.derived_from]
+        return [self.members.find(t, member.place, "is derived from") for t in spec.derived_from]
 
     def check_derivations(self) -> None:
         """Refuse parameters that are derived from each other in a circle."""

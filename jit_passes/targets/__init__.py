@@ -5,11 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import JitPassesError
+from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
 from .reference import Reference
 from .stock import Stock
 from .target import Target
 
-__all__ = ["Reference", "Stock", "Target", "make_target", "resolve_target", "targets"]
+__all__ = [
+    "PowerOfTwoQuantizer",
+    "QnnpackQuantizer",
+    "Reference",
+    "Stock",
+    "Target",
+    "TargetQuantizer",
+    "X86Quantizer",
+    "make_target",
+    "resolve_target",
+    "targets",
+]
 
 targets: dict[str, type[Target]] = {Stock.name: Stock, Reference.name: Reference}
 

@@ -19,7 +19,6 @@ from ..quantizer import (
     FixedQParamsQuantizationSpec,
     OperatorSupport,
     QuantizationSpec,
-    Quantizer,
     Role,
 )
 from .target import Target
@@ -102,8 +101,10 @@ class Reference(Target):
     def options(self) -> dict[str, Any]:
         return {"lookup_tables": self.lookup_tables}
 
-    def quantizer(self) -> Quantizer:
-        return BackendQuantizer(self.support, ACTIVATION, weight_of=self.weight_specification)
+    def quantizer(self) -> BackendQuantizer:
+        return BackendQuantizer(
+            self.support, ACTIVATION, weight_of=self.weight_specification, mixed=True
+        )
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight: int8, symmetric, per output channel.

@@ -18,11 +18,28 @@ from ..errors import JitPassesError, JitPassesWarning
 from ..graph import NodeView
 from ..observers import MinMax, PairSums
 from ..passes import PassRecord, Pipeline
-from ..quantizer import WEIGHT, BackendQuantizer, OperatorSupport, QuantizationSpec, Quantizer
+from ..quantizer import (
+    PER_TENSOR,
+    WEIGHT,
+    BackendQuantizer,
+    OperatorSupport,
+    QuantizationSpec,
+    SpecSupport,
+)
 from .stock_rules import SUMS, rules
 from .stock_support import adds_pairs_in_int16, support, without_fixed, without_means
 from .target import Target
 
+# The kernels take weights of any bits in int8, around 0.
+WEIGHTS = SpecSupport(
+    {"int8": (-127, 127)},
+    (
+        "per_tensor_symmetric",
+        "per_channel_symmetric",
+        "per_tensor_power_of_two",
+        "per_channel_power_of_two",
+    ),
+)
 PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
 
 TO_INTEGERS = Pipeline(
@@ -109,10 +126,16 @@ class Stock(Target):
             "fuse_sums": self.fuse_sums,
         }
 
-    def quantizer(self) -> Quantizer:
-        activation = QuantizationSpec(quant_max=127 if self.reduce_range else 255)
-        sums = SUMS if self.fuse_sums and self.engine == "onednn" else ()
-        return BackendQuantizer(self.support, activation, sums, self.weight_specification)
+    def quantizer(self) -> BackendQuantizer:
+        highest = 127 if self.reduce_range else 255
+        return BackendQuantizer(
+            self.support,
+            QuantizationSpec("uint8", 0, highest),
+            SUMS if self.fuse_sums and self.engine == "onednn" else (),
+            self.weight_specification,
+            activations=SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True),
+            weights=WEIGHTS,
+        )
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight: int8, symmetric, per output channel."""

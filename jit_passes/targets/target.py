@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..passes import PassRecord
-from ..quantizer import OperatorSupport, Quantizer
+from ..quantizer import BackendQuantizer, OperatorSupport
 
 
 class Target(ABC):
@@ -30,7 +30,7 @@ class Target(ABC):
         """The arguments that make an equal target: kept with a prepared model."""
 
     @abstractmethod
-    def quantizer(self) -> Quantizer:
+    def quantizer(self) -> BackendQuantizer:
         """Return the quantizer that is used when the caller gives none."""
 
     @abstractmethod

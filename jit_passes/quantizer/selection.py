@@ -1,0 +1,210 @@
+"""Which operators of a graph a backend quantizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..graph import GraphView, NodeView, ValueView
+from .support import OperatorSupport, Role
+
+
+def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
+    """Return the value that is quantized: the node's result, or that of the clip behind it."""
+    value = node.output
+    if value.written or value.is_result or len(value.uses) != 1:
+        return value
+    user, operand = value.uses[0]
+    if operand != 0 or user.kind not in row.clips or user.block != node.block:
+        return value
+    if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
+        return value
+    return user.output
+
+
+def _clamp_is_absorbed(node: NodeView) -> bool:
+    """Saturation implements a clamp whose range contains 0, since ranges are widened to 0."""
+    low, high = (value.constant for value in node.inputs[1:3])
+    numbers = all(
+        value.is_constant and not isinstance(value.constant, torch.Tensor)
+        for value in node.inputs[1:3]
+    )
+    return numbers and (low is None or low <= 0) and (high is None or high >= 0)
+
+
+@dataclass
+class Selection:
+    """Which nodes are quantized.
+
+    A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
+    selected node computes it, or when a selected weighted node reads it.
+
+    Attributes:
+        support: the backend's table.
+        graph: the graph.
+        sums: weighted operators to which the backend can add another tensor before it rounds.
+        refused: why operators must not be selected, by index.
+        float_results: indices of operators whose results stay in float.
+        selected: rows of the table of the operators that are selected, by index.
+        by_output: the selected operators whose results are quantized, by id of the result.
+        summed: the weighted operator that an addition is computed within, by index of the addition.
+        reasons: why weighted operators are not selected, by name.
+    """
+
+    support: Mapping[str, OperatorSupport]
+    graph: GraphView
+    sums: tuple[str, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+    float_results: frozenset[int] = frozenset()
+    summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
+    selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
+    reasons: dict[str, str] = field(default_factory=dict)
+    origins: dict[int, ValueView] = field(default_factory=dict)
+    quantized: set[int] = field(default_factory=set)  # ids of origins
+    by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
+    results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is not None and len(node.outputs) == 1:
+                self.results.add(clipped_output(node, row).id)
+        self.select_weighted()
+        self.select_between()
+        self.drop_dead_ends()
+        self.fuse_sums()
+
+    def origin(self, value: ValueView) -> ValueView:
+        known = self.origins.get(value.id)
+        if known is None:
+            known = self.find_origin(value)
+            self.origins[value.id] = known
+        return known
+
+    def find_origin(self, value: ValueView) -> ValueView:
+        seen = value
+        while (node := seen.producer) is not None and not seen.written:
+            if seen.id in self.results:
+                break
+            if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
+                if not maker.moves_data:
+                    break
+                node = maker
+            elif not node.moves_data:
+                break
+            if node.inputs[0].written:
+                break
+            seen = node.inputs[0]
+        return seen
+
+    def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
+        """Return (user, operand, value) of the activations, the elements of lists one by one."""
+        found = []
+        for index in self.support[node.kind].operands:
+            value = node.inputs[index]
+            maker = value.producer
+            if maker is not None and maker.kind == "prim::ListConstruct":
+                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
+            else:
+                found.append((node, index, value))
+        return found
+
+    def add(self, node: NodeView, row: OperatorSupport) -> None:
+        self.selected[node.index] = row
+        if node.index in self.float_results:
+            return
+        value = clipped_output(node, row)
+        self.by_output[value.id] = node
+        self.quantized.add(value.id)
+
+    def select_weighted(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or row.role is not Role.WEIGHTED:
+                continue
+            reason = self.refused.get(node.index) or weighted_reason(node)
+            reason = reason or (row.check(node) if row.check else None)
+            if reason:
+                self.reasons[node.name] = reason
+            else:
+                self.add(node, row)
+        for index in list(self.selected):
+            self.quantized.add(self.origin(self.graph.nodes[index].inputs[0]).id)
+
+    def select_between(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or row.role is Role.WEIGHTED or len(node.outputs) != 1:
+                continue
+            if node.index in self.refused:
+                self.reasons[node.name] = self.refused[node.index]
+                continue
+            values = [value for _, _, value in self.operands(node)]
+            fits = all(
+                value.is_tensor
+                and not value.written
+                and not value.is_constant
+                and self.origin(value).id in self.quantized
+                for value in values
+            )
+            if fits and values and not (row.check and row.check(node)):
+                self.add(node, row)
+
+    def drop_dead_ends(self) -> None:
+        """Drop nodes that nothing quantized reads: in float they are more exact, and free."""
+        for node in reversed(self.graph.nodes):
+            row = self.selected.get(node.index)
+            if row is None or row.role is Role.WEIGHTED:
+                continue
+            value = clipped_output(node, row)
+            if not self.feeds_selected(value, set()):
+                del self.selected[node.index]
+                self.by_output.pop(value.id, None)
+
+    def fuse_sums(self) -> None:
+        """Let the backend add before it rounds: the weighted node's own result is not quantized."""
+        for node in self.graph.nodes:
+            if node.kind != "aten::add" or node.index not in self.selected:
+                continue
+            for value in node.inputs[:2]:
+                weighted = self.by_output.get(value.id)
+                if (
+                    weighted is not None
+                    and weighted.kind in self.sums
+                    and weighted.output is value
+                    and weighted.block == node.block
+                    and len(value.uses) == 1
+                    and not (value.is_result or value.written)
+                ):
+                    self.summed[node.index] = weighted
+                    break
+
+    def feeds_selected(self, value: ValueView, seen: set[int]) -> bool:
+        if value.id in seen or value.written:
+            return False
+        seen.add(value.id)
+        for user, operand in value.uses:
+            if user.kind in ("prim::ListConstruct", "prim::ListUnpack") or (
+                user.moves_data and operand == 0
+            ):
+                if any(self.feeds_selected(output, seen) for output in user.outputs):
+                    return True
+            elif user.index in self.selected and operand in self.selected[user.index].operands:
+                return True
+        return False
+
+
+def weighted_reason(node: NodeView) -> str | None:
+    """Say why a convolution or linear cannot be quantized by any backend."""
+    weight, bias = node.inputs[1], node.inputs[2]
+    if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
+        return "its weight is computed by the model"
+    if weight.constant.dtype != torch.float32:
+        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
+    if not weight.constant.isfinite().all():
+        return "its weight holds a NaN or an infinity"
+    if not bias.is_constant:
+        return "its bias is computed by the model"
+    return None

@@ -1,0 +1,306 @@
+"""All that was profiled of a model, and its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import JitPassesError
+from . import document, glow
+from .document import Part, Row
+from .value import EXPONENTS, MOST_BINS, State, ValueProfile
+
+FORM = 1
+KEYS = ("jit_passes", "form", "graph", "bins", "values")
+VALUE_KEYS = (
+    *("name", "weight", "finite", "min", "max", "ranks"),
+    *("count", "exponent", "offset", "histogram"),
+)
+HEADER = """\
+# Ranges and histograms of a model's values: jit_passes.Profile.load("{name}").
+# Bin i of a histogram counts the x with floor(x / 2^exponent) = offset + i; empty bins at both ends
+# are left out. min and max may be edited: what lies outside then counts at the ends.
+"""
+SPARKS = " ▁▂▃▄▅▆▇█"
+SPARK_COLUMNS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Ranges and histograms of all float values of a model, over some data.
+
+    Profiles are equal when their graph, number of bins and all values seen are.
+
+    Attributes:
+        graph: hash of the normalized graph, see `Sites`.
+        bins: number of bins of each histogram.
+        values: what is known of each value, by its name, in program order. One that was never
+            reached is there without a range, or not at all; integers and constants are not.
+        version: of the jit_passes that made it, or of Glow.
+    """
+
+    graph: str
+    bins: int
+    values: Mapping[str, ValueProfile] = field(default_factory=dict)
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return (self.graph, self.bins) == (other.graph, other.bins) and _seen(self) == _seen(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Profile) -> Profile:
+        """Return the profile of the data of both."""
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return Profile.merge(self, other)
+
+    @staticmethod
+    def merge(*profiles: Profile) -> Profile:
+        """Return the profile of all data that the given ones are profiles of parts of.
+
+        It is exactly that of one run over everything, whatever the parts and their order.
+
+        Raises:
+            JitPassesError: there is none; they are of several graphs, numbers of bins or weights.
+        """
+        if not profiles:
+            raise JitPassesError("there is nothing to merge: pass at least one profile")
+        first = profiles[0]
+        for position, other in enumerate(profiles[1:], 1):
+            if other.graph != first.graph:
+                raise JitPassesError(
+                    f"profile {position} is of another graph, {other.graph}, than the first one, "
+                    f"{first.graph}: {describe_difference(first.values, other.values)}; profile "
+                    "one model"
+                )
+            if other.bins != first.bins:
+                raise JitPassesError(
+                    f"profile {position} has {other.bins} bins and the first one {first.bins}: "
+                    "profile with the same number"
+                )
+        names = dict.fromkeys(name for profile in profiles for name in profile.values)
+        merged = {
+            name: _merge([p.values[name] for p in profiles if name in p.values], first.bins)
+            for name in names
+        }
+        return Profile(first.graph, first.bins, merged, first.version)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as YAML, which can be read and edited: ranges in particular.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        head = {
+            "jit_passes": self.version,
+            "form": FORM,
+            "graph": self.graph,
+            "bins": self.bins,
+            "values": [_entry(value) for value in self.values.values()],
+        }
+        text = HEADER.format(name=Path(path).name) + document.write(head)
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read what `save` wrote. Nothing in a file is ever executed.
+
+        Raises:
+            JitPassesError: it is no profile, or holds what cannot be; the message says where.
+            OSError: the file cannot be read.
+        """
+        parts = document.read(path)
+        if len(parts) != 1:
+            hint = "; Profile.from_glow reads the files of Glow" if len(parts) == 3 else ""
+            raise JitPassesError(f"{path}: one document is expected, got {len(parts)}{hint}")
+        found = parts[0].mapping(KEYS, "a profile")
+        _require(parts[0], found, KEYS)
+        form = found["form"].whole(1, 1 << 31)
+        if form != FORM:
+            found["form"].fail(f"the form of the file is {form}, and this version reads {FORM}")
+        bins = found["bins"].whole(2, MOST_BINS)
+        values: dict[str, ValueProfile] = {}
+        for part in found["values"].items("values"):
+            value = _read_value(part, bins)
+            if value.name in values:
+                part.fail(f"the value '{value.name}' is there twice")
+            values[value.name] = value
+        return cls(found["graph"].text(), bins, values, found["jit_passes"].text())
+
+    def to_glow(self, path: str | os.PathLike[str], bins: int = glow.BINS) -> None:
+        """Write it in the form of Glow's profiles: three YAML documents.
+
+        Lost are: ranks; the bins' borders, since Glow's are as many equal parts of [min, max], over
+        which ours are spread evenly and rounded, keeping the total; values that were never reached
+        or were infinite; weights. Names get ":0" appended, their own ":" is written as "%3A".
+
+        Args:
+            path: the file.
+            bins: number of bins.
+
+        Raises:
+            JitPassesError: bins is no number from 1 to 2**20.
+            OSError: the file cannot be written.
+        """
+        if not 1 <= bins <= MOST_BINS:
+            raise JitPassesError(f"bins is a number from 1 to {MOST_BINS}, not {bins!r}")
+        seen = [v for v in self.values.values() if v.reached and not v.weight]
+        text = glow.write(self.version, self.graph, seen, bins)
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+
+    @classmethod
+    def from_glow(cls, path: str | os.PathLike[str], bins: int = 2048) -> Profile:
+        """Read a profile in Glow's form, with its lower-case keys too.
+
+        Ranges are exact. The counts of Glow's bins, equal parts of [min, max], are spread evenly
+        over ours and rounded, keeping the total: where many values are one number, as zeros after
+        a relu, they are not any more. Ranks are not known, and taken to be what the target wants.
+
+        Args:
+            path: the file.
+            bins: number of bins to have.
+
+        Raises:
+            JitPassesError: it is no such file, or holds what cannot be; the message says where.
+            OSError: the file cannot be read.
+        """
+        if not 2 <= bins <= MOST_BINS:
+            raise JitPassesError(f"bins is a number from 2 to {MOST_BINS}, not {bins!r}")
+        version, graph, values = glow.read(path, bins)
+        return cls(graph, bins, values, version)
+
+    def __str__(self) -> str:
+        width = max([len(name) for name in self.values] + [len("value")])
+        lines = [f"graph {self.graph}, {self.bins} bins, jit_passes {self.version}"]
+        lines.append(f"{'value':<{width}}  {'min':>12}  {'max':>12}  {'count':>12}  ")
+        for value in self.values.values():
+            lines.append(f"{value.name:<{width}}  {_row(value)}".rstrip())
+        return "\n".join(lines)
+
+
+def describe_difference(wanted: Iterable[str], found: Iterable[str]) -> str:
+    """Say in which names two sets of values differ."""
+    ours, theirs = dict.fromkeys(wanted), dict.fromkeys(found)
+    missing = [name for name in ours if name not in theirs]
+    added = [name for name in theirs if name not in ours]
+    parts = [
+        f"{len(names)} {what}: {', '.join(islice(names, 4))}{', ...' if len(names) > 4 else ''}"
+        for names, what in ((missing, "values are missing"), (added, "values are its own"))
+        if names
+    ]
+    return "; ".join(parts) or "the names are the same, operators or constants are not"
+
+
+def _seen(profile: Profile) -> dict[str, ValueProfile]:
+    return {name: v for name, v in profile.values.items() if v.ranks or v.reached or not v.finite}
+
+
+def _merge(values: list[ValueProfile], bins: int) -> ValueProfile:
+    first = values[0]
+    if len(values) == 1:
+        return first
+    if first.weight:
+        if any(value != first for value in values):
+            raise JitPassesError(
+                f"the weight '{first.name}' is not the same in all profiles: profile one model, or "
+                "leave weights out"
+            )
+        return first
+    state = State.new(bins)
+    for value in values:
+        state.add(value.with_bins(bins))
+    merged = ValueProfile.of(first.name, state)
+    if merged.reached:  # an edited range need not be of float32
+        seen = [value for value in values if value.reached]
+        low, high = min(v.low for v in seen), max(v.high for v in seen)
+        return ValueProfile(**{**vars(merged), "low": low, "high": high})
+    return merged
+
+
+def _entry(value: ValueProfile) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": value.name}
+    if value.weight:
+        entry["weight"] = True
+    if not value.finite:
+        entry["finite"] = False
+    if value.reached:
+        entry |= {"min": value.low, "max": value.high}
+    if value.ranks:
+        entry["ranks"] = Row(value.ranks)
+    entry["count"] = value.count
+    if value.counts:
+        entry |= {"exponent": value.exponent, "offset": value.offset}
+        # Text and not a list: a hundred times faster to read.
+        entry["histogram"] = " ".join(map(str, value.counts))
+    return entry
+
+
+def _read_value(part: Part, bins: int) -> ValueProfile:
+    found = part.mapping(VALUE_KEYS, "a value")
+    _require(part, found, ("name",))
+    name = found["name"].text()
+    part = Part(part.path, part.node, name)
+    found = part.mapping(VALUE_KEYS, "a value")
+    weight = found["weight"].flag() if "weight" in found else False
+    ranks = _read_ranks(found["ranks"]) if "ranks" in found else None
+    if "finite" in found and not found["finite"].flag():
+        return ValueProfile(name, float("nan"), float("nan"), ranks, weight=weight)
+    counts = found["histogram"].counts(bins) if "histogram" in found else ()
+    if "count" in found and (count := found["count"].whole(0, (1 << 63) - 1)) != sum(counts):
+        found["count"].fail(f"the count is {count}, and the histogram sums up to {sum(counts)}")
+    if sum(counts) == 0 and not ("min" in found or "max" in found):
+        return ValueProfile(name, ranks=ranks, weight=weight)
+    _require(part, found, ("min", "max"))
+    low, high = found["min"].number(), found["max"].number()
+    if low > high:
+        found["min"].fail(f"min is {low} and max is {high}, which is smaller: swap or correct them")
+    if sum(counts) == 0:
+        return ValueProfile(name, low, high, ranks, weight=weight)
+    _require(part, found, ("exponent", "offset"))
+    exponent = found["exponent"].whole(*EXPONENTS)
+    offset = found["offset"].whole(-(1 << 53), 1 << 53)
+    return ValueProfile(name, low, high, ranks, exponent, offset, counts, weight)
+
+
+def _read_ranks(part: Part) -> tuple[int, int]:
+    ranks = [item.whole(0, 64) for item in part.items("two numbers")]
+    if len(ranks) != 2 or ranks[0] > ranks[1]:
+        part.fail(f"ranks are the lowest and the highest number of dimensions, not {ranks}")
+    return ranks[0], ranks[1]
+
+
+def _require(part: Part, found: dict[str, Part], keys: Iterable[str]) -> None:
+    missing = [key for key in keys if key not in found]
+    if missing:
+        part.fail(f"the key '{missing[0]}' is missing")
+
+
+def _row(value: ValueProfile) -> str:
+    if not value.finite:
+        return "not finite"
+    if not value.reached:
+        return "never reached" if value.ranks is None else "always empty"
+    return f"{value.low:>12.6g}  {value.high:>12.6g}  {value.count:>12}  {_spark(value)}"
+
+
+def _spark(value: ValueProfile) -> str:
+    """Draw the histogram between min and max, by the square root of the counts."""
+    if not value.counts:
+        return ""
+    columns = [0] * SPARK_COLUMNS
+    for i, count in enumerate(value.counts):
+        columns[i * SPARK_COLUMNS // len(value.counts)] += count
+    top = max(columns)
+    levels = [-(-((len(SPARKS) - 1) * (count / top) ** 0.5) // 1) for count in columns]
+    return "".join(SPARKS[int(level)] for level in levels)

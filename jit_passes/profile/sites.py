@@ -1,0 +1,254 @@
+"""Where a profile looks: stable names of all tensors of a graph, and a hash of the graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..graph import GraphView, NodeView, ValueView
+
+EDGE = "jit_passes::edge"
+OBSERVER = "jit_passes::observe_"
+BUFFER = "observer_"
+GET_ATTRIBUTE = "prim::GetAttr"
+CONTROL = ("prim::If", "prim::Loop")
+
+Use = tuple[NodeView, int]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place at which a value is looked at.
+
+    Attributes:
+        name: the value's name, `conv:conv2d`, where it is computed; `conv:conv2d -> relu:relu` for
+            how an operator finds it.
+        value: the value.
+        uses: the operator's operands that it is; none where it is computed.
+    """
+
+    name: str
+    value: ValueView
+    uses: tuple[Use, ...] = ()
+
+
+@dataclass
+class Sites:
+    """The tensors of a normalized graph, with or without observers: the answers are the same.
+
+    Attributes:
+        view: the graph.
+        names: by id of the value: name of its node, or argument, or attribute, or
+            `Loop.block0.1` for what a block is given. Unique.
+        hash: first 16 hexadecimal digits of the SHA-256 of the graph's text: operators, stable
+            names, attributes, all constants but tensors, and these tensors' dtypes and shapes. Not
+            their values, so that a model keeps its profile when it is trained a little more.
+    """
+
+    view: GraphView
+    names: dict[int, str] = field(default_factory=dict)
+    hash: str = ""
+    _homes: dict[int, int] = field(default_factory=dict)  # number of the block by id of its inputs
+
+    @classmethod
+    def of(cls, module: Any, method: str) -> Sites:
+        """Look at a method of a C++ module that was normalized."""
+        sites = cls(GraphView.of(module, method))
+        graph = module._get_method(method).graph
+        _Namer(sites, graph).run()
+        text = "\n".join(_Writer(sites, graph).lines())
+        sites.hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return sites
+
+    def all(self) -> list[Site]:
+        """Return all places to look at: where values are computed, in program order, and uses.
+
+        Between two uses a value may be written in place, and a branch or loop may run more or less
+        often than what surrounds it: there, a use sees something else than was computed.
+        """
+        found = []
+        for value in self.values():
+            name = self.names[value.id]
+            found.append(Site(name, value))
+            groups: dict[str, list[Use]] = {}
+            for use in self.own_uses(value):
+                groups.setdefault(self.use_name(value, use), []).append(use)
+            found += [Site(group, value, tuple(uses)) for group, uses in groups.items()]
+        return found
+
+    def values(self) -> Iterator[ValueView]:
+        """Yield the tensors that the model is given or computes."""
+        seen = set()
+        for value in self.view.inputs:
+            seen.add(value.id)
+            if value.is_tensor:
+                yield value
+        for node in self.view.nodes:
+            for value in (*node.inputs, *node.outputs):
+                if value.id in self.names and value.id not in seen:
+                    seen.add(value.id)
+                    if value.is_tensor and not value.is_constant:
+                        yield value
+
+    def own_uses(self, value: ValueView) -> list[Use]:
+        """Return the uses that have a place of their own; in another block the first one."""
+        uses = [use for use in self.uses(value) if use[0].name and use[0].kind not in CONTROL]
+        if value.written:
+            return uses
+        home = self.home(value)
+        first: dict[int, Use] = {}
+        for user, operand in uses:
+            if user.block != home:
+                first.setdefault(user.block, (user, operand))
+        return list(first.values())
+
+    def use_name(self, value: ValueView, use: Use) -> str:
+        """Return what a profile calls a use."""
+        return f"{self.names[value.id]} -> {use[0].name}"
+
+    def uses(self, value: ValueView) -> list[Use]:
+        """Return the model's own uses of a value, in program order."""
+        found: list[Use] = []
+        for user, operand in value.uses:
+            if user.kind == EDGE:
+                found += self.uses(user.output)
+            elif not user.kind.startswith(OBSERVER):
+                found.append((user, operand))
+        return sorted(found, key=lambda use: (use[0].index, use[1]))
+
+    def home(self, value: ValueView) -> int:
+        """Return the number of the block in which a value is computed."""
+        return self._homes.get(value.id, 0) if value.producer is None else value.producer.block
+
+
+def origin(value: ValueView) -> ValueView:
+    """Return the model's own value that an edge stands for."""
+    while value.producer is not None and value.producer.kind == EDGE:
+        value = value.producer.inputs[0]
+    return value
+
+
+def is_buffer(node: Any) -> bool:
+    """Say whether a node reads the buffer of an observer."""
+    return node.kind() == GET_ATTRIBUTE and str(node.s("name")).startswith(BUFFER)
+
+
+class _Namer:
+    """Finds names and blocks; PyTorch's own view of the graph knows blocks and attributes."""
+
+    def __init__(self, sites: Sites, graph: Any) -> None:
+        self.sites = sites
+        self.graph = graph
+        self.nodes = sites.view.nodes
+        self.taken: set[str] = set()
+        self.later: list[tuple[int, str]] = []  # of these, names may be taken by nodes
+        self.count = 0
+        self.paths: dict[int, str] = {}
+
+    def run(self) -> None:
+        for value in list(self.graph.inputs())[1:]:
+            self.later.append((value.unique(), ""))
+        self.block(self.graph)
+        arguments = {value.id: value.name for value in self.sites.view.inputs}
+        for unique, name in self.later:
+            self.name(unique, arguments.get(unique, name))
+
+    def block(self, block: Any) -> int:
+        """Visit a block in the order of the view; return its number."""
+        number = -1
+        for node in block.nodes():
+            inner = [(b, self.block(b)) for b in node.blocks()]
+            view = self.nodes[self.count]
+            self.count += 1
+            number = view.block
+            self.node(node, view, inner)
+        return number
+
+    def node(self, node: Any, view: NodeView, blocks: list[tuple[Any, int]]) -> None:
+        if node.kind() == GET_ATTRIBUTE:
+            owner = self.paths.get(next(node.inputs()).unique(), "")
+            path = f"{owner}.{node.s('name')}".lstrip(".")
+            self.paths[node.output().unique()] = path
+            if not is_buffer(node):
+                self.later.append((node.output().unique(), path))
+        elif view.name:
+            for value in view.outputs:
+                self.name(value.id, value.name)
+        for index, (block, number) in enumerate(blocks):
+            for k, value in enumerate(block.inputs()):
+                self.sites._homes[value.unique()] = number
+                self.later.append((value.unique(), f"{view.name}.block{index}.{k}"))
+
+    def name(self, unique: int, name: str) -> None:
+        base, count = name, 0
+        while name in self.taken:
+            count += 1
+            name = f"{base}#{count}"
+        self.taken.add(name)
+        self.sites.names[unique] = name
+
+
+class _Writer:
+    """Writes the graph so that equal graphs give equal text, in whatever process."""
+
+    def __init__(self, sites: Sites, graph: Any) -> None:
+        self.graph = graph
+        self.names = {node.index: node.name for node in sites.view.nodes}
+        self.constants = {
+            value.id: value
+            for node in sites.view.nodes
+            for value in node.outputs
+            if value.is_constant
+        }
+        self.numbers: dict[int, str] = {}
+        self.count = 0
+
+    def lines(self) -> Iterator[str]:
+        yield from self.block(self.graph, 0)
+
+    def block(self, block: Any, depth: int) -> Iterator[str]:
+        indent = " " * depth
+        yield f"{indent}({self.define(block.inputs())})"
+        for node in block.nodes():
+            inner = [list(self.block(b, depth + 1)) for b in node.blocks()]
+            name = self.names[self.count]
+            self.count += 1
+            if node.kind() == EDGE:
+                self.numbers[node.output().unique()] = self.number(next(node.inputs()))
+                continue
+            if node.kind() == "prim::Constant" or node.kind().startswith(OBSERVER):
+                continue
+            if is_buffer(node):
+                continue
+            if node.hasAttribute("name"):  # reading and writing attributes
+                name = node.s("name")
+            operands = ", ".join(map(self.number, node.inputs()))
+            yield f"{indent}{self.define(node.outputs())} = {node.kind()} {name}({operands})"
+            for lines in inner:
+                yield from lines
+        yield f"{indent}return {', '.join(map(self.number, block.outputs()))}"
+
+    def define(self, values: Any) -> str:
+        for value in values:
+            self.numbers[value.unique()] = f"%{len(self.numbers)}"
+        return ", ".join(self.numbers[value.unique()] for value in values)
+
+    def number(self, value: Any) -> str:
+        unique = value.unique()
+        if unique in self.constants:
+            return _constant_text(self.constants[unique].constant)
+        return self.numbers[unique]
+
+
+def _constant_text(constant: Any) -> str:
+    if isinstance(constant, torch.Tensor):
+        return f"{constant.dtype}{list(constant.shape)}"
+    if isinstance(constant, list | tuple):
+        return f"{type(constant).__name__}({', '.join(map(_constant_text, constant))})"
+    if constant is None or isinstance(constant, bool | int | float | str):
+        return repr(constant)
+    return f"{type(constant).__name__} {constant}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import math
@@ -71,14 +72,12 @@ class InPlace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
-        self.register_buffer("seen", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         before = self.second(y)
         y[:, 0] = 3.0 * x[:, 0]
         after = torch.relu_(self.second(y))
-        self.seen.add_(y.mean([0, 2, 3]))
         y.mul_(2.0)
         return before + self.second(y) + after
 
@@ -187,17 +186,30 @@ def test_same_as_calibrating(name: str, observer: Observer, tmp_path: Path) -> N
     states = dict(calibrated.named_buffers())
     assert sum("observer" in key for key in states) >= 3
     for key, state in filled.named_buffers():
-        if "_range" not in key or states[key].dim() == 2 or bool(states[key][0] <= states[key][1]):
-            assert torch.equal(state, states[key]), key
+        expected = states[key]
+        # Weights that no data reached are measured all the same; what uses them stays float.
+        if expected.dim() == 1 or bool((expected[0] <= expected[1]).all()):
+            assert torch.equal(state, expected), key
     assert finish(filled) == finish(calibrated)
 
 
 def test_profile_changes_nothing() -> None:
     """Neither the model nor its state."""
-    script = script_of("in_place")
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x.mean([0, 2, 3]))
+            return x * self.seen[:, None, None]
+
+    script = torch.jit.script(Counter().eval())
     before = saved(script)
-    jit_passes.profile(script, images(0))
-    assert saved(script) == before
+    profile = jit_passes.profile(script, images(0))
+    assert saved(script) == before and not script.seen.any()
+    assert profile.values["seen"].high > 0
 
 
 def test_values() -> None:
@@ -248,7 +260,7 @@ def test_infinity_has_no_range(tmp_path: Path) -> None:
     assert "not finite" in str(profile)
     profile.save(tmp_path / "p.yaml")
     assert Profile.load(tmp_path / "p.yaml") == profile
-    broken = replace(profile.values["up:linear"], low=math.nan, high=math.nan, counts=())
+    broken = ValueProfile("up:linear", ranks=(3, 3), finite=False)
     profile = replace(profile, values={**profile.values, "up:linear": broken})
     prepared = jit_passes.prepare(script_of("transformer"))
     with pytest.raises(JitPassesError, match=r"'up:linear' held an infinity"):
@@ -314,7 +326,7 @@ def test_merge_refusals() -> None:
     with pytest.raises(JitPassesError, match="nothing to merge"):
         Profile.merge()
     with pytest.raises(
-        JitPassesError, match=r"profile 1 is of another graph.*are missing: x, conv"
+        JitPassesError, match=r"profile 1 is of another graph.*are missing: conv:conv2d"
     ):
         profile + profile_of("transformer")
     with pytest.raises(JitPassesError, match="has 64 bins and the first one 2048"):
@@ -329,8 +341,8 @@ def test_merge_refusals() -> None:
 def test_merge_op_checks() -> None:
     """Buffers that do not fit are an error, never a write outside of them."""
     merge = torch.ops.jit_passes.merge_histogram
-    row = torch.tensor([0.0, 1.0, 1, 1, -3, 0], dtype=torch.float64)
-    counts = torch.tensor([1] * 8 + [0] * 8 + [7])
+    row = torch.tensor([0.0, 1.0, 1, 1, -6, 0], dtype=torch.float64)
+    counts = torch.tensor([1] * 64 + [0] * 64 + [7])
     with pytest.raises(RuntimeError, match="outside of its range"):
         merge(row, counts, *vars(State.new(64)).values())
     row[4] = 3
@@ -365,7 +377,7 @@ def test_hash(name: str, tmp_path: Path) -> None:
     assert len(expected) == 16 and int(expected, 16) >= 0
     torch.jit.save(script, tmp_path / "model.pt")
     loaded = torch.jit.load(tmp_path / "model.pt")
-    assert hash_of(script_of(name)) == hash_of(loaded) == hash_of(script.copy()) == expected
+    assert hash_of(script_of(name)) == hash_of(loaded) == hash_of(copy.deepcopy(script)) == expected
     prepared = jit_passes.prepare(loaded)
     sites = Sites.of(prepared._c, "forward")
     normalized = Sites.of(jit_passes.normalize.normalize(script._c).module, "forward")
@@ -437,9 +449,10 @@ def test_another_graph() -> None:
     assert all(torch.equal(value, state[key]) for key, value in prepared.named_buffers())
     with pytest.warns(JitPassesWarning, match="the profile has no first:conv2d"):
         jit_passes.fill(prepared, profile, partial=True)
-    # The input is there; without the first convolution's result, it stays float.
-    with pytest.warns(JitPassesWarning, match="nothing was quantized"):
-        jit_passes.convert(prepared)
+    with pytest.warns(JitPassesWarning, match="never reached first:conv2d, second:conv2d"):
+        lowered = jit_passes.lower(jit_passes.convert(prepared))
+    assert len(jit_passes.coverage(lowered).int8) < 2
+    assert lowered(*images(0)[0]).isfinite().all()
 
 
 def test_another_graph_of_the_same_names() -> None:
@@ -520,9 +533,7 @@ def test_file_round_trip(name: str, tmp_path: Path) -> None:
     loaded = Profile.load(path)
     loaded.save(again)
     assert loaded == profile and loaded.version == profile.version
-    assert list(loaded.values.values())[1:] == list(profile.values.values())[1:] or any(
-        not value.finite for value in profile.values.values()
-    )
+    assert list(loaded.values.items()) == list(profile.values.items())
     assert path.read_bytes() == again.read_bytes()
     assert yaml.safe_load(path.read_text())["graph"] == profile.graph
 
@@ -553,7 +564,9 @@ def test_edited_range(tmp_path: Path) -> None:
     before = Profile.load(path).values["relu"]
     text = path.read_text()
     for high, written in ((0.75, "0.75"), (0.1, "1e-1"), (100.0, "100"), (1e-20, "1.0e-20")):
-        path.write_text(text.replace(f"max: {before.high}", f"max: {written}", 1))
+        start, end = text.split("- name: relu\n")
+        end = end.replace(f"max: {before.high}", f"max: {written}", 1)
+        path.write_text(start + "- name: relu\n" + end)
         value = Profile.load(path).values["relu"]
         assert (value.low, value.high) == (0.0, high)
         state = value.with_bins(2048)
@@ -568,8 +581,8 @@ def test_edited_range(tmp_path: Path) -> None:
                 and node.inputs[0].producer is not None
                 and node.inputs[0].producer.kind == "aten::relu"
             )
-            assert scale <= high / 255 * 1.000001
-            if isinstance(observer, MinMax):
+            assert 0 < scale <= max(high / 255 * 1.000001, 2.0**-23)  # the least scale there is
+            if isinstance(observer, MinMax) and high > 1e-10:
                 assert scale == pytest.approx(high / 255, rel=1e-6)
 
 
@@ -660,12 +673,12 @@ BAD = {
     "no_exponent": ("  exponent: 0\n", "", "line 6, value 'good': the key 'exponent' is missing"),
     "no_max": ("  max: 3.5\n", "", "line 6, value 'good': the key 'max' is missing"),
     "exponent": ("exponent: 0", "exponent: 1000000000", "line 11, value 'good': a whole number"),
-    "no_name": ("name: good", "name: 1.5", "line 6: text is expected here, got 1.5: put it"),
+    "no_name": ("name: good", "name: 1.5", "line 6, value '1.5': text is expected here, got 1.5"),
     "same_name": ("- name", "- {name: good}\n- name", "value 'good' is there twice"),
     "python": ("0.1.0", "!!python/object/apply:os.system [exit]", "plain data is expected"),
     "python_name": ("good", "!!python/name:os.system", "plain data is expected"),
     "recursive": ("[1, 2]", "&a [*a]", "line 9, value 'good'"),
-    "deep": ("[1, 2]", "[" * 100_000, "p.yaml"),
+    "deep": ("[1, 2]", "[" * 100_000, "nested more than"),
     "bytes": ("good", "\x00", "not YAML"),
 }
 
@@ -752,10 +765,10 @@ def test_glow_files_of_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("Min: 0", "Min: 5", "line 6, value 'a': Min is 5.0 and Max is 1.0"),
-        ("[1, 2]", "[1, -2]", "line 8, value 'a': counts are whole"),
-        ("[1, 2]", "[1, .nan]", "line 8, value 'a': counts are whole"),
-        ("  Max: 1\n", "", "line 5: the key 'Max' is missing"),
+        ("Min: 0", "Min: 5", "line 6, value 'a:0': Min is 5.0 and Max is 1.0"),
+        ("[1, 2]", "[1, -2]", "line 8, value 'a:0': counts are whole"),
+        ("[1, 2]", "[1, .nan]", "line 8, value 'a:0': counts are whole"),
+        ("  Max: 1\n", "", "line 5, value 'a:0': the key 'Max' is missing"),
         ("0x1", "hash", "line 3: a whole number"),
         ("'v'", "!!python/name:os.system", "plain data"),
         ("---\nGraphPre", "GraphPre", "three YAML documents"),

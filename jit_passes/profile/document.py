@@ -18,6 +18,8 @@ from ..errors import JitPassesError
 _Loader = cast(type[yaml.SafeLoader], getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 _Dumper = cast(type[yaml.SafeDumper], getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
+DEEPEST = 16
+
 
 class Row(list[int]):
     """Numbers that are written on one line."""
@@ -65,6 +67,14 @@ class Part:
         """Raise an error that says where."""
         owner = f", value '{self.owner}'" if self.owner else ""
         raise JitPassesError(f"{self.path}, line {self.line}{owner}: {problem}")
+
+    def called(self, *keys: str) -> Part:
+        """Return the same with what one of these keys says as the owner."""
+        pairs = self.node.value if isinstance(self.node, yaml.MappingNode) else []
+        for key, node in pairs:
+            if key.value in keys and isinstance(node, yaml.ScalarNode):
+                return Part(self.path, self.node, str(node.value)[:200])
+        return self
 
     def mapping(self, known: Sequence[str], what: str) -> dict[str, Part]:
         """Return the parts of a mapping whose keys are among the known ones."""
@@ -173,7 +183,9 @@ def read(path: str | os.PathLike[str]) -> list[Part]:
     """
     file = Path(path)
     try:
-        loader = _Loader(file.read_bytes())  # type: ignore[arg-type, unused-ignore]
+        data = file.read_bytes()
+        _check_depth(file, data)
+        loader = _Loader(data)
         nodes = []
         while loader.check_node():
             if (node := loader.get_node()) is not None:
@@ -184,6 +196,21 @@ def read(path: str | os.PathLike[str]) -> list[Part]:
         problem = getattr(error, "problem", None) or str(error) or type(error).__name__
         raise JitPassesError(f"{file}{line}: not YAML: {problem}") from error
     return [Part(file, node) for node in nodes]
+
+
+def _check_depth(file: Path, data: bytes) -> None:
+    """Raise an error for what is nested so deeply that composing it would exhaust the stack."""
+    depth = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            raise JitPassesError(
+                f"{file}: lists and mappings are nested more than {DEEPEST} deep, which no profile "
+                "needs"
+            )
 
 
 def _brief(value: Any) -> str:

@@ -78,24 +78,24 @@ def read(path: str | os.PathLike[str], bins: int) -> tuple[str, str, dict[str, V
 
 
 def _read_value(part: Part, bins: int) -> ValueProfile:
+    part = part.called(KEYS[0], LOWER_KEYS[0])
     found = part.mapping((*KEYS, *LOWER_KEYS), "a value")
     keys = KEYS if "NodeOutputName" in found else LOWER_KEYS
     if missing := [key for key in keys if key not in found]:
         part.fail(f"the key '{missing[0]}' is missing")
-    name, low_part, high_part, histogram = (found[key] for key in keys)
-    plain = _unescape(name.text())
-    parts = [Part(p.path, p.node, plain) for p in (low_part, high_part, histogram)]
-    low, high = parts[0].number(), parts[1].number()
+    name_part, low_part, high_part, histogram = (found[key] for key in keys)
+    name = _unescape(name_part.text())
+    low, high = low_part.number(), high_part.number()
     if low > high:
-        parts[0].fail(f"Min is {low} and Max is {high}, which is smaller: swap or correct them")
-    counts = parts[2].counts(MOST_BINS, rounded=True)  # Glow's are float32
+        low_part.fail(f"Min is {low} and Max is {high}, which is smaller: swap or correct them")
+    counts = histogram.counts(MOST_BINS, rounded=True)  # Glow's are float32
     if sum(counts) == 0:
-        return ValueProfile(plain, low, high)
+        return ValueProfile(name, low, high)
     exponent, offset = layout(low, high, bins)
     edges = _equal_parts(low, high, len(counts))
     borders = [k * 2.0**exponent for k in range(offset, index_of(high, exponent) + 2)]
     spreaded = spread(counts, edges, borders)
-    return ValueProfile(plain, low, high, None, exponent, offset, tuple(spreaded)).trimmed()
+    return ValueProfile(name, low, high, None, exponent, offset, tuple(spreaded)).trimmed()
 
 
 def _rebin(value: ValueProfile, bins: int) -> list[int]:

@@ -247,15 +247,14 @@ def _entry(value: ValueProfile) -> dict[str, Any]:
 
 
 def _read_value(part: Part, bins: int) -> ValueProfile:
+    part = part.called("name")
     found = part.mapping(VALUE_KEYS, "a value")
     _require(part, found, ("name",))
     name = found["name"].text()
-    part = Part(part.path, part.node, name)
-    found = part.mapping(VALUE_KEYS, "a value")
     weight = found["weight"].flag() if "weight" in found else False
     ranks = _read_ranks(found["ranks"]) if "ranks" in found else None
     if "finite" in found and not found["finite"].flag():
-        return ValueProfile(name, float("nan"), float("nan"), ranks, weight=weight)
+        return ValueProfile(name, ranks=ranks, weight=weight, finite=False)
     counts = found["histogram"].counts(bins) if "histogram" in found else ()
     if "count" in found and (count := found["count"].whole(0, (1 << 63) - 1)) != sum(counts):
         found["count"].fail(f"the count is {count}, and the histogram sums up to {sum(counts)}")

@@ -205,6 +205,7 @@ class _Writer:
             if value.is_constant
         }
         self.numbers: dict[int, str] = {}
+        self.values = 0
         self.count = 0
 
     def lines(self) -> Iterator[str]:
@@ -233,9 +234,12 @@ class _Writer:
         yield f"{indent}return {', '.join(map(self.number, block.outputs()))}"
 
     def define(self, values: Any) -> str:
+        defined = []
         for value in values:
-            self.numbers[value.unique()] = f"%{len(self.numbers)}"
-        return ", ".join(self.numbers[value.unique()] for value in values)
+            defined.append(f"%{self.values}")
+            self.numbers[value.unique()] = defined[-1]
+            self.values += 1
+        return ", ".join(defined)
 
     def number(self, value: Any) -> str:
         unique = value.unique()

@@ -27,13 +27,14 @@ class ValueProfile:
 
     Attributes:
         name: as in `Site`.
-        low: smallest value; inf if there was none, NaN if one was infinite.
-        high: largest value; -inf if there was none, NaN if one was infinite.
+        low: smallest value; inf if there was none, or an infinite one.
+        high: largest value; -inf if there was none, or an infinite one.
         ranks: lowest and highest number of dimensions; None if not known.
         exponent: of the bins' width, as a power of two.
         offset: index of the first bin, in widths from 0.
         counts: from the first to the last bin that is not empty.
         weight: whether it is a constant of the model.
+        finite: whether no value was infinite.
     """
 
     name: str
@@ -44,11 +45,7 @@ class ValueProfile:
     offset: int = 0
     counts: tuple[int, ...] = ()
     weight: bool = False
-
-    @property
-    def finite(self) -> bool:
-        """Whether no value was infinite."""
-        return not math.isnan(self.low)
+    finite: bool = True
 
     @property
     def reached(self) -> bool:
@@ -65,8 +62,10 @@ class ValueProfile:
         """Read the buffers of an observer of histograms."""
         low, high, lowest, highest, exponent, offset = state.range.tolist()
         ranks = (int(lowest), int(highest)) if lowest <= highest else None
+        if math.isnan(low):
+            return cls(name, ranks=ranks, weight=weight, finite=False)
         filled = state.histogram.nonzero()
-        if not low <= high or len(filled) == 0:
+        if low > high or len(filled) == 0:
             return cls(name, low, high, ranks, weight=weight)
         begin, last = int(filled[0]), int(filled[-1])
         counts = tuple(state.histogram[begin : last + 1].tolist())
@@ -75,7 +74,8 @@ class ValueProfile:
     def as_state(self) -> State:
         """Return buffers that hold exactly this, with as many bins as there are counts."""
         lowest, highest = self.ranks or (INFINITY, -INFINITY)
-        row = [self.low, self.high, lowest, highest, self.exponent, self.offset]
+        ends = (self.low, self.high) if self.finite else (math.nan, math.nan)
+        row = [*ends, lowest, highest, self.exponent, self.offset]
         return State(
             torch.tensor(row, dtype=torch.float64), torch.tensor(self.counts, dtype=torch.int64)
         )

@@ -130,9 +130,9 @@ class _Observer:
         value, edge = self.value, self.node.inputs[0]
         names = []
         if edge.producer is not None and edge.producer.kind == EDGE:
-            home, block = self.sites.home(value), edge.producer.block
+            block = edge.producer.block
             uses = self.sites.uses(edge)[:1]  # if it is written, each edge is of one use
-            if block != home:  # else any use in this block has seen the same
+            if self.sites.is_elsewhere(value, block):  # any use in this block has seen the same
                 uses += [use for use in self.sites.uses(value) if use[0].block == block]
             names = [self.sites.use_name(value, use) for use in uses]
         found = (profile.values[name] for name in (*names, self.name) if name in profile.values)

@@ -47,11 +47,14 @@ class Sites:
         hash: first 16 hexadecimal digits of the SHA-256 of the graph's text: operators, stable
             names, attributes, all constants but tensors, and these tensors' dtypes and shapes. Not
             their values, so that a model keeps its profile when it is trained a little more.
+        unsure: ids of values that may be uninitialized where they are defined, because an
+            exception or an early return comes before anyone reads them.
     """
 
     view: GraphView
     names: dict[int, str] = field(default_factory=dict)
     hash: str = ""
+    unsure: set[int] = field(default_factory=set)
     _homes: dict[int, int] = field(default_factory=dict)  # number of the block by id of its inputs
 
     @classmethod
@@ -73,7 +76,8 @@ class Sites:
         found = []
         for value in self.values():
             name = self.names[value.id]
-            found.append(Site(name, value))
+            if value.id not in self.unsure:
+                found.append(Site(name, value))
             groups: dict[str, list[Use]] = {}
             for use in self.own_uses(value):
                 groups.setdefault(self.use_name(value, use), []).append(use)
@@ -96,15 +100,19 @@ class Sites:
 
     def own_uses(self, value: ValueView) -> list[Use]:
         """Return the uses that have a place of their own; in another block the first one."""
-        uses = [use for use in self.uses(value) if use[0].name and use[0].kind not in CONTROL]
+        uses = [use for use in self.uses(value) if _computes(use[0])]
         if value.written:
             return uses
-        home = self.home(value)
         first: dict[int, Use] = {}
         for user, operand in uses:
-            if user.block != home:
+            if self.is_elsewhere(value, user.block):
                 first.setdefault(user.block, (user, operand))
         return list(first.values())
+
+    def is_elsewhere(self, value: ValueView, block: int) -> bool:
+        """Say whether uses in a block see something else than the value where it is computed."""
+        home = self._homes.get(value.id, 0) if value.producer is None else value.producer.block
+        return block != home or value.id in self.unsure
 
     def use_name(self, value: ValueView, use: Use) -> str:
         """Return what a profile calls a use."""
@@ -120,9 +128,16 @@ class Sites:
                 found.append((user, operand))
         return sorted(found, key=lambda use: (use[0].index, use[1]))
 
-    def home(self, value: ValueView) -> int:
-        """Return the number of the block in which a value is computed."""
-        return self._homes.get(value.id, 0) if value.producer is None else value.producer.block
+
+def _computes(user: NodeView) -> bool:
+    """Say whether an operator makes a tensor of what it reads.
+
+    Others never see a value quantized, and one that asks whether two values are the same object
+    must not get another name for one of them.
+    """
+    if not user.name or user.kind in CONTROL:
+        return False
+    return user.kind == "prim::ListConstruct" or any(value.is_tensor for value in user.outputs)
 
 
 def origin(value: ValueView) -> ValueView:
@@ -148,11 +163,13 @@ class _Namer:
         self.later: list[tuple[int, str]] = []  # of these, names may be taken by nodes
         self.count = 0
         self.paths: dict[int, str] = {}
+        self.control: list[tuple[Any, list[Any]]] = []  # branches and loops with their blocks
 
     def run(self) -> None:
         for value in list(self.graph.inputs())[1:]:
             self.later.append((value.unique(), ""))
         self.block(self.graph)
+        self.spread_unsure()
         arguments = {value.id: value.name for value in self.sites.view.inputs}
         for unique, name in self.later:
             self.name(unique, arguments.get(unique, name))
@@ -178,10 +195,30 @@ class _Namer:
         elif view.name:
             for value in view.outputs:
                 self.name(value.id, value.name)
+        if node.kind() == "prim::Uninitialized":
+            self.sites.unsure.add(node.output().unique())
+        if blocks:
+            self.control.append((node, [block for block, _ in blocks]))
         for index, (block, number) in enumerate(blocks):
             for k, value in enumerate(block.inputs()):
                 self.sites._homes[value.unique()] = number
                 self.later.append((value.unique(), f"{view.name}.block{index}.{k}"))
+
+    def spread_unsure(self) -> None:
+        """Note results of branches and loops, and what loops carry, that may be uninitialized."""
+        unsure, before = self.sites.unsure, -1
+        while len(unsure) != before:
+            before = len(unsure)
+            for node, blocks in self.control:
+                loop = node.kind() == "prim::Loop"
+                for k, output in enumerate(node.outputs()):
+                    results = [list(block.outputs())[k + loop] for block in blocks]
+                    targets = [output]
+                    if loop:
+                        results.append(list(node.inputs())[k + 2])
+                        targets += [list(block.inputs())[k + 1] for block in blocks]
+                    if any(value.unique() in unsure for value in results):
+                        unsure.update(value.unique() for value in targets)
 
     def name(self, unique: int, name: str) -> None:
         base, count = name, 0
@@ -205,6 +242,7 @@ class _Writer:
             if value.is_constant
         }
         self.numbers: dict[int, str] = {}
+        self.tuples: dict[int, list[str]] = {}
         self.values = 0
         self.count = 0
 
@@ -223,15 +261,38 @@ class _Writer:
                 continue
             if node.kind() == "prim::Constant" or node.kind().startswith(OBSERVER):
                 continue
-            if is_buffer(node):
+            if is_buffer(node) or self.is_tuple(node):
                 continue
             if node.hasAttribute("name"):  # reading and writing attributes
                 name = node.s("name")
-            operands = ", ".join(map(self.number, node.inputs()))
-            yield f"{indent}{self.define(node.outputs())} = {node.kind()} {name}({operands})"
+            operands = [self.number(value) for value in node.inputs()]
+            while operands and operands[-1] == "None":  # a file may spell out more defaults
+                operands.pop()
+            results = self.define(node.outputs())
+            yield f"{indent}{results} = {node.kind()} {name}({', '.join(operands)})"
             for lines in inner:
                 yield from lines
         yield f"{indent}return {', '.join(map(self.number, block.outputs()))}"
+
+    def is_tuple(self, node: Any) -> bool:
+        """Note what a tuple holds, or what is taken out of one: files leave such nodes out."""
+        inputs, outputs = list(node.inputs()), list(node.outputs())
+        if node.kind() == "prim::TupleConstruct":
+            elements = [self.number(value) for value in inputs]
+            self.tuples[outputs[0].unique()] = elements
+            self.numbers[outputs[0].unique()] = f"tuple({', '.join(elements)})"
+            return True
+        known = self.tuples.get(inputs[0].unique()) if inputs else None
+        if known is None or node.kind() not in ("prim::TupleIndex", "prim::TupleUnpack"):
+            return False
+        if node.kind() == "prim::TupleIndex":
+            index = self.constants.get(inputs[1].unique())
+            if index is None:
+                return False
+            known = [known[index.constant]]
+        for value, text in zip(outputs, known, strict=True):
+            self.numbers[value.unique()] = text
+        return True
 
     def define(self, values: Any) -> str:
         defined = []
@@ -250,6 +311,8 @@ class _Writer:
 
 def _constant_text(constant: Any) -> str:
     if isinstance(constant, torch.Tensor):
+        if constant.dim() == 0 and constant.dtype in (torch.int64, torch.float64, torch.bool):
+            return repr(constant.item())  # a number, as traces have them
         return f"{constant.dtype}{list(constant.shape)}"
     if isinstance(constant, list | tuple):
         return f"{type(constant).__name__}({', '.join(map(_constant_text, constant))})"

@@ -94,8 +94,8 @@ def _read_value(part: Part, bins: int) -> ValueProfile:
     exponent, offset = layout(low, high, bins)
     edges = _equal_parts(low, high, len(counts))
     borders = [k * 2.0**exponent for k in range(offset, index_of(high, exponent) + 2)]
-    spreaded = spread(counts, edges, borders)
-    return ValueProfile(name, low, high, None, exponent, offset, tuple(spreaded)).trimmed()
+    own = tuple(spread(counts, edges, borders))
+    return ValueProfile(name, low, high, None, exponent, offset, own).trimmed()
 
 
 def _rebin(value: ValueProfile, bins: int) -> list[int]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import JitPassesError
@@ -30,7 +29,7 @@ SPARKS = " ▁▂▃▄▅▆▇█"
 SPARK_COLUMNS = 24
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Profile:
     """Ranges and histograms of all float values of a model, over some data.
 
@@ -50,7 +49,7 @@ class Profile:
     version: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+        object.__setattr__(self, "values", dict(self.values))  # not the caller's
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Profile):
@@ -58,6 +57,10 @@ class Profile:
         return (self.graph, self.bins) == (other.graph, other.bins) and _seen(self) == _seen(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Return one line; `str` gives the table."""
+        return f"<Profile of graph {self.graph}: {len(self.values)} values, {self.bins} bins>"
 
     def __add__(self, other: Profile) -> Profile:
         """Return the profile of the data of both."""

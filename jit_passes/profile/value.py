@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -43,7 +43,7 @@ class ValueProfile:
     ranks: tuple[int, int] | None = None
     exponent: int = 0
     offset: int = 0
-    counts: tuple[int, ...] = ()
+    counts: tuple[int, ...] = field(default=(), repr=False)
     weight: bool = False
     finite: bool = True
 

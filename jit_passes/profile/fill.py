@@ -14,8 +14,9 @@ from ..errors import JitPassesError, JitPassesWarning, first_line
 from ..graph import NodeView, ValueView
 from ..module import stage_of
 from ..quantizer import spec_from_text
+from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER
 from .record import Profile, describe_difference
-from .sites import EDGE, GET_ATTRIBUTE, OBSERVER, Sites, origin
+from .sites import Sites, origin
 from .value import INFINITY, ValueProfile
 
 HISTOGRAM, MIN_MAX, REACH = "observe_histogram", "observe_min_max", "observe_reach"

@@ -1,20 +1,14 @@
-"""Where a profile looks: stable names of all tensors of a graph, and a hash of the graph."""
+"""Where a profile looks: the tensors of a graph, and stable names for all of them."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from ..graph import GraphView, NodeView, ValueView
+from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER, hash_of_graph, is_buffer
 
-EDGE = "jit_passes::edge"
-OBSERVER = "jit_passes::observe_"
-BUFFER = "observer_"
-GET_ATTRIBUTE = "prim::GetAttr"
 CONTROL = ("prim::If", "prim::Loop")
 
 Use = tuple[NodeView, int]
@@ -44,9 +38,7 @@ class Sites:
         view: the graph.
         names: by id of the value: name of its node, or argument, or attribute, or
             `Loop.block0.1` for what a block is given. Unique.
-        hash: first 16 hexadecimal digits of the SHA-256 of the graph's text: operators, stable
-            names, attributes, all constants but tensors, and these tensors' dtypes and shapes. Not
-            their values, so that a model keeps its profile when it is trained a little more.
+        hash: see `hash_of_graph`.
         unsure: ids of values that may be uninitialized where they are defined, because an
             exception or an early return comes before anyone reads them.
     """
@@ -63,8 +55,7 @@ class Sites:
         sites = cls(GraphView.of(module, method))
         graph = module._get_method(method).graph
         _Namer(sites, graph).run()
-        text = "\n".join(_Writer(sites, graph).lines())
-        sites.hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+        sites.hash = hash_of_graph(sites.view, graph)
         return sites
 
     def all(self) -> list[Site]:
@@ -147,11 +138,6 @@ def origin(value: ValueView) -> ValueView:
     return value
 
 
-def is_buffer(node: Any) -> bool:
-    """Say whether a node reads the buffer of an observer."""
-    return node.kind() == GET_ATTRIBUTE and str(node.s("name")).startswith(BUFFER)
-
-
 class _Namer:
     """Finds names and blocks; PyTorch's own view of the graph knows blocks and attributes."""
 
@@ -227,95 +213,3 @@ class _Namer:
             name = f"{base}#{count}"
         self.taken.add(name)
         self.sites.names[unique] = name
-
-
-class _Writer:
-    """Writes the graph so that equal graphs give equal text, in whatever process."""
-
-    def __init__(self, sites: Sites, graph: Any) -> None:
-        self.graph = graph
-        self.names = {node.index: node.name for node in sites.view.nodes}
-        self.constants = {
-            value.id: value
-            for node in sites.view.nodes
-            for value in node.outputs
-            if value.is_constant
-        }
-        self.numbers: dict[int, str] = {}
-        self.tuples: dict[int, list[str]] = {}
-        self.values = 0
-        self.count = 0
-
-    def lines(self) -> Iterator[str]:
-        yield from self.block(self.graph, 0)
-
-    def block(self, block: Any, depth: int) -> Iterator[str]:
-        indent = " " * depth
-        yield f"{indent}({self.define(block.inputs())})"
-        for node in block.nodes():
-            inner = [list(self.block(b, depth + 1)) for b in node.blocks()]
-            name = self.names[self.count]
-            self.count += 1
-            if node.kind() == EDGE:
-                self.numbers[node.output().unique()] = self.number(next(node.inputs()))
-                continue
-            if node.kind() == "prim::Constant" or node.kind().startswith(OBSERVER):
-                continue
-            if is_buffer(node) or self.is_tuple(node):
-                continue
-            if node.hasAttribute("name"):  # reading and writing attributes
-                name = node.s("name")
-            operands = [self.number(value) for value in node.inputs()]
-            while operands and operands[-1] == "None":  # a file may spell out more defaults
-                operands.pop()
-            results = self.define(node.outputs())
-            yield f"{indent}{results} = {node.kind()} {name}({', '.join(operands)})"
-            for lines in inner:
-                yield from lines
-        yield f"{indent}return {', '.join(map(self.number, block.outputs()))}"
-
-    def is_tuple(self, node: Any) -> bool:
-        """Note what a tuple holds, or what is taken out of one: files leave such nodes out."""
-        inputs, outputs = list(node.inputs()), list(node.outputs())
-        if node.kind() == "prim::TupleConstruct":
-            elements = [self.number(value) for value in inputs]
-            self.tuples[outputs[0].unique()] = elements
-            self.numbers[outputs[0].unique()] = f"tuple({', '.join(elements)})"
-            return True
-        known = self.tuples.get(inputs[0].unique()) if inputs else None
-        if known is None or node.kind() not in ("prim::TupleIndex", "prim::TupleUnpack"):
-            return False
-        if node.kind() == "prim::TupleIndex":
-            index = self.constants.get(inputs[1].unique())
-            if index is None:
-                return False
-            known = [known[index.constant]]
-        for value, text in zip(outputs, known, strict=True):
-            self.numbers[value.unique()] = text
-        return True
-
-    def define(self, values: Any) -> str:
-        defined = []
-        for value in values:
-            defined.append(f"%{self.values}")
-            self.numbers[value.unique()] = defined[-1]
-            self.values += 1
-        return ", ".join(defined)
-
-    def number(self, value: Any) -> str:
-        unique = value.unique()
-        if unique in self.constants:
-            return _constant_text(self.constants[unique].constant)
-        return self.numbers[unique]
-
-
-def _constant_text(constant: Any) -> str:
-    if isinstance(constant, torch.Tensor):
-        if constant.dim() == 0 and constant.dtype in (torch.int64, torch.float64, torch.bool):
-            return repr(constant.item())  # a number, as traces have them
-        return f"{constant.dtype}{list(constant.shape)}"
-    if isinstance(constant, list | tuple):
-        return f"{type(constant).__name__}({', '.join(map(_constant_text, constant))})"
-    if constant is None or isinstance(constant, bool | int | float | str):
-        return repr(constant)
-    return f"{type(constant).__name__} {constant}"

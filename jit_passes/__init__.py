@@ -14,6 +14,7 @@ from .lower import lower
 from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
 from .plugins import Plugin, load_plugins
+from .profile import Profile, ValueProfile, fill, profile
 from .quantize import quantize_script
 from .quantizer import Slot
 from .report import Coverage, coverage
@@ -35,16 +36,19 @@ __all__ = [
     "PassError",
     "Pipeline",
     "Plugin",
+    "Profile",
     "RewriteRule",
     "ScheduledPass",
     "Slot",
     "Stage",
+    "ValueProfile",
     "ValueView",
     "assert_equivalent",
     "calibrate",
     "convert",
     "coverage",
     "diff_graphs",
+    "fill",
     "format_graph",
     "include_paths",
     "library_path",
@@ -53,6 +57,7 @@ __all__ = [
     "observers",
     "passes",
     "prepare",
+    "profile",
     "quantize_script",
     "quantize_slots",
     "quantizer",

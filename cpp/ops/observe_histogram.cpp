@@ -1,27 +1,47 @@
-// jit_passes::observe_histogram: range and histogram of a value; see histogram.h for the bins.
+// jit_passes::observe_histogram and its relatives: range and histogram of a value; see histogram.h for
+// the bins.
+//
+//   histogram        counts the values; one that is not finite is an error
+//   profile          the same for values that nobody may ever quantize: an infinity, as masks have it,
+//                    makes the range NaN for good, and only a NaN is an error
+//   merge_histogram  adds what one observer has seen to what another has seen, exactly
 //
 // The `range` buffer has the four entries of every observer, then exponent and offset of the
-// histogram's layout; `histogram` is int64 [bins].
+// histogram's layout; `histogram` is int64 [bins]. Before anything was counted, exponent and offset
+// mean nothing, but for a profile's offset: 1 once the value was a floating-point tensor, if empty.
 #include "histogram.h"
 #include "observation.h"
 
 namespace jit_passes {
 namespace {
 
+using c10::string_view;
+
 enum HistogramEntry : int64_t { kExponent = 4, kOffset = 5 };
 
 constexpr int64_t kGrain = 1 << 15; // below, a second thread costs more than it saves
 
-void observeHistogram(
-    const at::Tensor& x, at::Tensor range, at::Tensor histogram, c10::string_view name, c10::string_view) {
-  double* state = range.mutable_data_ptr<double>();
-  if (!observeShape(x, state)) {
-    return;
-  }
-  const auto values = valuesOf(x);
+HistogramLayout layoutOf(const double* state) {
+  return {static_cast<int>(state[kExponent]), static_cast<int64_t>(state[kOffset])};
+}
+
+bool isEmpty(const double* state) { return state[kMin] > state[kMax]; }
+
+// Writes the range and what both layouts count.
+void write(
+    double* state, at::Tensor& histogram, float min, float max, HistogramLayout layout,
+    const std::vector<int64_t>& counts) {
+  std::copy(counts.begin(), counts.end(), histogram.mutable_data_ptr<int64_t>());
+  state[kMin] = min;
+  state[kMax] = max;
+  state[kExponent] = layout.exponent;
+  state[kOffset] = static_cast<double>(layout.offset);
+}
+
+// Adds the values, all of them or, if one is not finite, none. Returns what they reach.
+Extremes count(const at::Tensor& values, double* state, at::Tensor& histogram) {
   const float* data = values.const_data_ptr<float>();
   const int64_t bins = histogram.numel(), size = values.numel();
-  const bool first = state[kMin] > state[kMax];
   const MinMax before{static_cast<float>(state[kMin]), static_cast<float>(state[kMax])};
 
   const int64_t workers = std::clamp<int64_t>(size / kGrain, 1, at::get_num_threads());
@@ -36,32 +56,113 @@ void observeHistogram(
   for (const auto& counter : counters) {
     seen.merge(counter.seen());
   }
-  checkFinite(seen, name);
-
+  if (!seen.finite) {
+    return seen;
+  }
   const float min = std::min(before.min, seen.min), max = std::max(before.max, seen.max);
   const auto layout = HistogramLayout::fit(min, max, bins);
   std::vector<int64_t> counts(bins, 0);
-  if (!first) {
-    const HistogramLayout old{static_cast<int>(state[kExponent]), static_cast<int64_t>(state[kOffset])};
-    addCounts(histogram.const_data_ptr<int64_t>(), old, counts.data(), layout, bins);
+  if (!isEmpty(state)) {
+    addCounts(histogram.const_data_ptr<int64_t>(), layoutOf(state), counts.data(), layout, bins);
   }
   for (auto& counter : counters) {
     counter.moveTo(counts.data(), layout);
   }
-  std::copy(counts.begin(), counts.end(), histogram.mutable_data_ptr<int64_t>());
-  state[kMin] = min;
-  state[kMax] = max;
-  state[kExponent] = layout.exponent;
-  state[kOffset] = static_cast<double>(layout.offset);
+  write(state, histogram, min, max, layout, counts);
+  return seen;
+}
+
+void observeHistogram(
+    const at::Tensor& x, at::Tensor range, at::Tensor histogram, string_view name, string_view) {
+  double* state = range.mutable_data_ptr<double>();
+  if (observeShape(x, state)) {
+    checkFinite(count(valuesOf(x), state, histogram), name);
+  }
+}
+
+void observeProfile(
+    const at::Tensor& x, at::Tensor range, at::Tensor histogram, string_view name, string_view) {
+  double* state = range.mutable_data_ptr<double>();
+  const bool measurable = observeShape(x, state);
+  if (!measurable || std::isnan(state[kMin])) {
+    if (x.is_floating_point() && isEmpty(state)) {
+      state[kOffset] = 1;
+    }
+    return;
+  }
+  const auto values = valuesOf(x);
+  const auto seen = count(values, state, histogram);
+  if (!seen.finite) {
+    if (values.isnan().any().item<bool>()) {
+      checkFinite(seen, name);
+    }
+    state[kMin] = state[kMax] = std::numeric_limits<double>::quiet_NaN();
+    histogram.zero_();
+  }
+}
+
+void mergeHistogram(
+    const at::Tensor& range, const at::Tensor& histogram, at::Tensor into_range, at::Tensor into_histogram) {
+  const double* from = range.const_data_ptr<double>();
+  double* into = into_range.mutable_data_ptr<double>();
+  into[kLowestRank] = std::min(into[kLowestRank], from[kLowestRank]);
+  into[kHighestRank] = std::max(into[kHighestRank], from[kHighestRank]);
+  if (std::isnan(from[kMin]) || std::isnan(into[kMin])) {
+    into[kMin] = into[kMax] = std::numeric_limits<double>::quiet_NaN();
+    into_histogram.zero_();
+    return;
+  }
+  if (isEmpty(from)) {
+    if (isEmpty(into)) {
+      into[kOffset] = std::max(into[kOffset], from[kOffset]);
+    }
+    return;
+  }
+  const int64_t bins = into_histogram.numel();
+  const auto min = static_cast<float>(std::min(from[kMin], into[kMin]));
+  const auto max = static_cast<float>(std::max(from[kMax], into[kMax]));
+  const auto layout = HistogramLayout::fit(min, max, bins);
+  std::vector<int64_t> counts(bins, 0);
+  const auto add = [&](const double* state, const at::Tensor& added) {
+    const auto own = layoutOf(state);
+    TORCH_CHECK(
+        own.exponent <= layout.exponent, "bins of width 2^", own.exponent, " cannot be split into ", bins,
+        " bins of width 2^", layout.exponent, ": merge histograms of as many bins, or into one of fewer");
+    const int64_t* own_counts = added.const_data_ptr<int64_t>();
+    for (int64_t bin = 0; bin < added.numel(); ++bin) { // the buffers may come from a file
+      const double edge = own.edge(bin);
+      TORCH_CHECK(
+          own_counts[bin] == 0 || (edge >= layout.edge(0) && edge < layout.edge(bins)),
+          "a histogram counts values at ", edge, ", outside of its range [", state[kMin], ", ", state[kMax],
+          "]");
+    }
+    addCounts(own_counts, own, counts.data(), layout, added.numel());
+  };
+  add(from, histogram);
+  if (!isEmpty(into)) {
+    add(into, into_histogram);
+  }
+  write(into, into_histogram, min, max, layout, counts);
 }
 
 const RegisterOp op{"observe_histogram", "Count the values into bins that merge exactly."};
+const RegisterOp profile_op{
+    "observe_profile", "Count the values into such bins, of whatever the model computes."};
+const RegisterOp merge_op{"merge_histogram", "Add what one observer has counted to another."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("observe_histogram(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()");
+  m.def("observe_profile(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()");
+  m.def(
+      "merge_histogram(Tensor range, Tensor histogram, Tensor(a!) into_range, Tensor(b!) into_histogram) -> "
+      "()");
 }
 
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("observe_histogram", observeHistogram); }
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
+  m.impl("observe_histogram", observeHistogram);
+  m.impl("observe_profile", observeProfile);
+  m.impl("merge_histogram", mergeHistogram);
+}
 
 } // namespace
 } // namespace jit_passes

@@ -69,7 +69,7 @@ class Inserter {
   void insertObserver(Node* before, Value* value, const Observation& observation) {
     const auto text = [&](const std::string& string) { return insertConstant(before, string); };
     std::vector<Value*> operands{value, buffer(observation, "range")};
-    if (observation.op == "observe_histogram") {
+    if (observation.op == "observe_histogram" || observation.op == "observe_profile") {
       operands.push_back(buffer(observation, "histogram"));
     } else if (observation.op == "observe_moving_average") {
       operands.push_back(insertConstant(before, observation.averaging_constant));

@@ -1,0 +1,232 @@
+"""Fill a prepared model's observers from a profile."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..errors import JitPassesError, JitPassesWarning, first_line
+from ..graph import NodeView, ValueView
+from ..module import stage_of
+from ..quantizer import spec_from_text
+from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER
+from .record import Profile, describe_difference
+from .sites import Sites, origin
+from .value import INFINITY, ValueProfile
+
+HISTOGRAM, MIN_MAX, REACH = "observe_histogram", "observe_min_max", "observe_reach"
+
+
+def fill(
+    prepared: torch.jit.ScriptModule,
+    profile: Profile | str | os.PathLike[str],
+    *,
+    partial: bool = False,
+) -> torch.jit.ScriptModule:
+    """Fill a prepared model's observers from a profile, instead of calibrating.
+
+    They then hold what `calibrate` would have left in them, had it seen the profile's data; what
+    they held before is forgotten. Weights are measured in the model itself.
+
+    Args:
+        prepared: the result of `prepare`; its observers are updated.
+        profile: of the same model, or the file of one.
+        partial: take a profile of another graph as far as its names agree. Values that it does not
+            have count as never reached, so what needs them stays float.
+
+    Returns:
+        The prepared model.
+
+    Raises:
+        JitPassesError: the model was not prepared; the profile is of another graph, and `partial`
+            was not asked for; an observer needs what no profile has, or more bins. The model is as
+            it was.
+
+    Warns:
+        JitPassesWarning: with `partial`, values that the profile does not have.
+    """
+    report = stage_of(prepared, "prepared", "call jit_passes.prepare(model) first")
+    record = profile if isinstance(profile, Profile) else Profile.load(profile)
+    sites = Sites.of(prepared._c, report.method)
+    nodes = [node for node in sites.view.nodes if node.kind.startswith(OBSERVER)]
+    known = _C.observations(prepared._c, report.method)
+    observers = [
+        _Observer(sites, node, op, text, range_, histogram)
+        for node, (op, _, text, range_, histogram) in zip(nodes, known, strict=True)
+    ]
+    # Those that only look at whether something was computed may share the buffers of others.
+    observers.sort(key=lambda observer: observer.op == REACH)
+    _check_graph(sites, record, observers, partial)
+    buffers = _Buffers()
+    for observer in observers:
+        _fill(observer, record, buffers)
+    buffers.write()
+    replace(report, calibrated=True).write(prepared._c)
+    return prepared
+
+
+def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], partial: bool) -> None:
+    """Raise an error, or warn, if the profile is of another graph."""
+    if profile.graph == sites.hash:
+        return
+    lacking = [
+        observer.name
+        for observer in observers
+        if not observer.value.is_constant and observer.find(profile) is None
+    ]
+    lacking = list(dict.fromkeys(lacking))
+    if not partial:
+        names = set(sites.names.values())
+        own = [
+            name
+            for name, value in profile.values.items()
+            if name.split(" -> ")[0] not in names and not value.weight
+        ]
+        raise JitPassesError(
+            f"the profile is of another graph, {profile.graph}, than the model, {sites.hash}: "
+            f"{describe_difference(lacking, own)}. Profile this model, or take what agrees with "
+            "partial=True"
+        )
+    if lacking:
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        warnings.warn(
+            f"the profile has no {', '.join(lacking[:5])}{more}: what needs them stays float",
+            JitPassesWarning,
+            stacklevel=3,
+        )
+
+
+@dataclass(frozen=True)
+class _Observer:
+    """An observer of the prepared graph, with its buffers."""
+
+    sites: Sites
+    node: NodeView
+    op: str
+    text: str
+    range: Tensor
+    histogram: Tensor | None
+
+    @property
+    def value(self) -> ValueView:
+        return origin(self.node.inputs[0])
+
+    @property
+    def name(self) -> str:
+        return self.sites.names[self.value.id]
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """The numbers of dimensions that its target can do."""
+        lowest, highest = spec_from_text(self.text)[1]["ranks"]
+        return int(lowest), int(highest)
+
+    def find(self, profile: Profile) -> ValueProfile | None:
+        """Return what the profile has on what the observer sees; None for nothing."""
+        value, edge = self.value, self.node.inputs[0]
+        names = []
+        if edge.producer is not None and edge.producer.kind == EDGE:
+            block = edge.producer.block
+            uses = self.sites.uses(edge)[:1]  # if it is written, each edge is of one use
+            if self.sites.is_elsewhere(value, block):  # any use in this block has seen the same
+                uses += [use for use in self.sites.uses(value) if use[0].block == block]
+            names = [self.sites.use_name(value, use) for use in uses]
+        found = (profile.values[name] for name in (*names, self.name) if name in profile.values)
+        return next(found, None)
+
+
+@dataclass
+class _Buffers:
+    """What to write into which buffers; observers may share some."""
+
+    old: dict[int, Tensor] = field(default_factory=dict)  # by address
+    new: dict[int, Tensor] = field(default_factory=dict)
+
+    def fresh(self, buffer: Tensor) -> Tensor:
+        """Return what will be written to a buffer, at first what `prepare` wrote."""
+        address = buffer.data_ptr()
+        if address not in self.new:
+            empty = torch.zeros_like(buffer)
+            if buffer.dim() == 2:
+                empty[0], empty[1] = INFINITY, -INFINITY
+            elif buffer.dtype == torch.float64:
+                empty[:4] = torch.tensor([INFINITY, -INFINITY] * 2)
+            self.old[address], self.new[address] = buffer, empty
+        return self.new[address]
+
+    def write(self) -> None:
+        for address, state in self.new.items():
+            self.old[address].copy_(state)
+
+
+def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
+    range_ = buffers.fresh(observer.range)
+    histogram = None if observer.histogram is None else buffers.fresh(observer.histogram)
+    if observer.value.is_constant:
+        _measure(observer, range_, histogram)
+        return
+    found = observer.find(profile)
+    if found is None or not (found.reached or found.ranks or not found.finite):
+        return
+    _check(observer, found, profile)
+    ranks = torch.tensor(found.ranks or observer.ranks, dtype=torch.float64)
+    if observer.op == REACH:
+        # Its buffer may belong to another value, whose range and rank are in it by now.
+        if not bool(range_[0] <= range_[1]):
+            range_[2:4] = ranks
+            if found.reached or not found.finite:
+                range_[:2] = 0
+        return
+    if histogram is None:
+        range_[:2] = torch.tensor([found.low, found.high], dtype=torch.float64)
+    else:
+        state = found.with_bins(len(histogram))
+        range_.copy_(state.range)
+        histogram.copy_(state.histogram)
+    range_[2:4] = ranks
+
+
+def _measure(observer: _Observer, range_: Tensor, histogram: Tensor | None) -> None:
+    """Run an observer of a constant."""
+    buffers = iter((range_, histogram))
+    operands = [
+        next(buffers) if _reads_attribute(value) else value.constant
+        for value in observer.node.inputs[1:]
+    ]
+    try:
+        getattr(torch.ops.jit_passes, observer.op)(observer.value.constant, *operands)
+    except ValueError as error:
+        raise JitPassesError(first_line(error)) from error
+
+
+def _reads_attribute(value: ValueView) -> bool:
+    return value.producer is not None and value.producer.kind == GET_ATTRIBUTE
+
+
+def _check(observer: _Observer, found: ValueProfile, profile: Profile) -> None:
+    """Raise an error if a profile cannot tell what the observer would have seen."""
+    if observer.op not in (HISTOGRAM, MIN_MAX, REACH):
+        wanted = "ranges of each channel, or of its own kind"
+        if observer.op == "observe_moving_average":
+            wanted = "a moving average of each batch's range"
+        raise JitPassesError(
+            f"the observer of '{found.name}', {observer.op}, takes {wanted}, and a profile has "
+            "one range and histogram over all data: choose the observer MinMax or Histogram, or "
+            "calibrate with data"
+        )
+    if not found.finite and observer.op != REACH:
+        raise JitPassesError(
+            f"the value '{found.name}' held an infinity when it was profiled, and is to be "
+            "quantized: look at the data, or at the float model with torch.isfinite"
+        )
+    bins = 0 if observer.histogram is None else len(observer.histogram)
+    if bins > profile.bins:
+        raise JitPassesError(
+            f"the observer of '{found.name}' has {bins} bins, and the profile {profile.bins}: "
+            f"profile with bins={bins}, or choose an observer with fewer bins"
+        )

@@ -1,0 +1,124 @@
+"""A hash of a graph: the same for equal graphs, in whatever process and from whatever file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..graph import GraphView
+
+EDGE = "jit_passes::edge"
+OBSERVER = "jit_passes::observe_"
+GET_ATTRIBUTE = "prim::GetAttr"
+BUFFER = "observer_"
+
+
+def hash_of_graph(view: GraphView, graph: Any) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 of a canonical text of the graph.
+
+    In it are operators, stable names, attributes and constants; of tensors their dtypes and shapes
+    only, so that a model keeps its profile when it is trained a little more. Observers are not.
+
+    Args:
+        view: a normalized graph.
+        graph: PyTorch's own view of the same.
+    """
+    text = "\n".join(_Writer(view, graph).lines())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_buffer(node: Any) -> bool:
+    """Say whether a node reads the buffer of an observer."""
+    return node.kind() == GET_ATTRIBUTE and str(node.s("name")).startswith(BUFFER)
+
+
+class _Writer:
+    """Writes the graph so that equal graphs give equal text."""
+
+    def __init__(self, view: GraphView, graph: Any) -> None:
+        self.graph = graph
+        self.names = [node.name for node in view.nodes]
+        self.constants = {
+            value.id: value for node in view.nodes for value in node.outputs if value.is_constant
+        }
+        self.numbers: dict[int, str] = {}
+        self.tuples: dict[int, list[str]] = {}
+        self.values = 0
+        self.count = 0
+
+    def lines(self) -> Iterator[str]:
+        yield from self.block(self.graph, 0)
+
+    def block(self, block: Any, depth: int) -> Iterator[str]:
+        indent = " " * depth
+        yield f"{indent}({self.define(block.inputs())})"
+        for node in block.nodes():
+            inner = [list(self.block(b, depth + 1)) for b in node.blocks()]
+            name = self.names[self.count]
+            self.count += 1
+            if node.kind() == EDGE:
+                self.numbers[node.output().unique()] = self.number(next(node.inputs()))
+                continue
+            if node.kind() == "prim::Constant" or node.kind().startswith(OBSERVER):
+                continue
+            if is_buffer(node) or self.is_tuple(node):
+                continue
+            if node.hasAttribute("name"):  # reading and writing attributes
+                name = node.s("name")
+            operands = [self.number(value) for value in node.inputs()]
+            while operands and operands[-1] == "None":  # a file may spell out more defaults
+                operands.pop()
+            results = self.define(node.outputs())
+            yield f"{indent}{results} = {node.kind()} {name}({', '.join(operands)})"
+            for lines in inner:
+                yield from lines
+        yield f"{indent}return {', '.join(map(self.number, block.outputs()))}"
+
+    def is_tuple(self, node: Any) -> bool:
+        """Note what a tuple holds, or what is taken out of one: files leave such nodes out."""
+        inputs, outputs = list(node.inputs()), list(node.outputs())
+        if node.kind() == "prim::TupleConstruct":
+            elements = [self.number(value) for value in inputs]
+            self.tuples[outputs[0].unique()] = elements
+            self.numbers[outputs[0].unique()] = f"tuple({', '.join(elements)})"
+            return True
+        known = self.tuples.get(inputs[0].unique()) if inputs else None
+        if known is None or node.kind() not in ("prim::TupleIndex", "prim::TupleUnpack"):
+            return False
+        if node.kind() == "prim::TupleIndex":
+            index = self.constants.get(inputs[1].unique())
+            if index is None:
+                return False
+            known = [known[index.constant]]
+        for value, text in zip(outputs, known, strict=True):
+            self.numbers[value.unique()] = text
+        return True
+
+    def define(self, values: Any) -> str:
+        defined = []
+        for value in values:
+            defined.append(f"%{self.values}")
+            self.numbers[value.unique()] = defined[-1]
+            self.values += 1
+        return ", ".join(defined)
+
+    def number(self, value: Any) -> str:
+        unique = value.unique()
+        if unique in self.constants:
+            return _constant_text(self.constants[unique].constant)
+        return self.numbers[unique]
+
+
+def _constant_text(constant: Any) -> str:
+    if isinstance(constant, torch.Tensor):
+        if constant.dim() == 0 and constant.dtype in (torch.int64, torch.float64, torch.bool):
+            return repr(constant.item())  # a number, as traces have them
+        return f"{constant.dtype}{list(constant.shape)}"
+    if isinstance(constant, list | tuple):
+        return f"{type(constant).__name__}({', '.join(map(_constant_text, constant))})"
+    if constant is None or isinstance(constant, bool | int | float | str):
+        return repr(constant)
+    return f"{type(constant).__name__} {constant}"

@@ -1,0 +1,217 @@
+"""All that was profiled of a model, and its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from ..errors import JitPassesError
+from . import form, glow
+from .value import MOST_BINS, State, ValueProfile
+
+SPARKS = " ▁▂▃▄▅▆▇█"
+SPARK_COLUMNS = 24
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile:
+    """Ranges and histograms of all float values of a model, over some data.
+
+    Profiles are equal when their graph, number of bins and all values seen are.
+
+    Attributes:
+        graph: hash of the normalized graph, see `Sites`.
+        bins: number of bins of each histogram.
+        values: what is known of each value, by its name, in program order. One that was never
+            reached is there without a range, or not at all; integers and constants are not.
+        version: of the jit_passes that made it, or of Glow.
+    """
+
+    graph: str
+    bins: int
+    values: Mapping[str, ValueProfile] = field(default_factory=dict)
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", dict(self.values))  # not the caller's
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return (self.graph, self.bins) == (other.graph, other.bins) and _seen(self) == _seen(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Return one line; `str` gives the table."""
+        return f"<Profile of graph {self.graph}: {len(self.values)} values, {self.bins} bins>"
+
+    def __add__(self, other: Profile) -> Profile:
+        """Return the profile of the data of both."""
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return Profile.merge(self, other)
+
+    @staticmethod
+    def merge(*profiles: Profile) -> Profile:
+        """Return the profile of all data that the given ones are profiles of parts of.
+
+        It is exactly that of one run over everything, whatever the parts and their order.
+
+        Raises:
+            JitPassesError: there is none; they are of several graphs, numbers of bins or weights.
+        """
+        if not profiles:
+            raise JitPassesError("there is nothing to merge: pass at least one profile")
+        first = profiles[0]
+        for position, other in enumerate(profiles[1:], 1):
+            if other.graph != first.graph:
+                raise JitPassesError(
+                    f"profile {position} is of another graph, {other.graph}, than the first one, "
+                    f"{first.graph}: {describe_difference(first.values, other.values)}; profile "
+                    "one model"
+                )
+            if other.bins != first.bins:
+                raise JitPassesError(
+                    f"profile {position} has {other.bins} bins and the first one {first.bins}: "
+                    "profile with the same number"
+                )
+        names = dict.fromkeys(name for profile in profiles for name in profile.values)
+        merged = {
+            name: _merge([p.values[name] for p in profiles if name in p.values], first.bins)
+            for name in names
+        }
+        return Profile(first.graph, first.bins, merged, first.version)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as YAML, which can be read and edited: ranges in particular.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        seen = self.values.values()
+        text = form.write(Path(path).name, self.version, self.graph, self.bins, seen)
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
+        """Read what `save` wrote. Nothing in a file is ever executed.
+
+        Raises:
+            JitPassesError: it is no profile, or holds what cannot be; the message says where.
+            OSError: the file cannot be read.
+        """
+        version, graph, bins, values = form.read(path)
+        return cls(graph, bins, values, version)
+
+    def to_glow(self, path: str | os.PathLike[str], bins: int = glow.BINS) -> None:
+        """Write it in the form of Glow's profiles: three YAML documents.
+
+        Lost are: ranks; the bins' borders, since Glow's are as many equal parts of [min, max], over
+        which ours are spread evenly and rounded, keeping the total; values that were never reached
+        or were infinite; weights. Names get ":0" appended, their own ":" is written as "%3A".
+
+        Args:
+            path: the file.
+            bins: number of bins.
+
+        Raises:
+            JitPassesError: bins is no number from 1 to 2**20.
+            OSError: the file cannot be written.
+        """
+        if not 1 <= bins <= MOST_BINS:
+            raise JitPassesError(f"bins is a number from 1 to {MOST_BINS}, not {bins!r}")
+        seen = [v for v in self.values.values() if v.reached and not v.weight]
+        text = glow.write(self.version, self.graph, seen, bins)
+        Path(path).write_text(text, encoding="utf-8", newline="\n")
+
+    @classmethod
+    def from_glow(cls, path: str | os.PathLike[str], bins: int = 2048) -> Profile:
+        """Read a profile in Glow's form, with its lower-case keys too.
+
+        Ranges are exact. The counts of Glow's bins, equal parts of [min, max], are spread evenly
+        over ours and rounded, keeping the total: where many values are one number, as zeros after
+        a relu, they are not any more. Ranks are not known, and taken to be what the target wants.
+
+        Args:
+            path: the file.
+            bins: number of bins to have.
+
+        Raises:
+            JitPassesError: it is no such file, or holds what cannot be; the message says where.
+            OSError: the file cannot be read.
+        """
+        if not 2 <= bins <= MOST_BINS:
+            raise JitPassesError(f"bins is a number from 2 to {MOST_BINS}, not {bins!r}")
+        version, graph, values = glow.read(path, bins)
+        return cls(graph, bins, values, version)
+
+    def __str__(self) -> str:
+        width = max([len(name) for name in self.values] + [len("value")])
+        lines = [f"graph {self.graph}, {self.bins} bins, jit_passes {self.version}"]
+        lines.append(f"{'value':<{width}}  {'min':>12}  {'max':>12}  {'count':>12}  ")
+        for value in self.values.values():
+            lines.append(f"{value.name:<{width}}  {_row(value)}".rstrip())
+        return "\n".join(lines)
+
+
+def describe_difference(wanted: Iterable[str], found: Iterable[str]) -> str:
+    """Say in which names two sets of values differ."""
+    ours, theirs = dict.fromkeys(wanted), dict.fromkeys(found)
+    missing = [name for name in ours if name not in theirs]
+    added = [name for name in theirs if name not in ours]
+    parts = [
+        f"{len(names)} {what}: {', '.join(islice(names, 4))}{', ...' if len(names) > 4 else ''}"
+        for names, what in ((missing, "values are missing"), (added, "values are its own"))
+        if names
+    ]
+    return "; ".join(parts) or "the names are the same, operators or constants are not"
+
+
+def _seen(profile: Profile) -> dict[str, ValueProfile]:
+    return {name: v for name, v in profile.values.items() if v.ranks or v.reached or not v.finite}
+
+
+def _merge(values: list[ValueProfile], bins: int) -> ValueProfile:
+    first = values[0]
+    if len(values) == 1:
+        return first
+    if first.weight:
+        if any(value != first for value in values):
+            raise JitPassesError(
+                f"the weight '{first.name}' is not the same in all profiles: profile one model, or "
+                "leave weights out"
+            )
+        return first
+    state = State.new(bins)
+    for value in values:
+        state.add(value.with_bins(bins))
+    merged = ValueProfile.of(first.name, state)
+    if merged.reached:  # an edited range need not be of float32
+        seen = [value for value in values if value.reached]
+        low, high = min(v.low for v in seen), max(v.high for v in seen)
+        return ValueProfile(**{**vars(merged), "low": low, "high": high})
+    return merged
+
+
+def _row(value: ValueProfile) -> str:
+    if not value.finite:
+        return "not finite"
+    if not value.reached:
+        return "never reached" if value.ranks is None else "always empty"
+    return f"{value.low:>12.6g}  {value.high:>12.6g}  {value.count:>12}  {_spark(value)}"
+
+
+def _spark(value: ValueProfile) -> str:
+    """Draw the histogram between min and max, by the square root of the counts."""
+    if not value.counts:
+        return ""
+    columns = [0] * SPARK_COLUMNS
+    for i, count in enumerate(value.counts):
+        columns[i * SPARK_COLUMNS // len(value.counts)] += count
+    top = max(columns)
+    levels = [-(-((len(SPARKS) - 1) * (count / top) ** 0.5) // 1) for count in columns]
+    return "".join(SPARKS[int(level)] for level in levels)

@@ -1,0 +1,112 @@
+"""Run a float model and write down what its values are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..calibrate import InputFn, calibrate
+from ..errors import JitPassesError, first_line
+from ..module import Report, check_module, wrap
+from ..normalize import normalize
+from ..observe import OBSERVE, is_quantized
+from .record import Profile
+from .sites import Site, Sites
+from .value import MOST_BINS, State, ValueProfile
+
+
+def profile(
+    model: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    *,
+    bins: int = 2048,
+    weights: bool = False,
+    input_fn: InputFn | None = None,
+    progress: bool | None = None,
+    method: str = "forward",
+) -> Profile:
+    """Run batches through a float model and return the ranges and histograms of all its values.
+
+    Quantizing with the profile gives what calibrating with the data would, for any target and any
+    observers that need no more bins.
+
+    Values are those of the canonical form that `prepare` makes. Each is looked at where it is
+    computed. One that may be written in place is also looked at by each operator that reads it, and
+    one that a branch or loop takes from outside also there: these have names such as
+    `conv:conv2d -> head:linear`. Integers, constants, and what lists hold are left out; a value
+    with an infinity, as masks have it, has no range.
+
+    Args:
+        model: scripted, traced or loaded, in eval mode. It is not touched.
+        data: batches, as for `calibrate`.
+        bins: number of bins of each histogram.
+        weights: also write down the constants, as `conv:conv2d[1]` for that operator's operand 1.
+        input_fn: makes a batch of inputs out of what `data` gives.
+        progress: a progress bar; None for one on terminals only.
+        method: the method to run.
+
+    Raises:
+        JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
+            or has no such method; there is no batch, or the model does not take it; a value is
+            NaN, which the message names; bins is no number from 2 to 2**20.
+    """
+    if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
+        raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
+    check_module(model, method)
+    if (report := Report.read(model)) is not None:
+        raise JitPassesError(f"the model is {report.stage} already: profile the float model")
+    module = normalize(model._c, method).module
+    sites = Sites.of(module, method)
+    if is_quantized(sites.view):
+        raise JitPassesError("the model is quantized already: profile the float model")
+    places = sites.all()
+    planned = [_observation(site, group, bins) for group, site in enumerate(places)]
+    if planned:
+        options = {"insert_observers": {"observations": planned}}
+        module = OBSERVE.run(module, method, options=options).module
+    Report("prepared", method, "profile", {}).write(module)
+    calibrate(wrap(module), data, input_fn=input_fn, progress=progress)
+    states = {
+        name: State(range_, histogram)
+        for _, name, _, range_, histogram in _C.observations(module, method)
+    }
+    values = {site.name: ValueProfile.of(site.name, states[site.name]) for site in places}
+    values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}
+    if weights:
+        values |= {value.name: value for value in _weights(sites, bins)}
+    from .. import __version__
+
+    return Profile(sites.hash, bins, values, __version__)
+
+
+def _observation(site: Site, group: int, bins: int) -> tuple[Any, ...]:
+    uses = [(user.index, operand) for user, operand in site.uses]
+    op = "observe_profile"
+    return (site.value.id, uses, op, group, 0, 0, False, 1.0, bins, site.name, "{}")
+
+
+def _is_integer(value: ValueProfile, state: State) -> bool:
+    """Say whether the value was computed, and was never a floating-point tensor."""
+    floating = float(state.range[5]) != 0  # see observe_histogram.cpp
+    return value.ranks is not None and value.finite and not (value.reached or floating)
+
+
+def _weights(sites: Sites, bins: int) -> list[ValueProfile]:
+    found = []
+    for node in sites.view.nodes:
+        for operand, value in enumerate(node.inputs):
+            tensor = value.constant
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+                continue
+            name, state = f"{node.name}[{operand}]", State.new(bins)
+            try:
+                torch.ops.jit_passes.observe_profile(
+                    tensor, state.range, state.histogram, name, "{}"
+                )
+            except ValueError as error:
+                raise JitPassesError(first_line(error)) from error
+            found.append(ValueProfile.of(name, state, weight=True))
+    return found

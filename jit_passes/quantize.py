@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 
 from .calibrate import InputFn, calibrate
 from .convert import convert
+from .errors import JitPassesError
 from .lower import lower
 from .observe import prepare
+from .profile import Profile, fill
 from .quantizer import Quantizer
 from .targets import Target
 
@@ -19,6 +22,7 @@ def quantize_script(
     model: torch.jit.ScriptModule,
     calibration_data: Iterable[Any] | None = None,
     *,
+    profile: Profile | str | os.PathLike[str] | None = None,
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
     config: Any = None,
@@ -37,6 +41,7 @@ def quantize_script(
         model: in eval mode. It is not touched, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments.
+        profile: of this model, or the file of one, in place of data: see `jit_passes.profile`.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
@@ -53,10 +58,18 @@ def quantize_script(
     Raises:
         JitPassesError: the model or the data do not allow it; the message says what to do.
     """
+    if (calibration_data is None) == (profile is None):
+        raise JitPassesError(
+            "ranges come from calibration data, an iterable of batches, or from a profile: pass "
+            "one of the two"
+        )
     prepared = prepare(
         model, quantizer=quantizer, target=target, config=config, strict=strict, method=method
     )
-    calibrate(prepared, calibration_data, input_fn=input_fn, progress=progress)
+    if profile is not None:
+        fill(prepared, profile)
+    elif calibration_data is not None:
+        calibrate(prepared, calibration_data, input_fn=input_fn, progress=progress)
     reference = convert(prepared)
     lowered = lower(reference)
     if inplace:

@@ -28,7 +28,7 @@ from jit_passes.observers import Entropy, Histogram, MinMax, MovingAverageMinMax
 from jit_passes.profile.sites import Sites
 from jit_passes.profile.value import State, spread
 from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
-from jit_passes.targets import resolve_target
+from jit_passes.targets import TargetQuantizer, resolve_target
 
 Batch = tuple[object, ...]
 Batches = list[Batch]
@@ -161,9 +161,7 @@ def saved(module: torch.jit.ScriptModule) -> bytes:
 
 def observe_with(observer: Observer) -> BackendQuantizer:
     """The target's quantizer with another observer of activations."""
-    return replace(
-        resolve_target("auto").quantizer(), activation=QuantizationSpec(observer=observer)
-    )
+    return TargetQuantizer(resolve_target("auto"), activation=QuantizationSpec(observer=observer))
 
 
 def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
@@ -227,7 +225,7 @@ def test_same_for_odd_models(case: Case, frontend: str) -> None:
 def test_weights_of_one_scale(observer: Observer) -> None:
     """Weights whose observers are those of activations are measured in the model."""
     spec = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric", observer=observer)
-    quantizer = replace(resolve_target("auto").quantizer(), weight_of=lambda node: spec)
+    quantizer = TargetQuantizer(resolve_target("auto"), weight_of=lambda node: spec)
     script, data = script_of("plain"), images(0, 3)
     filled = jit_passes.prepare(script, quantizer=quantizer)
     jit_passes.fill(filled, jit_passes.profile(script, data))

@@ -20,6 +20,7 @@ from .sites import Sites, origin
 from .value import INFINITY, ValueProfile
 
 HISTOGRAM, MIN_MAX, REACH = "observe_histogram", "observe_min_max", "observe_reach"
+NOTHING = "observe_nothing"
 
 
 def fill(
@@ -58,6 +59,7 @@ def fill(
     observers = [
         _Observer(sites, node, op, text, range_, histogram)
         for node, (op, _, text, range_, histogram) in zip(nodes, known, strict=True)
+        if op != NOTHING
     ]
     # Those that only look at whether something was computed may share the buffers of others.
     observers.sort(key=lambda observer: observer.op == REACH)
@@ -174,21 +176,26 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
     if found is None or not (found.reached or found.ranks or not found.finite):
         return
     _check(observer, found, profile)
-    ranks = torch.tensor(found.ranks or observer.ranks, dtype=torch.float64)
+    lowest, highest = found.ranks or observer.ranks
+    seen = bool(range_[0] <= range_[1])  # by others that share the buffers
     if observer.op == REACH:
-        # Its buffer may belong to another value, whose range and rank are in it by now.
-        if not bool(range_[0] <= range_[1]):
-            range_[2:4] = ranks
+        if not seen:
+            range_[2:4] = torch.tensor([lowest, highest])
             if found.reached or not found.finite:
                 range_[:2] = 0
         return
     if histogram is None:
-        range_[:2] = torch.tensor([found.low, found.high], dtype=torch.float64)
+        range_[0] = min(float(range_[0]), found.low)
+        range_[1] = max(float(range_[1]), found.high)
     else:
         state = found.with_bins(len(histogram))
-        range_.copy_(state.range)
-        histogram.copy_(state.histogram)
-    range_[2:4] = ranks
+        if seen:
+            torch.ops.jit_passes.merge_histogram(state.range, state.histogram, range_, histogram)
+        else:
+            range_[:2], range_[4:] = state.range[:2], state.range[4:]
+            histogram.copy_(state.histogram)
+    range_[2] = min(float(range_[2]), lowest)
+    range_[3] = max(float(range_[3]), highest)
 
 
 def _measure(observer: _Observer, range_: Tensor, histogram: Tensor | None) -> None:

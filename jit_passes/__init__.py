@@ -17,7 +17,7 @@ from .plugins import Plugin, load_plugins
 from .profile import Profile, ValueProfile, fill, profile
 from .quantize import quantize_script
 from .quantizer import Slot
-from .report import Coverage, coverage
+from .report import Coverage, Inspection, coverage, inspect
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
 from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 from .slots import quantize_slots
@@ -29,6 +29,7 @@ __all__ = [
     "Coverage",
     "GraphEditor",
     "GraphView",
+    "Inspection",
     "JitPassesError",
     "JitPassesWarning",
     "Match",
@@ -51,6 +52,7 @@ __all__ = [
     "fill",
     "format_graph",
     "include_paths",
+    "inspect",
     "library_path",
     "load_plugins",
     "lower",

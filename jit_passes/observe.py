@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .errors import JitPassesError, JitPassesWarning
-from .graph import GraphView
+from .graph import GraphView, NodeView
 from .module import OperatorRecord, Report, check_module, wrap
 from .normalize import normalize
 from .observers import MovingAverageMinMax
@@ -73,7 +73,7 @@ def prepare(
         )
     backend, chosen = choose_quantizer(quantizer, target, config)
     module, graph, annotations = annotate(model, chosen, method)
-    operators = tuple(operator_records(graph, annotations))
+    operators = tuple(operator_records(graph, annotations, backend))
     check_refusals(annotations, operators, strict)
     observations = plan_observations(resolve(graph, annotations))
     if observations:
@@ -164,19 +164,30 @@ def is_quantized(graph: GraphView) -> bool:
     return any(node.kind.startswith(("quantized::", "jit_passes::")) for node in graph.nodes)
 
 
-def operator_records(graph: GraphView, annotations: Annotations) -> list[OperatorRecord]:
+def operator_records(
+    graph: GraphView, annotations: Annotations, target: Target | None = None
+) -> list[OperatorRecord]:
     """List all convolutions, linears and matrix products, and what will become of them."""
     records = []
-    quantized = set(annotations.quantized)
+    quantized = annotations.quantized
     for node in graph.nodes:
         name = node.kind.removeprefix("aten::")
         if not node.kind.startswith("aten::") or not name.startswith(REPORTED):
             continue
-        reason = annotations.reasons.get(node.name, "the target has no int8 form of it")
         int8 = node.name in quantized
+        reason = "" if int8 else float_reason(node, annotations, target)
         dtype = "int8" if int8 else "float"
-        records.append(OperatorRecord(node.name, name, dtype, "" if int8 else reason, node.source))
+        records.append(OperatorRecord(node.name, name, dtype, reason, node.source))
     return records
+
+
+def float_reason(node: NodeView, annotations: Annotations, target: Target | None) -> str:
+    """Say why an operator that is not annotated stays in float."""
+    if node.name in annotations.reasons:
+        return annotations.reasons[node.name]
+    if target is None or node.kind in target.support:
+        return "the quantizer leaves it in float"
+    return f"the target '{target.name}' has no int8 form of it"
 
 
 def plan_observations(quantizations: Sequence[Quantization]) -> list[Observation]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from ..graph import GraphView, NodeView, ValueView
+from .boundaries import FLOAT, INTEGERS, Flow, on_integers
 from .support import OperatorSupport, Role
+
+LISTS = ("prim::ListConstruct", "prim::ListUnpack")
+SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
@@ -73,7 +77,7 @@ class Selection:
                 self.results.add(clipped_output(node, row).id)
         self.select_weighted()
         self.select_between()
-        self.drop_dead_ends()
+        self.drop_for_fewest_conversions()
         self.fuse_sums()
 
     def origin(self, value: ValueView) -> ValueView:
@@ -141,27 +145,77 @@ class Selection:
             if node.index in self.refused:
                 self.reasons[node.name] = self.refused[node.index]
                 continue
-            values = [value for _, _, value in self.operands(node)]
-            fits = all(
-                value.is_tensor
-                and not value.written
-                and not value.is_constant
-                and self.origin(value).id in self.quantized
-                for value in values
-            )
-            if fits and values and not (row.check and row.check(node)):
+            reason = self.reason_between(node) or (row.check(node) if row.check else None)
+            if reason:
+                self.reasons[node.name] = reason
+            else:
                 self.add(node, row)
 
-    def drop_dead_ends(self) -> None:
-        """Drop nodes that nothing quantized reads: in float they are more exact, and free."""
-        for node in reversed(self.graph.nodes):
-            row = self.selected.get(node.index)
-            if row is None or row.role is Role.WEIGHTED:
-                continue
-            value = clipped_output(node, row)
-            if not self.feeds_selected(value, set()):
-                del self.selected[node.index]
+    def reason_between(self, node: NodeView) -> str | None:
+        """Say why an operator without weights cannot be quantized.
+
+        Its operands must be quantized already: of others it is not known that they are float.
+        """
+        values = [value for _, _, value in self.operands(node)]
+        if not values:
+            return "it has no operand"
+        for value in values:
+            if not value.is_tensor or value.is_constant:
+                return "one of its operands is a constant"
+            if value.written:
+                return f"its operand '{value.name}' is written in place"
+            if self.origin(value).id not in self.quantized:
+                return f"its operand '{value.name}' is in float"
+        return None
+
+    def drop_for_fewest_conversions(self) -> None:
+        """Of the operators between weighted ones, keep those with which the fewest are converted.
+
+        Of several such choices the one with the fewest integers: float is more exact, and as fast.
+        """
+        flows = self.flows()
+        chosen = on_integers(flows)
+        for index, row in list(self.selected.items()):
+            if row.role is not Role.WEIGHTED and index not in chosen:
+                value = clipped_output(self.graph.nodes[index], row)
+                del self.selected[index]
                 self.by_output.pop(value.id, None)
+                name = self.graph.nodes[index].name
+                self.reasons[name] = "on integers, no fewer values would be converted"
+
+    def flows(self) -> list[Flow]:
+        """Return who makes and who reads each value that selected operators make or read."""
+        origins: dict[int, ValueView] = {}
+        for index, row in self.selected.items():
+            node = self.graph.nodes[index]
+            made = clipped_output(node, row)
+            for value in (made, *(self.origin(value) for _, _, value in self.operands(node))):
+                origins[value.id] = value
+        return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
+
+    def side_of(self, value: ValueView) -> Hashable:
+        node = self.by_output.get(value.id)
+        if node is None:
+            return FLOAT
+        return INTEGERS if self.selected[node.index].role is Role.WEIGHTED else node.index
+
+    def readers(self, value: ValueView) -> list[Hashable]:
+        """Return who reads a value, through operators that only move data."""
+        found: list[Hashable] = []
+        pending = [value]
+        while pending:
+            seen = pending.pop()
+            if seen.is_result or seen.written:
+                found.append(FLOAT)
+            for user, operand in seen.uses:
+                row = self.selected.get(user.index)
+                if row is not None and operand in row.operands:
+                    found.append(INTEGERS if row.role is Role.WEIGHTED else user.index)
+                elif user.kind in LISTS or (user.moves_data and operand == 0):
+                    pending += user.outputs
+                elif user.kind not in SHAPES:
+                    found.append(FLOAT)
+        return found
 
     def fuse_sums(self) -> None:
         """Let the backend add before it rounds: the weighted node's own result is not quantized."""
@@ -180,20 +234,6 @@ class Selection:
                 ):
                     self.summed[node.index] = weighted
                     break
-
-    def feeds_selected(self, value: ValueView, seen: set[int]) -> bool:
-        if value.id in seen or value.written:
-            return False
-        seen.add(value.id)
-        for user, operand in value.uses:
-            if user.kind in ("prim::ListConstruct", "prim::ListUnpack") or (
-                user.moves_data and operand == 0
-            ):
-                if any(self.feeds_selected(output, seen) for output in user.outputs):
-                    return True
-            elif user.index in self.selected and operand in self.selected[user.index].operands:
-                return True
-        return False
 
 
 def weighted_reason(node: NodeView) -> str | None:

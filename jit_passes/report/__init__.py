@@ -1,5 +1,6 @@
 """Reports on quantized models."""
 
 from .coverage import Coverage, coverage
+from .inspection import Inspection, OperatorInspection, inspect
 
-__all__ = ["Coverage", "coverage"]
+__all__ = ["Coverage", "Inspection", "OperatorInspection", "coverage", "inspect"]

@@ -55,6 +55,7 @@ TO_QUANTIZED_DTYPES = Pipeline(
         "widen_conv1d",
         "split_groups",
         "fold_prepack",
+        "merge_dequantize",
         "remove_dead_code",
         "pool_constants",
         "remove_unused_attributes",

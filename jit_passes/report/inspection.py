@@ -1,0 +1,236 @@
+"""What would become of a model's operators, before any data is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from ..graph import GraphView, NodeView, ValueView
+from ..module import check_module
+from ..observe import annotate, choose_quantizer, float_reason
+from ..quantizer import Annotations, Quantization, Quantizer, resolve
+from ..targets import Target
+
+LISTS = ("prim::ListConstruct", "prim::ListUnpack")
+SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")
+
+
+@dataclass(frozen=True)
+class OperatorInspection:
+    """What would become of one operator.
+
+    Attributes:
+        name: stable name, `layer1.0.conv1:conv2d`.
+        kind: `aten::conv2d`.
+        dtype: "int8" where it computes on integers, whatever their bits, or "float".
+        island: number of the group of operators that it hands integers to, or gets them from; None
+            in float.
+        reason: why it is float; "" for int8.
+        source: `file:line` of the model's code.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    island: int | None
+    reason: str
+    source: str
+
+
+class Inspection(Sequence[OperatorInspection]):
+    """What would become of each operator; printing it gives a table.
+
+    Attributes:
+        quantizes: how many values are converted from float to integers while the model runs.
+        dequantizes: how many are converted back.
+    """
+
+    def __init__(
+        self, operators: Sequence[OperatorInspection], quantizes: int, dequantizes: int
+    ) -> None:
+        self._operators = tuple(operators)
+        self.quantizes = quantizes
+        self.dequantizes = dequantizes
+
+    @property
+    def islands(self) -> list[tuple[str, ...]]:
+        """Names of the operators of each group that hand integers to each other."""
+        groups: dict[int, list[str]] = {}
+        for row in self:
+            if row.island is not None:
+                groups.setdefault(row.island, []).append(row.name)
+        return [tuple(names) for _, names in sorted(groups.items())]
+
+    @overload
+    def __getitem__(self, index: int) -> OperatorInspection: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[OperatorInspection]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._operators[index]
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    def __iter__(self) -> Iterator[OperatorInspection]:
+        return iter(self._operators)
+
+    def __str__(self) -> str:
+        names = max((len(row.name) for row in self), default=0)
+        kinds = max((len(row.kind) for row in self), default=0)
+        int8 = sum(row.dtype == "int8" for row in self)
+        islands = f"{len(self.islands)} island{'' if len(self.islands) == 1 else 's'}"
+        lines = [
+            f"{int8} of {len(self)} operators in int8, in {islands}; "
+            f"{self.quantizes} values quantized, {self.dequantizes} dequantized"
+        ]
+        for row in self:
+            island = "" if row.island is None else f"island {row.island}"
+            why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {row.dtype:<5}  {island or why}"
+            lines.append(line.rstrip())
+        return "\n".join(lines)
+
+
+def inspect(
+    model: torch.jit.ScriptModule,
+    quantizer: Quantizer | None = None,
+    target: str | Target = "auto",
+    *,
+    config: Any = None,
+    method: str = "forward",
+) -> Inspection:
+    """Say for each operator whether it would be int8 or float, and why, without any data.
+
+    Calibration can still rule operators out: those that data never reaches, and those whose
+    results have more or fewer dimensions than the target can do.
+
+    Args:
+        model: scripted, traced or loaded, in eval mode. It is not touched.
+        quantizer: as in `prepare`.
+        target: as in `prepare`.
+        config: as in `prepare`.
+        method: the method to look at.
+
+    Raises:
+        JitPassesError: what `prepare` raises.
+    """
+    check_module(model, method)
+    backend, chosen = choose_quantizer(quantizer, target, config)
+    _, graph, annotations = annotate(model, chosen, method)
+    return _Inspector(graph, annotations, backend).inspect()
+
+
+class _Inspector:
+    def __init__(self, graph: GraphView, annotations: Annotations, target: Target) -> None:
+        self.graph = graph
+        self.target = target
+        self.annotations = annotations
+        self.results: set[int] = set()  # ids of values that all users see quantized
+        self.edges: dict[tuple[int, int], Quantization] = {}  # by node and operand
+        self.places = [p for p in resolve(graph, annotations) if not p.value.is_constant]
+        for place in self.places:
+            if not place.uses:
+                self.results.add(place.value.id)
+            for node, operand in place.uses:
+                self.edges[node.index, operand] = place
+
+    def inspect(self) -> Inspection:
+        islands = self.islands()
+        rows = [self.row(node, islands) for node in self.graph.nodes if computes(node)]
+        given = sum(not self.on_integers(p.node) for p in self.places if not p.uses)
+        quantizes = given + sum(bool(place.uses) for place in self.places)
+        results = {p.value.id: p.value for p in self.places if not p.uses}
+        dequantizes = sum(self.is_read_in_float(value) for value in results.values())
+        return Inspection(rows, quantizes, dequantizes)
+
+    def row(self, node: NodeView, islands: dict[int, int]) -> OperatorInspection:
+        int8 = self.on_integers(node)
+        reason = "" if int8 else float_reason(node, self.annotations, self.target)
+        return OperatorInspection(
+            node.name, node.kind, "int8" if int8 else "float", islands.get(node.index),
+            reason, node.source,
+        )  # fmt: skip
+
+    def on_integers(self, node: NodeView) -> bool:
+        """Whether it is annotated, and sees an operand quantized."""
+        if node not in self.annotations:
+            return False
+        part_of = self.annotations[node].part_of
+        return any(self.sees(*use) for use in self.uses(node)) or (
+            part_of is not None and self.on_integers(part_of)
+        )
+
+    def uses(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
+        """Return its operands, the elements of lists one by one."""
+        found = []
+        for operand, value in enumerate(node.inputs):
+            maker = value.producer
+            if maker is not None and maker.kind == "prim::ListConstruct":
+                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
+            found.append((node, operand, value))
+        return found
+
+    def sees(self, node: NodeView, operand: int, value: ValueView) -> bool:
+        """Whether a use sees codes: its own, or those its maker's result is rearranged from."""
+        return (node.index, operand) in self.edges or self.origin(value).id in self.results
+
+    def origin(self, value: ValueView) -> ValueView:
+        while value.id not in self.results and not value.written:
+            maker = value.producer
+            if maker is None or not (maker.moves_data or maker.kind == "prim::ListUnpack"):
+                break
+            value = maker.inputs[0]
+        return value
+
+    def is_read_in_float(self, value: ValueView) -> bool:
+        pending = [value]
+        while pending:
+            seen = pending.pop()
+            if seen.is_result:
+                return True
+            for user, operand in seen.uses:
+                if user.kind in LISTS or (
+                    user.moves_data and operand == 0 and user not in self.annotations
+                ):
+                    pending += [v for v in user.outputs if v.id not in self.results]
+                elif user.kind not in SHAPES and not self.on_integers(user):
+                    return True
+        return False
+
+    def islands(self) -> dict[int, int]:
+        """Number the groups of operators that integers flow between."""
+        parent: dict[int, int] = {}
+
+        def root(index: int) -> int:
+            parent.setdefault(index, index)
+            while parent[index] != index:
+                parent[index] = index = parent[parent[index]]
+            return index
+
+        first: dict[int, int] = {}  # an operator at each quantized value
+        for node in self.graph.nodes:
+            if not self.on_integers(node):
+                continue
+            part_of = self.annotations[node].part_of
+            if part_of is not None:
+                parent[root(node.index)] = root(part_of.index)
+            seen = [self.origin(v) for n, i, v in self.uses(node) if self.sees(n, i, v)]
+            for value in (*seen, *node.outputs):
+                if value.id in self.results or value in seen:
+                    met = first.setdefault(value.id, node.index)
+                    parent[root(node.index)] = root(met)
+        numbers: dict[int, int] = {}
+        return {i: numbers.setdefault(root(i), len(numbers) + 1) for i in sorted(parent)}
+
+
+def computes(node: NodeView) -> bool:
+    """Whether it is an operator that computes on tensors, and does not only move them."""
+    return (
+        not node.kind.startswith("prim::")
+        and not node.moves_data
+        and any(value.is_tensor for value in node.outputs)
+        and any(value.is_tensor and not value.is_constant for value in node.inputs)
+    ) or node.kind in ("aten::cat", "aten::stack")

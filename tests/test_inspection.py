@@ -1,0 +1,86 @@
+"""What inspection says beforehand, against what quantizing then does."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from models import CASES, Case
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import JitPassesError, JitPassesWarning
+from jit_passes.targets import PowerOfTwoQuantizer, X86Quantizer
+
+CONVERTS_BACK = {"aten::dequantize", "jit_passes::dequantize"}
+CONVERTS = {"aten::quantize_per_tensor", "jit_passes::quantize"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_foretells_coverage(case: Case) -> None:
+    """What it calls int8 or float, and why, is what preparing says then."""
+    for frontend in case.frontends:
+        model = case.build(frontend)
+        foretold = {row.name: row for row in jit_passes.inspect(model, method=case.method)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JitPassesWarning)
+            prepared = jit_passes.prepare(model, method=case.method)
+        for row in jit_passes.coverage(prepared):
+            assert (foretold[row.name].dtype, foretold[row.name].reason) == (row.dtype, row.reason)
+
+
+class Net(nn.Module):
+    """A residual sum, a function without an int8 kernel, and an operator at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        x = torch.relu(self.b(x) + x)
+        x = torch.cos(self.c(x))
+        return self.head(x.mean([2, 3]))
+
+
+def test_counts_conversions_and_islands() -> None:
+    """As many as the lowered model then holds."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    model = torch.jit.script(Net().eval())
+    for quantizer in (X86Quantizer(), X86Quantizer().skip(module="b")):
+        found = jit_passes.inspect(model, quantizer)
+        lowered = jit_passes.quantize_script(model, [x], quantizer=quantizer, progress=False)
+        kinds = [node.kind() for node in lowered.graph.nodes()]
+        assert found.quantizes == sum(kind in CONVERTS for kind in kinds)
+        assert found.dequantizes == sum(kind in CONVERTS_BACK for kind in kinds)
+    islands = jit_passes.inspect(model, X86Quantizer()).islands
+    assert islands == [("a:conv2d", "b:conv2d", "add", "c:conv2d"), ("head:linear",)]
+    islands = jit_passes.inspect(model, X86Quantizer().skip(module="b")).islands
+    assert islands == [("a:conv2d",), ("c:conv2d",), ("head:linear",)]
+    assert len(jit_passes.inspect(model, PowerOfTwoQuantizer()).islands) == 1
+
+
+def test_says_why() -> None:
+    """Each operator in float has its reason, and the line of the model that it stands in."""
+    model = torch.jit.script(Net().eval())
+    rows = {row.name: row for row in jit_passes.inspect(model, config={
+        "version": 1, "rules": [{"module": "b", "keep_float": True}],
+    })}  # fmt: skip
+    assert rows["b:conv2d"].reason.startswith("kept in float by")
+    assert rows["add"].reason == "its operand 'b:conv2d' is in float"
+    assert rows["cos"].reason == "the target 'stock' has no int8 form of it"
+    assert "test_inspection.py" in rows["cos"].source
+    assert not rows["a:conv2d"].reason
+    text = str(jit_passes.inspect(model))
+    assert text.startswith("5 of 7 operators in int8, in 2 islands; 2 values quantized")
+
+
+def test_bad_input() -> None:
+    """The same errors as in prepare, and the model unchanged."""
+    with pytest.raises(JitPassesError, match="eval"):
+        jit_passes.inspect(torch.jit.script(Net()))
+    with pytest.raises(JitPassesError, match="no_such"):
+        jit_passes.inspect(torch.jit.script(Net().eval()), X86Quantizer().skip(module="no_such"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_lowered_is_the_reference_model(net: Net, tables: bool, tmp_path: Path) 
     assert {"aten::conv2d", "aten::mul", "aten::avg_pool2d"} <= set(kinds(lowered))
     functions = {"aten::sigmoid", "aten::gelu", "aten::tanh"} & set(kinds(lowered))
     assert functions == (set() if tables else {"aten::sigmoid", "aten::gelu", "aten::tanh"})
-    assert kinds(lowered).count("jit_passes::lookup_table") == (3 if tables else 0)
+    assert kinds(lowered).count("jit_passes::lookup_table") == (4 if tables else 0)
 
 
 def test_lower_a_reference_from_a_file(net: Net, tmp_path: Path) -> None:
@@ -86,7 +87,7 @@ def test_lower_a_reference_from_a_file(net: Net, tmp_path: Path) -> None:
     reference = reference_of(net, data, Reference())
     torch.jit.save(reference, tmp_path / "reference.pt")
     lowered = jit_passes.lower(torch.jit.load(tmp_path / "reference.pt"))
-    assert kinds(lowered).count("jit_passes::lookup_table") == 3
+    assert kinds(lowered).count("jit_passes::lookup_table") == 4
     with torch.no_grad():
         assert torch.equal(lowered(data[0]), reference(data[0]))
 
@@ -136,6 +137,69 @@ def test_a_spelled_out_function_is_one_table() -> None:
     assert not {"aten::mul", "aten::add", "aten::clamp", "aten::div"} & set(kinds(lowered))
     with torch.no_grad():
         assert torch.equal(lowered(data[0]), reference(data[0]))
+
+
+class OneFunction(nn.Module):
+    """A function of functions between two convolutions."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.function(self.a(x)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.sigmoid,
+        torch.tanh,
+        lambda x: torch.tanh(torch.exp(x)),
+        lambda x: x * torch.sigmoid(1.7 * x),
+        lambda x: torch.sigmoid(x) * torch.tanh(x) + x,
+        lambda x: x * F.relu6(x + 3) / 6,
+        lambda x: torch.relu(torch.sin(x) - 0.25),
+    ],
+)
+def test_a_function_of_functions_is_rounded_once(function: Callable[[Tensor], Tensor]) -> None:
+    """One table, each of whose entries is within half a step of the function, or at its end."""
+    torch.manual_seed(0)
+    data = batches(2, 4, 12, 12)
+    model = torch.jit.trace(OneFunction(function).eval(), data[0])
+    lowered = jit_passes.quantize_script(model, data, target="reference", progress=False)
+    assert kinds(lowered).count("jit_passes::lookup_table") == 1
+    nodes = list(lowered.graph.nodes())
+    at = next(i for i, node in enumerate(nodes) if node.kind() == "jit_passes::lookup_table")
+    table, first = (list(nodes[at].inputs())[i].toIValue() for i in (1, 2))
+    quantize = nodes[at].inputsAt(0).node()
+    dequantize = nodes[at].output().uses()[0].user
+    scale, zero = (list(quantize.inputs())[i].toIValue() for i in (1, 2))
+    codes = torch.arange(first, first + len(table))
+    wanted = function((codes - zero).double() * scale)
+    scale, zero = (list(dequantize.inputs())[i].toIValue() for i in (1, 2))
+    found = (table.double() - zero) * scale
+    limits = torch.iinfo(table.dtype)
+    clipped = wanted.clamp((limits.min - zero) * scale, (limits.max - zero) * scale)
+    assert (found - clipped).abs().max() <= scale / 2 + 1e-6
+
+
+def test_operands_of_flat_functions() -> None:
+    """No code is spent where tanh or sigmoid is flat, and none on what never occurs."""
+    torch.manual_seed(0)
+    for function, end in ((torch.tanh, 3.0), (torch.sigmoid, 6.0)):
+        for gain in (100.0, 1.0):
+            net = OneFunction(function)
+            with torch.no_grad():
+                net.a.weight.mul_(gain)
+            data = batches(2, 4, 12, 12)
+            reference = reference_of(net, data, Reference())
+            quantizes = [n for n in reference.graph.nodes() if n.kind() == "jit_passes::quantize"]
+            scale = list(quantizes[1].inputs())[1].toIValue()
+            with torch.no_grad():
+                seen = torch.cat([net.a(x) for x in data])
+            low, high = seen.min().clamp_min(-end), seen.max().clamp_max(end)
+            torch.testing.assert_close(scale, float(high - low) / 255, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -12,6 +12,7 @@ from .histogram import Histogram
 from .klj import KLJ
 from .mean_squared_error import MeanSquaredError
 from .min_max import MinMax
+from .min_max_within import MinMaxWithin
 from .moving_average import MovingAverageMinMax
 from .observer import Observer, ObserverState
 from .pair_sums import PairSums
@@ -25,6 +26,7 @@ __all__ = [
     "Histogram",
     "MeanSquaredError",
     "MinMax",
+    "MinMaxWithin",
     "MovingAverageMinMax",
     "Observer",
     "ObserverState",
@@ -40,6 +42,7 @@ _KINDS: dict[str, type[Observer]] = {
     kind.__name__: kind
     for kind in (
         MinMax,
+        MinMaxWithin,
         MovingAverageMinMax,
         Histogram,
         PairSums,
@@ -61,6 +64,7 @@ def observer_from_dict(fields: dict[str, Any]) -> Observer:
 
 _METHODS: dict[str, type[Observer]] = {
     "min_max": MinMax,
+    "min_max_within": MinMaxWithin,
     "moving_average": MovingAverageMinMax,
     "histogram": Histogram,
     "pair_sums": PairSums,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..graph import GraphView, NodeView, ValueView
-from ..observers import MinMax, PairSums
+from ..observers import MinMax, MinMaxWithin, PairSums
 from .annotation import Annotations, QuantizationAnnotation
 from .configuration import Configuration, ResolvedConfiguration, Rule
 from .configuration_file import read_configuration
@@ -137,8 +137,13 @@ class BackendQuantizer(Quantizer):
         float_results = frozenset(
             node.index for node in graph.nodes if resolved.of(node).output.dtype == "float"
         )
+        own_results = frozenset(
+            index for index, options in resolved.layers.items() if options.output.given()
+        )
         while True:  # what cannot be quantized changes what is left between the others
-            selection = Selection(self.support, graph, self.sums, refused, float_results)
+            selection = Selection(
+                self.support, graph, self.sums, refused, float_results, own_results
+            )
             selection.run()
             writer = _Writer(self, selection, resolved)
             if not (found := writer.refusals()):
@@ -174,9 +179,10 @@ class _Writer:
 
     def write(self) -> Annotations:
         self.annotations.reasons = self.selection.reasons
-        inner = {weighted.index for weighted in self.selection.summed.values()}
+        summed = {weighted.index for weighted in self.selection.summed.values()}
         for index in sorted(self.selection.selected):
-            self.annotate(self.nodes[index], has_result=index not in inner)
+            has_result = index not in summed and index not in self.selection.inner
+            self.annotate(self.nodes[index], has_result)
         return self.annotations
 
     def refusals(self) -> dict[int, str]:
@@ -191,7 +197,8 @@ class _Writer:
         quantizer, row = self.quantizer, self.selection.selected[node.index]
         for value in self.values(node):
             spec = self.operand(node, value)
-            if spec is None and not quantizer.mixed and not self.is_produced(value):
+            quantized = self.is_produced(value) or self.selection.is_inner(value)
+            if spec is None and not quantizer.mixed and not quantized:
                 return "its input is to stay in float"
             if isinstance(spec, OwnSpec) and (why := quantizer.activations.refusal(spec)):
                 return f"its input is to be {why}"
@@ -227,6 +234,7 @@ class _Writer:
         if row.role is Role.WEIGHTED:
             operands.update(self.constants(node, row))
         owner = self.selection.summed.get(node.index, node)
+        owner = self.selection.inner.get(node.index, owner)
         part_of = None if owner is node else owner
         ranks = self.selection.selected[owner.index].ranks
         result = self.result(node) if has_result else None
@@ -238,7 +246,7 @@ class _Writer:
         if not own_result:
             assert maker is not None
             self.annotations[maker] = QuantizationAnnotation({}, result, True, owner, ranks)
-        if node.kind in self.quantizer.equal_operands:
+        if self.has_equal_operands(node):
             self.annotations.share(
                 *(
                     (value, node) if value in operands else self.source(node, value)
@@ -255,9 +263,14 @@ class _Writer:
 
     def operands(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
         specs = {value: self.operand(node, value) for value in dict.fromkeys(self.values(node))}
-        if node.kind in self.quantizer.equal_operands:
+        if self.has_equal_operands(node):
             self.make_equal(node, specs)
         return {value: spec for value, spec in specs.items() if spec is not None}
+
+    def has_equal_operands(self, node: NodeView) -> bool:
+        """Whether its operands must share: not within a table, which adds real numbers."""
+        within = any(self.selection.is_inner(value) for value in self.values(node))
+        return node.kind in self.quantizer.equal_operands and not within
 
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
         """Quantize anew what has another specification than the first operand."""
@@ -269,10 +282,13 @@ class _Writer:
 
     def operand(self, node: NodeView, value: ValueView) -> AnySpec | None:
         """Return how an operand is quantized; None as its maker's result is, or not at all."""
+        if self.selection.is_inner(value):
+            return None
         options = self.resolved.of(node).input
         if not self.is_produced(value):
-            options = options.updated(self.resolved.of_value(value))
-            return self.apply(options, node)
+            if not options.given():
+                options = self.wanted_by_readers(self.selection.origin(value))
+            return self.apply(options.updated(self.resolved.of_value(value)), node)
         if not options.given() or options.dtype == "float":
             return None
         spec = self.apply(options, node)
@@ -320,10 +336,17 @@ class _Writer:
         return self.apply(options, node)
 
     def wanted_by_readers(self, value: ValueView) -> TensorOptions:
-        """Return what all that read a result want of it, where nothing is said of itself."""
-        wanted = [self.resolved.of(reader).input for reader in self.readers.get(value.id, ())]
+        """Return what all that read a value want of it, where nothing is said of itself."""
+        wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
         agreed = all(options == wanted[0] for options in wanted) and wanted
         return wanted[0] if agreed and wanted[0].dtype != "float" else TensorOptions()
+
+    def wanted_by(self, reader: NodeView) -> TensorOptions:
+        options = self.resolved.of(reader).input
+        flat = self.selection.selected[reader.index].input_range
+        if options.given() or flat is None or reader.index in self.selection.inner:
+            return options
+        return TensorOptions(calibration=MinMaxWithin(*flat))
 
     def weight(self, node: NodeView, row: OperatorSupport) -> OwnSpec | None:
         spec = self.quantizer.weight_of(node)

@@ -51,6 +51,9 @@ class Selection:
         sums: weighted operators to which the backend can add another tensor before it rounds.
         refused: why operators must not be selected, by index.
         float_results: indices of operators whose results stay in float.
+        own_results: indices of operators whose results are to be quantized by themselves.
+        inner: operators that a table computes on the way to another one's result: that one, by
+            index.
         selected: rows of the table of the operators that are selected, by index.
         by_output: the selected operators whose results are quantized, by id of the result.
         summed: the weighted operator that an addition is computed within, by index of the addition.
@@ -62,6 +65,9 @@ class Selection:
     sums: tuple[str, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     float_results: frozenset[int] = frozenset()
+    own_results: frozenset[int] = frozenset()
+    inner: dict[int, NodeView] = field(default_factory=dict)
+    inner_values: set[int] = field(default_factory=set)
     summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
     selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
     reasons: dict[str, str] = field(default_factory=dict)
@@ -78,6 +84,7 @@ class Selection:
         self.select_weighted()
         self.select_between()
         self.drop_for_fewest_conversions()
+        self.join_tables()
         self.fuse_sums()
 
     def origin(self, value: ValueView) -> ValueView:
@@ -106,9 +113,12 @@ class Selection:
     def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
         """Return (user, operand, value) of the activations, the elements of lists one by one."""
         found = []
-        for index in self.support[node.kind].operands:
+        row = self.support[node.kind]
+        for index in row.operands:
             value = node.inputs[index]
             maker = value.producer
+            if row.elementwise and value.is_constant:
+                continue
             if maker is not None and maker.kind == "prim::ListConstruct":
                 found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
             else:
@@ -216,6 +226,45 @@ class Selection:
                 elif user.kind not in SHAPES:
                     found.append(FLOAT)
         return found
+
+    def join_tables(self) -> None:
+        """Find results that only functions of the same tensor read: one table computes them all."""
+        nodes = [self.graph.nodes[i] for i in sorted(self.selected) if self.selected[i].elementwise]
+        results = {node.index: clipped_output(node, self.selected[node.index]) for node in nodes}
+        makers = {value.id: index for index, value in results.items()}
+        inner = {node.index for node in nodes if self.is_read_by_tables(node, results)}
+        while True:
+            sources: dict[int, set[int]] = {}  # ids of the tensors that each depends on
+            for node in nodes:
+                sources[node.index] = set()
+                for _, _, value in self.operands(node):
+                    maker = makers.get(value.id, -1)
+                    found = sources[maker] if maker in inner else {self.origin(value).id}
+                    sources[node.index] |= found
+            several = {
+                i for i in inner if any(len(sources[u.index]) > 1 for u, _ in results[i].uses)
+            }
+            if not several:
+                break
+            inner -= several
+        for index in sorted(inner, reverse=True):
+            reader = results[index].uses[0][0]
+            self.inner[index] = self.inner.get(reader.index, reader)
+            self.inner_values.add(results[index].id)
+            self.by_output.pop(results[index].id, None)
+
+    def is_read_by_tables(self, node: NodeView, results: Mapping[int, ValueView]) -> bool:
+        value = results[node.index]
+        return (
+            node.index not in self.own_results
+            and not (value.is_result or value.written)
+            and bool(value.uses)
+            and all(user.index in results and user.block == node.block for user, _ in value.uses)
+        )
+
+    def is_inner(self, value: ValueView) -> bool:
+        """Whether a table computes it on the way: it never is quantized."""
+        return value.id in self.inner_values
 
     def fuse_sums(self) -> None:
         """Let the backend add before it rounds: the weighted node's own result is not quantized."""

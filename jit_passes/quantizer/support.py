@@ -81,6 +81,9 @@ class OperatorSupport:
         check: says why a node cannot be quantized, or None when it can.
         per_channel: whether weights may have a scale for each output channel.
         fixed: the parameters, for Role.FIXED.
+        elementwise: whether the target computes it by a table when it depends on one tensor only:
+            functions of functions are then rounded once, at the end. Operands may be numbers.
+        input_range: beyond which the operator is flat; its operand's range is taken within that.
     """
 
     kind: str
@@ -91,3 +94,5 @@ class OperatorSupport:
     check: Check | None = None
     per_channel: bool = True
     fixed: FixedQParamsQuantizationSpec | None = None
+    elementwise: bool = False
+    input_range: tuple[float, float] | None = None

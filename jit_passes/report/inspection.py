@@ -137,6 +137,12 @@ class _Inspector:
             for node, operand in place.uses:
                 self.edges[node.index, operand] = place
 
+        self.owners = {
+            self.owner(node)
+            for node in annotations
+            if any(self.sees(*use) for use in self.uses(node))
+        }
+
     def inspect(self) -> Inspection:
         islands = self.islands()
         rows = [self.row(node, islands) for node in self.graph.nodes if computes(node)]
@@ -155,13 +161,11 @@ class _Inspector:
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:
-        """Whether it is annotated, and sees an operand quantized."""
-        if node not in self.annotations:
-            return False
-        part_of = self.annotations[node].part_of
-        return any(self.sees(*use) for use in self.uses(node)) or (
-            part_of is not None and self.on_integers(part_of)
-        )
+        """Whether it sees an operand quantized, or what it is computed together with does."""
+        return node in self.annotations and self.owner(node) in self.owners
+
+    def owner(self, node: NodeView) -> NodeView:
+        return self.annotations[node].part_of or node
 
     def uses(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
         """Return its operands, the elements of lists one by one."""

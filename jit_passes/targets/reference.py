@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+
 from .. import _C
 from ..graph import NodeView
 from ..passes import PassRecord, Pipeline
 from ..quantizer import (
+    FIXED_RANGES,
     WEIGHT,
     BackendQuantizer,
     FixedQParamsQuantizationSpec,
@@ -30,10 +33,11 @@ TO_TABLES = Pipeline("lower_reference_tables", ("fold_lookup_tables", *_CLEAN))
 ACTIVATION = QuantizationSpec()
 CLIPS = ("aten::relu", "aten::clamp")
 WEIGHTED = ("linear", *(f"conv{t}{dims}d" for t in ("", "_transpose") for dims in (1, 2, 3)))
-OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum", "matmul", "bmm")
+OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
+PRODUCTS = ("matmul", "bmm")
 OF_ONE = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "pow", "prelu", "softmax")
 KEEP_PARAMETERS = (
-    "relu", "clamp", "mean",
+    "mean",
     *(f"{kind}_pool{dims}d" for kind in ("avg", "adaptive_avg", "max") for dims in (1, 2, 3)),
 )  # fmt: skip
 FIXED = {
@@ -44,6 +48,13 @@ FIXED = {
 
 def _tensors(node: NodeView) -> str | None:
     return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
+
+
+def _tensors_or_numbers(node: NodeView) -> str | None:
+    constants = [value.constant for value in node.inputs[:2] if value.is_constant]
+    if any(isinstance(c, torch.Tensor) and c.dim() > 0 for c in constants):
+        return "one of its operands is a constant"
+    return None
 
 
 def _options(node: NodeView) -> str | None:
@@ -57,19 +68,36 @@ def support(activation: QuantizationSpec) -> dict[str, OperatorSupport]:
     The results of sigmoid and tanh take all codes of uint8; of other dtypes they are calibrated.
     """
     unary = _C.elementwise_kinds(1)
-    rows = [OperatorSupport(kind, Role.OWN, check=_options) for kind in unary]
+    rows = [OperatorSupport(kind, Role.OWN, check=_options, elementwise=True) for kind in unary]
     rows += [OperatorSupport(f"aten::{op}", Role.WEIGHTED, clips=CLIPS) for op in WEIGHTED]
     rows += [
-        OperatorSupport(f"aten::{op}", Role.OWN, (0, 1), clips=CLIPS, check=_tensors)
+        OperatorSupport(
+            f"aten::{op}",
+            Role.OWN,
+            (0, 1),
+            clips=CLIPS,
+            check=_tensors_or_numbers,
+            elementwise=True,
+        )
         for op in OF_TENSORS
+    ]
+    rows += [
+        OperatorSupport(f"aten::{op}", Role.OWN, (0, 1), clips=CLIPS, check=_tensors)
+        for op in PRODUCTS
     ]
     rows += [OperatorSupport("aten::cat", Role.OWN, clips=CLIPS)]
     rows += [OperatorSupport(f"aten::{op}", Role.OWN, clips=CLIPS, check=_options) for op in OF_ONE]
     rows += [OperatorSupport(f"aten::{op}", Role.SHARED, check=_options) for op in KEEP_PARAMETERS]
+    rows += [
+        OperatorSupport(f"aten::{op}", Role.SHARED, check=_options, elementwise=True)
+        for op in ("relu", "clamp")
+    ]
     table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
     if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
-        fixed = {k: OperatorSupport(k, Role.FIXED, fixed=spec) for k, spec in FIXED.items()}
-        table.update(fixed)
+        for kind, spec in FIXED.items():
+            table[kind] = replace(table[kind], role=Role.FIXED, fixed=spec)
+    for kind, (ends, _) in FIXED_RANGES.items():
+        table[kind] = replace(table[kind], input_range=ends)
     return table
 
 

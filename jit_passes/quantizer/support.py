@@ -37,6 +37,12 @@ class SpecSupport:
     qschemes: tuple[str, ...]
     whole: bool = False
 
+    def __str__(self) -> str:
+        """Return dtypes and schemes in one line."""
+        grids = ", ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
+        schemes = "any scheme" if set(self.qschemes) == set(SCHEMES) else ", ".join(self.qschemes)
+        return f"{grids}{' or fewer codes' * (not self.whole)}; {schemes}"
+
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
         """Say what the backend cannot do about a specification; None when it can."""
         grid = self.grids.get(spec.dtype)

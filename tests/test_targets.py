@@ -22,7 +22,8 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "targets.md"
 def test_the_document_shows_what_is_printed() -> None:
     """Every table, to the letter."""
     text = DOCUMENT.read_text()
-    shown = re.findall(r"`print\(jit_passes\.targets\.([^`]*)\)`:\n\n```\n(.*?)\n```", text, re.DOTALL)
+    pattern = r"`print\(jit_passes\.targets\.([^`]*)\)`:\n\n```\n(.*?)\n```"
+    shown = re.findall(pattern, text, re.DOTALL)
     assert len(shown) == 3
     makers = {
         'Stock("x86", reduce_range=False)': lambda: Stock("x86", reduce_range=False),

@@ -7,11 +7,12 @@
 namespace jit_passes {
 namespace {
 
-// The factor in (0, 1] with the least error, to about a thousandth.
+// Of evenly spaced numbers within (0, 1], the one with the least error; then around it, more and more
+// finely. The error has no gradient and many small dents, so neighbours are tried on both sides.
 template <typename Error>
-float searchFactor(Error error) {
-  constexpr int kCoarse = 32, kFine = 8;
-  float best = 1.0f, least = error(1.0f), step = 1.0f / kCoarse;
+float searchFactor(Error error, float low, float high, int steps, int rounds) {
+  constexpr int kFine = 4;
+  float step = (high - low) / steps, best = high, least = error(high);
   const auto tryFactor = [&](float factor) {
     if (factor > 0 && factor < 1) {
       if (const float candidate = error(factor); candidate < least) {
@@ -20,17 +21,32 @@ float searchFactor(Error error) {
       }
     }
   };
-  for (int i = 1; i < kCoarse; ++i) {
-    tryFactor(i * step);
+  for (int i = 1; i < steps; ++i) {
+    tryFactor(low + i * step);
   }
-  for (int round = 0; round < 2; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     const float centre = best;
-    for (int i = -kFine + 1; i < kFine; ++i) {
+    for (int i = 1; i < kFine; ++i) {
+      tryFactor(centre - i * step / kFine);
       tryFactor(centre + i * step / kFine);
     }
     step /= kFine;
   }
   return best;
+}
+
+// The whole of (0, 1].
+template <typename Error>
+float searchFactor(Error error) {
+  return searchFactor(error, 0, 1, /*steps=*/24, /*rounds=*/3);
+}
+
+// Around what is nearly best already.
+template <typename Error>
+float searchFactorAround(Error error, float centre) {
+  constexpr float kReach = 0.25;
+  return searchFactor(
+      error, std::max(centre - kReach, 0.0f), std::min(centre + kReach, 1.0f), /*steps=*/6, /*rounds=*/2);
 }
 
 // min and max are the exact range that was seen: the outermost bins reach beyond it.
@@ -52,8 +68,10 @@ std::tuple<double, double> searchRangeL2(
   }
   float below = both, above = both;
   for (int round = 0; round < 2; ++round) {
-    above = searchFactor([&](float factor) { return errorOf(bins, grid, low * below, high * factor); });
-    below = searchFactor([&](float factor) { return errorOf(bins, grid, low * factor, high * above); });
+    above = searchFactorAround(
+        [&](float factor) { return errorOf(bins, grid, low * below, high * factor); }, above);
+    below = searchFactorAround(
+        [&](float factor) { return errorOf(bins, grid, low * factor, high * above); }, below);
   }
   return {low * below, high * above};
 }

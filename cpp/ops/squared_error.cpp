@@ -39,9 +39,12 @@ JIT_PASSES_VECTORIZED float squaredError(
 Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max) {
   Bins bins;
   const int64_t* counts = histogram.const_data_ptr<int64_t>();
+  const double width = std::ldexp(1.0, exponent);
+  bins.centres.reserve(histogram.numel());
+  bins.counts.reserve(histogram.numel());
   for (int64_t bin = 0; bin < histogram.numel(); ++bin) {
     if (counts[bin] != 0) {
-      const double centre = std::ldexp(static_cast<double>(offset + bin) + 0.5, exponent);
+      const double centre = (static_cast<double>(offset + bin) + 0.5) * width; // exact
       bins.centres.push_back(static_cast<float>(std::min(std::max(centre, min), max)));
       bins.counts.push_back(static_cast<float>(counts[bin]));
     }

@@ -32,7 +32,7 @@ class Histogram(Observer):
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
     ) -> tuple[float, float]:
         low, high, _, _, exponent, offset = state.range.tolist()
-        search = torch.ops.jit_passes.search_range_l2
+        search = torch.ops.jit_passes.search_range_l2.default
         found: tuple[float, float] = search(
             state.histogram, int(exponent), int(offset), low, high, quant_min, quant_max, symmetric
         )

@@ -64,8 +64,8 @@ class Quantization:
 
     @property
     def name(self) -> str:
-        """What messages and files call it: the value, or `value -> user`."""
-        return f"{self.value.name} -> {self.users[0]}" if self.uses else self.value.name
+        """What messages and files call it: see `name_of`."""
+        return name_of((self.value, self.node)) if self.uses else self.value.name
 
 
 def resolve(graph: GraphView, annotations: Annotations) -> list[Quantization]:

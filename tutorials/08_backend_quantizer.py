@@ -227,8 +227,8 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 #   specification `ACTIVATION`, and the addition has said the same of its result. Equal
 #   specifications of one value are one quantization: what one operator makes, the next one reads.
 #   Nothing need be said.
-# - **Who shares explicitly.** Different values share only when told. `(value, node)` is the value as
-#   that node sees it.
+# - **Who shares explicitly.** Different values share only when told. `(value, node)` is the value
+#   as that node sees it.
 # - **A relu that belongs to the operator in front** (rule 4). The result to quantize is that of the
 #   relu, and between the two nothing is rounded. `part_of` says that both are quantized, or
 #   neither.
@@ -317,7 +317,8 @@ def check_weight(node: NodeView, spec: object) -> None:
 
 
 # %% [markdown]
-# Printed annotations are a table. `prepare` calls `annotate` by itself; for a look, call it by hand.
+# Printed annotations are a table. `prepare` calls `annotate` by itself; for a look, call it by
+# hand.
 
 # %%
 mill = MillQuantizer()
@@ -406,13 +407,7 @@ def operand(graph: GraphView, name: str, index: int) -> NodeView:
 
 
 scales = parameters(converted)
-for name in (
-    "x",
-    "relu:relu",
-    "maxpool:max_pool2d",
-    "layer1.0.conv2:conv2d",
-    "layer1.0.relu:relu#1",
-):
+for name in ("x", "relu:relu", "maxpool:max_pool2d", "layer1.0.conv2:conv2d", "sigmoid"):
     print(f"{name:24} scale {scales[name][0]:.6f}, zero point {scales[name][1]}")
 
 # Fixed.
@@ -512,7 +507,7 @@ both = ComposableQuantizer(MillQuantizer(), NarrowWeights("layer4.1.conv2"))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always", JitPassesWarning)
     mixed = jit_passes.quantize_script(model, batches, quantizer=both)
-print([str(w.message) for w in caught if issubclass(w.category, JitPassesWarning)][0])
+print(next(str(w.message) for w in caught if issubclass(w.category, JitPassesWarning)))
 print(both.overwritten)
 assert both.overwritten == [("layer4.1.conv2:conv2d", "1. MillQuantizer", "2. NarrowWeights")]
 with torch.no_grad():

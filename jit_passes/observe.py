@@ -29,6 +29,9 @@ from .targets import Target, resolve_target
 OBSERVE = Pipeline("observe", ("insert_observers",))
 REPORTED = ("conv", "linear", "matmul", "bmm", "mm", "addmm", "baddbmm")
 
+NO_FORM = "the target has no int8 form of it"
+NOT_ANNOTATED = "the quantizer did not annotate it"
+
 Observation = tuple[Any, ...]
 
 
@@ -73,7 +76,8 @@ def prepare(
         )
     backend, chosen = choose_quantizer(quantizer, target, config)
     module, graph, annotations = annotate(model, chosen, method)
-    operators = tuple(operator_records(graph, annotations))
+    otherwise = NO_FORM if isinstance(chosen, BackendQuantizer) else NOT_ANNOTATED
+    operators = tuple(operator_records(graph, annotations, otherwise))
     check_refusals(annotations, operators, strict)
     observations = plan_observations(resolve(graph, annotations))
     if observations:
@@ -164,15 +168,23 @@ def is_quantized(graph: GraphView) -> bool:
     return any(node.kind.startswith(("quantized::", "jit_passes::")) for node in graph.nodes)
 
 
-def operator_records(graph: GraphView, annotations: Annotations) -> list[OperatorRecord]:
-    """List all convolutions, linears and matrix products, and what will become of them."""
+def operator_records(
+    graph: GraphView, annotations: Annotations, otherwise: str = NO_FORM
+) -> list[OperatorRecord]:
+    """List all convolutions, linears and matrix products, and what will become of them.
+
+    Args:
+        graph: the normalized graph.
+        annotations: what a quantizer said about it.
+        otherwise: the reason of what is neither annotated nor has one.
+    """
     records = []
     quantized = set(annotations.quantized)
     for node in graph.nodes:
         name = node.kind.removeprefix("aten::")
         if not node.kind.startswith("aten::") or not name.startswith(REPORTED):
             continue
-        reason = annotations.reasons.get(node.name, "the target has no int8 form of it")
+        reason = annotations.reasons.get(node.name, otherwise)
         int8 = node.name in quantized
         dtype = "int8" if int8 else "float"
         records.append(OperatorRecord(node.name, name, dtype, "" if int8 else reason, node.source))
@@ -191,6 +203,11 @@ def _observation(quantization: Quantization) -> Observation:
             "leave output_qspec_again of its annotation out"
         )
     value, spec = quantization.value, quantization.spec
+    if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
+        raise JitPassesError(
+            f"'{quantization.name}' is to be rounded {spec.rounding}, which only fake quantization "
+            "does: backends' kernels round halves to even"
+        )
     channels, axis, constant, bins = 0, 0, 1.0, 0
     op = "observe_nothing" if isinstance(spec, GroupDerivation) else "observe_reach"
     if isinstance(spec, QuantizationSpec) and quantization.observed:

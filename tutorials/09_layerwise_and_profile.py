@@ -67,7 +67,8 @@ assert profile.values["relu:relu"].count == 512 * 8 * 16 * 16  # images, channel
 # counts are all there is to it. `min` and `max` may be edited by hand.
 
 # %%
-folder = Path(tempfile.mkdtemp())
+temporary = tempfile.TemporaryDirectory()
+folder = Path(temporary.name)
 profile.save(folder / "digits.yaml")
 for line in (folder / "digits.yaml").read_text().splitlines()[:20]:
     print(line[:100])

@@ -177,9 +177,7 @@ def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecor
     return replace(row, dtype="float", reason=reason) if reason else row
 
 
-def _warn(
-    operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool
-) -> None:
+def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:
     unreached = [name for name, reason in refused.items() if "never reached" in reason]
     if unreached:
         more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .errors import JitPassesError, JitPassesWarning
-from .graph import GraphView
+from .graph import GraphView, NodeView
 from .module import OperatorRecord, Report, check_module, wrap
 from .normalize import normalize
 from .observers import MovingAverageMinMax
@@ -21,6 +21,7 @@ from .quantizer import (
     Quantization,
     QuantizationSpec,
     Quantizer,
+    Role,
     resolve,
     spec_to_text,
 )
@@ -79,7 +80,9 @@ def prepare(
     otherwise = NO_FORM if isinstance(chosen, BackendQuantizer) else NOT_ANNOTATED
     operators = tuple(operator_records(graph, annotations, otherwise))
     check_refusals(annotations, operators, strict)
-    observations = plan_observations(resolve(graph, annotations))
+    places = resolve(graph, annotations)
+    check_places(places, backend)
+    observations = plan_observations(places)
     if observations:
         options = {"insert_observers": {"observations": observations}}
         module = OBSERVE.run(module, method, options=options).module
@@ -161,6 +164,34 @@ def check_refusals(
             JitPassesWarning,
             stacklevel=3,
         )
+
+
+def check_places(places: Sequence[Quantization], target: Target) -> None:
+    """Raise an error for specifications that the target's operators do not compute with.
+
+    Those of a target's own quantizer have passed this already. Biases are not looked at: kernels
+    take them in float.
+    """
+    own = target.quantizer()
+    for place in places:
+        spec = place.spec
+        if isinstance(spec, GroupDerivation):
+            continue
+        operands = {operand for node, operand in place.uses if is_weighted(node, own)}
+        if place.value.is_constant and operands and 1 not in operands:
+            continue
+        can = own.weights if place.value.is_constant and operands else own.activations
+        if why := can.refusal(spec):
+            raise JitPassesError(
+                f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare for "
+                "another target"
+            )
+
+
+def is_weighted(node: NodeView, quantizer: BackendQuantizer) -> bool:
+    """Say whether a backend's table has the operator as one with weights."""
+    row = quantizer.support.get(node.kind)
+    return row is not None and row.role is Role.WEIGHTED
 
 
 def is_quantized(graph: GraphView) -> bool:

@@ -314,3 +314,4 @@ print(codes)
 assert codes["fc"] == codes["conv1"] == 0 and codes["layer3.1.conv2"] == 7
 assert sorted(codes.values()).count(127) == len(codes) - 3
 assert top1(from_list, data.test_x, data.test_y) > float_top1 - 1
+temporary.cleanup()

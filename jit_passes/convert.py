@@ -71,7 +71,7 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     }
     result = CONVERT.run(module, report.method, options=options)
     operators = tuple(_with_refusal(row, refused) for row in report.operators)
-    _warn(operators, refused)
+    _warn(operators, refused, any(parameters))
     replace(report, stage="reference", operators=operators).write(result.module)
     return wrap(result.module)
 
@@ -164,7 +164,12 @@ class Groups:
             return choose_qparams(spec, leaders[0].state)
         sources = [self._of_group(source) for source in spec.groups]
         known = [source for source in sources if source is not None]
-        return derive_qparams(spec, known) if len(known) == len(sources) else None
+        if len(known) < len(sources):
+            return None
+        try:
+            return derive_qparams(spec, known)
+        except JitPassesError as error:
+            raise JitPassesError(f"'{leaders[0].name}': {error}") from error
 
 
 def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecord:
@@ -172,7 +177,7 @@ def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecor
     return replace(row, dtype="float", reason=reason) if reason else row
 
 
-def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str]) -> None:
+def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:
     unreached = [name for name, reason in refused.items() if "never reached" in reason]
     if unreached:
         more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
@@ -182,7 +187,7 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str]) -> Non
             JitPassesWarning,
             stacklevel=3,
         )
-    if not any(row.dtype == "int8" for row in operators):
+    if not quantized:
         reasons = Counter(row.reason for row in operators)
         why = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(3))
         warnings.warn(

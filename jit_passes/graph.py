@@ -88,7 +88,13 @@ class NodeView:
 
     @property
     def output(self) -> ValueView:
-        """The only result."""
+        """The only result.
+
+        Raises:
+            JitPassesError: there is none, as of `prim::RaiseException`.
+        """
+        if not self.outputs:
+            raise JitPassesError(f"'{self.name}' ({self.kind}) has no result: look at outputs")
         return self.outputs[0]
 
     def __repr__(self) -> str:

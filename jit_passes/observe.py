@@ -21,6 +21,7 @@ from .quantizer import (
     Quantization,
     QuantizationSpec,
     Quantizer,
+    Role,
     resolve,
     spec_to_text,
 )
@@ -28,6 +29,7 @@ from .targets import Target, resolve_target
 
 OBSERVE = Pipeline("observe", ("insert_observers",))
 REPORTED = ("conv", "linear", "matmul", "bmm", "mm", "addmm", "baddbmm")
+
 
 Observation = tuple[Any, ...]
 
@@ -75,7 +77,9 @@ def prepare(
     module, graph, annotations = annotate(model, chosen, method)
     operators = tuple(operator_records(graph, annotations, backend))
     check_refusals(annotations, operators, strict)
-    observations = plan_observations(resolve(graph, annotations))
+    places = resolve(graph, annotations)
+    check_places(places, backend)
+    observations = plan_observations(places)
     if observations:
         options = {"insert_observers": {"observations": observations}}
         module = OBSERVE.run(module, method, options=options).module
@@ -159,6 +163,34 @@ def check_refusals(
         )
 
 
+def check_places(places: Sequence[Quantization], target: Target) -> None:
+    """Raise an error for specifications that the target's operators do not compute with.
+
+    Those of a target's own quantizer have passed this already. Biases are not looked at: kernels
+    take them in float.
+    """
+    own = target.quantizer()
+    for place in places:
+        spec = place.spec
+        if isinstance(spec, GroupDerivation):
+            continue
+        operands = {operand for node, operand in place.uses if is_weighted(node, own)}
+        if place.value.is_constant and operands and 1 not in operands:
+            continue
+        can = own.weights if place.value.is_constant and operands else own.activations
+        if why := can.refusal(spec):
+            raise JitPassesError(
+                f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare for "
+                "another target"
+            )
+
+
+def is_weighted(node: NodeView, quantizer: BackendQuantizer) -> bool:
+    """Say whether a backend's table has the operator as one with weights."""
+    row = quantizer.support.get(node.kind)
+    return row is not None and row.role is Role.WEIGHTED
+
+
 def is_quantized(graph: GraphView) -> bool:
     """Say whether the graph holds quantized operators, whoever put them there."""
     return any(node.kind.startswith(("quantized::", "jit_passes::")) for node in graph.nodes)
@@ -186,7 +218,7 @@ def float_reason(node: NodeView, annotations: Annotations, target: Target | None
     if node.name in annotations.reasons:
         return annotations.reasons[node.name]
     if target is None or node.kind in target.support:
-        return "the quantizer leaves it in float"
+        return "the quantizer did not annotate it"
     return f"the target '{target.name}' has no int8 form of it"
 
 
@@ -202,6 +234,11 @@ def _observation(quantization: Quantization) -> Observation:
             "leave output_qspec_again of its annotation out"
         )
     value, spec = quantization.value, quantization.spec
+    if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
+        raise JitPassesError(
+            f"'{quantization.name}' is to be rounded {spec.rounding}, which only fake quantization "
+            "does: backends' kernels round halves to even"
+        )
     channels, axis, constant, bins = 0, 0, 1.0, 0
     op = "observe_nothing" if isinstance(spec, GroupDerivation) else "observe_reach"
     if isinstance(spec, QuantizationSpec) and quantization.observed:

@@ -65,7 +65,7 @@ double powerAtLeast(double value) {
   return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
 }
 
-// In double: numerators of 24 bits over denominators of at most 24 do not round across a power of two.
+// Powers of two in double: numerators of 24 bits over denominators of at most 24 do not round across a power of two.
 std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Target& target) {
   const auto [scheme, quant_min, quant_max] = target;
   low = std::min(low, 0.0);
@@ -83,8 +83,11 @@ std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Targe
           (quant_min + quant_max + 1) >> 1};
     default: break;
   }
-  const auto scale = static_cast<float>(std::max((high - low) / steps, kSmallestScale));
-  const auto zero_point = quant_min - static_cast<int64_t>(std::nearbyint(low / scale));
+  // Each operation rounds to float32, as in PyTorch's observers.
+  const auto span = static_cast<float>(high - low);
+  const auto quotient = static_cast<float>((std::isfinite(span) ? span : high - low) / steps);
+  const auto scale = std::max(quotient, static_cast<float>(kSmallestScale));
+  const auto zero_point = quant_min - static_cast<int64_t>(std::nearbyint(static_cast<float>(low / scale)));
   return {scale, std::min(std::max(zero_point, quant_min), quant_max)};
 }
 
@@ -210,8 +213,11 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
     scale = at::clamp_min(2 * at::maximum(-low, high) / steps, kSmallestScale);
     zero_point = at::full_like(scale, static_cast<double>((quant_min + quant_max + 1) >> 1));
   } else {
-    scale = at::clamp_min((high - low) / steps, kSmallestScale).to(at::kFloat).to(at::kDouble);
-    zero_point = at::clamp(quant_min - at::round(low / scale), quant_min, quant_max);
+    const auto rounded = [](const Tensor& value) { return value.to(at::kFloat).to(at::kDouble); };
+    const auto span = rounded(high - low);
+    scale = at::where(at::isfinite(span), span, high - low) / steps;
+    scale = at::clamp_min(rounded(scale), kSmallestScale);
+    zero_point = at::clamp(quant_min - at::round(rounded(low / scale)), quant_min, quant_max);
   }
   const auto unknown = at::full({}, std::numeric_limits<double>::quiet_NaN(), scale.options());
   scale = at::where(reached, scale, unknown).to(at::kFloat);

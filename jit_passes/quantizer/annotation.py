@@ -104,7 +104,8 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
 def _rows(node: NodeView, annotation: QuantizationAnnotation) -> list[tuple[str, str, str]]:
     name = f"{node.name} ({node.kind})"
     rows = [
-        ("", name_of(value), describe(spec)) for value, spec in annotation.input_qspec_map.items()
+        ("", _operand(node, value_of(place)), describe(spec))
+        for place, spec in annotation.input_qspec_map.items()
     ]
     for spec in (annotation.output_qspec, annotation.output_qspec_again):
         if spec is not None:
@@ -134,11 +135,26 @@ def value_of(place: ValueOrNode) -> ValueView:
 
 
 def name_of(place: EdgeOrNode) -> str:
-    """Return what messages call a value, or an edge."""
-    if isinstance(place, tuple):
-        return f"{name_of(place[0])} -> {place[1].name}"
-    value = value_of(place)
-    return "constant" if value.is_constant and value.name.isdigit() else value.name
+    """Return what messages call a value, or an edge: `value -> user`, `user[1]` for a constant."""
+    if not isinstance(place, tuple):
+        value = value_of(place)
+        return "constant" if _is_nameless(value) else value.name
+    value, node = value_of(place[0]), place[1]
+    if _is_nameless(value) and value in node.inputs:
+        return f"{node.name}[{node.inputs.index(value)}]"
+    return f"{name_of(value)} -> {node.name}"
+
+
+def _operand(node: NodeView, value: ValueView) -> str:
+    """Return what the table calls an operand."""
+    if _is_nameless(value) and value in node.inputs:
+        return f"operand {node.inputs.index(value)}"
+    return name_of(value)
+
+
+def _is_nameless(value: ValueView) -> bool:
+    """Say whether a value has a number only, as constants that passes have computed."""
+    return value.is_constant and value.name.isdigit()
 
 
 def describe(spec: AnySpec) -> str:

@@ -64,8 +64,8 @@ class Quantization:
 
     @property
     def name(self) -> str:
-        """What messages and files call it: the value, or `value -> user`."""
-        return f"{self.value.name} -> {self.users[0]}" if self.uses else self.value.name
+        """What messages and files call it: see `name_of`."""
+        return name_of((self.value, self.node)) if self.uses else self.value.name
 
 
 def resolve(graph: GraphView, annotations: Annotations) -> list[Quantization]:
@@ -163,9 +163,11 @@ class _Members:
                 found = edges[0]
                 self.check_agree(edges, who)
         if found is None:
+            hint = "annotate that too, or give this a specification of its own"
+            if isinstance(target, tuple) and value_of(target[0]).id in self.results:
+                hint = f"annotate that too, or name the value, '{name_of(target[0])}', which is"
             raise JitPassesError(
-                f"{who} {what} '{name_of(target)}', which is not quantized itself: annotate that "
-                "too, or give this a specification of its own"
+                f"{who} {what} '{name_of(target)}', which is not quantized itself: {hint}"
             )
         return found
 

@@ -53,7 +53,7 @@ class SpecSupport:
         if spec.qscheme not in self.qschemes:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
-            return f"rounding {spec.rounding}, and the target rounds halves to even"
+            return f"rounded {spec.rounding}, and the target rounds halves to even"
         return None
 
 

@@ -1,0 +1,317 @@
+# %% [markdown]
+# # Layer by layer, and without data
+#
+# Two files say how a model is quantized. One holds what its values are like: a *profile*, made once
+# by running the float model on data, and good for every quantization of that model from then on.
+# The other says what is to be done with which layer: a *configuration*. This text makes both for a
+# small residual network, and quantizes it in a dozen ways without looking at the data again.
+#
+# Tutorial 01 quantizes with data, all layers alike; tutorial 08 writes a quantizer from scratch.
+# All that a configuration can say is in [docs/configuration.md](../docs/configuration.md).
+#
+# It is a plain Python file. Run it whole (`python tutorials/09_layerwise_and_profile.py`, about
+# half a minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# assertions.
+
+# %%
+import io
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from digits import DigitsResNet, load_digits_tensors, top1, train
+from torch import Tensor
+
+import jit_passes
+from jit_passes import GraphView, JitPassesError, Profile, format_graph
+from jit_passes.observers import observer_of
+from jit_passes.quantizer import LayerOptions, TensorOptions, from_nni
+from jit_passes.targets import PowerOfTwoQuantizer, Reference, TargetQuantizer
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+torch.set_num_threads(1)  # results then do not depend on the number of cores
+
+# %% [markdown]
+# ## 1. The float network
+#
+# That of tutorial 01, half as wide.
+
+# %%
+data = load_digits_tensors()
+torch.manual_seed(0)
+network = train(DigitsResNet(width=8), data, epochs=6)
+model = torch.jit.script(network)
+float_top1 = top1(model, data.test_x, data.test_y)
+print(f"float: {float_top1:.2f} % of {len(data.test_y)} held-out digits are right")
+assert float_top1 > 97
+
+# %% [markdown]
+# ## 2. A profile
+#
+# `profile` runs the model on batches and writes down, for each of its tensors, the range and a
+# histogram. Batch normalizations are folded first, as they will be when the model is quantized; the
+# names are those of the folded graph. Nothing is decided yet, and any target, any quantizer and any
+# number of bits can follow.
+
+# %%
+batches = data.train_x[:512].split(64)
+profile = jit_passes.profile(model, batches)
+print("\n".join(str(profile).splitlines()[:8]), "\n...")
+assert profile.values["relu:relu"].low == 0
+assert profile.values["relu:relu"].count == 512 * 8 * 16 * 16  # images, channels, pixels
+
+# %% [markdown]
+# Its file is YAML. An entry has the smallest and largest value, the lowest and highest number of
+# dimensions, and the histogram, whose bins have a power of two as width. Two whole numbers and the
+# counts are all there is to it. `min` and `max` may be edited by hand.
+
+# %%
+temporary = tempfile.TemporaryDirectory()
+folder = Path(temporary.name)
+profile.save(folder / "digits.yaml")
+for line in (folder / "digits.yaml").read_text().splitlines()[:20]:
+    print(line[:100])
+assert Profile.load(folder / "digits.yaml") == profile
+
+# %% [markdown]
+# Data may lie on several machines. Profiles of parts are added up, to exactly what one run over
+# everything gives: no number depends on how the data were split, or on the order.
+
+# %%
+shards = [jit_passes.profile(model, batches[:3]), jit_passes.profile(model, batches[3:])]
+assert Profile.merge(*shards) == profile
+assert shards[1] + shards[0] == profile
+assert shards[0] != profile
+
+# %% [markdown]
+# ## 3. Quantizing without data
+#
+# `quantize_script` takes the profile, or the path of its file, in place of data. The result is what
+# calibration with the data gives: the saved modules are equal, byte by byte. A profile of another
+# model is refused.
+
+
+# %%
+def saved(module: torch.jit.ScriptModule) -> bytes:
+    """What `torch.jit.save` writes."""
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    return buffer.getvalue()
+
+
+from_data = jit_passes.quantize_script(model, batches)
+from_profile = jit_passes.quantize_script(model, profile=folder / "digits.yaml")
+assert saved(from_profile) == saved(from_data)
+int8_top1 = top1(from_profile, data.test_x, data.test_y)
+print(f"int8: {int8_top1:.2f} %, from data or from the profile")
+assert int8_top1 > float_top1 - 1
+other = torch.jit.script(DigitsResNet(width=16).eval())
+try:
+    jit_passes.quantize_script(other, profile=profile)
+except JitPassesError as error:
+    print(error)
+    assert "the profile is of another graph" in str(error)
+else:
+    raise AssertionError("it is another model's")
+
+# %% [markdown]
+# ## 4. Layer by layer
+#
+# A configuration has options for everything, and rules for some layers. Later rules win, option by
+# option. This one saves weights: 6 bits in general, 8 in the first and last layer, where every
+# error counts, and 4 in one of the larger convolutions. One layer stays in float. The ranges of
+# activations follow from relative entropy.
+#
+# Modules go by their paths, which may be globs. Names need no quotes.
+
+# %%
+LAYERS = """\
+version: 1
+global:
+  input: {calibration: entropy}
+  output: {calibration: entropy}
+  weight: {bits: 6}
+rules:
+  - module: [conv1, fc]
+    weight: {bits: 8}
+  - module: layer3.0.conv2
+    weight: {bits: 4}
+  - module: layer2.1.conv1
+    keep_float: true
+"""
+file = folder / "layers.yaml"
+file.write_text(LAYERS)
+
+# %% [markdown]
+# The target `reference` gives the model in plain operators, in which everything can be read.
+
+
+# %%
+def largest_codes(module: torch.jit.ScriptModule) -> dict[str, int]:
+    """By module, the largest weight as an integer; 0 where the weight is in float."""
+    found = {}
+    for node in GraphView.of(module).nodes:
+        if node.kind in ("aten::conv2d", "aten::linear"):
+            maker = node.inputs[1].producer
+            quantized = maker.kind.startswith("jit_passes::dequantize")
+            found[node.module] = int(maker.inputs[0].constant.abs().max()) if quantized else 0
+    return found
+
+
+layered = jit_passes.quantize_script(model, profile=profile, target="reference", config=file)
+codes = largest_codes(layered)
+print(codes)
+assert codes["conv1"] == codes["fc"] == 127
+assert codes["layer3.0.conv2"] == 7 and codes["layer2.1.conv1"] == 0
+assert sorted(codes.values()).count(31) == len(codes) - 4
+layered_top1 = top1(layered, data.test_x, data.test_y)
+print(f"layers.yaml: {layered_top1:.2f} %")
+assert layered_top1 > float_top1 - 2
+
+# %% [markdown]
+# PyTorch's own kernels take weights of fewer bits too (they are stored as int8), so the same file
+# serves for the target `stock`. `strict` makes it an error if an operator stays in float that
+# nobody wanted so; what the file keeps in float is wanted.
+
+# %%
+stock = jit_passes.quantize_script(model, profile=profile, config=file, strict=True)
+print(jit_passes.coverage(stock))
+assert [row.name for row in jit_passes.coverage(stock).float] == ["layer2.1.conv1:conv2d"]
+assert top1(stock, data.test_x, data.test_y) > float_top1 - 2
+
+# %% [markdown]
+# ## 5. Misspelt
+#
+# Keys that there are not, and names that match no layer, are errors: an option that is silently
+# ignored shows in nothing but accuracy. The message has file, line and column, and what was
+# probably meant.
+
+
+# %%
+def refusal(right: str, wrong: str) -> str:
+    """The message for the file with something replaced in it."""
+    file.write_text(LAYERS.replace(right, wrong, 1))
+    try:
+        jit_passes.quantize_script(model, profile=profile, config=file)
+    except JitPassesError as error:
+        message = str(error).replace(f"{folder}/", "")
+        print(message, "\n")
+        return message
+    raise AssertionError("this was to be refused")
+
+
+message = refusal("weight: {bits: 6}", "weight: {bit: 6}")
+assert "layers.yaml:5:12: " in message and "did you mean 'bits'" in message
+message = refusal("layer3.0.conv2", "layer3.0.conv3")
+assert "layers.yaml:9:5: module 'layer3.0.conv3' matches nothing" in message
+assert "'layer3.0.conv2'" in message
+refusal("entropy", "entropie")
+file.write_text(LAYERS)
+
+# %% [markdown]
+# ## 6. The same in Python
+#
+# What a file says can be said to the target's quantizer, in the same order, and gives the same
+# graph with the same numbers. Only the report differs: it says where the float layer was asked for.
+
+# %%
+entropy = TensorOptions(calibration=observer_of("entropy"))
+quantizer = TargetQuantizer(Reference())
+quantizer.set_global(LayerOptions(input=entropy, output=entropy, weight=TensorOptions(bits=6)))
+for name in ("conv1", "fc"):
+    quantizer.set_module_name(name, LayerOptions(weight=TensorOptions(bits=8)))
+quantizer.set_module_name("layer3.0.conv2", LayerOptions(weight=TensorOptions(bits=4)))
+quantizer.skip(module="layer2.1.conv1")
+in_python = jit_passes.quantize_script(model, profile=profile, quantizer=quantizer)
+assert format_graph(in_python) == format_graph(layered)
+with torch.no_grad():
+    assert torch.equal(in_python(data.test_x), layered(data.test_x))
+print(jit_passes.coverage(layered).float[0].reason.replace(f"{folder}/", ""))
+print(jit_passes.coverage(in_python).float[0].reason)
+
+# %% [markdown]
+# ## 7. Another calibration, no second look
+#
+# Each of these methods reads ranges from a histogram, and the histograms are in the profile. At 8
+# bits they differ little: there are codes to spare. At 4 bits, 16 codes have to do, and it matters
+# which values are clipped. (Weights have 8 bits here, activations as many as the column says.)
+
+
+# %%
+def sqnr(expected: Tensor, actual: Tensor) -> float:
+    """Signal to quantization noise ratio in dB: 20 dB is an error of 10 %, 40 dB one of 1 %."""
+    noise = (expected - actual).square().sum()
+    return float(10 * torch.log10(expected.square().sum() / noise))
+
+
+METHODS = ("min_max", "histogram", "mean_squared_error", "percentile", "entropy", "klj")
+with torch.no_grad():
+    expected = model(data.test_x)
+found = {}
+print("method               8 bits            4 bits")
+for method in METHODS:
+    for bits in (8, 4):
+        activation = {"bits": bits, "calibration": method}
+        options = {"version": 1, "global": {"input": activation, "output": activation}}
+        few = jit_passes.quantize_script(model, profile=profile, target="reference", config=options)
+        with torch.no_grad():
+            noise = sqnr(expected, few(data.test_x))
+        found[method, bits] = top1(few, data.test_x, data.test_y), noise
+    print(f"{method:18}", *("{:6.2f} % {:4.1f} dB ".format(*found[method, b]) for b in (8, 4)))
+assert all(found[method, 8][0] > float_top1 - 1 for method in METHODS)
+assert all(found[method, 8][1] > 30 for method in METHODS)
+assert all(found[method, 4][0] > float_top1 - 5 for method in METHODS)
+assert found["histogram", 4][1] > found["min_max", 4][1] + 2
+
+# %% [markdown]
+# One image is 0.17 points, so 8 bits cost nothing that can be seen. At 4 bits, clipping nothing
+# (`min_max`) is the worst choice by both measures. `histogram` and `mean_squared_error` search for
+# the range with the least squared error, in two ways, and have the least noise; `entropy` and `klj`
+# have more, and lose no more images. Which one suits a model is a question of trying, and trying
+# costs a second each.
+
+
+# %% [markdown]
+# ## 8. Scales that are powers of two
+#
+# An FPGA rescales by shifting. `PowerOfTwoQuantizer` is for those: each scale is a power of two,
+# zero points are 0, and what is added has one scale. The profile serves as it is.
+
+# %%
+shifting = jit_passes.quantize_script(model, profile=profile, quantizer=PowerOfTwoQuantizer())
+scales = []
+for node in GraphView.of(shifting).nodes:
+    if node.kind == "jit_passes::dequantize":
+        scales.append(node.inputs[1].constant)
+        assert node.inputs[2].constant == 0
+    if node.kind == "aten::add":
+        left, right = (value.producer for value in node.inputs[:2])
+        assert left.inputs[1].constant == right.inputs[1].constant
+exponents = torch.tensor(scales, dtype=torch.float64).log2()
+print("exponents of the scales:", sorted({int(e) for e in exponents}))
+assert len(scales) > 40 and torch.equal(exponents, exponents.round())
+print(f"powers of two: {top1(shifting, data.test_x, data.test_y):.2f} %")
+assert top1(shifting, data.test_x, data.test_y) > float_top1 - 2
+
+# %% [markdown]
+# ## 9. A list for NNI
+#
+# Whoever has a configuration for NNI's quantizers can go on with it. There, nothing is quantized
+# but what is listed.
+
+# %%
+CONFIG_LIST = [
+    {"op_types": ["Conv2d"], "quant_types": ["input", "weight"], "quant_bits": 8},
+    {"op_names": ["layer3.1.conv2"], "quant_types": ["weight"], "quant_bits": {"weight": 4}},
+    {"op_names": ["conv1"], "exclude": True},
+]
+from_list = jit_passes.quantize_script(
+    model, profile=profile, target="reference", config=from_nni(CONFIG_LIST)
+)
+codes = largest_codes(from_list)
+print(codes)
+assert codes["fc"] == codes["conv1"] == 0 and codes["layer3.1.conv2"] == 7
+assert sorted(codes.values()).count(127) == len(codes) - 3
+assert top1(from_list, data.test_x, data.test_y) > float_top1 - 1
+temporary.cleanup()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from . import _C
-from .errors import JitPassesError, JitPassesWarning
+from .errors import JitPassesError, warn
 from .module import OperatorRecord, stage_of, wrap
 from .observers import ObserverState
 from .passes import Pipeline
@@ -181,18 +180,14 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quanti
     unreached = [name for name, reason in refused.items() if "never reached" in reason]
     if unreached:
         more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
-        warnings.warn(
+        warn(
             f"calibration data never reached {', '.join(unreached[:5])}{more}: they stay float; "
-            "calibrate with data that takes these branches to quantize them",
-            JitPassesWarning,
-            stacklevel=3,
+            "calibrate with data that takes these branches to quantize them"
         )
     if not quantized:
         reasons = Counter(row.reason for row in operators)
         why = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(3))
-        warnings.warn(
+        warn(
             "nothing was quantized: "
-            + (f"{why}" if why else "the model has no convolution or linear with constant weights"),
-            JitPassesWarning,
-            stacklevel=3,
+            + (f"{why}" if why else "the model has no convolution or linear with constant weights")
         )

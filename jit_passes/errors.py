@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+
+# Modules on the way from a caller to a warning: torch calls back where it compiles.
+_NOT_THE_CALLERS = ("jit_passes", "torch", "contextlib")
 
 
 class JitPassesError(RuntimeError):
@@ -26,6 +31,14 @@ class PassError(JitPassesError):
 
 class JitPassesWarning(UserWarning):
     """The result is right, but probably not what the caller hoped for."""
+
+
+def warn(message: str) -> None:
+    """Warn with a `JitPassesWarning` at the line outside of this package that called it."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_CALLERS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, JitPassesWarning, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

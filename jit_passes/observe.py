@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .errors import JitPassesError, JitPassesWarning
+from .errors import JitPassesError, warn
 from .graph import GraphView, NodeView
 from .module import OperatorRecord, Report, check_module, wrap
 from .normalize import normalize
@@ -154,12 +153,10 @@ def check_refusals(
     if annotations.refused:
         refused = list(annotations.refused.items())
         more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
-        warnings.warn(
+        warn(
             "the target cannot do what is asked for, so these stay in float: "
             + "; ".join(f"{name}: {reason}" for name, reason in refused[:5])
-            + more,
-            JitPassesWarning,
-            stacklevel=3,
+            + more
         )
 
 

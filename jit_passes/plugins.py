@@ -11,11 +11,10 @@ has the module `fpga_passes` imported by `load_plugins`. What that registers is 
 from __future__ import annotations
 
 import threading
-import warnings
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from .errors import JitPassesWarning
+from .errors import warn
 from .passes import passes
 
 
@@ -61,11 +60,9 @@ def load_plugins(group: str = "jit_passes.plugins") -> list[Plugin]:
             plugin = _load(entry)
         plugins.append(plugin)
         if plugin.error:
-            warnings.warn(
+            warn(
                 f"skipped the entry point '{entry.name} = {entry.value}' of the package "
-                f"'{plugin.distribution}' {plugin.version}, which does not import: {plugin.error}",
-                JitPassesWarning,
-                stacklevel=2,
+                f"'{plugin.distribution}' {plugin.version}, which does not import: {plugin.error}"
             )
     return sorted(plugins, key=lambda plugin: (plugin.distribution, plugin.name))
 

@@ -14,7 +14,6 @@ import functools
 import itertools
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 from . import _C
-from .errors import JitPassesError, JitPassesWarning, PassError, first_line
+from .errors import JitPassesError, PassError, first_line, warn
 from .graph import GraphEditor, GraphView
 from .passes import (
     RESOLVE,
@@ -427,11 +426,9 @@ def _around_make_module(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def make_module(*arguments: Any, **options: Any) -> Any:
         if not _compiling.get() and not is_own_work() and _active(Stage.BEFORE_AUTOGRAD):
-            warnings.warn(
+            warn(
                 "scheduled passes do not reach this call of trace_module, which was imported from "
-                "torch.jit before they were scheduled: call torch.jit.trace_module",
-                JitPassesWarning,
-                stacklevel=3,
+                "torch.jit before they were scheduled: call torch.jit.trace_module"
             )
         return original(*arguments, **options)
 
@@ -558,11 +555,9 @@ def _require_one_graph(subject: ModuleSubject | GraphSubject) -> None:
 
 def _warn(what: str, error: Exception, handles: list[ScheduledPass]) -> None:
     names = ", ".join(f"'{handle.name}'" for handle in handles)
-    warnings.warn(
+    warn(
         f"{what} stays as PyTorch compiled it, and was not seen by the scheduled {names}: "
-        f"{first_line(error)}",
-        JitPassesWarning,
-        stacklevel=6,  # who has called torch.jit.script or trace
+        f"{first_line(error)}"
     )
 
 

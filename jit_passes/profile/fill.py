@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from .. import _C
-from ..errors import JitPassesError, JitPassesWarning, first_line
+from ..errors import JitPassesError, first_line, warn
 from ..graph import NodeView, ValueView
 from ..module import stage_of
 from ..quantizer import spec_from_text
@@ -96,11 +95,7 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
         )
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        warnings.warn(
-            f"the profile has no {', '.join(lacking[:5])}{more}: what needs them stays float",
-            JitPassesWarning,
-            stacklevel=3,
-        )
+        warn(f"the profile has no {', '.join(lacking[:5])}{more}: what needs them stays float")
 
 
 @dataclass(frozen=True)

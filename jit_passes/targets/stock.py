@@ -6,7 +6,6 @@ PyTorch or LibTorch does, without this package.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
-from ..errors import JitPassesError, JitPassesWarning
+from ..errors import JitPassesError, warn
 from ..graph import NodeView
 from ..observers import MinMax, PairSums
 from ..passes import PassRecord, Pipeline
@@ -169,11 +168,9 @@ class Stock(Target):
 def warn_of_engine(engine: str) -> None:
     """Tell who did not set the engine that quantized::conv2d_add looks for when it runs."""
     if torch.backends.quantized.engine != engine:
-        warnings.warn(
+        warn(
             f"the model adds within convolutions, which only PyTorch's engine '{engine}' does: "
-            f"set torch.backends.quantized.engine = '{engine}' before loading and running it",
-            JitPassesWarning,
-            stacklevel=4,
+            f"set torch.backends.quantized.engine = '{engine}' before loading and running it"
         )
 
 

@@ -12,10 +12,8 @@ from ..graph import GraphView, NodeView, ValueView
 from ..module import check_module
 from ..observe import annotate, choose_quantizer, float_reason
 from ..quantizer import Annotations, Quantization, Quantizer, resolve
+from ..quantizer.selection import LISTS, SHAPES
 from ..targets import Target
-
-LISTS = ("prim::ListConstruct", "prim::ListUnpack")
-SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")
 
 
 @dataclass(frozen=True)

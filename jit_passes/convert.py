@@ -87,11 +87,12 @@ class _Observer:
     users: tuple[str, ...]
     ranks: tuple[int, int]
     state: ObserverState
+    channels: int = 0  # 0 per tensor, or not known ahead of time
 
     @property
     def reached(self) -> bool:
-        """Whether calibration saw the value; one that is only derived counts as seen."""
-        return isinstance(self.spec, GroupDerivation) or self.state.reached
+        """Whether calibration saw the value; one that is not looked at counts as seen."""
+        return self.op == "observe_nothing" or self.state.reached
 
 
 def _read(module: Any, method: str) -> list[_Observer]:
@@ -164,7 +165,23 @@ class Groups:
             return choose_qparams(spec, leaders[0].state)
         sources = [self._of_group(source) for source in spec.groups]
         known = [source for source in sources if source is not None]
-        return derive_qparams(spec, known) if len(known) == len(sources) else None
+        if len(known) < len(sources):
+            return None
+        parameters = derive_qparams(spec, known, leaders[0].name)
+        _check_channels(parameters, leaders)
+        return parameters
+
+
+def _check_channels(parameters: QParams, observers: list[_Observer]) -> None:
+    scale = parameters.scale
+    found = len(scale) if isinstance(scale, torch.Tensor) else 0
+    for observer in observers:
+        if observer.channels and observer.channels != found:
+            assert isinstance(observer.spec, GroupDerivation)
+            raise JitPassesError(
+                f"'{observer.name}' has {observer.channels} channels, and "
+                f"{observer.spec.function} derived parameters for {found}"
+            )
 
 
 def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecord:

@@ -150,12 +150,28 @@ class Groups:
         return observer.owner not in self._refused and not users_refused and observer.reached
 
     def _of_group(self, group: int) -> QParams | None:
-        if group not in self._found:
-            self._found[group] = self._choose(group)
+        pending = [group]  # not recursive: derivations may be many, one after another
+        while pending:
+            last = pending[-1]
+            missing = [source for source in self._sources(last) if source not in self._found]
+            if missing and last not in self._found:
+                pending += missing
+            else:
+                if last not in self._found:
+                    self._found[last] = self._choose(last)
+                pending.pop()
         return self._found[group]
 
+    def _leaders(self, group: int) -> list[_Observer]:
+        return [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
+
+    def _sources(self, group: int) -> tuple[int, ...]:
+        leaders = self._leaders(group)
+        spec = leaders[0].spec if leaders else None
+        return spec.groups if isinstance(spec, GroupDerivation) else ()
+
     def _choose(self, group: int) -> QParams | None:
-        leaders = [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
+        leaders = self._leaders(group)
         if not leaders:
             return None
         spec = leaders[0].spec
@@ -163,7 +179,7 @@ class Groups:
             return fixed_qparams(spec)
         if isinstance(spec, QuantizationSpec):
             return choose_qparams(spec, leaders[0].state)
-        sources = [self._of_group(source) for source in spec.groups]
+        sources = [self._found[source] for source in spec.groups]
         known = [source for source in sources if source is not None]
         if len(known) < len(sources):
             return None

@@ -1408,7 +1408,7 @@ def test_annotate_returns_nothing() -> None:
 
     model = compile_model(Residual(), "script")
     for quantizer in (Forgets(), ComposableQuantizer(ThirdParty(), Forgets())):
-        with pytest.raises(JitPassesError, match="Forgets.annotate returned NoneType"):
+        with pytest.raises(JitPassesError, match=r"Forgets\.annotate returned NoneType"):
             jit_passes.prepare(model, quantizer=quantizer, target="reference")
 
 

@@ -35,6 +35,8 @@ WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax(
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 BIAS_LIMIT = 2**31 - 1
 
+ALL_FLOAT = "its input and its weight are to stay in float"
+
 OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
 
 
@@ -145,6 +147,7 @@ class BackendQuantizer(Quantizer):
                 break
             refused |= found
         annotations = writer.write()
+        kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
         annotations.kept = {graph.nodes[index].name for index in kept}
         annotations.refused = {
             graph.nodes[index].name: reason
@@ -208,6 +211,12 @@ class _Writer:
     def weight_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
         weight = self.weight(node, row)
         if weight is None:
+            said = self.resolved.of(node).output
+            floats = not self.quantized_values(node) and not (
+                said.given() and said.dtype != "float"
+            )
+            if floats:  # a result that nobody asked for is no reason to call it quantized
+                return ALL_FLOAT
             return None if self.quantizer.mixed else "its weight is to stay in float"
         if why := self.quantizer.weights.refusal(weight):
             return f"its weight is to be {why}"
@@ -239,15 +248,19 @@ class _Writer:
             assert maker is not None
             self.annotations[maker] = QuantizationAnnotation({}, result, True, owner, ranks)
         if node.kind in self.quantizer.equal_operands:
-            self.annotations.share(
-                *(
-                    (value, node) if value in operands else self.source(node, value)
-                    for value in dict.fromkeys(self.values(node))
-                )
-            )
+            places = [
+                (value, node) if value in operands else self.source(node, value)
+                for value in self.quantized_values(node)
+            ]
+            self.annotations.share(*places)
 
     def values(self, node: NodeView) -> list[ValueView]:
         return [value for _, _, value in self.selection.operands(node)]
+
+    def quantized_values(self, node: NodeView) -> list[ValueView]:
+        """Return the operands that are not left in float, each once."""
+        values = dict.fromkeys(self.values(node))
+        return [v for v in values if self.is_produced(v) or self.operand(node, v) is not None]
 
     def is_produced(self, value: ValueView) -> bool:
         """Whether a selected operator's result is quantized and the value goes back to it."""
@@ -260,9 +273,9 @@ class _Writer:
         return {value: spec for value, spec in specs.items() if spec is not None}
 
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
-        """Quantize anew what has another specification than the first operand."""
-        present = {value: specs[value] or self.produced(value) for value in specs}
-        first = next(iter(present.values()))
+        """Quantize anew what has another specification than the first; what is float stays so."""
+        present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
+        first = next(iter(present.values()), None)
         for value, spec in present.items():
             if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
                 specs[value] = first
@@ -286,7 +299,7 @@ class _Writer:
         spec = self.result(maker)
         if not isinstance(spec, SharedQuantizationSpec):
             return spec
-        first = self.values(maker)[0]
+        first = self.quantized_values(maker)[0]
         return self.operand(maker, first) or self.produced(first)
 
     def apply(self, options: TensorOptions, node: NodeView) -> OwnSpec | None:
@@ -312,9 +325,11 @@ class _Writer:
         if not (is_special and options.given()):
             if row.role is Role.FIXED:
                 return row.fixed
-            if row.role is Role.SHARED:
-                first = self.values(node)[0]
-                return SharedQuantizationSpec(self.source(node, first), observed=False)
+            quantized = self.quantized_values(node)
+            if row.role is Role.SHARED and quantized:
+                # Within the range of its operands, if these are all in the group.
+                within = len(quantized) == len(set(self.values(node)))
+                return SharedQuantizationSpec(self.source(node, quantized[0]), observed=not within)
         if not options.given():
             options = self.wanted_by_readers(value)
         return self.apply(options, node)

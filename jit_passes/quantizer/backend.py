@@ -331,14 +331,20 @@ class _Writer:
                 within = len(quantized) == len(set(self.values(node)))
                 return SharedQuantizationSpec(self.source(node, quantized[0]), observed=not within)
         if not options.given():
-            options = self.wanted_by_readers(value)
+            options = self.wanted_by_readers(value, node)
         return self.apply(options, node)
 
-    def wanted_by_readers(self, value: ValueView) -> TensorOptions:
-        """Return what all that read a result want of it, where nothing is said of itself."""
+    def wanted_by_readers(self, value: ValueView, node: NodeView) -> TensorOptions:
+        """Return what all that read a result want of it, where nothing is said of itself.
+
+        What the backend cannot do is a reason to leave the reader in float, not what it reads.
+        """
         wanted = [self.resolved.of(reader).input for reader in self.readers.get(value.id, ())]
-        agreed = all(options == wanted[0] for options in wanted) and wanted
-        return wanted[0] if agreed and wanted[0].dtype != "float" else TensorOptions()
+        if not wanted or any(options != wanted[0] for options in wanted):
+            return TensorOptions()
+        spec = self.apply(wanted[0], node)
+        refused = spec is None or self.quantizer.activations.refusal(spec) is not None
+        return TensorOptions() if refused else wanted[0]
 
     def weight(self, node: NodeView, row: OperatorSupport) -> OwnSpec | None:
         spec = self.quantizer.weight_of(node)

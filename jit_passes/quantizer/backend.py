@@ -137,7 +137,11 @@ class BackendQuantizer(Quantizer):
         }
         kept = frozenset(refused)
         float_results = frozenset(
-            node.index for node in graph.nodes if resolved.of(node).output.dtype == "float"
+            node.index
+            for node in graph.nodes
+            if node.kind in self.support
+            and len(node.outputs) == 1
+            and result_options(resolved, node, self.support[node.kind]).dtype == "float"
         )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(self.support, graph, self.sums, refused, float_results)
@@ -199,6 +203,8 @@ class _Writer:
             if isinstance(spec, OwnSpec) and (why := quantizer.activations.refusal(spec)):
                 return f"its input is to be {why}"
         result = self.result(node)
+        if result is None and not quantizer.mixed:
+            return "its result is to stay in float"
         if row.role is Role.SHARED and isinstance(result, OwnSpec) and not quantizer.mixed:
             return "its result has the parameters of its operand in the target"
         if isinstance(result, OwnSpec) and row.fixed is not result:
@@ -314,13 +320,12 @@ class _Writer:
         row = self.selection.selected[node.index]
         value = clipped_output(node, row)
         layers, values = self.resolved.layers, self.resolved.values
-        clip = value.producer
-        speaks = node if node.index in layers or clip is None or clip.index not in layers else clip
-        options = self.resolved.of(speaks).output.updated(self.resolved.of_value(value))
+        options = result_options(self.resolved, node, row)
         if options.dtype == "float":
             return None
         is_special = (
-            speaks.index in layers and options != self.resolved.everywhere.output
+            speaker(self.resolved, node, row).index in layers
+            and options != self.resolved.everywhere.output
         ) or value.id in values
         if not (is_special and options.given()):
             if row.role is Role.FIXED:
@@ -384,6 +389,21 @@ class _Writer:
         if self.is_produced(value) and self.operand(node, value) is None:
             return self.selection.origin(value)
         return value, node
+
+
+def speaker(resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport) -> NodeView:
+    """Return whose output options hold: the operator's, or its clip's if only that has a rule."""
+    clip = clipped_output(node, row).producer
+    own = node.index in resolved.layers or clip is None or clip.index not in resolved.layers
+    return node if own or clip is None else clip
+
+
+def result_options(
+    resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport
+) -> TensorOptions:
+    """Return what is said about the result of an operator, or of the clip behind it."""
+    said = resolved.of(speaker(resolved, node, row)).output
+    return said.updated(resolved.of_value(clipped_output(node, row)))
 
 
 def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:

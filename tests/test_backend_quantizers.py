@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from jit_passes.quantizer import (
     from_nni,
 )
 from jit_passes.targets import PowerOfTwoQuantizer, QnnpackQuantizer, Reference, X86Quantizer
+from jit_passes.testing import random_modules
 
 ENGINES = torch.backends.quantized.supported_engines
 CODES = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -558,6 +560,58 @@ def test_operands_left_in_float(power_of_two: bool) -> None:
     if power_of_two:
         assert rows["cat"] == rows["maximum#1"] == rows["maximum"] == rows["pool:max_pool2d"]
     assert (found(data[0]) - model(data[0])).abs().max() < 0.05
+
+
+def draw_options(rng: random.Random) -> TensorOptions:
+    return rng.choice(
+        [
+            FLOAT,
+            TensorOptions(bits=rng.choice((4, 6, 8, 12))),
+            TensorOptions(scheme="power_of_two"),
+            TensorOptions(dtype=rng.choice(("int8", "int16"))),
+            TensorOptions(range=(-1.0, 1.0)),
+        ]
+    )
+
+
+def draw_rules(quantizer: BackendQuantizer, graph: GraphView, rng: random.Random) -> set[str]:
+    """Say something about a few operators and values; return the values that stay in float."""
+    operators = [node for node in graph.nodes if not node.kind.startswith("prim::")]
+    made = [value for node in operators for value in node.outputs]
+    values = [v for v in (*graph.inputs, *made) if v.is_tensor]
+    floats = set()
+    for node in rng.sample(operators, min(2, len(operators))):
+        tensors = rng.sample(("input", "weight", "output"), 2)
+        options = LayerOptions(**{name: draw_options(rng) for name in tensors})
+        quantizer.set_module_name(node.module, rng.choice((options, None)))
+    for value in rng.sample(values, min(2, len(values))):
+        said = draw_options(rng)
+        quantizer.set_value(value.name, said)
+        (floats.add if said == FLOAT else floats.discard)(value.name)
+    return floats
+
+
+@pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")
+@pytest.mark.parametrize("make", [PowerOfTwoQuantizer, X86Quantizer, Reference().quantizer])
+def test_random_rules(make: Callable[[], BackendQuantizer]) -> None:
+    """Whatever is said of random modules can be done, and what is left in float stays so."""
+    kept = scales = 0
+    for drawn in random_modules(60, seed=11):
+        model, rng = drawn.compile(training=False, dtype=torch.float32), random.Random(drawn.index)
+        quantizer = make()
+        floats = draw_rules(quantizer, GraphView.of(normalize(model._c, "forward").module), rng)
+        target = quantizer.target or "reference"
+        prepared = jit_passes.prepare(model, quantizer=quantizer, target=target)
+        found = jit_passes.convert(jit_passes.calibrate(prepared, [drawn.arguments(torch.float32)]))
+        rows = results(found)
+        kept += len(floats)
+        assert not floats & rows.keys(), drawn.name
+        found_scales = [row[0] for of_value in rows.values() for row in of_value]
+        if make is PowerOfTwoQuantizer:
+            assert all(map(is_power_of_two, found_scales)), drawn.name
+        scales += len(found_scales)
+    assert kept > 10
+    assert scales > 10
 
 
 # ---------------------------------------------------------------------------- one net, all ways

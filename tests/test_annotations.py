@@ -50,6 +50,7 @@ from jit_passes.quantizer import (
     spec_from_text,
     spec_to_text,
 )
+from jit_passes.quantizer.members import GIVE_BOOLS
 from jit_passes.testing import random_module
 
 UINT8 = QuantizationSpec("uint8", observer=MinMax())
@@ -636,10 +637,12 @@ def draw_annotations(
             constant = value.constant
             floating = not isinstance(constant, Tensor) or constant.is_floating_point()
             known = value.dtype is None or value.dtype.is_floating_point
+            known = known and not (value.producer and value.producer.kind in GIVE_BOOLS)
             if value.is_tensor and floating and known and rng.random() < 0.7:
                 where["edge", str(value.id), str(node.index)] = value, node
         floating = len(node.outputs) == 1 and node.output.is_tensor
         floating = floating and (node.output.dtype or torch.float).is_floating_point
+        floating = floating and node.kind not in GIVE_BOOLS
         if floating and rng.random() < 0.7:
             where["result", str(node.index)] = node.output, node
     toy: Toy = {}
@@ -707,6 +710,51 @@ def test_groups_of_random_modules(seed: int) -> None:
             assert {frozenset(group) for group in labels.values()} == wanted
             compared += 1
     assert compared > 20 and circles > 3
+
+
+class Drawn(Quantizer):
+    """Annotates at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        return draw_annotations(graph, random.Random(self.seed))[2]
+
+
+def tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value
+    return (
+        [t for part in parts for t in tensors(part)]
+        if isinstance(value, (tuple, list, dict))
+        else []
+    )
+
+
+@pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")
+def test_random_annotations_of_random_modules() -> None:
+    """A prepared model computes what the model does, in-place operators and branches included."""
+    compared = 0
+    for index in range(60):
+        drawn = random_module(index, 21)
+        model = drawn.compile(training=False, dtype=torch.float32)
+        try:
+            prepared = jit_passes.prepare(model, quantizer=Drawn(index), target="reference")
+        except JitPassesError as error:
+            assert "in a circle" in str(error) or "elements of one list" in str(error)
+            continue
+        expected = tensors(model(*drawn.arguments(torch.float32)))
+        found = tensors(prepared(*drawn.arguments(torch.float32)))
+        for one, other in zip(expected, found, strict=True):
+            assert torch.allclose(one.float(), other.float(), 1e-4, 1e-5), drawn.name
+        jit_passes.calibrate(prepared, [drawn.arguments(torch.float32)])
+        converted = jit_passes.convert(prepared)
+        for value in tensors(converted(*drawn.arguments(torch.float32))):
+            assert value.isfinite().all()
+        compared += 1
+    assert compared > 30
 
 
 # ---------------------------------------------------------------------------- derived parameters
@@ -899,6 +947,11 @@ class Odd(nn.Module):
         return high, x.reshape([-1]) + 2.0
 
 
+class Compares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, torch.gather(x, 1, x.argmax(1, keepdim=True)))
+
+
 class Unlike(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -1066,6 +1119,16 @@ ERRORS: dict[str, tuple[type[nn.Module], Callable[[Nodes], dict[str, Any]], list
         Odd,
         lambda n: {"where": annotation({n["where"].inputs[0]: UINT8})},
         ["mask", "it holds bool: only float tensors"],
+    ),
+    "a comparison": (
+        Compares,
+        lambda n: {"gt": annotation(result=UINT8)},
+        ["'gt' (", "it holds bool: only float tensors"],
+    ),
+    "indices": (
+        Compares,
+        lambda n: {"gather": annotation({n["argmax"]: UINT8})},
+        ["'argmax -> gather' (", "it holds int64: only float tensors"],
     ),
     "a number": (
         Odd,

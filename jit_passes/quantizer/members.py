@@ -24,6 +24,15 @@ from .specification import (
 OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec | DerivedQuantizationSpec
 Use = tuple[NodeView, int]
 LIST = "prim::ListConstruct"
+# Operators whose results are known to be no floats where the graph knows no dtype.
+GIVE_BOOLS = frozenset(
+    f"aten::{op}"
+    for op in (
+        "lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_xor",
+        "logical_not", "isnan", "isinf", "isfinite", "isneginf", "isposinf", "signbit",
+    )
+)  # fmt: skip
+GIVE_INTS = frozenset(f"aten::{op}" for op in ("argmax", "argmin", "argsort", "bincount"))
 
 
 @dataclass(eq=False)
@@ -300,6 +309,10 @@ def check_float(member: Member) -> None:
             found = f"it holds {str(value.constant.dtype).removeprefix('torch.')}"
     elif value.dtype is not None and not value.dtype.is_floating_point:
         found = f"it holds {str(value.dtype).removeprefix('torch.')}"
+    elif value.producer is not None and value.producer.kind in GIVE_BOOLS:
+        found = "it holds bool"
+    elif value.producer is not None and value.producer.kind in GIVE_INTS:
+        found = "it holds int64"
     if found:
         raise JitPassesError(
             f"{member.place} is annotated to be quantized, and {found}: only float tensors can be"

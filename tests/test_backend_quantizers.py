@@ -856,3 +856,12 @@ def test_the_same_file_from_nni() -> None:
     assert len(stored) == 10
     config = {"version": 1, "rules": rules}
     assert file_of(found) == file_of(mixed(Reference().quantizer(), config=config))
+
+
+def test_inputs_and_weights_of_nni_on_kernels() -> None:
+    """Results that NNI's list leaves out are quantized where the next operator reads them."""
+    entry = {"quant_types": ["weight", "input"], "quant_bits": 8, "op_types": ["Conv2d", "Linear"]}
+    script = torch.jit.script(seeded(Layers))
+    int8 = jit_passes.quantize_script(script, images(), target="stock", config=from_nni([entry]))
+    rows = {row.name: row.dtype for row in jit_passes.coverage(int8)}
+    assert rows == dict.fromkeys(ALL, "int8") | {FC: "float"}  # nothing reads the last result

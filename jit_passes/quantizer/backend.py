@@ -203,8 +203,6 @@ class _Writer:
             if isinstance(spec, OwnSpec) and (why := quantizer.activations.refusal(spec)):
                 return f"its input is to be {why}"
         result = self.result(node)
-        if result is None and not quantizer.mixed:
-            return "its result is to stay in float"
         if row.role is Role.SHARED and isinstance(result, OwnSpec) and not quantizer.mixed:
             return "its result has the parameters of its operand in the target"
         if isinstance(result, OwnSpec) and row.fixed is not result:

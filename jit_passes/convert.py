@@ -86,11 +86,12 @@ class _Observer:
     users: tuple[str, ...]
     ranks: tuple[int, int]
     state: ObserverState
+    channels: int = 0  # 0 per tensor, or not known ahead of time
 
     @property
     def reached(self) -> bool:
-        """Whether calibration saw the value; one that is only derived counts as seen."""
-        return isinstance(self.spec, GroupDerivation) or self.state.reached
+        """Whether calibration saw the value; one that is not looked at counts as seen."""
+        return self.op == "observe_nothing" or self.state.reached
 
 
 def _read(module: Any, method: str) -> list[_Observer]:
@@ -148,12 +149,28 @@ class Groups:
         return observer.owner not in self._refused and not users_refused and observer.reached
 
     def _of_group(self, group: int) -> QParams | None:
-        if group not in self._found:
-            self._found[group] = self._choose(group)
+        pending = [group]  # not recursive: derivations may be many, one after another
+        while pending:
+            last = pending[-1]
+            missing = [source for source in self._sources(last) if source not in self._found]
+            if missing and last not in self._found:
+                pending += missing
+            else:
+                if last not in self._found:
+                    self._found[last] = self._choose(last)
+                pending.pop()
         return self._found[group]
 
+    def _leaders(self, group: int) -> list[_Observer]:
+        return [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
+
+    def _sources(self, group: int) -> tuple[int, ...]:
+        leaders = self._leaders(group)
+        spec = leaders[0].spec if leaders else None
+        return spec.groups if isinstance(spec, GroupDerivation) else ()
+
     def _choose(self, group: int) -> QParams | None:
-        leaders = [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
+        leaders = self._leaders(group)
         if not leaders:
             return None
         spec = leaders[0].spec
@@ -161,14 +178,25 @@ class Groups:
             return fixed_qparams(spec)
         if isinstance(spec, QuantizationSpec):
             return choose_qparams(spec, leaders[0].state)
-        sources = [self._of_group(source) for source in spec.groups]
+        sources = [self._found[source] for source in spec.groups]
         known = [source for source in sources if source is not None]
         if len(known) < len(sources):
             return None
-        try:
-            return derive_qparams(spec, known)
-        except JitPassesError as error:
-            raise JitPassesError(f"'{leaders[0].name}': {error}") from error
+        parameters = derive_qparams(spec, known, leaders[0].name)
+        _check_channels(parameters, leaders)
+        return parameters
+
+
+def _check_channels(parameters: QParams, observers: list[_Observer]) -> None:
+    scale = parameters.scale
+    found = len(scale) if isinstance(scale, torch.Tensor) else 0
+    for observer in observers:
+        if observer.channels and observer.channels != found:
+            assert isinstance(observer.spec, GroupDerivation)
+            raise JitPassesError(
+                f"'{observer.name}' has {observer.channels} channels, and "
+                f"{observer.spec.function} derived parameters for {found}"
+            )
 
 
 def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecord:

@@ -16,11 +16,13 @@ from .passes import Pipeline, passes, register_pass
 from .quantizer import (
     Annotations,
     BackendQuantizer,
+    FixedQParamsQuantizationSpec,
     GroupDerivation,
     Quantization,
     QuantizationSpec,
     Quantizer,
     Role,
+    annotations_of,
     resolve,
     spec_to_text,
 )
@@ -117,12 +119,7 @@ def annotate(
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
         module = transform(module, method, quantizer)
     graph = GraphView.of(module, method)
-    annotations = quantizer.annotate(graph)
-    if not isinstance(annotations, Annotations):
-        raise JitPassesError(
-            f"{type(quantizer).__name__}.annotate returned {type(annotations).__name__}: return "
-            "the Annotations"
-        )
+    annotations = annotations_of(quantizer, graph)
     quantizer.validate(annotations)
     return module, graph, annotations
 
@@ -220,11 +217,39 @@ def float_reason(node: NodeView, annotations: Annotations, target: Target | None
 
 
 def plan_observations(quantizations: Sequence[Quantization]) -> list[Observation]:
-    """Return what the pass insert_observers takes."""
-    return [_observation(quantization) for quantization in quantizations]
+    """Return what the pass insert_observers takes.
+
+    Raises:
+        JitPassesError: a value is to be quantized twice, or per channel and it is not known how
+            many channels it has, or those that share its parameters have another number of them.
+    """
+    counts = check_channels(quantizations)
+    return [_observation(*pair) for pair in zip(quantizations, counts, strict=True)]
 
 
-def _observation(quantization: Quantization) -> Observation:
+def check_channels(quantizations: Sequence[Quantization]) -> list[int]:
+    """Return how many channels have parameters of their own; 0 per tensor, or if it is unknown."""
+    first: dict[int, tuple[Quantization, int]] = {}
+    counts = []
+    for quantization in quantizations:
+        spec = quantization.spec
+        axis = None if isinstance(spec, FixedQParamsQuantizationSpec) else spec.ch_axis
+        count = 0
+        if axis is not None:
+            known = isinstance(spec, QuantizationSpec)  # what is derived is not measured
+            count = channel_count(quantization, axis, needed=known)
+        if count:
+            one, former = first.setdefault(quantization.group, (quantization, count))
+            if count != former:
+                raise JitPassesError(
+                    f"'{one.name}' and '{quantization.name}' share parameters per channel, and "
+                    f"have {former} and {count} channels along axis {axis}"
+                )
+        counts.append(count)
+    return counts
+
+
+def _observation(quantization: Quantization, count: int) -> Observation:
     if quantization.again:
         raise JitPassesError(
             f"'{quantization.name}' is to be quantized twice, which only fake quantization does: "
@@ -237,15 +262,15 @@ def _observation(quantization: Quantization) -> Observation:
             "does: backends' kernels round halves to even"
         )
     channels, axis, constant, bins = 0, 0, 1.0, 0
-    op = "observe_nothing" if isinstance(spec, GroupDerivation) else "observe_reach"
+    # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
+    op = "observe_nothing" if isinstance(spec, GroupDerivation) or count else "observe_reach"
     if isinstance(spec, QuantizationSpec) and quantization.observed:
         op = spec.observer.op
         bins = getattr(spec.observer, "bins", 0)
         if isinstance(spec.observer, MovingAverageMinMax):
             constant = spec.observer.averaging_constant
         if spec.ch_axis is not None:
-            op, axis = spec.observer.per_channel_op, spec.ch_axis
-            channels = channel_count(quantization, axis)
+            op, axis, channels = spec.observer.per_channel_op, spec.ch_axis, count
     text = spec_to_text(
         spec,
         group=quantization.group,
@@ -253,6 +278,7 @@ def _observation(quantization: Quantization) -> Observation:
         owner=quantization.owner,
         users=quantization.users,
         ranks=quantization.ranks,
+        channels=count,
     )
     uses = [(node.index, operand) for node, operand in quantization.uses]
     once = value.is_constant
@@ -262,18 +288,20 @@ def _observation(quantization: Quantization) -> Observation:
     )  # fmt: skip
 
 
-def channel_count(quantization: Quantization, axis: int) -> int:
-    """Return how many channels the value has, ahead of time.
+def channel_count(quantization: Quantization, axis: int, needed: bool = True) -> int:
+    """Return how many channels the value has, ahead of time; 0 if not known and not needed.
 
     Raises:
         JitPassesError: the graph does not know.
     """
     shape = quantization.value.shape
     channels = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-    if channels is None:
-        raise JitPassesError(
-            f"'{quantization.name}' is to be quantized per channel along axis {axis}, and its "
-            f"shape is {'not known ahead of time' if shape is None else list(shape)}: use a "
-            "per-tensor scheme"
-        )
-    return channels
+    if channels is not None:
+        return channels
+    if shape is None and not needed:
+        return 0
+    raise JitPassesError(
+        f"'{quantization.name}' is to be quantized per channel along axis {axis}, and its "
+        f"shape is {'not known ahead of time' if shape is None else list(shape)}: use a "
+        "per-tensor scheme"
+    )

@@ -63,6 +63,7 @@ STEPS_OF_ROUNDING = 0.1
 
 # Right in a module whose parameters are constants: run in the pipelines that lead there.
 STAGED = {
+    "fold_lookup_tables",
     "fold_prepack",
     "fold_quantized_constants",
     "fuse_cat",
@@ -70,6 +71,7 @@ STAGED = {
     "insert_observers",
     "insert_quantize_dequantize",
     "lower_quantize_dequantize",
+    "merge_dequantize",
     "replicate_dequantize",
     "sink_dequantize",
     "split_groups",
@@ -297,6 +299,12 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
             assert all(v.isfinite().all() for v in expected.values() if isinstance(v, Tensor))
             checker.same("loaded", expected, reloaded(int8)._c, False)
             findings.changed["quantize_script"] += "int8" in str(jit_passes.coverage(int8))
+        with checker.reporting("quantize_for_reference"), torch.no_grad():
+            prepared = jit_passes.prepare(module, target="reference")
+            reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
+            expected = checker.observe(reference._c)
+            checker.same("lowered", expected, jit_passes.lower(reloaded(reference))._c, False)
+            findings.changed["quantize_for_reference"] += 1
         checker.training = checker.gradients = True
         with checker.reporting("quantize_slots"):
             module = drawn.compile(frontend, training=True, dtype=torch.float32)
@@ -495,6 +503,7 @@ STEPS = [
     "split_then_merge",
     "original",
     "quantize_script",
+    "quantize_for_reference",
     "quantize_slots",
 ]
 CHECKS = [*jit_passes.passes, *STEPS, *(rule.name for rule in RULES)]

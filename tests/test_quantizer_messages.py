@@ -97,7 +97,9 @@ def test_a_derivation_that_fails() -> None:
 
     model = prepared(annotate_bias(derived))
     jit_passes.calibrate(model, [torch.randn(2, 4, 5, 5)])
-    with pytest.raises(JitPassesError, match=r"'conv:conv2d\[2\]': deriving .*no scale today"):
+    with pytest.raises(
+        JitPassesError, match=r"deriving the parameters of 'conv:conv2d\[2\]' with .*no scale today"
+    ):
         jit_passes.convert(model)
 
 

@@ -47,7 +47,7 @@ NARROW = SpecSupport({"int8": (-127, 127)}, ("per_channel_symmetric",))
         (SUPPORT, FixedQParamsQuantizationSpec(1 / 256, 0), None),
         (SUPPORT, QuantizationSpec("uint8", 0, 15), r"uint8 \[0, 15\], and .* uint8 \[0, 255\]"),
         (SUPPORT, QuantizationSpec("int8"), r"int8 \[-128, 127\], and"),
-        (SUPPORT, QuantizationSpec(rounding="floor"), "rounding floor"),
+        (SUPPORT, QuantizationSpec(rounding="floor"), "rounded floor"),
         (NARROW, QuantizationSpec("int8", -7, 7, "per_channel_symmetric", 0), None),
         (NARROW, QuantizationSpec("int8", -128, 127, "per_channel_symmetric", 0), "-128"),
         (

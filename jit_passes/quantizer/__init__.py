@@ -10,7 +10,7 @@ from .glow_configuration import from_glow_kinds, from_glow_node_precision
 from .nni_configuration import from_nni
 from .options import LayerOptions, TensorOptions
 from .qparams import QParams, bias_qparams, choose_qparams
-from .quantizer import Quantizer
+from .quantizer import Quantizer, annotations_of
 from .resolve import Quantization, resolve
 from .selector import Selector
 from .slots import RECIPES, SLOTS, Slot, SlotQuantizer
@@ -57,6 +57,7 @@ __all__ = [
     "SlotQuantizer",
     "SpecSupport",
     "TensorOptions",
+    "annotations_of",
     "bias_qparams",
     "choose_qparams",
     "derivation",

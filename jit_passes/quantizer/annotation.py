@@ -25,7 +25,8 @@ class QuantizationAnnotation:
 
     Attributes:
         input_qspec_map: for operands that it is to see quantized, how; by value, or by the node
-            that makes it. Elements of a list operand count as operands.
+            that makes it; None for as it is. Elements of a list operand count as operands; who
+            else reads the same list sees them quantized too.
         output_qspec: how all users see its result; None for as it is.
         allow_implicit_sharing: whether operands have the parameters that the operators that make
             them, and their other users, ask for with an equal specification.
@@ -36,7 +37,7 @@ class QuantizationAnnotation:
             sum of products that is then narrowed.
     """
 
-    input_qspec_map: Mapping[ValueOrNode, AnySpec] = field(default_factory=dict)
+    input_qspec_map: Mapping[ValueOrNode, AnySpec | None] = field(default_factory=dict)
     output_qspec: AnySpec | None = None
     allow_implicit_sharing: bool = True
     part_of: NodeView | None = None
@@ -84,8 +85,11 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
     def share(self, *places: EdgeOrNode) -> None:
         """Say that values which are annotated with equal specifications have the same parameters.
 
+        Observers may differ; the first one in program order finds the range.
+
         Args:
-            places: values quantized for all their users, or pairs of a value and one user.
+            places: values, as results or at all their annotated uses, or pairs of a value and one
+                user.
         """
         self.shared.append(places)
 
@@ -106,6 +110,7 @@ def _rows(node: NodeView, annotation: QuantizationAnnotation) -> list[tuple[str,
     rows = [
         ("", _operand(node, value_of(place)), describe(spec))
         for place, spec in annotation.input_qspec_map.items()
+        if spec is not None
     ]
     for spec in (annotation.output_qspec, annotation.output_qspec_again):
         if spec is not None:

@@ -35,6 +35,8 @@ WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax(
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 BIAS_LIMIT = 2**31 - 1
 
+ALL_FLOAT = "its input and its weight are to stay in float"
+
 OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
 
 
@@ -135,7 +137,11 @@ class BackendQuantizer(Quantizer):
         }
         kept = frozenset(refused)
         float_results = frozenset(
-            node.index for node in graph.nodes if resolved.of(node).output.dtype == "float"
+            node.index
+            for node in graph.nodes
+            if node.kind in self.support
+            and len(node.outputs) == 1
+            and result_options(resolved, node, self.support[node.kind]).dtype == "float"
         )
         own_results = frozenset(
             index for index, options in resolved.layers.items() if options.output.given()
@@ -150,6 +156,7 @@ class BackendQuantizer(Quantizer):
                 break
             refused |= found
         annotations = writer.write()
+        kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
         annotations.kept = {graph.nodes[index].name for index in kept}
         annotations.refused = {
             graph.nodes[index].name: reason
@@ -215,6 +222,12 @@ class _Writer:
     def weight_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
         weight = self.weight(node, row)
         if weight is None:
+            said = self.resolved.of(node).output
+            floats = not self.quantized_values(node) and not (
+                said.given() and said.dtype != "float"
+            )
+            if floats:  # a result that nobody asked for is no reason to call it quantized
+                return ALL_FLOAT
             return None if self.quantizer.mixed else "its weight is to stay in float"
         if why := self.quantizer.weights.refusal(weight):
             return f"its weight is to be {why}"
@@ -247,15 +260,19 @@ class _Writer:
             assert maker is not None
             self.annotations[maker] = QuantizationAnnotation({}, result, True, owner, ranks)
         if self.has_equal_operands(node):
-            self.annotations.share(
-                *(
-                    (value, node) if value in operands else self.source(node, value)
-                    for value in dict.fromkeys(self.values(node))
-                )
-            )
+            places = [
+                (value, node) if value in operands else self.source(node, value)
+                for value in self.quantized_values(node)
+            ]
+            self.annotations.share(*places)
 
     def values(self, node: NodeView) -> list[ValueView]:
         return [value for _, _, value in self.selection.operands(node)]
+
+    def quantized_values(self, node: NodeView) -> list[ValueView]:
+        """Return the operands that are not left in float, each once."""
+        values = dict.fromkeys(self.values(node))
+        return [v for v in values if self.is_produced(v) or self.operand(node, v) is not None]
 
     def is_produced(self, value: ValueView) -> bool:
         """Whether a selected operator's result is quantized and the value goes back to it."""
@@ -273,9 +290,9 @@ class _Writer:
         return node.kind in self.quantizer.equal_operands and not within
 
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
-        """Quantize anew what has another specification than the first operand."""
-        present = {value: specs[value] or self.produced(value) for value in specs}
-        first = next(iter(present.values()))
+        """Quantize anew what has another specification than the first; what is float stays so."""
+        present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
+        first = next(iter(present.values()), None)
         for value, spec in present.items():
             if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
                 specs[value] = first
@@ -287,7 +304,7 @@ class _Writer:
         options = self.resolved.of(node).input
         if not self.is_produced(value):
             if not options.given():
-                options = self.wanted_by_readers(self.selection.origin(value))
+                options = self.wanted_by_readers(self.selection.origin(value), node)
             return self.apply(options.updated(self.resolved.of_value(value)), node)
         if not options.given() or options.dtype == "float":
             return None
@@ -302,7 +319,7 @@ class _Writer:
         spec = self.result(maker)
         if not isinstance(spec, SharedQuantizationSpec):
             return spec
-        first = self.values(maker)[0]
+        first = self.quantized_values(maker)[0]
         return self.operand(maker, first) or self.produced(first)
 
     def apply(self, options: TensorOptions, node: NodeView) -> OwnSpec | None:
@@ -317,29 +334,36 @@ class _Writer:
         row = self.selection.selected[node.index]
         value = clipped_output(node, row)
         layers, values = self.resolved.layers, self.resolved.values
-        clip = value.producer
-        speaks = node if node.index in layers or clip is None or clip.index not in layers else clip
-        options = self.resolved.of(speaks).output.updated(self.resolved.of_value(value))
+        options = result_options(self.resolved, node, row)
         if options.dtype == "float":
             return None
         is_special = (
-            speaks.index in layers and options != self.resolved.everywhere.output
+            speaker(self.resolved, node, row).index in layers
+            and options != self.resolved.everywhere.output
         ) or value.id in values
         if not (is_special and options.given()):
             if row.role is Role.FIXED:
                 return row.fixed
-            if row.role is Role.SHARED:
-                first = self.values(node)[0]
-                return SharedQuantizationSpec(self.source(node, first), observed=False)
+            quantized = self.quantized_values(node)
+            if row.role is Role.SHARED and quantized:
+                # Within the range of its operands, if these are all in the group.
+                within = len(quantized) == len(set(self.values(node)))
+                return SharedQuantizationSpec(self.source(node, quantized[0]), observed=not within)
         if not options.given():
-            options = self.wanted_by_readers(value)
+            options = self.wanted_by_readers(value, node)
         return self.apply(options, node)
 
-    def wanted_by_readers(self, value: ValueView) -> TensorOptions:
-        """Return what all that read a value want of it, where nothing is said of itself."""
+    def wanted_by_readers(self, value: ValueView, node: NodeView) -> TensorOptions:
+        """Return what all that read a result want of it, where nothing is said of itself.
+
+        What the backend cannot do is a reason to leave the reader in float, not what it reads.
+        """
         wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
-        agreed = all(options == wanted[0] for options in wanted) and wanted
-        return wanted[0] if agreed and wanted[0].dtype != "float" else TensorOptions()
+        if not wanted or any(options != wanted[0] for options in wanted):
+            return TensorOptions()
+        spec = self.apply(wanted[0], node)
+        refused = spec is None or self.quantizer.activations.refusal(spec) is not None
+        return TensorOptions() if refused else wanted[0]
 
     def wanted_by(self, reader: NodeView) -> TensorOptions:
         options = self.resolved.of(reader).input
@@ -386,6 +410,21 @@ class _Writer:
         if self.is_produced(value) and self.operand(node, value) is None:
             return self.selection.origin(value)
         return value, node
+
+
+def speaker(resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport) -> NodeView:
+    """Return whose output options hold: the operator's, or its clip's if only that has a rule."""
+    clip = clipped_output(node, row).producer
+    own = node.index in resolved.layers or clip is None or clip.index not in resolved.layers
+    return node if own or clip is None else clip
+
+
+def result_options(
+    resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport
+) -> TensorOptions:
+    """Return what is said about the result of an operator, or of the clip behind it."""
+    said = resolved.of(speaker(resolved, node, row)).output
+    return said.updated(resolved.of_value(clipped_output(node, row)))
 
 
 def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:

@@ -7,7 +7,8 @@ import warnings
 from ..errors import JitPassesError, JitPassesWarning
 from ..graph import GraphEditor, GraphView, NodeView
 from .annotation import Annotations
-from .quantizer import Quantizer
+from .quantizer import Quantizer, annotations_of
+from .specification import EdgeOrNode
 
 
 class ComposableQuantizer(Quantizer):
@@ -42,6 +43,9 @@ class ComposableQuantizer(Quantizer):
     def annotate(self, graph: GraphView) -> Annotations:
         """Annotate with each quantizer.
 
+        What a later one annotates is no longer among the reasons, refusals and shared operands of
+        earlier ones.
+
         Warns:
             JitPassesWarning: one overwrote what another had said; see `overwritten`.
         """
@@ -50,7 +54,7 @@ class ComposableQuantizer(Quantizer):
         self.overwritten = []
         for number, quantizer in enumerate(self.quantizers, 1):
             name = f"{number}. {type(quantizer).__name__}"
-            found = quantizer.annotate(graph)
+            found = annotations_of(quantizer, graph)
             for node in found:
                 if node in annotations and annotations[node] != found[node]:
                     self.overwritten.append((node.name, owners[node], name))
@@ -62,8 +66,12 @@ class ComposableQuantizer(Quantizer):
                 if node not in annotations.quantized
             }
             annotations.kept |= found.kept
-            annotations.refused |= found.refused
-            annotations.shared += found.shared
+            annotations.refused = {
+                node: reason
+                for node, reason in {**annotations.refused, **found.refused}.items()
+                if node not in annotations.quantized
+            }
+            annotations.shared = _about_others(annotations.shared, found) + found.shared
         if self.overwritten:
             shown = "; ".join(f"'{n}': {new} over {old}" for n, old, new in self.overwritten[:5])
             more = len(self.overwritten) - 5
@@ -78,3 +86,15 @@ class ComposableQuantizer(Quantizer):
     def validate(self, annotations: Annotations) -> None:
         for quantizer in self.quantizers:
             quantizer.validate(annotations)
+
+
+def _about_others(
+    shared: list[tuple[EdgeOrNode, ...]], annotations: Annotations
+) -> list[tuple[EdgeOrNode, ...]]:
+    """Return what is shared but for the operands of operators that are annotated now."""
+    rest = []
+    for places in shared:
+        kept = [p for p in places if not (isinstance(p, tuple) and p[1] in annotations)]
+        if len(kept) > 1 or len(kept) == len(places):
+            rest.append(tuple(kept))
+    return rest

@@ -130,29 +130,41 @@ def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:
     return QParams(spec.scale, spec.zero_point, None, *grid)
 
 
-def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams]) -> QParams:
+def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams], name: str) -> QParams:
     """Return the parameters that a specification derives from those of others.
 
+    Args:
+        spec: the specification.
+        sources: the parameters of what it derives from.
+        name: of the value, for messages.
+
     Raises:
-        JitPassesError: its function fails, or what it returns does not go with ch_axis.
+        JitPassesError: its function fails, or what it returns are no parameters or do not go with
+            ch_axis.
     """
     function = find_derivation(spec.function)
+    who = f"deriving the parameters of '{name}' with {spec.function}"
     try:
         scale, zero_point = function(sources)
+        scales = torch.as_tensor(scale, dtype=torch.float64)
+        zero_points = torch.as_tensor(zero_point, dtype=torch.int64).expand(scales.shape)
     except Exception as error:
-        raise JitPassesError(f"deriving parameters with {spec.function} failed: {error}") from error
-    grid = (spec.quant_min, spec.quant_max, spec.dtype)
-    per_channel = isinstance(scale, torch.Tensor) and scale.dim() > 0
-    if per_channel != (spec.ch_axis is not None):
+        raise JitPassesError(f"{who} failed: {error}") from error
+    if scales.dim() > 1 or (scales.dim() == 1) != (spec.ch_axis is not None):
+        shape = f"scales of shape {list(scales.shape)}" if scales.dim() else "one scale"
         raise JitPassesError(
-            f"{spec.function} returned {'a scale for each channel' if per_channel else 'one scale'}"
-            f", and the specification's ch_axis is {spec.ch_axis}"
+            f"{who} gave {shape}, and the specification's ch_axis is {spec.ch_axis}"
         )
-    if not per_channel:
-        return QParams(float(scale), int(zero_point), None, *grid)
-    scales = torch.as_tensor(scale, dtype=torch.float64)
-    zero_points = torch.as_tensor(zero_point, dtype=torch.int64).expand(scales.shape).contiguous()
-    return QParams(scales, zero_points, spec.ch_axis, *grid)
+    if not bool((scales.isfinite() & (scales > 0)).all()):
+        raise JitPassesError(f"{who} gave a scale that is not finite and above 0: {scale}")
+    if not bool(((spec.quant_min <= zero_points) & (zero_points <= spec.quant_max)).all()):
+        raise JitPassesError(
+            f"{who} gave a zero point outside of [{spec.quant_min}, {spec.quant_max}]: {zero_point}"
+        )
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    if spec.ch_axis is None:
+        return QParams(float(scales), int(zero_points), None, *grid)
+    return QParams(scales, zero_points.contiguous(), spec.ch_axis, *grid)
 
 
 @derivation

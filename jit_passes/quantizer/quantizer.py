@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+from ..errors import JitPassesError
 from ..graph import GraphEditor, GraphView
 from .annotation import Annotations
 
@@ -31,3 +32,18 @@ class Quantizer(ABC):
 
     def validate(self, annotations: Annotations) -> None:  # noqa: B027 - optional
         """Raise JitPassesError for annotations that the backend cannot do; see `annotate`."""
+
+
+def annotations_of(quantizer: Quantizer, graph: GraphView) -> Annotations:
+    """Return what a quantizer says about a graph.
+
+    Raises:
+        JitPassesError: its `annotate` returns something else.
+    """
+    found: Any = quantizer.annotate(graph)
+    if isinstance(found, Annotations):
+        return found
+    raise JitPassesError(
+        f"{type(quantizer).__name__}.annotate returned {type(found).__name__}: return the "
+        "Annotations"
+    )

@@ -38,7 +38,7 @@ float searchFactor(Error error, float low, float high, int steps, int rounds) {
 // The whole of (0, 1].
 template <typename Error>
 float searchFactor(Error error) {
-  return searchFactor(error, 0, 1, /*steps=*/24, /*rounds=*/3);
+  return searchFactor(error, 0, 1, /*steps=*/16, /*rounds=*/3);
 }
 
 // Around what is nearly best already.
@@ -46,7 +46,7 @@ template <typename Error>
 float searchFactorAround(Error error, float centre) {
   constexpr float kReach = 0.25;
   return searchFactor(
-      error, std::max(centre - kReach, 0.0f), std::min(centre + kReach, 1.0f), /*steps=*/6, /*rounds=*/2);
+      error, std::max(centre - kReach, 0.0f), std::min(centre + kReach, 1.0f), /*steps=*/4, /*rounds=*/2);
 }
 
 // min and max are the exact range that was seen: the outermost bins reach beyond it.

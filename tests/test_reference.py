@@ -103,6 +103,16 @@ def test_in_one_call(net: Net) -> None:
         assert torch.equal(lowered(data[0]), expected)
 
 
+def test_its_quantizer_knows_the_target(net: Net) -> None:
+    """The caller need not say it twice."""
+    data = batches(2, 4, 12, 12)
+    script = torch.jit.script(net)
+    quantizer = Reference(lookup_tables=False).quantizer()
+    lowered = jit_passes.quantize_script(script, data, quantizer=quantizer, progress=False)
+    assert "jit_passes::lookup_table" not in kinds(lowered)
+    assert "jit_passes::dequantize" in kinds(lowered)
+
+
 def test_fixed_parameters(net: Net) -> None:
     """The results of sigmoid and tanh take all codes there are, whatever calibration sees."""
     reference = reference_of(net, batches(2, 4, 12, 12), Reference())

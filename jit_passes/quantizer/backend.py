@@ -57,6 +57,7 @@ class BackendQuantizer(Quantizer):
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
         equal_operands: operators whose operands must have the same parameters.
+        target: the backend, taken where a caller of `prepare` says "auto".
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class BackendQuantizer(Quantizer):
         weights: SpecSupport = ANY_SPEC,
         mixed: bool = False,
         equal_operands: tuple[str, ...] = (),
+        target: Any = None,
     ) -> None:
         self.support = support
         self.activation = activation
@@ -79,6 +81,7 @@ class BackendQuantizer(Quantizer):
         self.weights = weights
         self.mixed = mixed
         self.equal_operands = equal_operands
+        self.target = target
         self.configuration = Configuration()
 
     def set_global(self, options: LayerOptions) -> BackendQuantizer:

@@ -34,8 +34,7 @@ class TargetQuantizer(BackendQuantizer):
                 "equal_operands",
             )
         }  # fmt: skip
-        super().__init__(**{**arguments, **options})
-        self.target = target
+        super().__init__(**{**arguments, "target": target, **options})
 
 
 class X86Quantizer(TargetQuantizer):

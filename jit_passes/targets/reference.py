@@ -131,7 +131,11 @@ class Reference(Target):
 
     def quantizer(self) -> BackendQuantizer:
         return BackendQuantizer(
-            self.support, ACTIVATION, weight_of=self.weight_specification, mixed=True
+            self.support,
+            ACTIVATION,
+            weight_of=self.weight_specification,
+            mixed=True,
+            target=self,
         )
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:

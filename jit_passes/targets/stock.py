@@ -135,6 +135,7 @@ class Stock(Target):
             self.weight_specification,
             activations=SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True),
             weights=WEIGHTS,
+            target=self,
         )
 
     def weight_specification(self, node: NodeView) -> QuantizationSpec:

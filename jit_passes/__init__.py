@@ -11,6 +11,7 @@ from .diff import diff_graphs, format_graph
 from .errors import JitPassesError, JitPassesWarning, PassError
 from .graph import GraphEditor, GraphView, NodeView, ValueView
 from .lower import lower
+from .normalize import normalized_graph
 from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
 from .plugins import Plugin, load_plugins
@@ -56,6 +57,7 @@ __all__ = [
     "library_path",
     "load_plugins",
     "lower",
+    "normalized_graph",
     "observers",
     "passes",
     "prepare",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from .graph import GraphView
+from .module import check_module
 from .passes import Pipeline, PipelineResult
 
 NORMALIZE = Pipeline(
@@ -39,3 +43,19 @@ def normalize(module: Any, method: str = "forward") -> PipelineResult:
         method: the method to keep.
     """
     return NORMALIZE.run(module, method)
+
+
+def normalized_graph(model: torch.jit.ScriptModule, method: str = "forward") -> GraphView:
+    """Return the graph that quantizers annotate: what `prepare` first makes of a model.
+
+    Its names are those that configurations, profiles and reports go by.
+
+    Args:
+        model: scripted, traced or loaded, in eval mode. It is not touched.
+        method: the method to look at.
+
+    Raises:
+        JitPassesError: the model is not a ScriptModule, is in training mode or has no such method.
+    """
+    check_module(model, method)
+    return GraphView.of(normalize(model._c, method).module, method)

@@ -133,9 +133,9 @@ model = torch.jit.script(network.eval())
 # inlined, batch normalizations folded into the convolutions, in-place operators replaced by others
 # where nobody can tell the difference. It returns annotations.
 #
-# `normalized_graph` returns that graph as plain Python data, a `GraphView`. A node has a stable name,
-# a kind, the path and class of its module, operands and results; a value knows its constant, if it
-# is one, its shape, as far as the graph says, who makes it and who uses it.
+# `normalized_graph` returns that graph as plain Python data, a `GraphView`. A node has a stable
+# name, a kind, the path and class of its module, operands and results; a value knows its constant,
+# if it is one, its shape, as far as the graph says, who makes it and who uses it.
 
 
 # %%

@@ -41,14 +41,10 @@ inline Number inSteps(Number x, Number scale, Number inverse_scale) {
   }
 }
 
-// The same for a product that nothing else looks at. Before GCC 12 the last bit depends on the unit.
+// For a product that nothing else looks at: looks at it.
 template <typename Number>
 inline Number rounded(Number product) {
-#if defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__)
-  return __builtin_assoc_barrier(product);
-#else
-  return product;
-#endif
+  return product == product ? product : std::numeric_limits<Number>::quiet_NaN();
 }
 
 inline at::Tensor inSteps(const at::Tensor& x, const at::Tensor& scale) {

@@ -4,9 +4,11 @@ Usage, from the repository root::
 
     python -m benchmarks.trained_quantization --rounds 20
 
-The last row moves the bytes that one forward and one backward must move: 8 for a number in the
-forward, 12 in the backward, with ``copy_`` between tensors that are there already.  Run it on a
-machine that does nothing else: all of these are bound by memory, which neighbours share.
+The last two rows are bounds.  One forward and one backward must move 20 bytes for each number, 8
+and 12.  ``x.clone()`` and ``x + gradient`` move as many and make two new tensors, as the operators
+do, whose pages the system has to provide; ``copy_`` between tensors that are there already does
+not.  Run it on a machine that does nothing else: all of these are bound by memory, which neighbours
+share.
 """
 
 from __future__ import annotations
@@ -88,6 +90,8 @@ def _calls() -> dict[str, Callable[[], object]]:
         name: partial(_step, forward, leaves, gradient.view_as(leaves[0]))
         for name, (forward, leaves) in forwards.items()
     }
+    plain = x.detach()
+    calls["clone and add"] = lambda: (plain.clone(), plain + gradient)
     # A copy reads and writes: 8 bytes for each float32, and 20 are due.
     source, target = torch.ones(_ELEMENTS * 20 // 8), torch.ones(_ELEMENTS * 20 // 8)
     calls["copying as many bytes"] = lambda: target.copy_(source)

@@ -67,10 +67,11 @@ JIT_PASSES_VECTORIZED void gradientsOfRow(
     for (int64_t i = 0; i < length; ++i) {
       const Number g = gradient[begin + i], value = x[begin + i];
       const auto slope = Rule::of(inSteps(kOffset ? value - offset : value, scale, inverse_scale), low, high);
-      result[begin + i] = slope.inside ? g : 0;
+      const Number passed = slope.inside ? g : 0;
+      result[begin + i] = passed;
       slope_lanes[i] += static_cast<double>(g) * static_cast<double>(slope.value);
       if constexpr (kOffset) {
-        outside_lanes[i] += static_cast<double>(slope.inside ? 0 : g);
+        outside_lanes[i] += static_cast<double>(g - passed); // a second choice would not vectorize
       }
     }
   }
@@ -94,10 +95,11 @@ JIT_PASSES_VECTORIZED void gradientsAcross(
     const Number g = gradient[i], value = x[i];
     const auto slope =
         Rule::of(inSteps(kOffset ? value - offsets[i] : value, scales[i], inverse_scales[i]), low, high);
-    result[i] = slope.inside ? g : 0;
+    const Number passed = slope.inside ? g : 0;
+    result[i] = passed;
     slopes[i] += static_cast<double>(g) * static_cast<double>(slope.value);
     if constexpr (kOffset) {
-      outside[i] += static_cast<double>(slope.inside ? 0 : g);
+      outside[i] += static_cast<double>(g - passed);
     }
   }
 }

@@ -21,31 +21,14 @@
 
 #include <bit>
 
-#include "channels.h"
 #include "core/vectorize.h"
+#include "grid.h"
 
 namespace jit_passes {
 namespace {
 
 using at::Tensor;
 using c10::string_view;
-
-constexpr int64_t kGrain = 1 << 14;
-constexpr int64_t kLargestCode = 1 << 24; // float32 holds all integers up to here
-
-// For numbers of both precisions.
-inline float nearestEven(float v) { return __builtin_rintf(v); }
-inline double nearestEven(double v) { return __builtin_rint(v); }
-inline float floorOf(float v) { return __builtin_floorf(v); }
-inline double floorOf(double v) { return __builtin_floor(v); }
-inline float ceilOf(float v) { return __builtin_ceilf(v); }
-inline double ceilOf(double v) { return __builtin_ceil(v); }
-inline float truncOf(float v) { return __builtin_truncf(v); }
-inline double truncOf(double v) { return __builtin_trunc(v); }
-// The largest number below a half, with the sign of v: adding a half itself would round up what is
-// just below.
-inline float almostHalf(float v) { return __builtin_copysignf(0x1.fffffep-2f, v); }
-inline double almostHalf(double v) { return __builtin_copysign(0x1.fffffffffffffp-2, v); }
 
 struct HalfEven {
   template <typename Number>
@@ -126,54 +109,36 @@ auto dispatchRounding(string_view name, Body body) {
   return body(TowardZero{});
 }
 
-// Rounding looks at the number of steps twice, which keeps compilers from fusing the product with a sum:
-// a fused one is not rounded, and ties would go one way or the other by the vector unit.
-template <typename Number>
-inline Number inSteps(Number x, Number scale, Number inverse_scale) {
-  if constexpr (std::is_same_v<Number, float>) {
-    return x * inverse_scale;
-  } else {
-    return x / scale;
-  }
-}
-
-template <typename Number, typename Rounding>
-JIT_PASSES_VECTORIZED void fakeQuantizeRow(
-    const Number* x, Number* result, int64_t count, Number scale, Number zero_point, Number low,
+template <typename Rounding, bool kMasked, typename Number>
+inline void fakeQuantizeOne(
+    Number x, Number* result, bool* inside, Number scale, Number inverse_scale, Number zero_point, Number low,
     Number high) {
-  const Number inverse_scale = 1 / scale;
-  for (int64_t i = 0; i < count; ++i) {
-    const Number code = Rounding::round(inSteps(x[i], scale, inverse_scale)) + zero_point;
-    const Number above = code < low ? low : code;
-    result[i] = ((above > high ? high : above) - zero_point) * scale;
+  const Number code = Rounding::round(inSteps(x, scale, inverse_scale)) + zero_point;
+  *result = (clampTo(code, low, high) - zero_point) * scale;
+  if constexpr (kMasked) {
+    *inside = (code >= low) & (code <= high);
   }
 }
 
-template <typename Number, typename Rounding>
-JIT_PASSES_VECTORIZED void fakeQuantizeMaskRow(
+template <typename Rounding, bool kMasked, typename Number>
+JIT_PASSES_VECTORIZED void fakeQuantizeRow(
     const Number* x, Number* result, bool* inside, int64_t count, Number scale, Number zero_point, Number low,
     Number high) {
   const Number inverse_scale = 1 / scale;
   for (int64_t i = 0; i < count; ++i) {
-    const Number code = Rounding::round(inSteps(x[i], scale, inverse_scale)) + zero_point;
-    const Number above = code < low ? low : code;
-    result[i] = ((above > high ? high : above) - zero_point) * scale;
-    inside[i] = (code >= low) & (code <= high);
+    fakeQuantizeOne<Rounding, kMasked>(
+        x[i], result + i, inside + i, scale, inverse_scale, zero_point, low, high);
   }
 }
 
 // Channels side by side: each element has a grid of its own.
-template <typename Number, typename Rounding>
+template <typename Rounding, bool kMasked, typename Number>
 JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
     const Number* x, Number* result, bool* inside, int64_t count, const Number* scales,
     const Number* inverse_scales, const Number* zero_points, Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
-    const Number code = Rounding::round(inSteps(x[i], scales[i], inverse_scales[i])) + zero_points[i];
-    const Number above = code < low ? low : code;
-    result[i] = ((above > high ? high : above) - zero_points[i]) * scales[i];
-    if (inside) {
-      inside[i] = (code >= low) & (code <= high);
-    }
+    fakeQuantizeOne<Rounding, kMasked>(
+        x[i], result + i, inside + i, scales[i], inverse_scales[i], zero_points[i], low, high);
   }
 }
 
@@ -184,19 +149,10 @@ JIT_PASSES_VECTORIZED void maskRow(const float* gradient, const bool* inside, fl
   }
 }
 
-at::ScalarType computedIn(const Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void checkArguments(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> axis) {
-  TORCH_CHECK(
-      x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type(),
-      ": call x.float() first");
-  TORCH_CHECK(
-      quant_min < quant_max && quant_min >= -kLargestCode && quant_max <= kLargestCode, "the range [",
-      quant_min, ", ", quant_max, "] is empty, or beyond the integers that float32 holds");
+  checkGrid(x, quant_min, quant_max);
   const int64_t expected = axis ? x.size(*axis) : 1;
   TORCH_CHECK(
       scale.numel() == expected && zero_point.numel() == expected, expected, " scale and zero_point for ",
@@ -204,68 +160,25 @@ void checkArguments(
       " and ", zero_point.numel());
 }
 
-template <typename Number>
-struct Grid {
-  Grid(const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max)
-      : scales(read(scale)), zero_points(read(zero_point)), low(quant_min), high(quant_max) {
-    for (const Number step : scales) {
-      TORCH_CHECK(
-          step > 0 && std::isfinite(step), "scale must be finite and above 0, got ", step,
-          ": derive it from a range that is finite and not empty");
-      inverse_scales.push_back(1 / step);
-    }
-  }
-
-  static std::vector<Number> read(const Tensor& numbers) {
-    const auto values = numbers.detach().to(c10::CppTypeToScalarType<Number>::value).contiguous();
-    const Number* data = values.template const_data_ptr<Number>();
-    return {data, data + values.numel()};
-  }
-
-  std::vector<Number> scales, inverse_scales, zero_points;
-  Number low, high;
-};
-
-template <typename Number, typename Rounding>
+template <typename Rounding, bool kMasked, typename Number>
 void run(
     const Tensor& x, Tensor& result, bool* inside, const Grid<Number>& grid, std::optional<int64_t> axis) {
   const auto layout = channelLayout(x, axis);
   const Number* from = x.const_data_ptr<Number>();
   Number* to = result.mutable_data_ptr<Number>();
-  const auto row = [&](int64_t begin, int64_t count, int64_t channel) {
-    const Number scale = grid.scales[channel], zero_point = grid.zero_points[channel];
-    if (inside) {
-      fakeQuantizeMaskRow<Number, Rounding>(
-          from + begin, to + begin, inside + begin, count, scale, zero_point, grid.low, grid.high);
-    } else {
-      fakeQuantizeRow<Number, Rounding>(
-          from + begin, to + begin, count, scale, zero_point, grid.low, grid.high);
-    }
-  };
-  const auto rows = [&](int64_t count, int64_t length, auto body) {
-    at::parallel_for(
-        0, count, std::max<int64_t>(1, kGrain / std::max<int64_t>(length, 1)),
-        [&](int64_t begin, int64_t end) {
-          for (int64_t i = begin; i < end; ++i) {
-            body(i);
-          }
-        });
-  };
-  if (layout.channels == 1) {
-    at::parallel_for(
-        0, layout.inner, kGrain, [&](int64_t begin, int64_t end) { row(begin, end - begin, 0); });
-  } else if (layout.inner == 1) {
-    rows(layout.outer, layout.channels, [&](int64_t i) {
-      const int64_t begin = i * layout.channels;
-      fakeQuantizeAcross<Number, Rounding>(
-          from + begin, to + begin, inside ? inside + begin : nullptr, layout.channels, grid.scales.data(),
-          grid.inverse_scales.data(), grid.zero_points.data(), grid.low, grid.high);
-    });
-  } else {
-    rows(layout.outer * layout.channels, layout.inner, [&](int64_t i) {
-      row(i * layout.inner, layout.inner, i % layout.channels);
-    });
-  }
+  const auto mask_at = [inside](int64_t begin) { return kMasked ? inside + begin : nullptr; };
+  overChannels(
+      layout,
+      [&](int64_t begin, int64_t count, int64_t channel) {
+        fakeQuantizeRow<Rounding, kMasked>(
+            from + begin, to + begin, mask_at(begin), count, grid.scales[channel], grid.offsets[channel],
+            grid.low, grid.high);
+      },
+      [&](int64_t begin) {
+        fakeQuantizeAcross<Rounding, kMasked>(
+            from + begin, to + begin, mask_at(begin), layout.channels, grid.scales.data(),
+            grid.inverse_scales.data(), grid.offsets.data(), grid.low, grid.high);
+      });
 }
 
 // The result, and the mask where it is wanted.
@@ -281,13 +194,20 @@ std::pair<Tensor, Tensor> onCpu(
   if (masked) {
     mask = at::empty_strided(values.sizes(), values.strides(), like.dtype(at::kBool));
   }
-  bool* inside = masked ? mask.mutable_data_ptr<bool>() : nullptr;
-  dispatchRounding(rounding, [&](auto kind) {
+  const auto compute = [&](auto kind, auto number) {
     using Rounding = decltype(kind);
-    if (values.scalar_type() == at::kDouble) {
-      run<double, Rounding>(values, result, inside, {scale, zero_point, quant_min, quant_max}, axis);
+    const Grid<decltype(number)> grid(scale, zero_point, quant_min, quant_max);
+    if (masked) {
+      run<Rounding, true>(values, result, mask.mutable_data_ptr<bool>(), grid, axis);
     } else {
-      run<float, Rounding>(values, result, inside, {scale, zero_point, quant_min, quant_max}, axis);
+      run<Rounding, false>(values, result, nullptr, grid, axis);
+    }
+  };
+  dispatchRounding(rounding, [&](auto kind) {
+    if (values.scalar_type() == at::kDouble) {
+      compute(kind, double());
+    } else {
+      compute(kind, float());
     }
   });
   return {result.to(x.scalar_type()), mask};
@@ -298,14 +218,9 @@ std::pair<Tensor, Tensor> byOperators(
     std::optional<int64_t> ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
-  std::vector<int64_t> shape(axis ? x.dim() : 0, 1);
-  if (axis) {
-    shape[*axis] = x.size(*axis);
-  }
   const auto dtype = computedIn(x);
-  const auto step = scale.to(dtype).reshape(shape), zero = zero_point.to(dtype).reshape(shape);
-  const auto values = x.to(dtype);
-  const auto in_steps = dtype == at::kDouble ? at::div(values, step) : at::mul(values, at::reciprocal(step));
+  const auto step = alongAxis(scale.to(dtype), x, axis), zero = alongAxis(zero_point.to(dtype), x, axis);
+  const auto in_steps = inSteps(x.to(dtype), step);
   const auto code =
       dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(in_steps); }) + zero;
   const auto result = (at::clamp(code, quant_min, quant_max) - zero) * step;
@@ -365,12 +280,6 @@ Tensor maskGradientCpu(const Tensor& gradient, const Tensor& inside) {
     maskRow(from + begin, mask + begin, to + begin, end - begin);
   });
   return result;
-}
-
-// The operator of that name and signature, for calls that go through the dispatcher.
-template <typename Signature>
-auto findOperator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 Tensor callMaskGradient(const Tensor& gradient, const Tensor& inside) {

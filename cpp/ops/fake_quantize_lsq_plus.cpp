@@ -1,0 +1,196 @@
+// jit_passes::fake_quantize_lsq_plus: fake quantization with a step size and an offset that are trained
+// (LSQ+).
+//
+//   z  = (x - offset) / scale
+//   x^ = round(clip(z, quant_min, quant_max)) * scale + offset          halves to even
+//   dx = g where quant_min < z < quant_max, else 0
+//   d scale  = gradient_scale * sum of g * { round(z) - z   where quant_min < z < quant_max
+//                                          { quant_min      where z <= quant_min
+//                                          { quant_max      where z >= quant_max
+//   d offset = gradient_scale * sum of g where z <= quant_min or z >= quant_max
+//
+// The offset is a number in units of x, not rounded to whole steps: 0 is on the grid only by chance.
+// The mask is that of z before it is rounded, as in LSQ. There is no second derivative.
+//
+// Source: Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and better
+// initialization", arXiv:2004.09576.
+#include "trained_quantization.h"
+
+namespace jit_passes {
+namespace {
+
+using at::Tensor;
+
+template <typename Number>
+inline Number quantized(
+    Number x, Number scale, Number inverse_scale, Number offset, Number low, Number high) {
+  const Number code = nearestEven(clampTo(inSteps(x - offset, scale, inverse_scale), low, high));
+  return rounded(code * scale) + offset;
+}
+
+template <typename Number>
+JIT_PASSES_VECTORIZED void quantizeRow(
+    const Number* x, Number* result, int64_t count, Number scale, Number offset, Number low, Number high) {
+  const Number inverse_scale = 1 / scale;
+  for (int64_t i = 0; i < count; ++i) {
+    result[i] = quantized(x[i], scale, inverse_scale, offset, low, high);
+  }
+}
+
+template <typename Number>
+JIT_PASSES_VECTORIZED void quantizeAcross(
+    const Number* x, Number* result, int64_t count, const Number* scales, const Number* inverse_scales,
+    const Number* offsets, Number low, Number high) {
+  for (int64_t i = 0; i < count; ++i) {
+    result[i] = quantized(x[i], scales[i], inverse_scales[i], offsets[i], low, high);
+  }
+}
+
+template <typename Number>
+void run(const Tensor& x, Tensor& result, const Grid<Number>& grid, std::optional<int64_t> axis) {
+  const auto layout = channelLayout(x, axis);
+  const Number* from = x.const_data_ptr<Number>();
+  Number* to = result.mutable_data_ptr<Number>();
+  overChannels(
+      layout,
+      [&](int64_t begin, int64_t count, int64_t channel) {
+        quantizeRow(
+            from + begin, to + begin, count, grid.scales[channel], grid.offsets[channel], grid.low,
+            grid.high);
+      },
+      [&](int64_t begin) {
+        quantizeAcross(
+            from + begin, to + begin, layout.channels, grid.scales.data(), grid.inverse_scales.data(),
+            grid.offsets.data(), grid.low, grid.high);
+      });
+}
+
+std::optional<int64_t> checkedAxis(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkGrid(x, quant_min, quant_max);
+  checkCount(scale, "scale", x, axis);
+  checkCount(offset, "offset", x, axis);
+  return axis;
+}
+
+Tensor fakeQuantizeLsqPlusCpu(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
+    std::optional<int64_t> ch_axis) {
+  const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
+  const auto values = denseOf(x).to(computedIn(x));
+  auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
+  if (values.scalar_type() == at::kDouble) {
+    run<double>(values, result, {scale, offset, quant_min, quant_max}, axis);
+  } else {
+    run<float>(values, result, {scale, offset, quant_min, quant_max}, axis);
+  }
+  return result.to(x.scalar_type());
+}
+
+Tensor fakeQuantizeLsqPlusByOperators(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
+    std::optional<int64_t> ch_axis) {
+  const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
+  const auto dtype = computedIn(x);
+  const auto step = alongAxis(scale.to(dtype), x, axis), origin = alongAxis(offset.to(dtype), x, axis);
+  const auto code = at::round(at::clamp(inSteps(x.to(dtype) - origin, step), quant_min, quant_max));
+  return (code * step + origin).to(x.scalar_type());
+}
+
+template <auto findGradients>
+std::tuple<Tensor, Tensor, Tensor> backward(
+    const Tensor& gradient, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min,
+    int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
+  const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
+  const auto found = findGradients(gradient, x, scale, offset, quant_min, quant_max, axis);
+  return {
+      found.x, gradientOf(scale, gradient_scale * found.slopes),
+      gradientOf(offset, gradient_scale * found.outside)};
+}
+
+Tensor fakeQuantizeLsqPlusMeta(
+    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>) {
+  return at::empty_like(x);
+}
+
+std::tuple<Tensor, Tensor, Tensor> backwardMeta(
+    const Tensor&, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t, int64_t, double,
+    std::optional<int64_t>) {
+  return {at::empty_like(x), at::empty_like(scale), at::empty_like(offset)};
+}
+
+class FakeQuantizeLsqPlus : public torch::autograd::Function<FakeQuantizeLsqPlus> {
+ public:
+  static Tensor forward(
+      torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale, const Tensor& offset,
+      int64_t quant_min, int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
+    static const auto op = findOperator<Tensor(
+        const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
+        "jit_passes::fake_quantize_lsq_plus");
+    at::AutoDispatchBelowADInplaceOrView guard;
+    context->save_for_backward({x, scale, offset});
+    context->saved_data["quant_min"] = quant_min;
+    context->saved_data["quant_max"] = quant_max;
+    context->saved_data["gradient_scale"] = gradient_scale;
+    context->saved_data["ch_axis"] = ch_axis;
+    return op.call(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+    static const auto op = findOperator<std::tuple<Tensor, Tensor, Tensor>(
+        const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double,
+        std::optional<int64_t>)>("jit_passes::fake_quantize_lsq_plus_backward");
+    const auto saved = context->get_saved_variables();
+    auto& data = context->saved_data;
+    torch::autograd::variable_list result(7);
+    std::tie(result[0], result[1], result[2]) = op.call(
+        gradients[0], saved[0], saved[1], saved[2], data["quant_min"].toInt(), data["quant_max"].toInt(),
+        data["gradient_scale"].toDouble(), data["ch_axis"].toOptional<int64_t>());
+    return result;
+  }
+};
+
+Tensor fakeQuantizeLsqPlusAutograd(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
+    double gradient_scale, std::optional<int64_t> ch_axis) {
+  return FakeQuantizeLsqPlus::apply(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
+}
+
+const RegisterOp forward_op{
+    "fake_quantize_lsq_plus", "Fake-quantize with a trained scale and offset (LSQ+)."};
+const RegisterOp backward_op{"fake_quantize_lsq_plus_backward", "Its gradients, in one pass over memory."};
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def(
+      "fake_quantize_lsq_plus(Tensor x, Tensor scale, Tensor offset, int quant_min, int quant_max, "
+      "float gradient_scale, int? ch_axis=None) -> Tensor");
+  m.def(
+      "fake_quantize_lsq_plus_backward(Tensor gradient, Tensor x, Tensor scale, Tensor offset, "
+      "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
+  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusCpu);
+  m.impl("fake_quantize_lsq_plus_backward", backward<gradientsOnCpu<SlopeOfClip, true>>);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
+  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusByOperators);
+  m.impl("fake_quantize_lsq_plus_backward", backward<gradientsByOperators<SlopeOfClip>>);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
+  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusMeta);
+  m.impl("fake_quantize_lsq_plus_backward", backwardMeta);
+}
+
+TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
+  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusAutograd);
+  m.impl("fake_quantize_lsq_plus_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+} // namespace
+} // namespace jit_passes

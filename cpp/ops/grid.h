@@ -1,0 +1,134 @@
+// Grids of numbers that are a whole number of steps apart, and how fake quantization goes over a
+// tensor with one grid, or with one for each channel.
+#pragma once
+
+#include "channels.h"
+
+namespace jit_passes {
+
+constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kLargestCode = 1 << 24; // float32 holds all integers up to here
+
+// For numbers of both precisions.
+inline float nearestEven(float v) { return __builtin_rintf(v); }
+inline double nearestEven(double v) { return __builtin_rint(v); }
+inline float floorOf(float v) { return __builtin_floorf(v); }
+inline double floorOf(double v) { return __builtin_floor(v); }
+inline float ceilOf(float v) { return __builtin_ceilf(v); }
+inline double ceilOf(double v) { return __builtin_ceil(v); }
+inline float truncOf(float v) { return __builtin_truncf(v); }
+inline double truncOf(double v) { return __builtin_trunc(v); }
+// The largest number below a half, with the sign of v: adding a half itself would round up what is
+// just below.
+inline float almostHalf(float v) { return __builtin_copysignf(0x1.fffffep-2f, v); }
+inline double almostHalf(double v) { return __builtin_copysign(0x1.fffffffffffffp-2, v); }
+
+// A NaN stays one.
+template <typename Number>
+inline Number clampTo(Number v, Number low, Number high) {
+  const Number above = v < low ? low : v;
+  return above > high ? high : above;
+}
+
+// Rounding looks at the number of steps twice, which keeps compilers from fusing the product with a sum:
+// a fused one is not rounded, and ties would go one way or the other by the vector unit.
+template <typename Number>
+inline Number inSteps(Number x, Number scale, Number inverse_scale) {
+  if constexpr (std::is_same_v<Number, float>) {
+    return x * inverse_scale;
+  } else {
+    return x / scale;
+  }
+}
+
+// For a product that nothing else looks at: looks at it.
+template <typename Number>
+inline Number rounded(Number product) {
+  return product == product ? product : std::numeric_limits<Number>::quiet_NaN();
+}
+
+inline at::Tensor inSteps(const at::Tensor& x, const at::Tensor& scale) {
+  return x.scalar_type() == at::kDouble ? at::div(x, scale) : at::mul(x, at::reciprocal(scale));
+}
+
+inline at::ScalarType computedIn(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+inline void checkGrid(const at::Tensor& x, int64_t quant_min, int64_t quant_max) {
+  TORCH_CHECK(
+      x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type(),
+      ": call x.float() first");
+  TORCH_CHECK(
+      quant_min < quant_max && quant_min >= -kLargestCode && quant_max <= kLargestCode, "the range [",
+      quant_min, ", ", quant_max, "] is empty, or beyond the integers that float32 holds");
+}
+
+// One number for each channel, in a shape that goes with x.
+inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, std::optional<int64_t> axis) {
+  std::vector<int64_t> shape(axis ? x.dim() : 0, 1);
+  if (axis) {
+    shape[*axis] = x.size(*axis);
+  }
+  return numbers.reshape(shape);
+}
+
+// On the CPU. The offset of a channel is where its grid begins: a zero point, in steps, or a number in
+// units of x, or 0 without a tensor.
+template <typename Number>
+struct Grid {
+  Grid(const at::Tensor& scale, const at::Tensor& offset, int64_t quant_min, int64_t quant_max)
+      : scales(read(scale)),
+        offsets(offset.defined() ? read(offset) : std::vector<Number>(scales.size())),
+        low(quant_min),
+        high(quant_max) {
+    for (const Number step : scales) {
+      TORCH_CHECK(
+          step > 0 && std::isfinite(step), "scale must be finite and above 0, got ", step,
+          ": derive it from a range that is finite and not empty");
+      inverse_scales.push_back(1 / step);
+    }
+  }
+
+  static std::vector<Number> read(const at::Tensor& numbers) {
+    const auto values = numbers.detach().to(c10::CppTypeToScalarType<Number>::value).contiguous();
+    const Number* data = values.template const_data_ptr<Number>();
+    return {data, data + values.numel()};
+  }
+
+  std::vector<Number> scales, inverse_scales, offsets;
+  Number low, high;
+};
+
+// In parallel: row(begin, count, channel) for elements of one channel that lie together, or
+// across(begin) for one element of each channel, where these lie side by side.
+template <typename Row, typename Across>
+void overChannels(const ChannelLayout& layout, const Row& row, const Across& across) {
+  const auto rows = [](int64_t count, int64_t length, const auto& body) {
+    at::parallel_for(
+        0, count, std::max<int64_t>(1, kGrain / std::max<int64_t>(length, 1)),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            body(i);
+          }
+        });
+  };
+  if (layout.channels == 1) {
+    at::parallel_for(
+        0, layout.inner, kGrain, [&](int64_t begin, int64_t end) { row(begin, end - begin, 0); });
+  } else if (layout.inner == 1) {
+    rows(layout.outer, layout.channels, [&](int64_t i) { across(i * layout.channels); });
+  } else {
+    rows(layout.outer * layout.channels, layout.inner, [&](int64_t i) {
+      row(i * layout.inner, layout.inner, i % layout.channels);
+    });
+  }
+}
+
+// The operator of that name and signature, for calls that go through the dispatcher.
+template <typename Signature>
+auto findOperator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+} // namespace jit_passes

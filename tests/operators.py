@@ -21,7 +21,7 @@ from jit_passes.quantizer import (
     SharedQuantizationSpec,
     bias_qparams,
 )
-from jit_passes.quantizer.backend import clipped_output
+from jit_passes.quantizer.selection import clipped_output
 
 
 class EveryOperator(Quantizer):

@@ -40,15 +40,17 @@ Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, doubl
   Bins bins;
   const int64_t* counts = histogram.const_data_ptr<int64_t>();
   const double width = std::ldexp(1.0, exponent);
-  bins.centres.reserve(histogram.numel());
-  bins.counts.reserve(histogram.numel());
+  bins.centres.resize(histogram.numel());
+  bins.counts.resize(histogram.numel());
+  size_t filled = 0; // without a branch: which bins are empty cannot be predicted
   for (int64_t bin = 0; bin < histogram.numel(); ++bin) {
-    if (counts[bin] != 0) {
-      const double centre = (static_cast<double>(offset + bin) + 0.5) * width; // exact
-      bins.centres.push_back(static_cast<float>(std::min(std::max(centre, min), max)));
-      bins.counts.push_back(static_cast<float>(counts[bin]));
-    }
+    const double centre = (static_cast<double>(offset + bin) + 0.5) * width; // exact
+    bins.centres[filled] = static_cast<float>(std::min(std::max(centre, min), max));
+    bins.counts[filled] = static_cast<float>(counts[bin]);
+    filled += counts[bin] != 0;
   }
+  bins.centres.resize(filled);
+  bins.counts.resize(filled);
   return bins;
 }
 

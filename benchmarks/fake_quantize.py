@@ -20,11 +20,10 @@ from torch import Tensor
 
 import jit_passes  # noqa: F401  registers the operators
 from benchmarks import report
-from benchmarks.measure import alternate, ratios, spread
+from benchmarks.measure import alternate
 
 _ELEMENTS = 1 << 24
 _SCALE, _ZERO_POINT, _LOW, _HIGH = 2.0**-5, 3, -128, 127
-_TAIL = 0.1
 _BASELINE = "torch.fake_quantize_per_tensor_affine"
 
 
@@ -36,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     torch.set_num_threads(options.threads)
     print(report.machine_facts())
-    print(_table(alternate(_calls(), options.rounds)))
+    samples = alternate(_calls(), options.rounds)
+    print(report.comparison("forward and backward", samples, _BASELINE))
 
 
 def _calls() -> dict[str, Callable[[], object]]:
@@ -72,24 +72,6 @@ def _step(forward: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> N
     """One forward and one backward."""
     forward(x).backward(gradient)
     x.grad = None
-
-
-def _table(samples: dict[str, list[float]]) -> str:
-    """Milliseconds, and the ratio to the baseline within each round: median and 80 % of rounds."""
-    rows = []
-    for name, seconds in samples.items():
-        time = spread([1e3 * s for s in seconds], _TAIL)
-        ratio = spread(ratios(samples[_BASELINE], seconds), _TAIL)
-        rows.append(
-            [
-                name,
-                f"{time.median:.1f}",
-                f"{time.low:.1f} to {time.high:.1f}",
-                f"{ratio.median:.2f}",
-                f"{ratio.low:.2f} to {ratio.high:.2f}",
-            ]
-        )
-    return report.table(["forward and backward", "ms", "", "times as fast", ""], rows)
 
 
 if __name__ == "__main__":

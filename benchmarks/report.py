@@ -6,16 +6,19 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from benchmarks.measure import ratios, spread
+
 DEFAULT_OUTPUT = Path("docs/benchmarks.md")
 MISSING = "-"
 
 _TITLE = "# Benchmarks\n"
+_TAIL = 0.1  # of rounds, left out at each end of a spread
 _PACKAGES = ("onnxruntime", "openvino", "nncf")
 
 
@@ -113,3 +116,21 @@ def _cpuinfo() -> dict[str, str]:
     first = path.read_text(encoding="utf-8").split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def comparison(what: str, samples: Mapping[str, list[float]], baseline: str) -> str:
+    """Milliseconds, and the ratio to the baseline within each round: median and 80 % of rounds."""
+    rows = []
+    for name, seconds in samples.items():
+        time = spread([1e3 * s for s in seconds], _TAIL)
+        ratio = spread(ratios(samples[baseline], seconds), _TAIL)
+        rows.append(
+            [
+                name,
+                f"{time.median:.1f}",
+                f"{time.low:.1f} to {time.high:.1f}",
+                f"{ratio.median:.2f}",
+                f"{ratio.low:.2f} to {ratio.high:.2f}",
+            ]
+        )
+    return table([what, "ms", "", "times as fast", ""], rows)

@@ -23,12 +23,11 @@ from torch import Tensor
 
 import jit_passes  # noqa: F401  registers the operators
 from benchmarks import report
-from benchmarks.measure import alternate, ratios, spread
+from benchmarks.measure import alternate
 
 _ELEMENTS = 1 << 24
 _SCALE, _LOG2_THRESHOLD, _LOW, _HIGH = 2.0**-5, 2.0, -128, 127
 _GRADIENT_SCALE = 1e-3
-_TAIL = 0.1
 _BASELINE = "aten::_fake_quantize_learnable_per_tensor_affine"
 
 
@@ -42,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     torch.set_num_threads(options.threads)
     print(report.machine_facts())
-    print(_table(alternate(_calls(), options.rounds)))
+    samples = alternate(_calls(), options.rounds)
+    print(report.comparison("forward and backward", samples, _BASELINE))
 
 
 def _eager(x: Tensor, scale: Tensor) -> Tensor:
@@ -103,24 +103,6 @@ def _step(
 ) -> tuple[Tensor, ...]:
     """One forward and one backward."""
     return torch.autograd.grad(forward(*leaves), leaves, gradient)
-
-
-def _table(samples: dict[str, list[float]]) -> str:
-    """Milliseconds, and the ratio to the baseline within each round: median and 80 % of rounds."""
-    rows = []
-    for name, seconds in samples.items():
-        time = spread([1e3 * s for s in seconds], _TAIL)
-        ratio = spread(ratios(samples[_BASELINE], seconds), _TAIL)
-        rows.append(
-            [
-                name,
-                f"{time.median:.1f}",
-                f"{time.low:.1f} to {time.high:.1f}",
-                f"{ratio.median:.2f}",
-                f"{ratio.low:.2f} to {ratio.high:.2f}",
-            ]
-        )
-    return report.table(["forward and backward", "ms", "", "times as fast", ""], rows)
 
 
 if __name__ == "__main__":

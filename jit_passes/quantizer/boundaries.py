@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from .disjoint import DisjointSets
+
 INTEGERS, FLOAT = "integers", "float"  # sides that are given
 UNBOUNDED = 1 << 30
 
@@ -57,13 +59,7 @@ def conversions(flows: Iterable[Flow], integers: set[Hashable]) -> int:
 
 def _components(flows: Sequence[Flow]) -> list[list[Flow]]:
     """Split into parts that have no operator in common: each is a small problem."""
-    parent: dict[Hashable, Hashable] = {}
-
-    def root(item: Hashable) -> Hashable:
-        parent.setdefault(item, item)
-        while parent[item] != item:
-            parent[item] = item = parent[parent[item]]
-        return item
+    sets: DisjointSets[Hashable] = DisjointSets()
 
     def free(flow: Flow) -> list[Hashable]:
         return [v for v in (flow.maker, *flow.readers) if v not in (INTEGERS, FLOAT)]
@@ -71,11 +67,11 @@ def _components(flows: Sequence[Flow]) -> list[list[Flow]]:
     for flow in flows:
         operators = free(flow)
         for operator in operators[1:]:
-            parent[root(operator)] = root(operators[0])
+            sets.unite(operator, operators[0])
     parts: dict[Hashable, list[Flow]] = {}
     for flow in flows:
         if operators := free(flow):
-            parts.setdefault(root(operators[0]), []).append(flow)
+            parts.setdefault(sets.root(operators[0]), []).append(flow)
     return list(parts.values())
 
 

@@ -12,6 +12,7 @@ from ..graph import GraphView, NodeView, ValueView
 from ..module import check_module
 from ..observe import annotate, choose_quantizer, float_reason
 from ..quantizer import Annotations, Quantization, Quantizer, resolve
+from ..quantizer.disjoint import DisjointSets
 from ..quantizer.selection import LISTS, SHAPES
 from ..targets import Target
 
@@ -204,28 +205,21 @@ class _Inspector:
 
     def islands(self) -> dict[int, int]:
         """Number the groups of operators that integers flow between."""
-        parent: dict[int, int] = {}
-
-        def root(index: int) -> int:
-            parent.setdefault(index, index)
-            while parent[index] != index:
-                parent[index] = index = parent[parent[index]]
-            return index
-
+        sets: DisjointSets[int] = DisjointSets()
         first: dict[int, int] = {}  # an operator at each quantized value
         for node in self.graph.nodes:
             if not self.on_integers(node):
                 continue
             part_of = self.annotations[node].part_of
             if part_of is not None:
-                parent[root(node.index)] = root(part_of.index)
+                sets.unite(node.index, part_of.index)
             seen = [self.origin(v) for n, i, v in self.uses(node) if self.sees(n, i, v)]
             for value in (*seen, *node.outputs):
                 if value.id in self.results or value in seen:
                     met = first.setdefault(value.id, node.index)
-                    parent[root(node.index)] = root(met)
+                    sets.unite(node.index, met)
         numbers: dict[int, int] = {}
-        return {i: numbers.setdefault(root(i), len(numbers) + 1) for i in sorted(parent)}
+        return {i: numbers.setdefault(sets.root(i), len(numbers) + 1) for i in sorted(sets)}
 
 
 def computes(node: NodeView) -> bool:

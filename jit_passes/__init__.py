@@ -9,6 +9,7 @@ from .calibrate import calibrate
 from .convert import convert
 from .diff import diff_graphs, format_graph
 from .errors import JitPassesError, JitPassesWarning, PassError
+from .export import Encoding, Encodings, encodings_of, export_calibration
 from .graph import GraphEditor, GraphView, NodeView, ValueView
 from .lower import lower
 from .normalize import normalized_graph
@@ -28,6 +29,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Coverage",
+    "Encoding",
+    "Encodings",
     "GraphEditor",
     "GraphView",
     "Inspection",
@@ -50,6 +53,8 @@ __all__ = [
     "convert",
     "coverage",
     "diff_graphs",
+    "encodings_of",
+    "export_calibration",
     "fill",
     "format_graph",
     "include_paths",

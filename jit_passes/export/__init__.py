@@ -1,0 +1,83 @@
+"""Files with which other engines quantize the float model as this package does."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError, nearest
+from .aimet import from_aimet, load_aimet, text_of, to_aimet
+from .encoding import Encoding, Encodings, Layer
+from .nni import from_nni, load_nni, save_nni, to_nni
+from .reading import encodings_of, reads
+from .tensorrt import from_tensorrt, to_tensorrt
+
+__all__ = [
+    "Encoding",
+    "Encodings",
+    "Layer",
+    "encodings_of",
+    "export_calibration",
+    "from_aimet",
+    "from_nni",
+    "from_tensorrt",
+    "load_aimet",
+    "load_nni",
+    "reads",
+    "save_nni",
+    "to_aimet",
+    "to_nni",
+    "to_tensorrt",
+]
+
+FORMATS: dict[str, Callable[..., Any]] = {
+    "nni": to_nni,
+    "tensorrt": to_tensorrt,
+    "aimet": to_aimet,
+}
+
+
+def export_calibration(
+    model: torch.jit.ScriptModule | Encodings,
+    path: str | os.PathLike[str] | None = None,
+    format: str = "nni",
+    **options: Any,
+) -> Any:
+    """Return, and write to a file, what another engine needs to quantize as this model does.
+
+    Args:
+        model: what `convert` returned, or its `Encodings`.
+        path: the file; None for none.
+        format: "nni" (see `to_nni`; a file of torch.save), "tensorrt" (see `to_tensorrt`; text) or
+            "aimet" (see `to_aimet`; JSON).
+        options: arguments of that function: `version`, `names`.
+
+    Returns:
+        A dict, or for tensorrt the text.
+
+    Raises:
+        JitPassesError: there is no such format or option, the model has no encodings, or the format
+            cannot say what they do.
+        OSError: the file cannot be written.
+    """
+    if format not in FORMATS:
+        raise JitPassesError(f"no format '{format}': formats are {', '.join(map(repr, FORMATS))}")
+    make = FORMATS[format]
+    known = list(inspect.signature(make).parameters)[1:]
+    for name in options:
+        if name not in known:
+            raise JitPassesError(f"no option '{name}' of '{format}': {nearest(name, known)}")
+    encodings = model if isinstance(model, Encodings) else encodings_of(model)
+    content = make(encodings, **options)
+    if path is not None:
+        if format == "nni":
+            torch.save(content, path)
+        else:
+            text = content if format == "tensorrt" else text_of(content)
+            Path(path).write_text(text, encoding="utf-8", newline="\n")
+    return content

@@ -1,0 +1,181 @@
+"""Encoding files of AIMET and QNN, form 1.0.0."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import JitPassesError
+from ..quantizer.located import Located, from_python
+from .encoding import Encoding, Encodings, number, read_json, renamed, require, whole
+
+VERSION = "1.0.0"
+_ENTRY_KEYS = ("name", "dtype", "enc_type", "bw", "is_sym", "scale", "offset")
+_LIST_KEYS = {"activation": "activation_encodings", "parameter": "param_encodings"}
+
+_ENTRY = {
+    "type": "object",
+    "required": list(_ENTRY_KEYS),
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "dtype": {"const": "INT"},
+        "enc_type": {"enum": ["PER_TENSOR", "PER_CHANNEL"]},
+        "bw": {"type": "integer", "minimum": 2, "maximum": 32},
+        "is_sym": {"type": "boolean"},
+        "scale": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "number", "exclusiveMinimum": 0},
+        },
+        "offset": {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 0}},
+    },
+}
+# JSON schema of what `to_aimet` writes.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["version", *_LIST_KEYS.values()],
+    "properties": {
+        "version": {"const": VERSION},
+        "activation_encodings": {"type": "array", "items": _ENTRY},
+        "param_encodings": {"type": "array", "items": _ENTRY},
+        "quantizer_args": {"type": "object"},
+    },
+}
+
+
+def to_aimet(
+    encodings: Encodings,
+    names: Mapping[str, str] | None = None,
+    quantizer_args: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the content of an encoding file, as AIMET writes and QNN's converter reads it.
+
+        x = (q + offset) * scale,  q from 0 to 2^bw - 1
+
+    Codes there are unsigned. Signed ones are shifted, q = code + 2^(bw - 1), so that a symmetric
+    int8 has the offset -128; an unsigned one with zero point z has -z.
+
+    Lost are: whether codes are signed, which changes no real number; that codes end before those
+    that the width allows, as -128 is left out of [-127, 127]; the channel axis, which follows from
+    the operator; layers.
+
+    Args:
+        encodings: what to write.
+        names: from the names of values to those of tensors in the ONNX file that it is for. What
+            is not listed keeps its name.
+        quantizer_args: written as it is; for those who read it.
+
+    Raises:
+        JitPassesError: names are unknown or clash.
+    """
+    entries = renamed(encodings.encodings, names)
+    data: dict[str, Any] = {"version": VERSION}
+    for kind, key in _LIST_KEYS.items():
+        data[key] = [_entry(name, e) for name, e in entries.items() if e.kind == kind]
+    if quantizer_args is not None:
+        data["quantizer_args"] = dict(quantizer_args)
+    return data
+
+
+def from_aimet(
+    data: Mapping[str, Any], axes: Mapping[str, int] | None = None, name: str = "encodings"
+) -> Encodings:
+    """Read the content of an encoding file. There are no layers in it.
+
+    A symmetric encoding becomes signed, others unsigned.
+
+    Args:
+        data: what `to_aimet` returns, or AIMET writes.
+        axes: channel axes by name, for encodings with a scale for each channel; 0 for others.
+        name: what messages call the data.
+
+    Raises:
+        JitPassesError: it holds something else; with its place.
+    """
+    return _read(from_python(data, name), axes or {})
+
+
+def load_aimet(path: str | os.PathLike[str], axes: Mapping[str, int] | None = None) -> Encodings:
+    """Read an encoding file; see `from_aimet`.
+
+    Raises:
+        JitPassesError: it holds something else; with file and key.
+        OSError: it cannot be read.
+    """
+    return _read(read_json(path), axes or {})
+
+
+def text_of(data: Mapping[str, Any]) -> str:
+    """Return the text of the file. Numbers are written so that they are read back exactly."""
+    return json.dumps(data, indent=2) + "\n"
+
+
+def _entry(name: str, encoding: Encoding) -> dict[str, Any]:
+    shift = 2 ** (encoding.bits - 1) if encoding.signed else 0
+    return {
+        "name": name,
+        "dtype": "INT",
+        "enc_type": "PER_TENSOR" if encoding.ch_axis is None else "PER_CHANNEL",
+        "bw": encoding.bits,
+        "is_sym": encoding.symmetric,
+        "scale": list(encoding.scale),
+        "offset": [-shift - zero_point for zero_point in encoding.zero_point],
+    }
+
+
+def _read(source: Located, axes: Mapping[str, int]) -> Encodings:
+    require(source, ("version", *_LIST_KEYS.values()))
+    version = source.content["version"]
+    if version.content != VERSION:
+        raise version.error(f"the form {VERSION} is expected, not {version.describe()}")
+    try:
+        return Encodings(
+            tuple(
+                _read_entry(item, kind, axes)
+                for kind, key in _LIST_KEYS.items()
+                for item in source.content[key].items(key)
+            )
+        )
+    except ValueError as error:
+        raise source.error(str(error)) from error
+
+
+def _read_entry(source: Located, kind: str, axes: Mapping[str, int]) -> Encoding:
+    require(source, _ENTRY_KEYS)
+    found: Mapping[str, Located] = source.content
+    if found["dtype"].content != "INT":
+        raise found["dtype"].error(f"only INT is read, not {found['dtype'].describe()}")
+    if found["enc_type"].content not in ("PER_TENSOR", "PER_CHANNEL"):
+        raise found["enc_type"].error(
+            f"PER_TENSOR or PER_CHANNEL is expected, not {found['enc_type'].describe()}"
+        )
+    name = found["name"].name("name")
+    bits = whole(found["bw"], "bw")
+    half = 2 ** (bits - 1) if 2 <= bits <= 32 else 0  # the encoding says what is wrong with others
+    shift = half if found["is_sym"].boolean("is_sym") else 0
+    offsets = [whole(item, "an offset") for item in found["offset"].items("offset")]
+    scales = [number(item, "a scale") for item in found["scale"].items("scale")]
+    axis = axes.get(name, 0) if found["enc_type"].content == "PER_CHANNEL" else None
+    grid = (-shift, max(2 * half - 1 - shift, 1))
+    zero_points = tuple(-offset - shift for offset in offsets)
+    try:
+        return _checked(name, kind, bits, grid, shift > 0, scales, zero_points, axis)
+    except ValueError as error:
+        raise source.error(str(error)) from error
+
+
+def _checked(
+    name: str,
+    kind: str,
+    bits: int,
+    grid: tuple[int, int],
+    symmetric: bool,
+    scales: Sequence[float],
+    zero_points: tuple[int, ...],
+    axis: int | None,
+) -> Encoding:
+    if symmetric and any(zero_points):
+        raise JitPassesError(f"'{name}' is_sym, and its offset is not -2^(bw - 1)")
+    return Encoding(name, kind, bits, *grid, symmetric, tuple(scales), zero_points, axis)

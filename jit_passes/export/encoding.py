@@ -1,0 +1,393 @@
+"""How values are quantized, as plain data: what files for other engines are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError, nearest
+from ..quantizer.located import Located, from_python
+from ..quantizer.specification import DTYPES
+
+KINDS = ("activation", "parameter")
+FORM = 1  # of the file
+FILE_KEYS = ("form", "encodings", "layers")
+ENCODING_KEYS = (
+    *("name", "kind", "bits", "quant_min", "quant_max", "symmetric"),
+    *("scale", "zero_point", "ch_axis"),
+)
+TENSORS = ("input", "weight", "bias", "output")
+LAYER_KEYS = ("name", "kind", *TENSORS)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How one value is quantized.
+
+    q = clamp(round(x / scale) + zero_point, quant_min, quant_max),  x = (q - zero_point) * scale
+
+    Attributes:
+        name: of the value. Of an activation the stable name, `layer1.0.conv1:conv2d`, and of a
+            parameter the path of the attribute, `layer1.0.conv1.weight`.
+        kind: "activation" or "parameter".
+        bits: width of the codes, from 2 to 32.
+        quant_min: smallest code.
+        quant_max: largest code.
+        symmetric: whether the zero point is the middle of the codes, which is 0 for signed ones.
+        scale: input units per step: one, or one for each channel.
+        zero_point: the codes that mean 0, as many as scales.
+        ch_axis: the channel axis; None for one scale.
+
+    Raises:
+        ValueError: one of these cannot be, or they do not go together.
+    """
+
+    name: str
+    kind: str
+    bits: int
+    quant_min: int
+    quant_max: int
+    symmetric: bool
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+    ch_axis: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", tuple(float(scale) for scale in self.scale))
+        object.__setattr__(self, "zero_point", tuple(int(zero) for zero in self.zero_point))
+        if not self.name:
+            raise ValueError("name is empty: give the name of the value")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {self.kind!r}")
+        if not 2 <= self.bits <= 32:
+            raise ValueError(f"bits is a whole number from 2 to 32, not {self.bits!r}")
+        if not self.quant_min < self.quant_max:
+            raise ValueError(f"quant_min = {self.quant_min} is not below {self.quant_max}")
+        if bits_of(self.quant_min, self.quant_max) > self.bits:
+            raise ValueError(
+                f"[quant_min, quant_max] = [{self.quant_min}, {self.quant_max}] does not fit "
+                f"{self.bits} bits, signed or unsigned"
+            )
+        if len(self.scale) != len(self.zero_point):
+            raise ValueError(f"{len(self.scale)} scales and {len(self.zero_point)} zero points")
+        if not self.scale or (self.ch_axis is None and len(self.scale) != 1):
+            raise ValueError(f"{len(self.scale)} scales do not go with ch_axis = {self.ch_axis}")
+        for scale in self.scale:
+            if not 0 < scale < math.inf:
+                raise ValueError(f"a scale is finite and above 0, not {scale}")
+        for zero_point in self.zero_point:
+            if not self.quant_min <= zero_point <= self.quant_max:
+                raise ValueError(
+                    f"zero_point = {zero_point} is not within [{self.quant_min}, {self.quant_max}]"
+                )
+            if self.symmetric and zero_point != middle(self.quant_min, self.quant_max):
+                raise ValueError(
+                    f"zero_point = {zero_point} is not in the middle of [{self.quant_min}, "
+                    f"{self.quant_max}], and the encoding is said to be symmetric"
+                )
+
+    @property
+    def min(self) -> tuple[float, ...]:
+        """The smallest values: (quant_min - zero_point) * scale."""
+        return self._values_of(self.quant_min)
+
+    @property
+    def max(self) -> tuple[float, ...]:
+        """The largest values: (quant_max - zero_point) * scale."""
+        return self._values_of(self.quant_max)
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are codes below 0."""
+        return self.quant_min < 0
+
+    @property
+    def dtype(self) -> str:
+        """The narrowest integer type that holds the codes, by name."""
+        for name, dtype in DTYPES.items():
+            limits = torch.iinfo(dtype)
+            if limits.min <= self.quant_min and self.quant_max <= limits.max:
+                return name
+        return "uint32"
+
+    def _values_of(self, code: int) -> tuple[float, ...]:
+        pairs = zip(self.scale, self.zero_point, strict=True)
+        return tuple((code - zero_point) * scale for scale, zero_point in pairs)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How an operator with a weight takes part: what engines that think in modules want to know.
+
+    Attributes:
+        name: path of the module, `layer1.0.conv1`; "" at the top.
+        kind: `conv2d`, `linear`, ...; "" where it is not known.
+        input: what it sees of its operand; None for float.
+        weight: of its weight; None for float.
+        bias: of its bias; None for float, or no bias.
+        output: of its result, or of that of the clip or relu behind it; None for float.
+    """
+
+    name: str
+    kind: str
+    input: Encoding | None = None
+    weight: Encoding | None = None
+    bias: Encoding | None = None
+    output: Encoding | None = None
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """How a model is quantized: all encodings, and which of them its layers use.
+
+    Printing it gives a table.
+
+    Attributes:
+        encodings: of all quantized values, in program order.
+        layers: of all operators with a weight that have anything quantized, in program order. One
+            that is called twice is there twice.
+
+    Raises:
+        ValueError: two encodings have one name, or a layer has one that is not among them.
+    """
+
+    encodings: tuple[Encoding, ...] = ()
+    layers: tuple[Layer, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "encodings", tuple(self.encodings))
+        object.__setattr__(self, "layers", tuple(self.layers))
+        by_name: dict[str, Encoding] = {}
+        for encoding in self.encodings:
+            if by_name.setdefault(encoding.name, encoding) is not encoding:
+                raise ValueError(f"two encodings are called '{encoding.name}'")
+        for layer in self.layers:
+            for tensor in TENSORS:
+                used = getattr(layer, tensor)
+                if used is not None and by_name.get(used.name) != used:
+                    raise ValueError(
+                        f"{tensor} of the layer '{layer.name}' is '{used.name}', which is not "
+                        "among the encodings"
+                    )
+
+    def __getitem__(self, name: str) -> Encoding:
+        """Return the encoding of that name.
+
+        Raises:
+            JitPassesError: there is none.
+        """
+        for encoding in self.encodings:
+            if encoding.name == name:
+                return encoding
+        names = [encoding.name for encoding in self.encodings]
+        raise JitPassesError(f"no value '{name}' is quantized: {nearest(name, names)}")
+
+    def __contains__(self, name: object) -> bool:
+        return any(encoding.name == name for encoding in self.encodings)
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.encodings)
+
+    def __len__(self) -> int:
+        return len(self.encodings)
+
+    def layer(self, name: str) -> Layer:
+        """Return the first layer with that path.
+
+        Raises:
+            JitPassesError: there is none.
+        """
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        names = [layer.name for layer in self.layers]
+        raise JitPassesError(f"no layer '{name}' is quantized: {nearest(name, names)}")
+
+    @property
+    def activations(self) -> tuple[Encoding, ...]:
+        """The encodings of values that depend on the input."""
+        return tuple(e for e in self.encodings if e.kind == "activation")
+
+    @property
+    def parameters(self) -> tuple[Encoding, ...]:
+        """The encodings of weights, biases and other constants."""
+        return tuple(e for e in self.encodings if e.kind == "parameter")
+
+    def __str__(self) -> str:
+        head = ("value", "kind", "bits", "codes", "scale", "zero point")
+        rows = [head, *map(_row, self.encodings)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = (
+            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+            for row in rows
+        )
+        return "\n".join(line.rstrip() for line in lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON. Numbers are written so that they are read back exactly.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        layers = [
+            {"name": layer.name, "kind": layer.kind}
+            | {t: e.name for t in TENSORS if (e := getattr(layer, t)) is not None}
+            for layer in self.layers
+        ]
+        data = dict(zip(FILE_KEYS, (FORM, list(map(asdict, self.encodings)), layers), strict=True))
+        Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8", newline="\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Encodings:
+        """Read what `save` wrote. Nothing in a file is ever executed.
+
+        Raises:
+            JitPassesError: it holds something else; the message names file and key.
+            OSError: the file cannot be read.
+        """
+        source = read_json(path)
+        found = _complete(source, "a file of encodings", FILE_KEYS)
+        form = whole(found["form"], "form")
+        if form != FORM:
+            raise found["form"].error(f"the form is {form}, and this version reads {FORM}")
+        encodings = [_read_encoding(item) for item in found["encodings"].items("encodings")]
+        by_name = {encoding.name: encoding for encoding in encodings}
+        layers = [_read_layer(item, by_name) for item in found["layers"].items("layers")]
+        try:
+            return cls(tuple(encodings), tuple(layers))
+        except ValueError as error:
+            raise source.error(str(error)) from error
+
+
+def middle(quant_min: int, quant_max: int) -> int:
+    """Return the zero point of symmetric quantization."""
+    return (quant_min + quant_max + 1) // 2
+
+
+def bits_of(quant_min: int, quant_max: int) -> int:
+    """Return how many bits the codes need, as signed or as unsigned numbers."""
+    if quant_min >= 0:
+        return max(quant_max.bit_length(), 2)
+    return max((-quant_min - 1).bit_length() + 1, quant_max.bit_length() + 1, 2)
+
+
+def renamed(encodings: Sequence[Encoding], names: Mapping[str, str] | None) -> dict[str, Encoding]:
+    """Return encodings by the names that they have elsewhere.
+
+    Args:
+        encodings: what to name.
+        names: from ours to those; what is not listed keeps its name.
+
+    Raises:
+        JitPassesError: a listed name is none of ours, or two become one.
+    """
+    names = names or {}
+    ours = [encoding.name for encoding in encodings]
+    for name in names:
+        if name not in ours:
+            raise JitPassesError(f"names lists '{name}', which is not here: {nearest(name, ours)}")
+    found: dict[str, Encoding] = {}
+    for encoding in encodings:
+        name = names.get(encoding.name, encoding.name)
+        if name in found:
+            raise JitPassesError(
+                f"'{found[name].name}' and '{encoding.name}' would both be called '{name}': "
+                "give each a name of its own in names"
+            )
+        found[name] = encoding
+    return found
+
+
+def read_json(path: str | os.PathLike[str]) -> Located:
+    """Read a JSON file as data that knows its place.
+
+    Raises:
+        JitPassesError: it is not JSON.
+        OSError: it cannot be read.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
+        raise JitPassesError(f"{path}: this is not JSON: {error}") from error
+    return from_python(data, str(path))
+
+
+def whole(source: Located, what: str) -> int:
+    """Return a whole number."""
+    if isinstance(source.content, bool) or not isinstance(source.content, int):
+        raise source.error(f"{what} is a whole number, not {source.describe()}")
+    return source.content
+
+
+def number(source: Located, what: str) -> float:
+    """Return a finite number."""
+    value = source.content
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise source.error(f"{what} is a finite number, not {source.describe()}")
+    return float(value)
+
+
+def require(source: Located, keys: Sequence[str]) -> None:
+    """Raise an error for a mapping that lacks a key."""
+    for key in keys:
+        if not isinstance(source.content, dict) or key not in source.content:
+            raise source.error(f"the key '{key}' is missing")
+
+
+def _complete(source: Located, what: str, keys: tuple[str, ...]) -> dict[str, Located]:
+    found = source.mapping(what, keys)
+    require(source, keys)
+    return found
+
+
+def _read_encoding(source: Located) -> Encoding:
+    found = _complete(source, "an encoding", ENCODING_KEYS)
+    try:
+        return Encoding(
+            found["name"].name("name"),
+            found["kind"].name("kind"),
+            whole(found["bits"], "bits"),
+            whole(found["quant_min"], "quant_min"),
+            whole(found["quant_max"], "quant_max"),
+            found["symmetric"].boolean("symmetric"),
+            tuple(number(item, "a scale") for item in found["scale"].items("scale")),
+            tuple(whole(item, "a zero point") for item in found["zero_point"].items("zero_point")),
+            None if found["ch_axis"].empty else whole(found["ch_axis"], "ch_axis"),
+        )
+    except ValueError as error:
+        raise source.error(str(error)) from error
+
+
+def _read_layer(source: Located, encodings: Mapping[str, Encoding]) -> Layer:
+    found = source.mapping("a layer", LAYER_KEYS)
+    require(source, ("name", "kind"))
+    used: dict[str, Any] = {}
+    for tensor in TENSORS:
+        if tensor in found:
+            name = found[tensor].name(tensor)
+            if name not in encodings:
+                raise found[tensor].error(f"there is no '{name}': {nearest(name, encodings)}")
+            used[tensor] = encodings[name]
+    return Layer(found["name"].name("name"), found["kind"].name("kind"), **used)
+
+
+def _row(encoding: Encoding) -> tuple[str, ...]:
+    codes = f"[{encoding.quant_min}, {encoding.quant_max}]"
+    if encoding.ch_axis is None:
+        scale, zero_point = f"{encoding.scale[0]:g}", str(encoding.zero_point[0])
+    else:
+        scale = f"{len(encoding.scale)} along {encoding.ch_axis}: {_span(encoding.scale)}"
+        zero_point = _span(encoding.zero_point)
+    return encoding.name, encoding.kind, str(encoding.bits), codes, scale, zero_point
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"

@@ -1,0 +1,306 @@
+"""Calibration files of NNI, the Neural Network Intelligence toolkit, in its three forms."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError, nearest
+from ..quantizer.located import Located, from_python
+from .encoding import TENSORS, Encoding, Encodings, Layer, middle, require
+
+VERSIONS = ("2.0", "2.5", "3.0")
+# NNI reshapes a weight's scales so that they broadcast; the kind says to how many axes.
+_RANKS = {"linear": 2, "1d": 3, "2d": 4, "3d": 5}
+_OLD_NAMES = {"input": ("weight_bit", "input"), "output": ("activation_bit", "activation")}
+_TARGETS = {"input": "_input_0", "weight": "weight", "bias": "bias", "output": "_output_0"}
+
+
+def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
+    """Return the calibration configuration that NNI's quantizers return and read.
+
+    2.0: `{module: {weight_bit, tracked_min_input, tracked_max_input, activation_bit,
+    tracked_min_activation, tracked_max_activation}}`, numbers. Of a weight it has the bits alone.
+    2.5: `{module: {input_bits, tracked_min_input, tracked_max_input, tracked_qmin_input,
+    tracked_qmax_input, and so for output and weight; weight_scale, weight_zero_point}}`.
+    3.0: `{module: {target: {scale, zero_point, quant_dtype, quant_scheme, quant_bits, tracked_max,
+    tracked_min}}}` with the targets _input_0, weight, bias and _output_0.
+
+    Scales and zero points are float32 tensors, shaped to broadcast over the weight if there is one
+    for each channel; bounds of such a weight are tensors too. Layers with quantized weights alone
+    have an entry, for which NNI's own quantizers fail with a KeyError.
+
+    Lost are: values that are no operand or result of a layer; of 2.0, weights; of 2.x, biases.
+
+    Args:
+        encodings: what to write.
+        version: the form, by the release of NNI that began with it.
+
+    Raises:
+        JitPassesError: there is no such version, or a module is called twice with encodings that
+            differ, for which NNI has one entry.
+    """
+    if version not in VERSIONS:
+        raise JitPassesError(f"no form '{version}' of NNI's files: {nearest(version, VERSIONS)}")
+    write = {"2.0": _old_entry, "2.5": _entry, "3.0": _new_entry}[version]
+    found: dict[str, tuple[Layer, dict[str, Any]]] = {}
+    for layer in encodings.layers:
+        entry = write(layer)
+        known, _ = found.setdefault(layer.name, (layer, entry))
+        if replace(known, kind=layer.kind) != layer:
+            raise JitPassesError(
+                f"the module '{layer.name}' is called twice, with other encodings each time, and "
+                "NNI's form has one entry for a module: give each call a module of its own"
+            )
+    return {name: entry for name, (_, entry) in found.items() if entry}
+
+
+def from_nni(config: Mapping[str, Any]) -> Encodings:
+    """Read a calibration configuration of any form.
+
+    Names are those of the module with NNI's targets, `conv1._input_0` and `conv1.weight`. The form
+    2.0 does not say which codes there are: bounds that are each other's negative are read as
+    symmetric codes without the smallest, others as unsigned ones. Both mean the same real numbers.
+    Scales are rounded to float32, where bounds give back those that they came from.
+
+    Raises:
+        JitPassesError: an entry has what the forms do not, or cannot be; with its place.
+    """
+    source = from_python(_plain(config), "calibration")
+    if not isinstance(source.content, dict):
+        raise source.error(f"a calibration is a mapping by module, not {source.describe()}")
+    layers = [_read_layer(name, entry) for name, entry in source.content.items()]
+    used = [getattr(layer, tensor) for layer in layers for tensor in TENSORS]
+    return Encodings(tuple(e for e in used if e is not None), tuple(layers))
+
+
+def save_nni(
+    encodings: Encodings, path: str | os.PathLike[str], version: str = "2.5"
+) -> dict[str, Any]:
+    """Write it with `torch.save`, as NNI does, and return it. It loads with weights_only=True.
+
+    Raises:
+        JitPassesError: as `to_nni`.
+        OSError: the file cannot be written.
+    """
+    config = to_nni(encodings, version)
+    torch.save(config, path)
+    return config
+
+
+def load_nni(path: str | os.PathLike[str]) -> Encodings:
+    """Read what `save_nni` or NNI wrote; plain data and tensors only.
+
+    Raises:
+        JitPassesError: the file holds something else.
+        OSError: it cannot be read.
+    """
+    try:
+        config = torch.load(Path(path), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise JitPassesError(f"{path}: no file of torch.save with plain data: {error}") from error
+    return from_nni(config)
+
+
+def _old_entry(layer: Layer) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    if layer.weight is not None or layer.input is not None:
+        bits = layer.weight or layer.input
+        assert bits is not None
+        entry["weight_bit"] = bits.bits
+    for tensor, (key, name) in _OLD_NAMES.items():
+        encoding: Encoding | None = getattr(layer, tensor)
+        if encoding is not None:
+            entry.setdefault(key, encoding.bits)
+            entry[f"tracked_min_{name}"] = encoding.min[0]
+            entry[f"tracked_max_{name}"] = encoding.max[0]
+    return entry
+
+
+def _entry(layer: Layer) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    for tensor in ("weight", "input", "output"):
+        encoding: Encoding | None = getattr(layer, tensor)
+        if encoding is None:
+            continue
+        entry[f"{tensor}_bits"] = encoding.bits
+        entry[f"tracked_min_{tensor}"] = _bound(encoding.min, encoding, layer)
+        entry[f"tracked_max_{tensor}"] = _bound(encoding.max, encoding, layer)
+        entry[f"tracked_qmin_{tensor}"] = encoding.quant_min
+        entry[f"tracked_qmax_{tensor}"] = encoding.quant_max
+        if tensor == "weight":
+            entry["weight_scale"] = _shaped(encoding.scale, encoding, layer)
+            entry["weight_zero_point"] = _shaped(encoding.zero_point, encoding, layer)
+    return entry
+
+
+def _new_entry(layer: Layer) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    for tensor, target in _TARGETS.items():
+        encoding: Encoding | None = getattr(layer, tensor)
+        if encoding is not None:
+            entry[target] = {
+                "scale": _shaped(encoding.scale, encoding, layer),
+                "zero_point": _shaped(encoding.zero_point, encoding, layer),
+                "quant_dtype": f"{'int' if encoding.signed else 'uint'}{encoding.bits}",
+                "quant_scheme": "symmetric" if encoding.symmetric else "affine",
+                "quant_bits": encoding.bits,
+                "tracked_max": _shaped(encoding.max, encoding, layer),
+                "tracked_min": _shaped(encoding.min, encoding, layer),
+            }
+    return entry
+
+
+def _shaped(values: tuple[float, ...], encoding: Encoding, layer: Layer) -> torch.Tensor:
+    """Return a number, or one for each channel with axes of size 1 around."""
+    tensor = torch.tensor(values, dtype=torch.float32)
+    if encoding.ch_axis is None:
+        return tensor.reshape(())
+    rank = next((rank for end, rank in _RANKS.items() if layer.kind.endswith(end)), 0)
+    if encoding.name.endswith("bias") or rank == 0:
+        return tensor
+    shape = [1] * rank
+    shape[encoding.ch_axis] = len(values)
+    return tensor.reshape(shape)
+
+
+def _bound(values: tuple[float, ...], encoding: Encoding, layer: Layer) -> float | torch.Tensor:
+    return values[0] if encoding.ch_axis is None else _shaped(values, encoding, layer)
+
+
+def _plain(config: Any) -> Any:
+    """Return the data with tensors as `_Numbers`, which count as scalars."""
+    if isinstance(config, torch.Tensor):
+        return _Numbers(config)
+    if isinstance(config, Mapping):
+        return {key: _plain(value) for key, value in config.items()}
+    return config
+
+
+class _Numbers:
+    """A tensor, in data that is otherwise scalars."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __repr__(self) -> str:
+        return f"a tensor of shape {list(self.tensor.shape)}"
+
+
+def _read_layer(name: str, entry: Located) -> Layer:
+    if not isinstance(entry.content, dict):
+        raise entry.error(f"an entry is a mapping, not {entry.describe()}")
+    keys = entry.content.keys()
+    if keys & set(_TARGETS.values()):
+        targets = entry.mapping("an entry of the form 3.0", tuple(_TARGETS.values()))
+        used = {t: _read_new(name, t, targets[x]) for t, x in _TARGETS.items() if x in targets}
+        return Layer(name, "", **used)
+    if keys & {"weight_bit", "activation_bit"}:
+        return Layer(name, "", **_read_old(name, entry))
+    return Layer(name, "", **_read_entry(name, entry))
+
+
+def _read_old(name: str, entry: Located) -> dict[str, Encoding]:
+    used = {}
+    for tensor, (key, tracked) in _OLD_NAMES.items():
+        if f"tracked_min_{tracked}" in entry.content:
+            require(entry, (key, f"tracked_max_{tracked}"))
+            used[tensor] = _of_bounds(name, tensor, entry, key, tracked)
+    return used
+
+
+def _read_entry(name: str, entry: Located) -> dict[str, Encoding]:
+    used = {}
+    for tensor in ("input", "weight", "output"):
+        if f"{tensor}_bits" in entry.content:
+            if tensor != "weight" or "weight_scale" not in entry.content:
+                require(entry, (f"tracked_min_{tensor}", f"tracked_max_{tensor}"))
+            used[tensor] = _of_bounds(name, tensor, entry, f"{tensor}_bits", tensor)
+    return used
+
+
+def _of_bounds(name: str, tensor: str, entry: Located, key: str, tracked: str) -> Encoding:
+    """Read an encoding of the form 2.x."""
+    found: Mapping[str, Located] = entry.content
+    bits = int(_one(found[key]))
+    if f"{tensor}_scale" in found:
+        require(entry, (f"{tensor}_zero_point",))
+        scales, axis = _numbers(found[f"{tensor}_scale"])
+        zero_points = [round(zero) for zero in _numbers(found[f"{tensor}_zero_point"])[0]]
+    ends = [int(_one(found[k])) for k in _grid_keys(tracked) if k in found]
+    grid = (ends[0], ends[1]) if len(ends) == 2 else None
+    if f"{tensor}_scale" not in found or grid is None:
+        low, high = (_numbers(found[f"tracked_{end}_{tracked}"])[0][0] for end in ("min", "max"))
+        if not low < high:
+            raise entry.error(f"the range of {tensor} is [{low}, {high}], which is empty")
+        if grid is None:
+            half = 2 ** (bits - 1) - 1
+            grid = (-half, half) if low == -high else (0, 2**bits - 1)
+        if f"{tensor}_scale" not in found:
+            scale = (high - low) / (grid[1] - grid[0])
+            scales, axis, zero_points = [scale], None, [round(grid[0] - low / scale)]
+    return _encoding(entry, name, tensor, bits, grid, scales, zero_points, axis)
+
+
+def _grid_keys(tracked: str) -> tuple[str, str]:
+    return f"tracked_qmin_{tracked}", f"tracked_qmax_{tracked}"
+
+
+def _read_new(name: str, tensor: str, target: Located) -> Encoding:
+    """Read an encoding of the form 3.0: its codes follow from the bounds."""
+    require(target, ("scale", "zero_point", "quant_bits", "tracked_min", "tracked_max"))
+    found = target.content
+    scales, axis = _numbers(found["scale"])
+    zero_points = [round(zero) for zero in _numbers(found["zero_point"])[0]]
+    low, high = (_numbers(found[f"tracked_{end}"])[0][0] for end in ("min", "max"))
+    grid = (round(low / scales[0]) + zero_points[0], round(high / scales[0]) + zero_points[0])
+    bits = int(_one(found["quant_bits"]))
+    return _encoding(target, name, tensor, bits, grid, scales, zero_points, axis)
+
+
+def _encoding(
+    source: Located,
+    module: str,
+    tensor: str,
+    bits: int,
+    grid: tuple[int, int],
+    scales: list[float],
+    zero_points: list[int],
+    axis: int | None,
+) -> Encoding:
+    kind = "parameter" if tensor in ("weight", "bias") else "activation"
+    name = f"{module}.{_TARGETS[tensor]}".removeprefix(".")
+    symmetric = all(zero == middle(*grid) for zero in zero_points)
+    rounded = torch.tensor(scales, dtype=torch.float32).tolist()
+    try:
+        return Encoding(name, kind, bits, *grid, symmetric, rounded, tuple(zero_points), axis)
+    except ValueError as error:
+        raise source.error(f"{tensor}: {error}") from error
+
+
+def _numbers(source: Located) -> tuple[list[float], int | None]:
+    """Return numbers, and the axis along which they lie if there are several."""
+    value = source.content
+    if isinstance(value, _Numbers):
+        tensor = value.tensor
+        wide = [axis for axis, size in enumerate(tensor.shape) if size != 1]
+        if len(wide) > 1 or tensor.numel() == 0:
+            raise source.error(f"numbers along one axis are expected, not {value!r}")
+        axis = wide[0] if wide else 0 if tensor.dim() > 1 else None
+        return [float(x) for x in tensor.reshape(-1).tolist()], axis
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise source.error(f"a number or a tensor is expected, not {source.describe()}")
+    return [float(value)], None
+
+
+def _one(source: Located) -> float:
+    numbers, _ = _numbers(source)
+    if len(numbers) != 1 or numbers[0] != round(numbers[0]):
+        raise source.error(f"a whole number is expected, not {source.describe()}")
+    return numbers[0]

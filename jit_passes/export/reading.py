@@ -1,0 +1,184 @@
+"""From a quantized model to its encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, count
+
+import torch
+
+from ..errors import JitPassesError
+from ..graph import GraphView, NodeView, ValueView
+from ..module import Report
+from .encoding import TENSORS, Encoding, Encodings, Layer, bits_of, middle
+
+Reader = Callable[[torch.jit.ScriptModule, Report], Encodings]
+
+READERS: dict[str, Reader] = {}
+BIAS_LIMIT = 2**31 - 1
+
+_QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
+_DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
+_WEIGHTED = {
+    f"aten::{name}"
+    for name in (
+        *("conv1d", "conv2d", "conv3d", "linear"),
+        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    )
+}
+_CLIPS = {
+    f"aten::{name}" for name in ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max")
+}
+
+
+def reads(stage: str) -> Callable[[Reader], Reader]:
+    """Mark the function that reads the encodings of modules of a stage, as their report has it."""
+
+    def mark(reader: Reader) -> Reader:
+        READERS[stage] = reader
+        return reader
+
+    return mark
+
+
+def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
+    """Return how a quantized model quantizes its values.
+
+    Raises:
+        JitPassesError: the model is of a stage that says nothing of scales and zero points.
+    """
+    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    if report is None or report.stage not in READERS:
+        found = "one that was not quantized" if report is None else f"a {report.stage} one"
+        raise JitPassesError(
+            f"a module of the stage {' or '.join(sorted(READERS))} is needed to read encodings of, "
+            f"got {found}: pass what jit_passes.convert returns, before lower"
+        )
+    return READERS[report.stage](model, report)
+
+
+@reads("reference")
+def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
+    """Read a reference model: all is in its graph, but for the codes that weights might have.
+
+    Of a weight the graph has the codes themselves. Its grid is the smallest that holds them all: no
+    code lies beyond it, so quantizing the float weight to it gives the same codes, clipped ones
+    included.
+
+    Names are those that values have in the graph. The constants of a reference model have lost
+    theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
+    there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding for
+    each, called after the operator that reads it: `relu -> conv2:conv2d`.
+    """
+    return _GraphReader(GraphView.of(model, report.method)).read()
+
+
+class _GraphReader:
+    """Encodings by the node that shows them: quantize of an activation, dequantize of codes."""
+
+    def __init__(self, graph: GraphView) -> None:
+        self.graph = graph
+        self.found: dict[str, Encoding] = {}
+        self.by_node: dict[int, Encoding] = {}
+
+    def read(self) -> Encodings:
+        for node in self.graph.nodes:
+            if node.kind in _QUANTIZE:
+                self.read_quantize(node)
+            elif node.kind in _DEQUANTIZE and _is_tensor(node.inputs[0]):
+                self.read_constant(node)
+        weighted = [node for node in self.graph.nodes if node.kind in _WEIGHTED]
+        layers = [layer for node in weighted if (layer := self.layer(node)) is not None]
+        return Encodings(tuple(self.found.values()), tuple(layers))
+
+    def read_quantize(self, node: NodeView) -> None:
+        low, high = (_number(value, node) for value in node.inputs[-3:-1])
+        name = node.inputs[0].name
+        users = [
+            user for made, _ in node.output.uses for out in made.outputs for user, _ in out.uses
+        ]
+        reader = next((user.name for user in users if user.name), "result")
+        self.add(node, "activation", low, high, name, f"{name} -> {reader}")
+
+    def read_constant(self, node: NodeView) -> None:
+        user, operand = node.output.uses[0]
+        name = f"{user.name}[{operand}]"
+        if user.kind in _WEIGHTED and operand in (1, 2):
+            name = f"{user.module}.{TENSORS[operand]}".removeprefix(".")
+        _, zero_point, _ = _parameters(node)
+        self.add(node, "parameter", *_grid(node.inputs[0].constant, zero_point), name)
+
+    def add(self, node: NodeView, kind: str, low: int, high: int, *names: str) -> None:
+        """Add what a node shows under the first of the names that means nothing else, or `#k`."""
+        scale, zero_point, axis = _parameters(node)
+        symmetric = all(zero == middle(low, high) for zero in zero_point)
+        values = (kind, bits_of(low, high), low, high, symmetric, scale, zero_point, axis)
+        for name in chain(names, (f"{names[-1]}#{k}" for k in count(1))):
+            encoding = Encoding(name, *values)
+            if self.found.setdefault(name, encoding) == encoding:
+                self.by_node[node.index] = self.found[name]
+                return
+
+    def layer(self, node: NodeView) -> Layer | None:
+        used = [self.behind(value) for value in node.inputs[:3]]
+        used.append(self.ahead(node.output))
+        if not any(used):
+            return None
+        return Layer(node.module, node.kind.removeprefix("aten::"), *used)
+
+    def behind(self, value: ValueView) -> Encoding | None:
+        """Return the encoding of an operand, looking through what only moves data."""
+        node = value.producer
+        while node is not None and node.moves_data:
+            node = node.inputs[0].producer
+        if node is None or node.kind not in _DEQUANTIZE:
+            return None
+        codes = node.inputs[0].producer
+        if codes is not None and codes.index in self.by_node:
+            return self.by_node[codes.index]
+        return self.by_node.get(node.index)
+
+    def ahead(self, value: ValueView) -> Encoding | None:
+        """Return the encoding of a result, looking through a clip that is its only user."""
+        while True:
+            for user, _ in value.uses:
+                if user.index in self.by_node and user.kind in _QUANTIZE:
+                    return self.by_node[user.index]
+            users = {user.index: user for user, _ in value.uses}
+            only = next(iter(users.values())) if len(users) == 1 else None
+            if only is None or only.kind not in _CLIPS or value.is_result:
+                return None
+            value = only.output
+
+
+def _parameters(node: NodeView) -> tuple[tuple[float, ...], tuple[int, ...], int | None]:
+    scale, zero_point = (value.constant for value in node.inputs[1:3])
+    if isinstance(scale, torch.Tensor) and isinstance(zero_point, torch.Tensor):
+        axis = _number(node.inputs[3], node) if "per_channel" in node.kind else None
+        return tuple(scale.reshape(-1).tolist()), tuple(zero_point.reshape(-1).tolist()), axis
+    if not isinstance(scale, float) or not isinstance(zero_point, int):
+        raise JitPassesError(f"{node!r} has no constant scale and zero point to export")
+    return (scale,), (zero_point,), None
+
+
+def _number(value: ValueView, node: NodeView) -> int:
+    if not isinstance(value.constant, int):
+        raise JitPassesError(f"{node!r} has no constant codes and axis to export")
+    return value.constant
+
+
+def _is_tensor(value: ValueView) -> bool:
+    return isinstance(value.constant, torch.Tensor)
+
+
+def _grid(codes: torch.Tensor, zero_point: tuple[int, ...]) -> tuple[int, int]:
+    """Return the smallest range of codes, narrow or full, that holds all of these."""
+    if codes.dtype == torch.int32:  # of a bias, which nothing clips
+        return -BIAS_LIMIT, BIAS_LIMIT
+    low, high = (int(end) for end in codes.aminmax()) if codes.numel() else (0, 0)
+    low, high = min(low, *zero_point), max(high, *zero_point)
+    if codes.dtype == torch.uint8:
+        return 0, 2 ** bits_of(0, max(high, 1)) - 1
+    half = 2 ** (bits_of(min(low, -1), high) - 1)
+    narrow = low > -half and not any(zero_point)
+    return -half + narrow, half - 1

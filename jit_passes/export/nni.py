@@ -261,6 +261,8 @@ def _read_new(name: str, tensor: str, target: Located) -> Encoding:
     low, high = (_numbers(found[f"tracked_{end}"])[0][0] for end in ("min", "max"))
     grid = (round(low / scales[0]) + zero_points[0], round(high / scales[0]) + zero_points[0])
     bits = int(_one(found["quant_bits"]))
+    if bits > 16:  # a bias: float32 does not hold the bounds to within a step
+        grid = (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
     return _encoding(target, name, tensor, bits, grid, scales, zero_points, axis)
 
 
@@ -277,7 +279,7 @@ def _encoding(
     kind = "parameter" if tensor in ("weight", "bias") else "activation"
     name = f"{module}.{_TARGETS[tensor]}".removeprefix(".")
     symmetric = all(zero == middle(*grid) for zero in zero_points)
-    rounded = torch.tensor(scales, dtype=torch.float32).tolist()
+    rounded = tuple(torch.tensor(scales, dtype=torch.float32).tolist())
     try:
         return Encoding(name, kind, bits, *grid, symmetric, rounded, tuple(zero_points), axis)
     except ValueError as error:

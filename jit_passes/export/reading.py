@@ -67,8 +67,8 @@ def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
 
     Names are those that values have in the graph. The constants of a reference model have lost
     theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
-    there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding for
-    each, called after the operator that reads it: `relu -> conv2:conv2d`.
+    there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
+    for each, called after the operator that reads it: `relu -> conv2:conv2d`.
     """
     return _GraphReader(GraphView.of(model, report.method)).read()
 

@@ -1,0 +1,91 @@
+"""Noticing an optimizer that was built before the model was prepared."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..errors import warn
+
+_PATIENCE = 2  # steps with the weights, before the first one with quantization parameters
+
+
+@dataclass(eq=False)
+class _Watched:
+    """The parameters of a prepared module.
+
+    Attributes:
+        module: to forget it with.
+        weights: by id. They are held, so an id is not given to another.
+        quantization: likewise.
+        steps: of each optimizer that knows weights and no quantization parameters.
+    """
+
+    module: weakref.ref[Any]
+    weights: dict[int, Parameter]
+    quantization: dict[int, Parameter]
+    steps: weakref.WeakKeyDictionary[Optimizer, int] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+
+# By id of the module: a ScriptModule may define equality, which says nothing of identity.
+_watched: dict[int, _Watched] = {}
+_hook: Any = None
+
+
+def watch(module: Any, weights: Iterable[Parameter], quantization: Iterable[Parameter]) -> None:
+    """Warn, once, if an optimizer trains the weights of a module and none its quantization.
+
+    That is an optimizer that was built before the module was prepared: it trains, and ranges stay
+    as they were at first. It shows when it steps for the second time, with no optimizer having
+    stepped so far that knows a quantization parameter which trains; in between, one for those may
+    step before or after. Nothing is said while no quantization parameter trains.
+
+    Modules are referenced weakly, and watched until one of the two is known. While none is, a step
+    of an optimizer costs a call; while one is, a pass over the optimizer's parameters.
+
+    Args:
+        module: the prepared module; its parameters live as long as it does.
+        weights: its parameters that were the model's.
+        quantization: its parameters that preparing has added.
+    """
+    global _hook
+    key = id(module)
+    reference = weakref.ref(module, lambda _: _watched.pop(key, None))
+    _watched[key] = _Watched(
+        reference, {id(p): p for p in weights}, {id(p): p for p in quantization}
+    )
+    if _hook is None:
+        _hook = register_optimizer_step_pre_hook(_on_step)
+
+
+def _on_step(optimizer: Optimizer, arguments: Any, options: Any) -> None:
+    if not _watched:
+        return
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for key, watched in list(_watched.items()):
+        trained = [i for i, p in watched.quantization.items() if p.requires_grad]
+        if not trained:
+            continue
+        if not known.isdisjoint(trained):
+            _watched.pop(key, None)
+            continue
+        held = len(known & watched.weights.keys())
+        if not held:
+            continue
+        watched.steps[optimizer] = watched.steps.get(optimizer, 0) + 1
+        if watched.steps[optimizer] >= _PATIENCE:
+            _watched.pop(key, None)
+            warn(
+                f"the optimizer knows {held} weights of the prepared model and none of its "
+                f"{len(trained)} quantization parameters, which do not train: build it after "
+                'prepare_qat, or add them with optimizer.add_param_group({"params": '
+                "jit_passes.quantization_parameters(model)})"
+            )

@@ -1,0 +1,574 @@
+"""Files for other engines: what is read back means the same numbers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import Encoding, Encodings, JitPassesError
+from jit_passes.export import (
+    Layer,
+    aimet,
+    from_aimet,
+    from_nni,
+    from_tensorrt,
+    load_aimet,
+    load_nni,
+    save_nni,
+    to_aimet,
+    to_nni,
+    to_tensorrt,
+)
+
+GOLDEN = struct.unpack(">f", bytes.fromhex("3c010a14"))[0]  # 0.0078759...
+
+INT8 = Encoding("x", "activation", 8, -128, 127, True, (GOLDEN,), (0,))
+NARROW = Encoding("conv.weight", "parameter", 8, -127, 127, True, (0.03125,), (0,))
+CHANNELS = Encoding("conv.weight", "parameter", 8, -127, 127, True, (0.5, 0.1, 3.0), (0, 0, 0), 0)
+COLUMNS = Encoding("up.weight", "parameter", 4, -8, 7, True, (0.5, 0.25), (0, 0), 1)
+UINT8 = Encoding("relu", "activation", 8, 0, 255, False, (0.02,), (0,))
+AFFINE = Encoding("add", "activation", 8, 0, 255, False, (0.0173,), (133,))
+SIGNED = Encoding("mul", "activation", 8, -128, 127, False, (0.0173,), (-5,))
+FOUR = Encoding("sigmoid", "activation", 4, 0, 15, False, (0.1,), (3,))
+SIXTEEN = Encoding("mean", "activation", 16, -32768, 32767, True, (1e-3,), (0,))
+BIAS = Encoding(
+    *("conv.bias", "parameter", 32, -(2**31) + 1, 2**31 - 1, True), (1e-5, 2e-5, 1e-4), (0, 0, 0), 0
+)
+
+
+def in_float32(encoding: Encoding) -> Encoding:
+    scales = torch.tensor(encoding.scale, dtype=torch.float32)
+    return replace(encoding, scale=tuple(scales.tolist()))
+
+
+ACTIVATIONS = [in_float32(e) for e in (INT8, UINT8, AFFINE, SIGNED, FOUR, SIXTEEN)]
+WEIGHTS = [in_float32(e) for e in (NARROW, CHANNELS, COLUMNS)]
+ONE_LAYER = Encodings(
+    tuple(map(in_float32, (AFFINE, CHANNELS, BIAS, UINT8))),
+    (Layer("conv", "conv2d", *map(in_float32, (AFFINE, CHANNELS, BIAS, UINT8))),),
+)
+WEIGHT_ONLY = Encodings((NARROW,), (Layer("conv", "conv2d", weight=NARROW),))
+
+
+def values(encoding: Encoding) -> Tensor:
+    """The real numbers of all codes, in order: [channels, codes]."""
+    codes = torch.arange(encoding.quant_min, encoding.quant_max + 1, dtype=torch.float32)
+    zero_points = torch.tensor(encoding.zero_point, dtype=torch.float32).unsqueeze(1)
+    return (codes - zero_points) * torch.tensor(encoding.scale).unsqueeze(1)
+
+
+def assert_same_numbers(found: Encoding, expected: Encoding) -> None:
+    assert torch.equal(values(found), values(expected))
+    assert (found.bits, found.ch_axis) == (expected.bits, expected.ch_axis)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.block = nn.Sequential(nn.Conv2d(4, 6, 1, bias=False), nn.ReLU())
+        self.up = nn.ConvTranspose2d(6, 4, 2)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(self.block(torch.relu(self.norm(self.conv(x)))))
+        return self.fc((x + 1.5 * x).mean((2, 3)))
+
+
+def reference(target: Any, config: Any = None) -> tuple[torch.jit.ScriptModule, nn.Module]:
+    torch.manual_seed(0)
+    net = Net().eval()
+    prepared = jit_passes.prepare(torch.jit.script(net), target=target, config=config)
+    jit_passes.calibrate(prepared, [torch.randn(2, 3, 8, 8) for _ in range(3)])
+    return jit_passes.convert(prepared), net
+
+
+@pytest.mark.parametrize("target", ["reference", "stock"])
+def test_reference_model(target: str) -> None:
+    """Scales are those of the graph, and the encoding of a weight gives its codes, to the bit."""
+    model, net = reference(target)
+    encodings = jit_passes.encodings_of(model)
+    nodes = jit_passes.GraphView.of(model).nodes
+    quantized = [n for n in nodes if n.kind == "jit_passes::quantize"]
+    for node in quantized:
+        encoding = encodings[node.inputs[0].name]
+        scale, zero_point, low, high = (value.constant for value in node.inputs[1:5])
+        assert (encoding.scale, encoding.zero_point) == ((scale,), (zero_point,))
+        assert (encoding.quant_min, encoding.quant_max) == (low, high)
+    assert len(encodings.activations) == len(quantized) > 4
+
+    # Batch norm is folded into the first one; the others' weights are the modules' own.
+    checked = 0
+    for layer, module in (("block.0", net.block[0]), ("up", net.up), ("fc", net.fc)):
+        encoding = encodings[f"{layer}.weight"]
+        assert encoding.kind == "parameter" and encoding == encodings.layer(layer).weight
+        node = next(n for n in nodes if n.module == layer and n.kind.startswith("aten::"))
+        dequantize = node.inputs[1].producer
+        codes = dequantize.inputs[0].constant
+        shape = [1] * codes.dim()
+        if encoding.ch_axis is not None:
+            shape[encoding.ch_axis] = -1
+        scale = torch.tensor(encoding.scale, dtype=torch.float32).reshape(shape)
+        zero_point = torch.tensor(encoding.zero_point).reshape(shape)
+        found = (torch.round(module.weight.detach() * (1 / scale)) + zero_point).clamp(
+            encoding.quant_min, encoding.quant_max
+        )
+        assert torch.equal(found, codes.float())
+        checked += found.unique().numel() > 10
+    assert checked == 3
+
+
+def test_layers_of_a_reference_model() -> None:
+    model, _ = reference("reference")
+    encodings = jit_passes.encodings_of(model)
+    assert [(layer.name, layer.kind) for layer in encodings.layers] == [
+        ("conv", "conv2d"),
+        ("block.0", "conv2d"),
+        ("up", "conv_transpose2d"),
+        ("fc", "linear"),
+    ]
+    conv, block = encodings.layer("conv"), encodings.layer("block.0")
+    assert conv.input.name == "x" and conv.output.name == "relu"
+    assert block.input is conv.output and block.output.name == "block.1:relu"
+    assert block.bias is None and conv.bias.bits == 32 and conv.bias.dtype == "int32"
+    assert encodings.layer("up").weight.ch_axis == 1
+
+
+def test_narrow_weights_and_codes_beyond_the_range() -> None:
+    """Four bits show in the codes, and a weight that is clipped is clipped by the encoding too."""
+    config = {"version": 1, "defaults": {"weight": {"bits": 4}}}
+    model, net = reference("reference", config)
+    encoding = jit_passes.encodings_of(model)["fc.weight"]
+    assert (encoding.bits, encoding.dtype) == (4, "int8")
+    assert encoding.quant_max == 7 and encoding.quant_min in (-8, -7)
+
+
+def test_reference_model_that_was_saved(tmp_path: Path) -> None:
+    model, _ = reference("reference")
+    model.save(tmp_path / "model.pt")
+    loaded = torch.jit.load(tmp_path / "model.pt")
+    assert jit_passes.encodings_of(loaded) == jit_passes.encodings_of(model)
+
+
+def test_json(tmp_path: Path) -> None:
+    model, _ = reference("reference")
+    for encodings in (jit_passes.encodings_of(model), ONE_LAYER, WEIGHT_ONLY, Encodings()):
+        encodings.save(tmp_path / "encodings.json")
+        assert Encodings.load(tmp_path / "encodings.json") == encodings
+
+
+def test_lookups_and_table() -> None:
+    assert ONE_LAYER["relu"].dtype == "uint8" and "relu" in ONE_LAYER and "none" not in ONE_LAYER
+    assert list(ONE_LAYER) == list(ONE_LAYER.encodings) and len(ONE_LAYER) == 4
+    assert ONE_LAYER["relu"].min == (0.0,)
+    assert ONE_LAYER["relu"].max == (255 * ONE_LAYER["relu"].scale[0],)
+    assert CHANNELS.min == (-63.5, -127 * 0.1, -381.0)
+    lines = str(ONE_LAYER).splitlines()
+    assert lines[0].split() == ["value", "kind", "bits", "codes", "scale", "zero", "point"]
+    assert lines[2].split()[:4] == ["conv.weight", "parameter", "8", "[-127,"]
+    with pytest.raises(JitPassesError, match="did you mean 'relu'"):
+        ONE_LAYER["relo"]
+    with pytest.raises(JitPassesError, match="did you mean 'conv'"):
+        ONE_LAYER.layer("convo")
+
+
+# NNI
+
+
+@pytest.mark.parametrize("version", ["2.5", "3.0"])
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda e: e.name)
+@pytest.mark.parametrize("weight", WEIGHTS, ids=["narrow", "channels", "columns"])
+def test_nni(version: str, activation: Encoding, weight: Encoding, tmp_path: Path) -> None:
+    layer = Layer("conv", "conv2d", input=activation, weight=weight)
+    encodings = Encodings((activation, weight), (layer,))
+    config = save_nni(encodings, tmp_path / "calibration", version)
+    assert torch.load(tmp_path / "calibration", weights_only=True).keys() == config.keys()
+    read = load_nni(tmp_path / "calibration")
+    found = read.layer("conv")
+    # These forms keep the codes, not only the numbers.
+    assert replace(found.input, name=activation.name) == activation
+    assert replace(found.weight, name=weight.name) == weight
+    assert found.output is None and read.parameters == (found.weight,)
+
+
+@pytest.mark.parametrize(
+    "activation", [e for e in ACTIVATIONS if e.bits < 16], ids=lambda e: e.name
+)
+def test_nni_2_0(activation: Encoding) -> None:
+    encodings = Encodings((activation,), (Layer("conv", "conv2d", output=activation),))
+    assert_same_numbers(from_nni(to_nni(encodings, "2.0"))["conv._output_0"], activation)
+
+
+def test_nni_literal() -> None:
+    step = Encoding("x", "activation", 8, -127, 127, True, (0.5,), (0,))
+    weight = Encoding("conv.weight", "parameter", 8, -127, 127, True, (0.25,), (0,))
+    output = Encoding("y", "activation", 8, 0, 255, False, (0.5,), (10,))
+    encodings = Encodings(
+        (step, weight, output), (Layer("conv", "conv2d", step, weight, None, output),)
+    )
+    assert to_nni(encodings, "2.0") == {
+        "conv": {
+            "weight_bit": 8,
+            "tracked_min_input": -63.5,
+            "tracked_max_input": 63.5,
+            "activation_bit": 8,
+            "tracked_min_activation": -5.0,
+            "tracked_max_activation": 122.5,
+        }
+    }
+    assert to_nni(encodings) == {
+        "conv": {
+            "weight_bits": 8,
+            "tracked_min_weight": -31.75,
+            "tracked_max_weight": 31.75,
+            "tracked_qmin_weight": -127,
+            "tracked_qmax_weight": 127,
+            "weight_scale": torch.tensor(0.25),
+            "weight_zero_point": torch.tensor(0.0),
+            "input_bits": 8,
+            "tracked_min_input": -63.5,
+            "tracked_max_input": 63.5,
+            "tracked_qmin_input": -127,
+            "tracked_qmax_input": 127,
+            "output_bits": 8,
+            "tracked_min_output": -5.0,
+            "tracked_max_output": 122.5,
+            "tracked_qmin_output": 0,
+            "tracked_qmax_output": 255,
+        }
+    }
+    assert to_nni(encodings, "3.0")["conv"]["_output_0"] == {
+        "scale": torch.tensor(0.5),
+        "zero_point": torch.tensor(10.0),
+        "quant_dtype": "uint8",
+        "quant_scheme": "affine",
+        "quant_bits": 8,
+        "tracked_max": torch.tensor(122.5),
+        "tracked_min": torch.tensor(-5.0),
+    }
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.5", "3.0"])
+def test_nni_weight_only(version: str) -> None:
+    """NNI's own quantizers make no entry for such a layer, and then look for it."""
+    config = to_nni(WEIGHT_ONLY, version)
+    assert config["conv"].get("weight_bit", 8) == 8
+    found = from_nni(config).layer("conv")
+    if version != "2.0":  # which has the bits only
+        assert_same_numbers(found.weight, NARROW)
+    assert found.input is found.output is None
+
+
+def test_nni_shapes() -> None:
+    """A weight's scales broadcast over it."""
+    entry = to_nni(ONE_LAYER, "3.0")["conv"]
+    assert entry["weight"]["scale"].shape == (3, 1, 1, 1)
+    assert entry["bias"]["scale"].shape == (3,)
+    found = from_nni({"conv": entry}).layer("conv").bias
+    assert (found.quant_min, found.quant_max) == (BIAS.quant_min, BIAS.quant_max)
+    up = Encodings((COLUMNS,), (Layer("up", "conv_transpose1d", weight=COLUMNS),))
+    assert to_nni(up)["up"]["weight_scale"].shape == (1, 2, 1)
+
+
+def test_nni_of_a_module_that_is_called_twice() -> None:
+    layers = (Layer("conv", "conv2d", AFFINE), Layer("conv", "conv2d", UINT8))
+    with pytest.raises(JitPassesError, match="'conv' is called twice"):
+        to_nni(Encodings((AFFINE, UINT8), layers))
+    assert to_nni(Encodings((AFFINE,), (layers[0], layers[0]))).keys() == {"conv"}
+
+
+# TensorRT
+
+
+def test_tensorrt_literal() -> None:
+    narrow = replace(INT8, name="y", quant_min=-127)
+    assert to_tensorrt(Encodings((INT8, narrow, NARROW))) == (
+        "TRT-8601-EntropyCalibration2\nx: 3c010a14\ny: 3c010a14\n"
+    )
+    unit = Encoding("x", "activation", 8, 0, 254, False, (0.5,), (0,))  # 127 / 127
+    text = to_tensorrt(Encodings((unit,)), version="8501", names={"x": "input.1"})
+    assert text == "TRT-8501-EntropyCalibration2\ninput.1: 3f800000\n"
+
+
+def test_tensorrt_round_trip() -> None:
+    found = from_tensorrt(to_tensorrt(Encodings((INT8, AFFINE, FOUR))))
+    assert found["x"] == INT8
+    for expected in (AFFINE, FOUR):
+        limit = max(abs(expected.min[0]), abs(expected.max[0]))
+        # The scale is rounded to float32.
+        assert found[expected.name].max[0] == pytest.approx(limit, rel=2**-23)
+
+
+def test_tensorrt_refusals() -> None:
+    with pytest.raises(JitPassesError, match="'mean' has 16 bits"):
+        to_tensorrt(Encodings((SIXTEEN,)))
+    channels = replace(CHANNELS, name="y", kind="activation")
+    with pytest.raises(JitPassesError, match="a scale for each channel"):
+        to_tensorrt(Encodings((channels,)))
+    odd = Encodings((replace(INT8, name="a: b"),))
+    with pytest.raises(JitPassesError, match="give it another one in names"):
+        to_tensorrt(odd)
+    assert "c: 3c010a14" in to_tensorrt(odd, names={"a: b": "c"})
+    with pytest.raises(JitPassesError, match="would both be called 'relu'"):
+        to_tensorrt(Encodings((INT8, UINT8)), names={"x": "relu"})
+    with pytest.raises(JitPassesError, match="did you mean 'relu'"):
+        to_tensorrt(Encodings((UINT8,)), names={"rleu": "y"})
+    with pytest.raises(JitPassesError, match="version is like"):
+        to_tensorrt(Encodings(), version="8.6\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1"),
+        ("x: 3c010a14", "line 1"),
+        ("TRT-8601-EntropyCalibration2\nx 3c010a14", "line 2: '<tensor>: <8 hex digits>'"),
+        ("TRT-8601-EntropyCalibration2\nx: 3c010a14\nx: 3c010a14", "line 3: 'x' is there twice"),
+        ("TRT-8601-EntropyCalibration2\nx: 7f800000", "finite and above 0"),
+    ],
+)
+def test_tensorrt_files_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(JitPassesError, match=message):
+        from_tensorrt(text)
+
+
+# AIMET
+
+
+@pytest.mark.parametrize("encoding", [*ACTIVATIONS, *WEIGHTS], ids=str)
+def test_aimet(encoding: Encoding, tmp_path: Path) -> None:
+    """Equal numbers; a grid without its smallest code becomes the full one."""
+    encodings = Encodings((encoding,))
+    path = tmp_path / "model.encodings"
+    jit_passes.export_calibration(encodings, path, "aimet")
+    found = load_aimet(path, axes={"up.weight": 1})[encoding.name]
+    full = replace(encoding, quant_min=-128) if encoding.quant_min == -127 else encoding
+    assert_same_numbers(found, full)
+    assert (found.kind, found.symmetric) == (encoding.kind, encoding.symmetric)
+
+
+def test_aimet_literal() -> None:
+    data = to_aimet(
+        Encodings((INT8, AFFINE, CHANNELS)), {"add": "/add/Add"}, {"quant_scheme": "min_max"}
+    )
+    assert data == {
+        "version": "1.0.0",
+        "activation_encodings": [
+            {
+                "name": "x",
+                "dtype": "INT",
+                "enc_type": "PER_TENSOR",
+                "bw": 8,
+                "is_sym": True,
+                "scale": [GOLDEN],
+                "offset": [-128],
+            },
+            {
+                "name": "/add/Add",
+                "dtype": "INT",
+                "enc_type": "PER_TENSOR",
+                "bw": 8,
+                "is_sym": False,
+                "scale": [0.0173],
+                "offset": [-133],
+            },
+        ],
+        "param_encodings": [
+            {
+                "name": "conv.weight",
+                "dtype": "INT",
+                "enc_type": "PER_CHANNEL",
+                "bw": 8,
+                "is_sym": True,
+                "scale": [0.5, 0.1, 3.0],
+                "offset": [-128, -128, -128],
+            }
+        ],
+        "quantizer_args": {"quant_scheme": "min_max"},
+    }
+    assert_fits(data, aimet.SCHEMA)
+    assert_fits(json.loads(aimet.text_of(data)), aimet.SCHEMA)
+
+
+def assert_fits(data: Any, schema: dict[str, Any]) -> None:
+    """The few words of JSON schema that `SCHEMA` uses."""
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    types["number"] = (int, float)
+    known = {"type", "required", "properties", "items", "const", "enum", "minLength", "minItems"}
+    assert schema.keys() <= known | {"minimum", "maximum", "exclusiveMinimum"}
+    if "type" in schema:
+        assert isinstance(data, types[schema["type"]])
+    assert data == schema.get("const", data)
+    assert data in schema.get("enum", [data])
+    if isinstance(data, int | float):
+        assert schema.get("minimum", data) <= data <= schema.get("maximum", data)
+        assert data > schema.get("exclusiveMinimum", data - 1)
+    if isinstance(data, str | list):
+        assert len(data) >= max(schema.get("minLength", 0), schema.get("minItems", 0))
+    if isinstance(data, dict):
+        assert set(schema.get("required", [])) <= data.keys()
+        assert data.keys() <= schema.get("properties", data).keys()
+        for key, value in data.items():
+            assert_fits(value, schema.get("properties", {}).get(key, {}))
+    for item in data if isinstance(data, list) else []:
+        assert_fits(item, schema.get("items", {}))
+
+
+# All of them
+
+
+def test_export_of_a_reference_model(tmp_path: Path) -> None:
+    model, _ = reference("reference")
+    encodings = jit_passes.encodings_of(model)
+    config = jit_passes.export_calibration(model, tmp_path / "nni", version="3.0")
+    for layer in encodings.layers:
+        read = load_nni(tmp_path / "nni").layer(layer.name)
+        assert_same_numbers(read.input, layer.input)
+        assert_same_numbers(read.weight, layer.weight)
+        assert_same_numbers(read.output, layer.output)
+    assert config.keys() == {layer.name for layer in encodings.layers}
+
+    text = jit_passes.export_calibration(model, tmp_path / "cache", "tensorrt", version="8502")
+    assert (tmp_path / "cache").read_text() == text
+    assert len(from_tensorrt(text)) == len(encodings.activations)
+
+    data = jit_passes.export_calibration(encodings, tmp_path / "aimet", "aimet")
+    assert json.loads((tmp_path / "aimet").read_text()) == data
+    assert_fits(data, aimet.SCHEMA)
+    for found in from_aimet(data).activations:
+        assert_same_numbers(found, encodings[found.name])
+
+
+def test_errors_of_export() -> None:
+    with pytest.raises(JitPassesError, match="no format 'onnx': formats are 'nni', 'tensorrt'"):
+        jit_passes.export_calibration(ONE_LAYER, format="onnx")
+    with pytest.raises(JitPassesError, match="did you mean 'version'"):
+        jit_passes.export_calibration(ONE_LAYER, versoin="2.0")
+    with pytest.raises(JitPassesError, match="no form '1.0'"):
+        jit_passes.export_calibration(ONE_LAYER, version="1.0")
+    with pytest.raises(JitPassesError, match="got one that was not quantized"):
+        jit_passes.export_calibration(torch.jit.script(Net().eval()))
+    model, _ = reference("reference")
+    with pytest.raises(JitPassesError, match="got a lowered one"):
+        jit_passes.encodings_of(jit_passes.lower(model))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "weight"}, "kind is one of"),
+        ({"name": ""}, "name is empty"),
+        ({"bits": 1}, "from 2 to 32"),
+        ({"bits": 4}, "does not fit 4 bits"),
+        ({"quant_max": -128}, "not below"),
+        ({"scale": (0.0,)}, "finite and above 0"),
+        ({"scale": (1.0, 2.0)}, "2 scales and 1 zero points"),
+        ({"scale": (1.0, 2.0), "zero_point": (0, 0)}, "ch_axis = None"),
+        ({"zero_point": (200,)}, "not within"),
+        ({"zero_point": (1,)}, "said to be symmetric"),
+    ],
+)
+def test_encodings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(INT8, **changes)
+
+
+def test_collections_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="two encodings are called 'x'"):
+        Encodings((INT8, replace(UINT8, name="x")))
+    with pytest.raises(ValueError, match="not among the encodings"):
+        Encodings((), (Layer("conv", "conv2d", INT8),))
+
+
+def change(key: str, value: Any) -> Callable[[Any], Any]:
+    def apply(data: Any) -> Any:
+        data["encodings"][1][key] = value
+        return data
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (change("scale", "big"), r"encodings\[1\].scale: scale is a list"),
+        (change("scale", ["big"]), r"encodings\[1\].scale\[0\]: a scale is a finite number"),
+        (change("scale", [-1.0]), r"encodings\[1\]: 1 scales and 3 zero points"),
+        (change("bits", 8.5), r"encodings\[1\].bits: bits is a whole number, not 8.5"),
+        (change("dtype", 1), r"encodings\[1\].dtype: an encoding has no key 'dtype'"),
+        (lambda data: {**data, "form": 2}, "form: the form is 2"),
+        (lambda data: {"form": 1}, "the key 'encodings' is missing"),
+        (lambda data: {**data, "layers": [{"name": "a"}]}, r"layers\[0\]: the key 'kind'"),
+        (
+            lambda data: {**data, "layers": [{"name": "a", "kind": "", "input": "relo"}]},
+            r"layers\[0\].input: there is no 'relo': did you mean 'relu'",
+        ),
+        (lambda data: [], "is a mapping"),
+    ],
+)
+def test_json_that_is_none(edit: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "encodings.json"
+    ONE_LAYER.save(path)
+    path.write_text(json.dumps(edit(json.loads(path.read_text()))))
+    with pytest.raises(JitPassesError, match=f"encodings.json.*{message}"):
+        Encodings.load(path)
+    path.write_text("{")
+    with pytest.raises(JitPassesError, match="this is not JSON"):
+        Encodings.load(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"conv": 3}, "calibration.conv: an entry is a mapping"),
+        ({"conv": {"input_bits": 8}}, "the key 'tracked_min_input' is missing"),
+        ({"conv": {"_input_0": {"scale": 1.0}}}, "the key 'zero_point' is missing"),
+        ({"conv": {"weight": {}, "wait": {}}}, "no key 'wait': "),
+        (
+            {"conv": {"input_bits": 8, "tracked_min_input": 1.0, "tracked_max_input": 1.0}},
+            "which is empty",
+        ),
+        (
+            {"conv": {"input_bits": "8", "tracked_min_input": 1.0, "tracked_max_input": 2.0}},
+            "conv.input_bits: a number or a tensor is expected",
+        ),
+    ],
+)
+def test_nni_files_that_are_none(config: Any, message: str) -> None:
+    with pytest.raises(JitPassesError, match=message):
+        from_nni(config)
+
+
+def test_nni_file_that_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "calibration").write_text("{}")
+    with pytest.raises(JitPassesError, match="no file of torch.save"):
+        load_nni(tmp_path / "calibration")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "FLOAT"}, "only INT is read"),
+        ({"enc_type": "PER_BLOCK"}, "PER_TENSOR or PER_CHANNEL"),
+        ({"offset": [1]}, "not within"),
+        ({"offset": [-5], "is_sym": True}, "its offset is not"),
+        ({"bw": 64}, "from 2 to 32"),
+    ],
+)
+def test_aimet_files_that_are_none(changes: dict[str, Any], message: str) -> None:
+    data = to_aimet(Encodings((UINT8,)))
+    data["activation_encodings"][0].update(changes)
+    with pytest.raises(JitPassesError, match=message):
+        from_aimet(data)
+    with pytest.raises(JitPassesError, match="version: the form 1.0.0 is expected"):
+        from_aimet({**data, "version": "0.6.1"})

@@ -61,23 +61,28 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
 def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
     """Read a reference model: all is in its graph, but for the codes that weights might have.
 
-    Of a weight the graph has the codes themselves. Its grid is the smallest that holds them all: no
-    code lies beyond it, so quantizing the float weight to it gives the same codes, clipped ones
-    included.
+    Of a weight the graph has the codes themselves. Its grid ends with the largest of them (if there
+    are zero points other than 0, where its bits end): no code lies beyond, so quantizing the float
+    weight to it gives the same codes, clipped ones included.
 
     Names are those that values have in the graph. The constants of a reference model have lost
     theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
     for each, called after the operator that reads it: `relu -> conv2:conv2d`.
+
+    A file keeps no module paths of a graph, but for the operators of the report: those and their
+    weights are called alike after loading, other values `relu#1`, as if all stood at the top.
     """
-    return _GraphReader(GraphView.of(model, report.method)).read()
+    return _GraphReader(GraphView.of(model, report.method), report).read()
 
 
 class _GraphReader:
     """Encodings by the node that shows them: quantize of an activation, dequantize of codes."""
 
-    def __init__(self, graph: GraphView) -> None:
+    def __init__(self, graph: GraphView, report: Report) -> None:
         self.graph = graph
+        self.weighted = [node for node in graph.nodes if node.kind in _WEIGHTED]
+        self.names = _names(self.weighted, report)
         self.found: dict[str, Encoding] = {}
         self.by_node: dict[int, Encoding] = {}
 
@@ -87,24 +92,24 @@ class _GraphReader:
                 self.read_quantize(node)
             elif node.kind in _DEQUANTIZE and _is_tensor(node.inputs[0]):
                 self.read_constant(node)
-        weighted = [node for node in self.graph.nodes if node.kind in _WEIGHTED]
-        layers = [layer for node in weighted if (layer := self.layer(node)) is not None]
+        layers = [layer for node in self.weighted if (layer := self.layer(node)) is not None]
         return Encodings(tuple(self.found.values()), tuple(layers))
 
     def read_quantize(self, node: NodeView) -> None:
         low, high = (_number(value, node) for value in node.inputs[-3:-1])
-        name = node.inputs[0].name
+        value = node.inputs[0]
+        name = self.name(value.producer) if value.producer in self.weighted else value.name
         users = [
             user for made, _ in node.output.uses for out in made.outputs for user, _ in out.uses
         ]
-        reader = next((user.name for user in users if user.name), "result")
+        reader = next((self.name(user) for user in users if user.name), "result")
         self.add(node, "activation", low, high, name, f"{name} -> {reader}")
 
     def read_constant(self, node: NodeView) -> None:
         user, operand = node.output.uses[0]
-        name = f"{user.name}[{operand}]"
+        name = f"{self.name(user)}[{operand}]"
         if user.kind in _WEIGHTED and operand in (1, 2):
-            name = f"{user.module}.{TENSORS[operand]}".removeprefix(".")
+            name = f"{self.module(user)}.{TENSORS[operand]}".removeprefix(".")
         _, zero_point, _ = _parameters(node)
         self.add(node, "parameter", *_grid(node.inputs[0].constant, zero_point), name)
 
@@ -119,12 +124,19 @@ class _GraphReader:
                 self.by_node[node.index] = self.found[name]
                 return
 
+    def name(self, node: NodeView) -> str:
+        return self.names.get(node.index, node.name)
+
+    def module(self, node: NodeView) -> str:
+        module, colon, _ = self.name(node).rpartition(":")
+        return module if colon else ""
+
     def layer(self, node: NodeView) -> Layer | None:
         used = [self.behind(value) for value in node.inputs[:3]]
         used.append(self.ahead(node.output))
         if not any(used):
             return None
-        return Layer(node.module, node.kind.removeprefix("aten::"), *used)
+        return Layer(self.module(node), node.kind.removeprefix("aten::"), *used)
 
     def behind(self, value: ValueView) -> Encoding | None:
         """Return the encoding of an operand, looking through what only moves data."""
@@ -151,6 +163,17 @@ class _GraphReader:
             value = only.output
 
 
+def _names(weighted: list[NodeView], report: Report) -> dict[int, str]:
+    """Return the names that operators had when the model was prepared, by index of the node."""
+    names: dict[int, str] = {}
+    for kind in {node.kind for node in weighted}:
+        nodes = [node for node in weighted if node.kind == kind]
+        rows = [row for row in report.operators if f"aten::{row.kind}" == kind]
+        if len(nodes) == len(rows):  # both are in program order
+            names.update({node.index: row.name for node, row in zip(nodes, rows, strict=True)})
+    return names
+
+
 def _parameters(node: NodeView) -> tuple[tuple[float, ...], tuple[int, ...], int | None]:
     scale, zero_point = (value.constant for value in node.inputs[1:3])
     if isinstance(scale, torch.Tensor) and isinstance(zero_point, torch.Tensor):
@@ -172,7 +195,7 @@ def _is_tensor(value: ValueView) -> bool:
 
 
 def _grid(codes: torch.Tensor, zero_point: tuple[int, ...]) -> tuple[int, int]:
-    """Return the smallest range of codes, narrow or full, that holds all of these."""
+    """Return a range that ends with the largest of the codes, or with the bits that hold them."""
     if codes.dtype == torch.int32:  # of a bias, which nothing clips
         return -BIAS_LIMIT, BIAS_LIMIT
     low, high = (int(end) for end in codes.aminmax()) if codes.numel() else (0, 0)
@@ -180,5 +203,5 @@ def _grid(codes: torch.Tensor, zero_point: tuple[int, ...]) -> tuple[int, int]:
     if codes.dtype == torch.uint8:
         return 0, 2 ** bits_of(0, max(high, 1)) - 1
     half = 2 ** (bits_of(min(low, -1), high) - 1)
-    narrow = low > -half and not any(zero_point)
-    return -half + narrow, half - 1
+    largest = max(-low, high, 1)
+    return (-largest, largest) if not any(zero_point) and low > -half else (-half, half - 1)

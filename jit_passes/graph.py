@@ -29,7 +29,7 @@ class ValueView:
         is_tensor: whether its static type is Tensor.
         written: whether an in-place operator may write to it, directly or through a view.
         is_result: whether the method, or a block in it, returns it.
-        is_constant: whether it is a literal or a frozen parameter.
+        is_constant: whether it is a literal or a frozen parameter; see also `GraphView.of`.
         constant: the constant, if it is one and readable from Python.
         shape: what the graph knows of a tensor's shape: sizes, None for unknown ones; None if
             nothing. Traced graphs have that of the example inputs.
@@ -118,13 +118,19 @@ class GraphView:
     outputs: Sequence[ValueView]
 
     @classmethod
-    def of(cls, module: Any, method: str = "forward") -> GraphView:
+    def of(cls, module: Any, method: str = "forward", *, parameters: bool = False) -> GraphView:
         """Take a snapshot of the method's graph of a ScriptModule or C++ module.
 
         Calls are not looked into: the graph of a module that was not inlined shows its calls.
+
+        Args:
+            module: whose graph.
+            method: which.
+            parameters: let parameters, and buffers that the graph does not write to, count as
+                constants, as if the module were frozen. They have their paths as names.
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
-        nodes, _, inputs, outputs = _read(_C.snapshot(cpp_module, method))
+        nodes, _, inputs, outputs = _read(_C.snapshot(cpp_module, method, parameters))
         return cls(nodes, inputs[1:], outputs)
 
     @classmethod

@@ -8,7 +8,7 @@ import torch
 
 from .graph import GraphView
 from .module import check_module
-from .passes import Pipeline, PipelineResult
+from .passes import Pipeline, PipelineResult, own
 
 NORMALIZE = Pipeline(
     "normalize",
@@ -33,6 +33,45 @@ NORMALIZE = Pipeline(
         "remove_unused_attributes",
     ),
 )
+
+
+# The same for models that go on training: parameters, dropout and batch norms stay.
+NORMALIZE_TRAINING = Pipeline(
+    "normalize_training",
+    (
+        "replace_inplace",
+        "resolve_none_checks",
+        "propagate_constants",
+        "unroll_loops",
+        "propagate_constants",
+        "fold_constant_lists",
+        "canonicalize_convolution",
+        "remove_rank_checks",
+        "canonicalize_padding",
+        "canonicalize_linear",
+        "canonicalize_clamp",
+        "canonicalize_view",
+        "pool_attributes",
+        "defer_batch_norm",
+        "remove_dead_code",
+        "pool_constants",
+    ),
+)
+
+
+def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -> Any:
+    """Return a C++ module whose graph is inlined and in canonical form, with its parameters.
+
+    Args:
+        model: it is not touched; the result has its parameters and buffers, the same tensors.
+        method: the method that is changed.
+
+    Raises:
+        JitPassesError: the model is no ScriptModule, has no such method, or hooks of its own.
+    """
+    subject = own(model, method)
+    NORMALIZE_TRAINING.run_on(subject)
+    return subject.module
 
 
 def normalize(module: Any, method: str = "forward") -> PipelineResult:

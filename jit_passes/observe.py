@@ -26,6 +26,7 @@ from .quantizer import (
     resolve,
     spec_to_text,
 )
+from .quantizer.selection import DEFERRED
 from .targets import Target, resolve_target
 
 OBSERVE = Pipeline("observe", ("insert_observers",))
@@ -113,12 +114,28 @@ def annotate(
     model: torch.jit.ScriptModule, quantizer: Quantizer, method: str
 ) -> tuple[Any, GraphView, Annotations]:
     """Return the normalized module, its graph, and what a quantizer says about it."""
-    module = normalize(model._c, method).module
+    return annotate_graph(normalize(model._c, method).module, method, quantizer)
+
+
+def annotate_graph(
+    module: Any, method: str, quantizer: Quantizer, *, parameters: bool = False
+) -> tuple[Any, GraphView, Annotations]:
+    """Return the module as the quantizer has changed it, its graph, and what it says about it.
+
+    Args:
+        module: a normalized C++ module.
+        method: whose graph.
+        quantizer: annotates it.
+        parameters: whether the module still has its parameters, which then count as constants.
+
+    Raises:
+        JitPassesError: the graph is quantized already, or the quantizer does not do its work.
+    """
     if is_quantized(GraphView.of(module, method)):
         raise JitPassesError("the model is quantized already: start from the float model")
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
         module = transform(module, method, quantizer)
-    graph = GraphView.of(module, method)
+    graph = GraphView.of(module, method, parameters=parameters)
     annotations = annotations_of(quantizer, graph)
     quantizer.validate(annotations)
     return module, graph, annotations
@@ -187,7 +204,8 @@ def is_weighted(node: NodeView, quantizer: BackendQuantizer) -> bool:
 
 def is_quantized(graph: GraphView) -> bool:
     """Say whether the graph holds quantized operators, whoever put them there."""
-    return any(node.kind.startswith(("quantized::", "jit_passes::")) for node in graph.nodes)
+    kinds = {node.kind for node in graph.nodes} - {DEFERRED}
+    return any(kind.startswith(("quantized::", "jit_passes::")) for kind in kinds)
 
 
 def operator_records(

@@ -56,11 +56,11 @@ void removeDeadNodes(const std::shared_ptr<Graph>& graph) {
   }
 }
 
-std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& graph) {
+std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& graph, bool attributes_apart) {
   if (!anyMayWrite(*graph)) {
     return {};
   }
-  const torch::jit::AliasDb aliases(graph);
+  const torch::jit::AliasDb aliases(graph, /*isFrozen=*/attributes_apart);
   std::unordered_set<const Value*> written;
   const auto check = [&](const Value* value) {
     if (aliases.hasWriters(value)) {

@@ -7,7 +7,11 @@ namespace jit_passes JIT_PASSES_API {
 
 // Values that some node of the graph may write to. A rewrite must neither merge nor move reads of
 // these. One alias analysis serves the whole graph, taken before any edit.
-std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& graph);
+//
+// What is read from a module may be any other tensor of it, unless `attributes_apart`: then attributes
+// share memory with nothing but themselves, as parameters and buffers do.
+std::unordered_set<const Value*> writtenValues(
+    const std::shared_ptr<Graph>& graph, bool attributes_apart = false);
 
 // Whether any node may write to a value. Most graphs have none, which is seen faster than who
 // shares memory with whom.

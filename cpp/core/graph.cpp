@@ -40,6 +40,9 @@ bool isOfTorch(const std::string& line) {
 
 std::string operatorName(const Node* node) {
   std::string name = node->kind().toUnqualString();
+  if (name.rfind("deferred_", 0) == 0) {
+    name.erase(0, 9); // stands for the model's own
+  }
   while (name.size() > 1 && name.back() == '_') {
     name.pop_back();
   }

@@ -5,7 +5,8 @@
 
 namespace jit_passes {
 
-KnownValues::KnownValues(const PassContext& context) : written_(writtenValues(context.graph())) {
+KnownValues::KnownValues(const PassContext& context, bool attributes_apart)
+    : written_(writtenValues(context.graph(), attributes_apart)) {
   if (context.hasModule()) {
     module_ = context.module();
   }
@@ -29,6 +30,14 @@ std::optional<c10::IValue> KnownValues::attribute(const Value* value) const {
     }
   }
   return module_ ? attributeOf(*module_, value) : std::nullopt;
+}
+
+std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
+  if (value->node()->kind() != c10::prim::GetAttr || isWritten(value)) {
+    return std::nullopt;
+  }
+  const auto held = attribute(value);
+  return held && (held->isTensor() || held->isNone()) ? held : std::nullopt;
 }
 
 std::optional<int64_t> KnownValues::rank(const Value* tensor) const {

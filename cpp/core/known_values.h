@@ -9,7 +9,8 @@ namespace jit_passes JIT_PASSES_API {
 // Taken once, before any edit.
 class KnownValues {
  public:
-  explicit KnownValues(const PassContext& context);
+  // With `attributes_apart`, as in writtenValues.
+  explicit KnownValues(const PassContext& context, bool attributes_apart = false);
 
   // Whether some node may write to it: see writtenValues.
   bool isWritten(const Value* value) const { return written_.count(value) > 0; }
@@ -20,6 +21,9 @@ class KnownValues {
   // What the attribute holds that the value is read from, of the module or of one below it. Nothing
   // where the graph assigns to an attribute of that name, or picks the module while it runs.
   std::optional<c10::IValue> attribute(const Value* value) const;
+
+  // The same for tensors and None that nothing writes to: a weight, or the bias that is not there.
+  std::optional<c10::IValue> parameter(const Value* value) const;
 
   // The number of dimensions of a tensor: a constant, an attribute, or by its type.
   std::optional<int64_t> rank(const Value* tensor) const;

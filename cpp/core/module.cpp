@@ -153,6 +153,14 @@ std::optional<c10::IValue> attributeOf(const Module& self, const Value* value) {
   return owner->toObjectRef().getAttr(node->s(c10::attr::name));
 }
 
+std::string attributePath(const Value* value) {
+  std::string path;
+  for (const Node* node = value->node(); node->kind() == c10::prim::GetAttr; node = node->input()->node()) {
+    path = node->s(c10::attr::name) + (path.empty() ? "" : ".") + path;
+  }
+  return path;
+}
+
 namespace {
 
 std::vector<std::string> partsOf(const std::string& path) {
@@ -224,6 +232,18 @@ Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
     value = graph.insertGetAttr(value, part);
   }
   return value;
+}
+
+Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& name, bool initially) {
+  if (!root.hasattr(name)) {
+    root.register_buffer(name, at::full({}, initially, at::kBool));
+  }
+  const auto held = root.attr(name);
+  TORCH_CHECK(
+      held.isTensor() && held.toTensor().scalar_type() == at::kBool && held.toTensor().dim() == 0,
+      "the module has an attribute '", name, "' of its own, which is what a switch is to be called");
+  torch::jit::WithInsertPoint guard(before);
+  return graph.insert(c10::aten::Bool, {graph.insertGetAttr(graph.inputs().at(0), name)});
 }
 
 namespace {

@@ -29,6 +29,9 @@ Module cloneModule(const Module& original, const std::string& method);
 // What self's attributes hold for a value that is read from them: %w = %self.conv.weight.
 std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
 
+// "conv.weight", where the value is read from self; "" for self.
+std::string attributePath(const Value* value);
+
 // Adds a parameter or buffer of that name, or name_1, ... where it is taken, to the module at that
 // path; to the root where there is no such module, or one that shares its type with others. Returns the
 // path of the attribute.
@@ -37,6 +40,8 @@ std::string addTensorAttribute(
 bool hasAttribute(const Module& root, const std::string& path);
 // Reads the attribute at a path from self, in front of a node.
 Value* readAttribute(Graph& graph, Node* before, const std::string& path);
+// Reads a switch of the module, a bool buffer of that name, which is added where it is missing.
+Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& name, bool initially);
 
 // PyTorch's inlining, again for what has come in: functions that first ran under
 // torch.jit.optimized_execution(False) keep their calls.

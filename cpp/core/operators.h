@@ -43,7 +43,7 @@ bool isElementwise(const Node* node);
 std::vector<std::string> elementwiseKinds(size_t tensors);
 
 // Whether the node is of the dialect's quantization: it has no name, and says nothing of the model.
-// Of the dialect, only what a convolution is split into counts as the model's.
+// Of the dialect, only what a convolution is split into counts as the model's, and deferred batch norms.
 bool isQuantization(const Node* node);
 
 // Whether the node asks only for its first operand's shape.

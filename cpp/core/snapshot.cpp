@@ -1,15 +1,29 @@
 #include "snapshot.h"
 
 #include "alias.h"
+#include "known_values.h"
+#include "module.h"
 #include "operators.h"
 
 namespace jit_passes {
 namespace {
 
+void setConstant(ValueRecord& record, const c10::IValue& constant) {
+  record.constant = constant;
+  if (constant.isTensor()) {
+    const auto tensor = constant.toTensor();
+    record.shape.emplace(tensor.sizes().begin(), tensor.sizes().end());
+    record.dtype = tensor.scalar_type();
+  }
+}
+
 class Recorder {
  public:
-  explicit Recorder(const std::shared_ptr<Graph>& graph)
-      : graph_(*graph), names_(nodeNames(*graph)), written_(writtenValues(graph)) {}
+  explicit Recorder(const std::shared_ptr<Graph>& graph, const KnownValues* parameters = nullptr)
+      : graph_(*graph),
+        names_(nodeNames(*graph)),
+        written_(writtenValues(graph, /*attributes_apart=*/parameters != nullptr)),
+        parameters_(parameters) {}
 
   Snapshot record() {
     for (const Value* input : graph_.inputs()) {
@@ -57,7 +71,15 @@ class Recorder {
   }
 
   void recordValue(const Value* value, const std::string& name) {
-    snapshot_.values.push_back(recordOf(value, name, written_.count(value) > 0));
+    ValueRecord record = recordOf(value, name, written_.count(value) > 0);
+    const auto held = parameters_ == nullptr ? std::nullopt : parameters_->parameter(value);
+    if (parameters_ != nullptr && value->node()->kind() == c10::prim::GetAttr) {
+      record.name = attributePath(value);
+    }
+    if (held) {
+      setConstant(record, *held);
+    }
+    snapshot_.values.push_back(std::move(record));
   }
 
   int64_t blockOf(const Block* block) {
@@ -67,6 +89,7 @@ class Recorder {
   Graph& graph_;
   NodeNames names_;
   std::unordered_set<const Value*> written_;
+  const KnownValues* parameters_; // null where they are no constants
   std::unordered_map<const Block*, int64_t> blocks_{{graph_.block(), 0}};
   Snapshot snapshot_;
 };
@@ -89,19 +112,23 @@ ValueRecord recordOf(const Value* value, const std::string& name, bool written) 
   record.result = std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
     return use.user->kind() == c10::prim::Return;
   });
-  record.constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
   if (const auto type = value->type()->cast<c10::TensorType>()) {
     record.shape = type->sizes().sizes();
     record.dtype = type->scalarType();
   }
-  if (record.constant && record.constant->isTensor()) {
-    const auto tensor = record.constant->toTensor();
-    record.shape.emplace(tensor.sizes().begin(), tensor.sizes().end());
-    record.dtype = tensor.scalar_type();
+  if (const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt) {
+    setConstant(record, *constant);
   }
   return record;
 }
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph) { return Recorder(graph).record(); }
+
+Snapshot takeSnapshot(const torch::jit::Module& module, const std::string& method) {
+  const Options none;
+  const PassContext context(module, method, none);
+  const KnownValues known(context, /*attributes_apart=*/true);
+  return Recorder(context.graph(), &known).record();
+}
 
 } // namespace jit_passes

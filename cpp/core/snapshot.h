@@ -42,5 +42,8 @@ struct Snapshot {
 };
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph);
+// Parameters, and buffers that the graph does not write to, count as constants. What is read from modules
+// is called by its path.
+Snapshot takeSnapshot(const torch::jit::Module& module, const std::string& method);
 
 } // namespace jit_passes

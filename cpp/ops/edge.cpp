@@ -1,16 +1,29 @@
-// jit_passes::edge: a second name for a value, so that some of its uses can be quantized and the
-// others left as they are.
+// Second names for a value.
+//
+//   jit_passes::edge                   some of its uses can be quantized and the others left as they are
+//   jit_passes::derive_quantization    the same while a model trains, for parameters that follow from those
+//                                      of other values: it trains in float, and conversion quantizes it
 #include "core/registry.h"
 
 namespace jit_passes {
 namespace {
 
-const RegisterOp op{"edge", "A second name for a value: the uses that are to be quantized go through it."};
+const RegisterOp edge_op{
+    "edge", "A second name for a value: the uses that are to be quantized go through it."};
+const RegisterOp derive_op{
+    "derive_quantization",
+    "A second name for a value that conversion quantizes with parameters derived from others'."};
 
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("edge(Tensor(a) x) -> Tensor(a)"); }
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def("edge(Tensor(a) x) -> Tensor(a)");
+  m.def("derive_quantization(Tensor(a) x, str name, str spec) -> Tensor(a)");
+}
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
   m.impl("edge", [](const at::Tensor& x) { return x.alias(); });
+  m.impl("derive_quantization", [](const at::Tensor& x, c10::string_view, c10::string_view) {
+    return x.alias();
+  });
 }
 
 } // namespace

@@ -5,12 +5,24 @@
 //
 // along the output channels; factor and bias are computed in double. Only where the normalization
 // alone uses the result's values, so a convolution that feeds two of them keeps both.
-#include "core/graph.h"
-#include "core/operators.h"
+//
+// What training put around the weight and around the bias, or beta, then is about the folded ones: a
+// weight that trained next to a deferred batch norm was quantized as if it were folded.
+#include "core/batch_norm.h"
+#include "core/observers.h"
 #include "core/registry.h"
 
 namespace jit_passes {
 namespace {
+
+// What training put around a weight or a bias; null where it put nothing there.
+Node* trainedAt(const Value* value) {
+  return isTrained(value->node()) ? const_cast<Node*>(value->node()) : nullptr;
+}
+
+const Value* within(const Value* value) {
+  return isTrained(value->node()) ? value->node()->input(0) : value;
+}
 
 struct Statistics {
   at::Tensor factor;
@@ -26,7 +38,7 @@ std::optional<Statistics> constantStatistics(const Node* node) {
   }
   auto factor = (variance->to(at::kDouble) + *eps).rsqrt();
   for (int i : {1, 2}) {
-    if (!isNone(node->input(i)) && !constantTensor(node->input(i))) {
+    if (!isNone(node->input(i)) && !constantTensor(within(node->input(i)))) {
       return std::nullopt;
     }
   }
@@ -34,32 +46,10 @@ std::optional<Statistics> constantStatistics(const Node* node) {
     factor = factor * gamma->to(at::kDouble);
   }
   auto shift = -mean->to(at::kDouble) * factor;
-  if (const auto beta = constantTensor(node->input(2))) {
+  if (const auto beta = constantTensor(within(node->input(2)))) {
     shift = shift + beta->to(at::kDouble);
   }
   return Statistics{factor, shift};
-}
-
-// Whether the value is a matrix for every input. A batch norm after linear normalizes axis 1,
-// which is the feature axis only then.
-bool isMatrix(const Value* value) {
-  for (const Node* node = value->node(); node->kind() != c10::prim::Param; node = node->input(0)->node()) {
-    if (node->kind() == c10::aten::flatten) {
-      return constantNumber(node->input(1)) == 1.0 && constantNumber(node->input(2)) == -1.0;
-    }
-    if (node->kind() == c10::aten::view || node->kind() == c10::aten::reshape) {
-      const Node* shape = node->input(1)->node();
-      const auto constant = isConstant(node->input(1)) ? torch::jit::toIValue(node->input(1)) : std::nullopt;
-      return (shape->kind() == c10::prim::ListConstruct && shape->inputs().size() == 2) ||
-             (constant && constant->isIntList() && constant->toIntList().size() == 2);
-    }
-    const bool keeps_rank = node->kind() == c10::aten::linear || node->kind() == c10::aten::relu ||
-                            node->kind() == c10::aten::clamp || node->kind() == c10::aten::batch_norm;
-    if (!keeps_rank) {
-      return false;
-    }
-  }
-  return false;
 }
 
 // The factor in the shape of the weight: [out, in/groups, ...], transposed [in, out/groups, ...].
@@ -75,38 +65,21 @@ at::Tensor scaleWeight(
   return (grouped * narrow.view({groups, 1, weight.size(1), 1})).reshape(weight.sizes());
 }
 
-std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
-  if (op.spatial_dims == 0) {
-    return 1;
-  }
-  const auto groups = constantNumber(node->input(6)); // both orders of operands have it there
-  return groups ? std::optional<int64_t>(*groups) : std::nullopt;
-}
-
-// The shape stays what it was, so asking for it is no use of the values: scripted modules check the
-// rank of what they get.
-bool alone(const Node* norm, const Value* result) {
-  return std::all_of(result->uses().begin(), result->uses().end(), [&](const torch::jit::Use& use) {
-    return use.user == norm || asksForShape(use.user);
-  });
-}
-
-bool foldInto(Node* producer, Node* norm) {
-  const auto op = weightedOperator(producer);
-  if (!op || !alone(norm, producer->output()) || producer->owningBlock() != norm->owningBlock() ||
-      (op->spatial_dims == 0 && !isMatrix(producer->output()))) {
+bool foldInto(Node* norm) {
+  const auto op = normalizedOperator(norm);
+  if (!op) {
     return false;
+  }
+  Node* producer = op->node;
+  Node *trained_weight = trainedAt(producer->input(1)), *trained_bias = trainedAt(producer->input(2));
+  if (trained_weight != nullptr && isNone(operandOf(trained_weight, "fold"))) {
+    return false; // its codes are those of the weight alone
   }
   const auto statistics = constantStatistics(norm);
-  const auto weight = constantTensor(producer->input(1));
-  const auto bias = constantTensor(producer->input(2));
-  const auto groups = groupsOf(producer, *op);
-  if (!statistics || !weight || !weight->is_floating_point() || !groups ||
-      (!bias && !isNone(producer->input(2)))) {
-    return false;
-  }
-  const int64_t channels = weight->size(outputAxis(*op)) * (op->transposed ? *groups : 1);
-  if (statistics->factor.numel() != channels) {
+  const auto weight = constantTensor(within(producer->input(1)));
+  const auto bias = constantTensor(within(producer->input(2)));
+  if (!statistics || !weight || !weight->is_floating_point() || (!bias && !isNone(producer->input(2))) ||
+      statistics->factor.numel() != op->channels(*weight)) {
     return false;
   }
   auto shift = statistics->shift;
@@ -114,9 +87,22 @@ bool foldInto(Node* producer, Node* norm) {
     shift = shift + bias->to(at::kDouble) * statistics->factor;
   }
   const auto dtype = weight->scalar_type();
-  const auto folded = scaleWeight(*weight, statistics->factor, *op, *groups).to(dtype);
-  producer->replaceInput(1, insertConstant(producer, folded.contiguous(weight->suggest_memory_format())));
-  producer->replaceInput(2, insertConstant(producer, shift.to(dtype)));
+  const auto folded = scaleWeight(*weight, statistics->factor, op->kind, op->groups).to(dtype);
+  Node* holder = trained_weight != nullptr ? trained_weight : producer;
+  Value* constant = insertConstant(holder, folded.contiguous(weight->suggest_memory_format()));
+  if (trained_weight != nullptr) {
+    trained_weight->replaceInput(0, constant);
+    trained_weight->replaceInputWith(operandOf(trained_weight, "fold"), insertConstant(holder, {}));
+  } else {
+    producer->replaceInput(1, constant);
+  }
+  Value* shifted = insertConstant(producer, shift.to(dtype));
+  if (Node* around = trained_bias != nullptr ? trained_bias : trainedAt(norm->input(2))) {
+    around->moveBefore(producer);
+    around->replaceInput(0, shifted);
+    shifted = around->output();
+  }
+  producer->replaceInput(2, shifted);
   replaceNode(norm, producer->output());
   return true;
 }
@@ -125,7 +111,7 @@ bool foldBatchNorm(PassContext& context) {
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
     if (node->kind() == c10::aten::batch_norm) {
-      changed |= foldInto(node->input(0)->node(), node);
+      changed |= foldInto(node);
     }
   });
   return changed;

@@ -1,23 +1,29 @@
-// Insert fake quantization where the annotations ask for it.
+// Insert the fake quantizations that a model trains with, where the annotations ask for them.
 //
-//   %y = jit_passes::correlation(%x, %w, ...)
+//   %y = aten::conv2d(%x, %w, ...)
 //     ->
-//   %training : bool = prim::GetAttr[name="training"](%self)
 //   %conv1 = prim::GetAttr[name="conv1"](%self)
-//   %xr : Tensor = prim::GetAttr[name="input_range"](%conv1)
-//   %wr : Tensor = prim::GetAttr[name="weight_range"](%conv1)
-//   %yr : Tensor = prim::GetAttr[name="correlation_range"](%conv1)
-//   %xq = jit_passes::fake_quantize_moving_average(%x, %xr, %training, ...)
-//   %wq = jit_passes::fake_quantize_moving_average(%w, %wr, %true, ...)
-//   %z = jit_passes::correlation(%xq, %wq, ...)
-//   %y = jit_passes::fake_quantize_moving_average(%z, %yr, %training, ...)
+//   %ws : Tensor = prim::GetAttr[name="weight_scale"](%conv1)
+//   %ys : Tensor = prim::GetAttr[name="output_scale"](%conv1)
+//   %wq = jit_passes::train_lsq(%w, %ws, ...)
+//   %z = aten::conv2d(%x, %wq, ...)
+//   %y = jit_passes::train_lsq(%z, %ys, ...)
 //
-// Ranges are buffers of the module that the operator was written in, so each submodule needs a type of
-// its own, as _C.clone gives it. A further range of that name (a module that is called twice) gets a
-// number; one whose module is gone, as in frozen models, goes to the root, its path in front.
+// Which operator, and its operands behind the value, are up to the caller. An operand is a pair:
 //
-// Activations are observed while the root is in training mode, or always if it has no mode; weights and
-// biases always, so that their range is that of the numbers at hand.
+//   ("constant", number, text, ...)
+//   ("state", i)         the i-th of the option `states`: scales, thresholds, ranges
+//   ("corrections", _)   the buffer scale_corrections of the module, which counts
+//   ("observe", always)  whether ranges follow: always, or while the module trains and its switch
+//                        observer_enabled is on
+//   ("enabled", _)       its switch fake_quantize_enabled
+//   ("group", _)         its attribute process_group
+//   ("fold", node)       jit_passes::fold_factor of that batch norm
+//
+// A state is (name, node, tensor, whether it is a parameter). It belongs to the module that the node was
+// written in, so each submodule needs a type of its own, as _C.clone gives it. A further one of that name
+// (a module that is called twice) gets a number; one whose module is gone, as in frozen models, goes to
+// the root, its path in front.
 //
 // The results are fresh tensors. Uses of a value that is written to are quantized one by one, since
 // what they read differs. Not all uses of such a value: the writes would then go into a copy, unless
@@ -30,20 +36,11 @@
 namespace jit_passes {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
 struct Request {
   AnnotatedValue annotated;
-  const Node* op; // that the slot belongs to
-  std::string slot;
-  c10::IValue axis;
-  int64_t channels; // 0: per tensor
-  bool always;      // observed in eval mode too
-  double averaging_constant;
-  int64_t quant_min;
-  int64_t quant_max;
-  std::string qscheme;
-  std::string rounding;
+  const Node* op; // that the place belongs to
+  c10::Symbol kind;
+  std::vector<c10::IValue> operands;
   std::string name;
 };
 
@@ -58,17 +55,19 @@ class Inserter {
   explicit Inserter(PassContext& context)
       : context_(context),
         graph_(context.graph()),
-        known_(context),
+        annotated_(*graph_),
+        known_(context, /*attributes_apart=*/true),
         start_(graph_->block()->nodes().front()) {
-    const AnnotatedGraph annotated(*graph_);
-    for (const c10::IValue& packed : context.option("fake_quantizations").toListRef()) {
-      requests_.push_back(read(packed, annotated));
+    for (const c10::IValue& packed : elements(context.option("fake_quantizations"))) {
+      requests_.push_back(read(packed));
+    }
+    for (const c10::IValue& packed : elements(context.option("states"))) {
+      states_.push_back(readState(packed));
     }
   }
 
   bool run() {
     for (const Request& request : requests_) {
-      range_ = nullptr;
       if (request.annotated.uses.empty()) {
         quantizeAllUses(request);
       } else if (known_.isWritten(request.annotated.value)) {
@@ -83,44 +82,25 @@ class Inserter {
   }
 
  private:
-  Request read(const c10::IValue& packed, const AnnotatedGraph& annotated) const {
-    const std::vector<c10::IValue> fields = packed.toTupleRef().elements().vec();
-    Request request{
-        annotated.find(fields[0].toInt(), fields[1]),
-        annotated.node(fields[2].toInt()),
-        fields[3].toStringRef(),
-        fields[4],
-        0,
-        fields[6].toBool(),
-        fields[7].toDouble(),
-        fields[8].toInt(),
-        fields[9].toInt(),
-        fields[10].toStringRef(),
-        fields[11].toStringRef(),
-        fields[12].toStringRef()};
-    if (!request.axis.isNone()) {
-      request.channels = channels(fields[5], annotated, request.name);
-    }
-    return request;
+  static std::vector<c10::IValue> elements(const c10::IValue& packed) {
+    return packed.toTupleRef().elements().vec();
   }
 
-  // As many as a tensor has along an axis, times a factor.
-  int64_t channels(
-      const c10::IValue& packed, const AnnotatedGraph& annotated, const std::string& name) const {
-    const auto& fields = packed.toTupleRef().elements();
-    const Value* value = annotated.find(fields[0].toInt(), c10::List<int64_t>()).value;
-    while (value->node()->kind() == c10::aten::_unwrap_optional ||
-           value->node()->kind() == c10::prim::unchecked_cast) {
-      value = value->node()->input(0);
-    }
-    auto tensor = constantTensor(value);
-    if (const auto held = known_.attribute(value); held && held->isTensor()) {
-      tensor = held->toTensor();
-    }
-    TORCH_CHECK(
-        tensor, "the number of channels of '", name,
-        "' is not known, since its weight is computed: quantize it per tensor");
-    return tensor->size(fields[1].toInt()) * fields[2].toInt();
+  Request read(const c10::IValue& packed) const {
+    const auto fields = elements(packed);
+    return {
+        annotated_.find(fields[0].toInt(), fields[1]), annotated_.node(fields[2].toInt()),
+        c10::Symbol::fromQualString("jit_passes::" + fields[3].toStringRef()), elements(fields[4]),
+        fields[5].toStringRef()};
+  }
+
+  // Registered, and read at the start of the graph.
+  Value* readState(const c10::IValue& packed) {
+    const auto fields = elements(packed);
+    const auto module = moduleOf(annotated_.node(fields[1].toInt())).first;
+    const auto path = addTensorAttribute(
+        context_.module(), module, fields[0].toStringRef(), fields[2].toTensor(), fields[3].toBool());
+    return readAttribute(*graph_, start_, path);
   }
 
   void quantizeUses(const Request& request, const std::vector<torch::jit::Use>& uses) {
@@ -146,52 +126,82 @@ class Inserter {
   }
 
   Node* insert(const Request& request, Value* value, Node* before) {
-    static const auto kind = c10::Symbol::fromQualString("jit_passes::fake_quantize_moving_average");
-    if (range_ == nullptr) {
-      range_ = registerRange(request);
+    std::vector<Value*> operands{value};
+    for (const c10::IValue& packed : request.operands) {
+      const auto fields = elements(packed);
+      operands.push_back(operand(fields[0].toStringRef(), fields[1], before));
     }
-    const auto constant = [&](const c10::IValue& option) { return insertConstant(before, option); };
-    const std::vector<Value*> operands{
-        value,
-        range_,
-        request.always || !context_.module().hasattr("training") ? constant(true) : training(),
-        constant(request.averaging_constant),
-        constant(request.quant_min),
-        constant(request.quant_max),
-        constant(request.qscheme),
-        constant(request.axis),
-        constant(request.rounding),
-        constant(request.name)};
-    Node* node = insertNode(before, kind, operands, request.op);
+    Node* node = insertNode(before, request.kind, operands, request.op);
     node->output()->setType(value->type());
     return node;
   }
 
-  Value* training() {
-    if (training_ == nullptr) {
-      training_ = readAttribute(*graph_, start_, "training");
+  Value* operand(const std::string& role, const c10::IValue& what, Node* before) {
+    if (role == "constant") {
+      return insertConstant(before, what);
     }
-    return training_;
+    if (role == "state") {
+      return states_.at(what.toInt());
+    }
+    if (role == "fold") {
+      return foldFactor(annotated_.node(what.toInt()), before);
+    }
+    if (role == "observe") {
+      return what.toBool() || !context_.module().hasattr("training") ? insertConstant(before, true)
+                                                                     : once(role, [&] { return observes(); });
+    }
+    if (role == "enabled") {
+      return once(role, [&] {
+        return readSwitch(context_.module(), *graph_, start_, "fake_quantize_enabled", true);
+      });
+    }
+    if (role == "corrections") {
+      return once(role, [&] { return attribute("scale_corrections", at::zeros({1}, at::kLong)); });
+    }
+    TORCH_CHECK(role == "group", "there is no operand '", role, "'");
+    return once(role, [&] { return attribute("process_group", ""); });
   }
 
-  // The buffer, registered and read at the start of the graph.
-  Value* registerRange(const Request& request) {
-    const std::vector<int64_t> shape =
-        request.axis.isNone() ? std::vector<int64_t>{2} : std::vector<int64_t>{2, request.channels};
-    auto unseen = at::full(shape, kInfinity, at::kFloat);
-    unseen[1].neg_();
-    const auto path = addTensorAttribute(
-        context_.module(), moduleOf(request.op).first, request.slot + "_range", unseen, /*parameter=*/false);
-    return readAttribute(*graph_, start_, path);
+  template <typename Make>
+  Value* once(const std::string& role, Make make) {
+    const auto [found, is_new] = shared_.emplace(role, nullptr);
+    if (is_new) {
+      found->second = make();
+    }
+    return found->second;
+  }
+
+  Value* observes() {
+    Value* training = readAttribute(*graph_, start_, "training");
+    Value* enabled = readSwitch(context_.module(), *graph_, start_, "observer_enabled", true);
+    Value* both = insertNode(start_, c10::aten::__and__, {training, enabled}, start_)->output();
+    return both->setType(c10::BoolType::get());
+  }
+
+  // An attribute of the module itself.
+  Value* attribute(const std::string& name, const c10::IValue& initially) {
+    auto& module = context_.module();
+    if (!module.hasattr(name)) {
+      const auto type = initially.isTensor() ? c10::TypePtr(c10::TensorType::get()) : c10::StringType::get();
+      module.register_attribute(name, type, initially, /*is_param=*/false, /*is_buffer=*/initially.isTensor());
+    }
+    return readAttribute(*graph_, start_, name);
+  }
+
+  // aten::batch_norm(x, gamma, beta, mean, var, training, momentum, eps, cudnn)
+  static Value* foldFactor(Node* norm, Node* before) {
+    static const auto kind = c10::Symbol::fromQualString("jit_passes::fold_factor");
+    return insertNode(before, kind, {norm->input(1), norm->input(4), norm->input(7)}, norm)->output();
   }
 
   PassContext& context_;
   std::shared_ptr<Graph> graph_;
+  AnnotatedGraph annotated_;
   KnownValues known_;
   Node* start_; // what is read from modules is read in front of it
   std::vector<Request> requests_;
-  Value* range_ = nullptr; // of the request at hand
-  Value* training_ = nullptr;
+  std::vector<Value*> states_;
+  std::unordered_map<std::string, Value*> shared_;
   std::unordered_map<const Value*, Value*> quantized_;
 };
 

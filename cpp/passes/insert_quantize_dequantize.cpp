@@ -1,11 +1,14 @@
-// Replace observers by quantize and dequantize with the parameters that calibration found.
+// Replace observers, or what a model trained with, by quantize and dequantize with the parameters found.
 //
 //   %y = aten::conv2d(...)                         ->  %y = aten::conv2d(...)
 //   jit_passes::observe_histogram(%y, %range, ...)     %q = jit_passes::quantize(%y, scale, zero_point, ...)
 //                                                      %d = jit_passes::dequantize(%q, scale, zero_point)
 //
+//   %y = jit_passes::train_lsq(%x, %scale, ...)    ->  %q = jit_passes::quantize(%x, scale, zero_point, ...)
+//                                                      %d = jit_passes::dequantize(%q, scale, zero_point)
+//
 // All later uses of %y see %d. Edges and the observers' buffers are removed. An observer without
-// parameters (never reached, say) leaves its value in float.
+// parameters (never reached, say) leaves its value in float, and so does a place that trained.
 #include "core/graph.h"
 #include "core/observers.h"
 #include "core/registry.h"
@@ -58,11 +61,24 @@ void destroyObserver(Node* observer) {
   }
 }
 
+void replaceTrained(Node* node, const c10::IValue& parameters) {
+  Value* value = node->input(0);
+  const bool stays_float = parameters.isNone();
+  replaceNode(node, stays_float ? value : quantizeDequantize(node, value, parameters.toTupleRef()));
+}
+
 bool insertQuantizeDequantize(PassContext& context) {
   static const auto edge = Symbol::fromQualString("jit_passes::edge");
   const auto graph = context.graph();
   const auto parameters = context.option("parameters").toListRef();
   const auto observers = observersOf(*graph);
+  if (const auto trained = trainedOf(*graph); !trained.empty()) {
+    TORCH_CHECK(parameters.size() == trained.size(), "one entry for each place is expected");
+    for (size_t i = 0; i < trained.size(); ++i) {
+      replaceTrained(trained[i], parameters[i]);
+    }
+    return true;
+  }
   TORCH_CHECK(parameters.size() == observers.size(), "one entry for each observer is expected");
   for (size_t i = 0; i < observers.size(); ++i) {
     if (parameters[i].isNone()) {
@@ -92,7 +108,7 @@ std::optional<std::string> checkNoObservers(const PassContext& context) {
 const RegisterInvariant no_observers{"no_observers", "No observers.", checkNoObservers};
 const RegisterPass registration{
     "insert_quantize_dequantize",
-    "Replace observers by quantize and dequantize.",
+    "Replace observers, and what trained, by quantize and dequantize.",
     insertQuantizeDequantize,
     {"inlined"},
     {"no_observers"}};

@@ -125,6 +125,37 @@ py::list observations(const Module& module, const std::string& method) {
   return result;
 }
 
+// (operator, operands by name) of each place that trains, in program order. Operands are constants and
+// attributes; others are None.
+py::list trained(const Module& module, const std::string& method) {
+  py::list result;
+  for (const Node* node : trainedOf(*module.get_method(method).graph())) {
+    py::dict operands;
+    for (size_t i = 0; i < node->inputs().size(); ++i) {
+      const Value* value = node->input(i);
+      const auto known = isConstant(value) ? torch::jit::toIValue(value) : attributeOf(module, value);
+      const bool readable = known && !known->isObject();
+      operands[py::str(node->schema().arguments()[i].name())] = readable ? toPython(*known) : py::none();
+    }
+    result.append(py::make_tuple(std::string(node->kind().toUnqualString()), operands));
+  }
+  return result;
+}
+
+// The paths of the parameters that are trained at these places, in program order.
+std::vector<std::string> trainedParameters(const Module& module, const std::string& method) {
+  std::vector<std::string> paths;
+  for (const Node* node : trainedOf(*module.get_method(method).graph())) {
+    for (const char* name : {"scale", "offset", "log2_threshold"}) {
+      const Value* value = operandOf(node, name);
+      if (value != nullptr && value->node()->kind() == c10::prim::GetAttr) {
+        paths.push_back(attributePath(value));
+      }
+    }
+  }
+  return paths;
+}
+
 bool isObserverBuffer(const std::string& name) { return name.rfind("observer_", 0) == 0; }
 
 // Puts back everything but the observers' buffers as it was in the copy.
@@ -175,6 +206,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
          int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
   m.def("elementwise_kinds", &elementwiseKinds);
   m.def("observations", &observations);
+  m.def("trained", &trained);
+  m.def("trained_parameters", &trainedParameters);
   m.def("set_string_attribute", &setStringAttribute);
 }
 

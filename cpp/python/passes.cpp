@@ -141,8 +141,9 @@ void bindPasses(py::module_& m) {
   m.def("count_nodes_of_graph", [](const GraphPointer& graph) { return countNodes(*graph); });
   m.def("rebuild_function", &rebuildFunction);
   m.def("inline_graph", [](const GraphPointer& graph) { inlineCalls(*graph); });
-  m.def("snapshot", [](const Module& module, const std::string& method) {
-    return toTuple(takeSnapshot(graphOf(module, method)));
+  m.def("snapshot", [](const Module& module, const std::string& method, bool parameters) {
+    const auto graph = graphOf(module, method);
+    return toTuple(parameters ? takeSnapshot(module, method) : takeSnapshot(graph));
   });
   m.def("snapshot_of_graph", [](const GraphPointer& graph) { return toTuple(takeSnapshot(graph)); });
 

@@ -13,19 +13,42 @@ from .support import OperatorSupport, Role
 
 LISTS = ("prim::ListConstruct", "prim::ListUnpack")
 SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
+DROPOUTS = ("aten::dropout", "aten::feature_dropout")  # of models that train: nothing, in use
+DEFERRED = "jit_passes::deferred_batch_norm"
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
-    """Return the value that is quantized: the node's result, or that of the clip behind it."""
-    value = node.output
-    if value.written or value.is_result or len(value.uses) != 1:
-        return value
-    user, operand = value.uses[0]
-    if operand != 0 or user.kind not in row.clips or user.block != node.block:
+    """Return the value that is quantized: the node's result, or that of the clip behind it.
+
+    A batch norm that will be folded into the node counts as part of it.
+    """
+    norm = deferred_norm(node)
+    value = node.output if norm is None else norm.output
+    user = _only_reader(value)
+    if user is None or user.kind not in row.clips or user.block != node.block:
         return value
     if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
         return value
     return user.output
+
+
+def deferred_norm(node: NodeView) -> NodeView | None:
+    """Return the batch norm behind a weighted operator that will be folded into it."""
+    user = _only_reader(node.output) if node.outputs else None
+    return user if user is not None and user.kind == DEFERRED else None
+
+
+def _only_reader(value: ValueView) -> NodeView | None:
+    """Return the one operator that sees a value's numbers, as its first operand."""
+    readers = [use for use in value.uses if use[0].kind not in SHAPES]
+    if value.written or value.is_result or len(readers) != 1 or readers[0][1] != 0:
+        return None
+    return readers[0][0]
+
+
+def passes_on(node: NodeView) -> bool:
+    """Say whether a node only rearranges what it is given, in a model in use."""
+    return node.moves_data or node.kind in DROPOUTS
 
 
 def _clamp_is_absorbed(node: NodeView) -> bool:
@@ -100,10 +123,10 @@ class Selection:
             if seen.id in self.results:
                 break
             if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
-                if not maker.moves_data:
+                if not passes_on(maker):
                     break
                 node = maker
-            elif not node.moves_data:
+            elif not passes_on(node):
                 break
             if node.inputs[0].written:
                 break
@@ -221,7 +244,7 @@ class Selection:
                 row = self.selected.get(user.index)
                 if row is not None and operand in row.operands:
                     found.append(INTEGERS if row.role is Role.WEIGHTED else user.index)
-                elif user.kind in LISTS or (user.moves_data and operand == 0):
+                elif user.kind in LISTS or (passes_on(user) and operand == 0):
                     pending += user.outputs
                 elif user.kind not in SHAPES:
                     found.append(FLOAT)

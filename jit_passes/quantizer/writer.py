@@ -13,7 +13,7 @@ from .annotation import Annotations, QuantizationAnnotation
 from .configuration import ResolvedConfiguration
 from .options import TensorOptions
 from .qparams import bias_qparams
-from .selection import Selection, clipped_output
+from .selection import Selection, clipped_output, deferred_norm
 from .specification import (
     AnySpec,
     DerivedQuantizationSpec,
@@ -114,10 +114,10 @@ class AnnotationWriter:
         operands = self.operands(node)
         # An operand that is quantized anew is not to share with others of an equal specification.
         anew = any(self.is_produced(v) for v in operands if isinstance(v, ValueView))
-        if row.role is Role.WEIGHTED:
-            operands.update(self.constants(node, row))
         owner = self.selection.summed.get(node.index, node)
         owner = self.selection.inner.get(node.index, owner)
+        if row.role is Role.WEIGHTED:
+            operands.update(self.constants(node, row, owner))
         part_of = None if owner is node else owner
         ranks = self.selection.selected[owner.index].ranks
         result = self.result(node) if has_result else None
@@ -128,7 +128,8 @@ class AnnotationWriter:
         )
         if not own_result:
             assert maker is not None
-            self.annotations[maker] = QuantizationAnnotation({}, result, True, owner, ranks)
+            own = self.annotations.get(maker, QuantizationAnnotation(part_of=owner))
+            self.annotations[maker] = replace(own, output_qspec=result, ranks=ranks)
         if self.has_equal_operands(node):
             places = [
                 (value, node) if value in operands else self.source(node, value)
@@ -250,22 +251,39 @@ class AnnotationWriter:
         options = self.resolved.of(node).weight
         return options.apply(spec, channels, f"weight of '{node.name}'")
 
-    def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
-        """Return the weight's specification, and the bias's: in steps of the accumulator."""
-        inputs, weight, bias = node.inputs[:3]
+    def constants(
+        self, node: NodeView, row: OperatorSupport, owner: NodeView
+    ) -> dict[ValueOrNode, AnySpec]:
+        """Return the weight's specification, and the bias's: in steps of the accumulator.
+
+        Folding a batch norm makes a bias of its own, so then that is annotated.
+        """
+        weight, bias = node.inputs[1:3]
+        norm = deferred_norm(node)
         spec = self.weight(node, row)
         specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
+        if norm is not None:
+            bias = norm.inputs[2]
+        of_bias = self.bias(node, bias, spec)
+        if of_bias is not None and norm is None:
+            specs[bias] = of_bias
+        elif of_bias is not None:
+            assert norm is not None
+            self.annotations[norm] = QuantizationAnnotation({bias: of_bias}, part_of=owner)
+        return specs
+
+    def bias(self, node: NodeView, bias: ValueView, weight: OwnSpec | None) -> AnySpec | None:
+        """Return how a bias is quantized; None where there is none, or for not at all."""
+        inputs = node.inputs[0]
         options = self.resolved.of(node).bias
         if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
-            return specs
+            return None
         if options.given():
-            own = options.apply(BIAS, 0, f"bias of '{node.name}'")
-            assert own is not None
-            specs[bias] = own
-        elif spec is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
-            per_channel = isinstance(spec, QuantizationSpec) and spec.ch_axis is not None
-            specs[bias] = DerivedQuantizationSpec(
-                (self.source(node, inputs), (weight, node)),
+            return options.apply(BIAS, 0, f"bias of '{node.name}'")
+        if weight is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
+            per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
+            return DerivedQuantizationSpec(
+                (self.source(node, inputs), (node.inputs[1], node)),
                 bias_qparams,
                 "int32",
                 -BIAS_LIMIT,
@@ -273,7 +291,7 @@ class AnnotationWriter:
                 "per_channel_symmetric" if per_channel else "per_tensor_symmetric",
                 0 if per_channel else None,
             )
-        return specs
+        return None
 
     def source(self, node: NodeView, value: ValueView) -> EdgeOrNode:
         """Return what is quantized that the node's operand is, or is a rearrangement of."""

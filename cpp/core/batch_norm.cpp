@@ -1,0 +1,62 @@
+#include "batch_norm.h"
+
+namespace jit_passes {
+namespace {
+
+// Whether the value is a matrix for every input. A batch norm after linear normalizes axis 1,
+// which is the feature axis only then.
+bool isMatrix(const Value* value) {
+  for (const Node* node = value->node(); node->kind() != c10::prim::Param; node = node->input(0)->node()) {
+    if (node->kind() == c10::aten::flatten) {
+      return constantNumber(node->input(1)) == 1.0 && constantNumber(node->input(2)) == -1.0;
+    }
+    if (node->kind() == c10::aten::view || node->kind() == c10::aten::reshape) {
+      const Node* shape = node->input(1)->node();
+      const auto constant = isConstant(node->input(1)) ? torch::jit::toIValue(node->input(1)) : std::nullopt;
+      return (shape->kind() == c10::prim::ListConstruct && shape->inputs().size() == 2) ||
+             (constant && constant->isIntList() && constant->toIntList().size() == 2);
+    }
+    const bool keeps_rank = node->kind() == c10::aten::linear || node->kind() == c10::aten::relu ||
+                            node->kind() == c10::aten::clamp || isBatchNorm(node);
+    if (!keeps_rank) {
+      return false;
+    }
+  }
+  return false;
+}
+
+std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
+  if (op.spatial_dims == 0) {
+    return 1;
+  }
+  const auto groups = constantNumber(node->input(6)); // both orders of operands have it there
+  return groups ? std::optional<int64_t>(*groups) : std::nullopt;
+}
+
+// The shape stays what it was, so asking for it is no use of the values: scripted modules check the
+// rank of what they get.
+bool alone(const Node* norm, const Value* result) {
+  return std::all_of(result->uses().begin(), result->uses().end(), [&](const torch::jit::Use& use) {
+    return use.user == norm || asksForShape(use.user);
+  });
+}
+
+} // namespace
+
+bool isBatchNorm(const Node* node) {
+  static const auto deferred = c10::Symbol::fromQualString("jit_passes::deferred_batch_norm");
+  return node->kind() == c10::aten::batch_norm || node->kind() == deferred;
+}
+
+std::optional<NormalizedOperator> normalizedOperator(const Node* norm) {
+  Node* producer = const_cast<Node*>(norm)->input(0)->node();
+  const auto op = weightedOperator(producer);
+  if (!op || !alone(norm, producer->output()) || producer->owningBlock() != norm->owningBlock() ||
+      (op->spatial_dims == 0 && !isMatrix(producer->output()))) {
+    return std::nullopt;
+  }
+  const auto groups = groupsOf(producer, *op);
+  return groups ? std::optional(NormalizedOperator{producer, *op, *groups}) : std::nullopt;
+}
+
+} // namespace jit_passes

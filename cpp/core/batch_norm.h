@@ -1,0 +1,27 @@
+// Batch norms that become part of the convolution or linear in front of them.
+#pragma once
+
+#include "graph.h"
+#include "operators.h"
+
+namespace jit_passes {
+
+// The weighted operator whose weight and bias could take a batch norm over, as far as the graph alone
+// tells: nothing else sees its result's values, and axis 1 of these is that of its channels.
+struct NormalizedOperator {
+  Node* node;
+  WeightedOperator kind;
+  int64_t groups;
+
+  // As many as the weight makes, which is [out, in / groups, ...], or [in, out / groups, ...] transposed.
+  int64_t channels(const at::Tensor& weight) const {
+    return weight.size(outputAxis(kind)) * (kind.transposed ? groups : 1);
+  }
+};
+
+// Whether the node is aten::batch_norm, or one that is deferred; both have the same operands.
+bool isBatchNorm(const Node* node);
+
+std::optional<NormalizedOperator> normalizedOperator(const Node* norm);
+
+} // namespace jit_passes

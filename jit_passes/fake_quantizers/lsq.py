@@ -1,0 +1,155 @@
+"""Scales that are trained: LSQ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import JitPassesError
+from ..observers import PairSums
+from ..quantizer import QParams, QuantizationSpec
+from .fake_quantizer import FakeQuantizer
+from .moving_average import MovingAverage
+from .place import (
+    Operator,
+    Place,
+    State,
+    by_channel,
+    constants,
+    fold_operands,
+    group_operand,
+    trained_grid,
+    unset,
+    zero_point,
+)
+
+ACTIVATIONS = ("lsq", "max", "klj", "mean_squared_error", "three_sigma")
+WEIGHTS = ("lsq", "max", "three_sigma")
+
+
+@dataclass(frozen=True)
+class LSQ(FakeQuantizer):
+    """Learned step size quantization.
+
+    x^ = round(clip(x / scale, -Q_N, Q_P)) * scale
+
+    d x^ / d scale = round(x / scale) - x / scale within, -Q_N or Q_P beyond;  d x^ / d x = 1 within,
+    0 beyond; that of the scale is multiplied by g = 1 / sqrt(N Q_P), N the number of weights, or of
+    features of one sample, that share it. Scales are parameters `<slot>_scale`, float32 of shape
+    [1] or [channels]. Those of weights begin at once, those of activations with the first batch in
+    training mode:
+
+    "lsq":                 2 mean|x| / sqrt(Q_P)
+    "max":                 max|x| / Q_P
+    "three_sigma":         max(|mean - 3 std|, |mean + 3 std|) / max(Q_N, Q_P)
+    "klj":                 as the observer `KLJ`, activations only
+    "mean_squared_error":  the least squared error, activations only
+
+    Values that cannot be below 0 have Q_N = 0. A scale that a step takes to 0 or below is put back,
+    told and counted: see `scale_corrections`.
+
+    Attributes:
+        weights: how the scales of weights begin.
+        activations: how those of activations do.
+        per_sample: whether N counts the features of one sample, as the paper says, or of the whole
+            batch, as some programs do.
+
+    Source: Esser et al., "Learned step size quantization", arXiv:1902.08153, equations 1 to 5,
+    sections 2.1 and 2.2.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("train_lsq",)
+    weights: str = "lsq"
+    activations: str = "lsq"
+    per_sample: bool = True
+
+    def __post_init__(self) -> None:
+        check_rule("weights", self.weights, WEIGHTS)
+        check_rule("activations", self.activations, ACTIVATIONS)
+
+    def operator(self, place: Place) -> Operator:
+        """Return train_lsq."""
+        spec = place.spec
+        assert isinstance(spec, QuantizationSpec)
+        if isinstance(spec.observer, PairSums):
+            return MovingAverage().operator(place)  # the kernel's limit decides on the scale
+        if spec.power_of_two:
+            raise JitPassesError(
+                f"'{place.name}' is to have a power of two as scale, which LSQ does not train: use "
+                "the method 'tqt' or 'moving_average'"
+            )
+        low, high = trained_grid(place)
+        is_weight = place.weight is not None
+        initial = unset(place)
+        if place.weight is not None:
+            initial = scale_of(place, self.weights, low, high)
+        return Operator(
+            "train_lsq",
+            (
+                ("state", 0),
+                ("corrections", None),
+                *fold_operands(place),
+                ("observe", False),
+                ("enabled", None),
+                *constants(self.weights if is_weight else self.activations),
+                *constants(self.per_sample and not is_weight, low, high, spec.ch_axis),
+                group_operand(place),
+                *constants(place.name, place.text),
+            ),
+            (State(f"{place.slot}_scale", initial, trained=True),),
+        )
+
+    @classmethod
+    def qparams(
+        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+    ) -> QParams | None:
+        """Return the trained scale, and the code that means 0."""
+        return scale_qparams(operands["scale"], operands["quant_min"], spec)
+
+
+def check_rule(what: str, rule: str, known: tuple[str, ...]) -> None:
+    """Raise ValueError if there is no such rule."""
+    if rule not in known:
+        raise ValueError(f"{what} begin as one of {', '.join(known)}, not {rule!r}")
+
+
+def scale_of(place: Place, rule: str, low: int, high: int) -> torch.Tensor:
+    """Return the scales that a weight begins with, one or one for each channel."""
+    assert place.weight is not None
+    rows = by_channel(place.weight, place)
+    if rule == "lsq":
+        scale = 2 * rows.abs().mean(1) / math.sqrt(high)
+    elif rule == "max":
+        scale = rows.abs().amax(1) / high
+    else:
+        mean, deviation = rows.mean(1), rows.std(1, correction=0)
+        largest = torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs())
+        scale = largest / max(-low, high)
+    return scale.clamp_min(torch.finfo(torch.float32).eps).float()
+
+
+def scale_qparams(
+    scale: torch.Tensor, quant_min: int, spec: QuantizationSpec
+) -> QParams | None:
+    """Return the parameters of a trained scale; None for one that no batch has set.
+
+    Args:
+        scale: float32 [1] or [channels].
+        quant_min: the smallest code as it was trained, counted from the one that means 0.
+        spec: the specification of the value.
+    """
+    if bool(scale.isinf().all()):
+        return None
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    zero = spec.quant_min - quant_min
+    scales = scale.detach().cpu().double()
+    if spec.ch_axis is None:
+        return QParams(float(scales), zero, None, *grid)
+    return QParams(scales, torch.full(scales.shape, zero), spec.ch_axis, *grid)
+
+
+__all__ = ["LSQ", "check_rule", "scale_of", "scale_qparams", "zero_point"]

@@ -1,0 +1,74 @@
+"""Scales and offsets that are trained: LSQ+."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..quantizer import QParams, QuantizationSpec
+from .fake_quantizer import FakeQuantizer
+from .lsq import LSQ, scale_qparams
+from .place import Operator, Place, State, constants, group_operand, unset
+
+
+@dataclass(frozen=True)
+class LSQPlus(FakeQuantizer):
+    """LSQ with an offset for activations.
+
+    x^ = round(clip((x - offset) / scale, quant_min, quant_max)) * scale + offset
+
+    d x^ / d offset = 0 within, 1 beyond; the rest is as for `LSQ`. Activations whose scheme is
+    affine have parameters `<slot>_scale` and `<slot>_offset`, [1] each, and begin with the range of
+    the first batch that has the least squared error. The offset is rounded to whole steps, with a
+    straight-through gradient, so that it is a zero point. Weights, and activations with a symmetric
+    scheme, have no offset; those of weights begin with max(|mean - 3 std|, |mean + 3 std|) over the
+    largest code.
+
+    Attributes:
+        per_sample: see `LSQ`.
+
+    Source: Bhalgat et al., "LSQ+: improving low-bit quantization through learnable offsets and
+    better initialization", arXiv:2004.09576, sections 3 and 4.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("train_lsq_plus",)
+    per_sample: bool = True
+
+    def operator(self, place: Place) -> Operator:
+        """Return train_lsq_plus, or train_lsq where there is no offset."""
+        spec = place.spec
+        assert isinstance(spec, QuantizationSpec)
+        if place.weight is not None or not spec.qscheme.endswith("affine") or spec.ch_axis:
+            without = LSQ("three_sigma", "mean_squared_error", self.per_sample)
+            return without.operator(place)
+        return Operator(
+            "train_lsq_plus",
+            (
+                ("state", 0),
+                ("state", 1),
+                ("corrections", None),
+                ("observe", False),
+                ("enabled", None),
+                *constants(self.per_sample, spec.quant_min, spec.quant_max),
+                group_operand(place),
+                *constants(place.name, place.text),
+            ),
+            (
+                State(f"{place.slot}_scale", unset(place), trained=True),
+                State(f"{place.slot}_offset", unset(place) * 0, trained=True),
+            ),
+        )
+
+    @classmethod
+    def qparams(
+        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+    ) -> QParams | None:
+        """Return the trained scale, and the offset in steps of it."""
+        scale, offset = operands["scale"].detach().cpu(), operands["offset"].detach().cpu()
+        found = scale_qparams(scale, 0, spec)
+        if found is None:
+            return None
+        steps = round(float(-offset * (1 / scale)))  # in float32, as the operator does
+        zero = min(max(steps, spec.quant_min), spec.quant_max)
+        return QParams(found.scale, zero, None, spec.quant_min, spec.quant_max, spec.dtype)

@@ -1,0 +1,118 @@
+"""Thresholds that are trained, and powers of two as scales: TQT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..errors import JitPassesError
+from ..observers import PairSums
+from ..quantizer import QParams, QuantizationSpec
+from .fake_quantizer import FakeQuantizer
+from .lsq import check_rule, scale_qparams
+from .moving_average import MovingAverage
+from .place import (
+    Operator,
+    Place,
+    State,
+    by_channel,
+    constants,
+    fold_operands,
+    group_operand,
+    trained_grid,
+    unset,
+)
+
+ACTIVATIONS = ("klj", "max", "three_sigma")
+WEIGHTS = ("three_sigma", "max")
+
+
+@dataclass(frozen=True)
+class TQT(FakeQuantizer):
+    """Trained quantization thresholds.
+
+    scale = 2^ceil(log2_threshold) / 2^(bits - 1) with signs, / 2^bits without
+    x^    = clip(round(x / scale), quant_min, quant_max) * scale
+
+    d x^ / d log2_threshold = scale ln 2 {round(x / scale) - x / scale within; quant_min or quant_max
+    beyond}, where the rounded code says what is within; the ceiling is passed straight through.
+    Thresholds are parameters `<slot>_log2_threshold`, float32 of shape [1] or [channels]. Those of
+    weights begin at once, those of activations with the first batch in training mode:
+
+    "three_sigma":  |mean(x + 1e-6)| + 3 std
+    "max":          max|x|
+    "klj":          as the observer `KLJ`, activations only
+
+    For integer arithmetic that rescales by shifting, specifications are power_of_two, as those of
+    `PowerOfTwoQuantizer`. Others are trained too: their scales are powers of two all the same.
+
+    Attributes:
+        weights: how the thresholds of weights begin.
+        activations: how those of activations do.
+
+    Source: Jain et al., "Trained quantization thresholds for accurate and efficient fixed-point
+    inference of deep neural networks", arXiv:1903.08066, equations 4, 7 and 8, and table 2.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("train_tqt",)
+    weights: str = "three_sigma"
+    activations: str = "klj"
+
+    def __post_init__(self) -> None:
+        check_rule("weights", self.weights, WEIGHTS)
+        check_rule("activations", self.activations, ACTIVATIONS)
+
+    def operator(self, place: Place) -> Operator:
+        """Return train_tqt."""
+        spec = place.spec
+        assert isinstance(spec, QuantizationSpec)
+        if isinstance(spec.observer, PairSums):
+            return MovingAverage().operator(place)  # the kernel's limit decides on the scale
+        low, high = trained_grid(place)
+        if low > 0 or high <= 0:
+            raise JitPassesError(
+                f"the codes [{low}, {high}] of '{place.name}' do not hold 0 and a number above it"
+            )
+        is_weight = place.weight is not None
+        initial = unset(place)
+        if place.weight is not None:
+            initial = threshold_of(place, self.weights).log2()
+        return Operator(
+            "train_tqt",
+            (
+                ("state", 0),
+                *fold_operands(place),
+                ("observe", False),
+                ("enabled", None),
+                *constants(self.weights if is_weight else self.activations),
+                *constants(low, high, spec.ch_axis),
+                group_operand(place),
+                *constants(place.name, place.text),
+            ),
+            (State(f"{place.slot}_log2_threshold", initial, trained=True),),
+        )
+
+    @classmethod
+    def qparams(
+        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+    ) -> QParams | None:
+        """Return the power of two that the threshold stands for, and the code that means 0."""
+        threshold = operands["log2_threshold"].detach().cpu()
+        low, high = operands["quant_min"], operands["quant_max"]
+        bits = math.ceil(math.log2(max(-low, high + 1)))
+        return scale_qparams(torch.exp2(threshold.double().ceil() - bits), low, spec)
+
+
+def threshold_of(place: Place, rule: str) -> torch.Tensor:
+    """Return the thresholds that a weight begins with, one or one for each channel."""
+    assert place.weight is not None
+    rows = by_channel(place.weight, place)
+    if rule == "max":
+        threshold = rows.abs().amax(1)
+    else:
+        threshold = (rows + 1e-6).mean(1).abs() + 3 * rows.std(1, correction=0)
+    return threshold.clamp_min(torch.finfo(torch.float32).eps).float()

@@ -154,14 +154,20 @@ class Inserter {
     const std::vector<Value*> operands{
         value,
         range_,
+        constant(c10::IValue()), // nothing is folded
+        constant(0),
         request.always || !context_.module().hasattr("training") ? constant(true) : training(),
+        constant(true),
         constant(request.averaging_constant),
+        constant(false),
         constant(request.quant_min),
         constant(request.quant_max),
         constant(request.qscheme),
         constant(request.axis),
         constant(request.rounding),
-        constant(request.name)};
+        constant(""),
+        constant(request.name),
+        constant("")};
     Node* node = insertNode(before, kind, operands, request.op);
     node->output()->setType(value->type());
     return node;

@@ -48,7 +48,7 @@ def _calls() -> dict[str, Callable[[], object]]:
     own = torch.ops.jit_passes
     learnable = torch.ops.aten._fake_quantize_learnable_per_tensor_affine
     state = torch.tensor([-4.0, 4.0])
-    average = (state, True, 0.01, _LOW, _HIGH)
+    average = (state, None, 0, True, True, 0.01, False, _LOW, _HIGH)
     whole_zero_point = zero_point.to(torch.float32)
     forwards: dict[str, Callable[[Tensor], Tensor]] = {
         _BASELINE: lambda x: torch.fake_quantize_per_tensor_affine(
@@ -62,7 +62,7 @@ def _calls() -> dict[str, Callable[[], object]]:
             x, scale, zero_point, _LOW, _HIGH, None, "half_away"
         ),
         "jit_passes::fake_quantize_moving_average": lambda x: own.fake_quantize_moving_average(
-            x, *average, "per_tensor_power_of_two", None, "half_even", "x"
+            x, *average, "per_tensor_power_of_two", None, "half_even", "", "x", ""
         ),
     }
     return {name: partial(_step, forward, x, gradient) for name, forward in forwards.items()}

@@ -18,8 +18,25 @@ from jit_passes.observers import MovingAverageMinMax, ObserverState
 from jit_passes.quantizer import QuantizationSpec, choose_qparams
 
 fake_quantize = torch.ops.jit_passes.fake_quantize
-moving_average = torch.ops.jit_passes.fake_quantize_moving_average
-qparams = torch.ops.jit_passes.moving_average_qparams
+own = torch.ops.jit_passes
+
+
+def moving_average(
+    x: Tensor, state: Tensor, observe: bool, constant: float, low: int, high: int, *rest: Any
+) -> Tensor:
+    """Without what tests/test_training_operators.py is about; rest: scheme, axis, rounding, name."""
+    *scheme, name = rest
+    before = (None, 0, observe, True, constant, False, low, high)
+    return own.fake_quantize_moving_average(x, state, *before, *scheme, "", name, "")
+
+
+def qparams_arguments(
+    x: Tensor, state: Tensor, observe: bool, constant: float, low: int, high: int, *rest: Any
+) -> tuple[Any, ...]:
+    """The same for scale and zero point; rest: scheme, axis, name."""
+    *scheme, name = rest
+    return (x, state, None, 0, observe, constant, False, low, high, *scheme, "", name)
+
 
 HALF = Fraction(1, 2)
 ROUND = {
@@ -259,6 +276,21 @@ def test_nan() -> None:
     assert result[0].isnan() and x.grad.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_negative_scales(grid: tuple[int, int]) -> None:
+    """Mirror the grid: the result and the gradient are those of -x, the other way round."""
+    low, high = grid
+    for axis in (None, 0):
+        x = values(0.1, 3, low, high).reshape(1, -1)
+        left, right = x.clone().requires_grad_(), (-x).requires_grad_()
+        ours = fake_quantize(left, torch.tensor([-0.1]), torch.tensor([3]), low, high, axis)
+        theirs = fake_quantize(right, torch.tensor([0.1]), torch.tensor([3]), low, high, axis)
+        assert torch.equal(ours, -theirs)
+        ours.backward(x.nan_to_num(posinf=1))
+        theirs.backward(x.nan_to_num(posinf=1))
+        assert torch.equal(left.grad, right.grad)
+
+
 def test_gradient_of_the_gradient() -> None:
     """Linear in the incoming gradient, with the same mask; no gradient to the grid."""
     x = torch.tensor([0.2, 5.0, -0.3, -7.0], dtype=torch.float64, requires_grad=True)
@@ -355,13 +387,14 @@ def test_moving_average_on_other_devices(axis: int | None, scheme: str) -> None:
         x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed)) + 0.1
         x[:, 2] = 0 if seed < 2 else x[:, 2]
         rest = (True, 0.5, -128, 127, qscheme, axis, "x")
-        left = qparams(x, here, *rest)
-        right = composed(qparams, x, there, *rest)
+        left = own.moving_average_qparams(*qparams_arguments(x, here, *rest))
+        right = composed(own.moving_average_qparams, *qparams_arguments(x, there, *rest))
         assert torch.equal(here, there)
         assert all(
             torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(left, right, strict=True)
         )
-    scale, _ = composed(qparams, x, unseen(*channels), False, *rest[1:])
+    arguments = qparams_arguments(x, unseen(*channels), False, *rest[1:])
+    scale, _ = composed(own.moving_average_qparams, *arguments)
     assert scale.isnan().all()
 
 
@@ -369,7 +402,7 @@ def scale_of(low: float, high: float, quant_min: int, quant_max: int) -> float:
     """The power of two for a range."""
     state = torch.tensor([low, high], dtype=torch.float32)
     rest = (False, 1.0, quant_min, quant_max, "per_tensor_power_of_two", None, "x")
-    scale, zero = qparams(torch.ones(1), state, *rest)
+    scale, zero = own.moving_average_qparams(*qparams_arguments(torch.ones(1), state, *rest))
     assert zero.tolist() == [0]
     return scale.item()
 
@@ -438,8 +471,9 @@ class Scripted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.ops.jit_passes.fake_quantize_moving_average(
-            x, self.range, self.training, 0.1, -8, 7, "per_tensor_affine", None, "half_even", "x"
-        )
+            x, self.range, None, 0, self.training, True, 0.1, False, -8, 7, "per_tensor_affine",
+            None, "half_even", "", "x", ""
+        )  # fmt: skip
         return torch.ops.jit_passes.fake_quantize(y, self.scale, torch.zeros(1), -8, 7)
 
 
@@ -463,18 +497,23 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(loaded.range, before)
 
 
+X = torch.ones(2, 3)
+AVERAGING = (None, 0, True, True, 0.1, False, -8, 7)
 OPCHECKS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "per_tensor": (fake_quantize, (torch.tensor([0.1]), torch.zeros(1), -8, 7)),
     "per_channel": (fake_quantize, (torch.full((3,), 0.1), torch.zeros(3), -8, 7, 1, "floor")),
     "moving_average": (
-        moving_average,
-        (unseen(), True, 0.1, -8, 7, "per_tensor_affine", None, "half_even", "x"),
+        own.fake_quantize_moving_average,
+        (unseen(), *AVERAGING, "per_tensor_affine", None, "half_even", "", "x", ""),
     ),
     "moving_average_per_channel": (
-        moving_average,
-        (unseen(3), True, 0.1, -8, 7, "per_channel_power_of_two", 1, "half_even", "x"),
+        own.fake_quantize_moving_average,
+        (unseen(3), *AVERAGING, "per_channel_power_of_two", 1, "half_even", "", "x", ""),
     ),
-    "qparams": (qparams, (unseen(), True, 0.1, -8, 7, "per_tensor_symmetric", None, "x")),
+    "qparams": (
+        own.moving_average_qparams,
+        qparams_arguments(X, unseen(), True, 0.1, -8, 7, "per_tensor_symmetric", None, "x")[1:],
+    ),
 }
 
 
@@ -484,21 +523,19 @@ def test_opcheck(name: str) -> None:
     """PyTorch's checks: schema, autograd, fake tensors, tracing ahead of time."""
     operator, rest = OPCHECKS[name]
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(7))
-    x.requires_grad_(operator is not qparams)
+    x.requires_grad_(operator is not own.moving_average_qparams)
     torch.library.opcheck(operator.default, (x, *rest))
 
 
-X = torch.ones(2, 3)
 ONE, ZERO = torch.ones(1), torch.zeros(1)
 SEEN = torch.tensor([-1.0, 1.0])
 AVERAGE = (-8, 7, "per_tensor_affine", None, "half_even", "conv1 input")
 BAD: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "empty_range": (fake_quantize, (X, ONE, ZERO, 5, 5), r"\[5, 5\] is empty"),
     "large_range": (fake_quantize, (X, ONE, ZERO, 0, 2**25), "beyond the integers"),
-    "zero_scale": (fake_quantize, (X, ZERO, ZERO, -8, 7), "above 0, got 0"),
-    "negative_scale": (fake_quantize, (X, -ONE, ZERO, -8, 7), "above 0, got -1"),
-    "nan_scale": (fake_quantize, (X, ONE * math.nan, ZERO, -8, 7), "finite and above 0"),
-    "infinite_scale": (fake_quantize, (X, ONE * math.inf, ZERO, -8, 7), "finite and above 0"),
+    "zero_scale": (fake_quantize, (X, ZERO, ZERO, -8, 7), "not 0, got 0"),
+    "nan_scale": (fake_quantize, (X, ONE * math.nan, ZERO, -8, 7), "finite and not 0"),
+    "infinite_scale": (fake_quantize, (X, ONE * math.inf, ZERO, -8, 7), "finite and not 0"),
     "rounding": (fake_quantize, (X, ONE, ZERO, -8, 7, None, "up"), "not 'up'"),
     "scales": (fake_quantize, (X, torch.ones(3), torch.zeros(3), -8, 7), "^1 scale .* got 3 and 3"),
     "channels": (fake_quantize, (X, ONE, ZERO, -8, 7, 1), "^3 scale .* got 1 and 1"),

@@ -356,7 +356,10 @@ def test_recipe_with_other_slots(net: Model) -> None:
     slot = Slot(4, signed=False, scheme="affine", rounding="floor", averaging_constant=0.5)
     result = quantize_slots(net, recipe="graffitist", weight=5, sum=slot, where="stem.0")
     nodes = [n for n in GraphView.of(result._c, "forward").nodes if "fake_quantize" in n.kind]
-    found = {n.inputs[-1].constant.split()[-1]: [v.constant for v in n.inputs[3:9]] for n in nodes}
+    found = {
+        n.inputs[-2].constant.split()[-1]: [n.inputs[i].constant for i in (6, 8, 9, 10, 11, 12)]
+        for n in nodes
+    }
     assert found == {
         "input": [0.01, -128, 127, "per_tensor_power_of_two", None, "half_even"],
         "weight": [1.0, -16, 15, "per_tensor_power_of_two", None, "half_even"],

@@ -17,6 +17,8 @@ import jit_passes  # noqa: F401  registers the operators
 own = torch.ops.jit_passes
 GRIDS = [(-128, 127), (0, 255), (-8, 7), (-2, 1), (0, 3)]
 OPERATORS = ["lsq", "lsq_plus", "tqt"]
+KERNELS = ["lsq", "lsq_plus", "learnable"]  # of these TQT is the last one, its scale a power of two
+ALL = [*OPERATORS, "learnable"]
 FACTOR = 0.375  # the gradient scale
 
 
@@ -40,10 +42,10 @@ def slow(
             with np.errstate(over="ignore"):
                 v = float((np.float32(value) - np.float32(second)) * (1 / np.float32(scale)))
         code = min(max(round(min(max(v, -1e12), 1e12)), low), high)
-        if name == "tqt":
+        if name in ("tqt", "learnable"):
             inside = low <= round(min(max(v, -1e12), 1e12)) <= high
             slope = (code - v) if inside else code
-            slope *= scale * math.log(2)
+            slope *= scale * math.log(2) if name == "tqt" else 1
         else:
             inside = low < v < high
             slope = ((round(v) - v) if inside else (low if v <= low else high)) * FACTOR
@@ -61,7 +63,7 @@ def call(
     name: str, x: Tensor, parameters: tuple[Tensor, ...], low: int, high: int, axis: int | None
 ) -> Tensor:
     """The operator of that name."""
-    factor = () if name == "tqt" else (FACTOR,)
+    factor = (FACTOR,) if name.startswith("lsq") else ()
     return getattr(own, f"fake_quantize_{name}")(x, *parameters, low, high, *factor, axis)
 
 
@@ -70,7 +72,7 @@ def call_backward(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Its backward and arguments for that."""
     low, high, axis = grid
-    factor = () if name == "tqt" else (FACTOR,)
+    factor = (FACTOR,) if name.startswith("lsq") else ()
     operator = getattr(own, f"fake_quantize_{name}_backward")
     return operator, (gradient, x, *parameters, low, high, *factor, axis)
 
@@ -80,7 +82,11 @@ def parameters_of(name: str, channels: int, dtype: torch.dtype = torch.float32) 
     scale = torch.linspace(0.11, 0.23, channels, dtype=dtype)
     if name == "tqt":
         return (torch.linspace(-0.4, 2.3, channels, dtype=dtype),)
-    return (scale,) if name == "lsq" else (scale, torch.linspace(-0.3, 0.7, channels, dtype=dtype))
+    return (
+        (scale,)
+        if name != "lsq_plus"
+        else (scale, torch.linspace(-0.3, 0.7, channels, dtype=dtype))
+    )
 
 
 def numbers(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -222,7 +228,7 @@ def layouts(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("axis", [None, 0, 1, 3, -1, -3])
 @pytest.mark.parametrize("layout", layouts())
 def test_layouts(layout: str, axis: int | None, name: str) -> None:
@@ -246,7 +252,7 @@ def test_layouts(layout: str, axis: int | None, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("axis", [None, 1])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ALL)
 def test_half_types(name: str, axis: int | None, dtype: torch.dtype) -> None:
     """Computed as float32, rounded once; the parameters and their gradients stay float32."""
     x, gradient = numbers((4, 6, 8), 3, dtype), numbers((4, 6, 8), 4, dtype)
@@ -276,7 +282,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_threads(name: str, shape: str) -> None:
     """The same bits with one thread and with several; equal to sums in float64."""
     size, axis = SHAPES[shape]
@@ -308,7 +314,7 @@ def composed(operator: Any, *arguments: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("axis", [None, 0, 1])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_other_devices(name: str, axis: int | None, dtype: torch.dtype) -> None:
     """What runs where there is no kernel, called on CPU tensors: values and dx to the bit.
 
@@ -318,7 +324,7 @@ def test_other_devices(name: str, axis: int | None, dtype: torch.dtype) -> None:
     x = x[: x.numel() // 6 * 6].reshape(6, -1)
     x = x.clamp(-1e4, 1e4)
     parameters = parameters_of(name, 1 if axis is None else x.size(axis))
-    factor = () if name == "tqt" else (FACTOR,)
+    factor = (FACTOR,) if name.startswith("lsq") else ()
     operator = getattr(own, f"fake_quantize_{name}")
     there = composed(operator, x, *parameters, -8, 7, *factor, axis)
     assert torch.equal(there, call(name, x, parameters, -8, 7, axis))
@@ -333,17 +339,16 @@ def test_other_devices(name: str, axis: int | None, dtype: torch.dtype) -> None:
 
 def test_thresholds_on_other_devices() -> None:
     """Powers of two to the bit over the whole range; beyond it not a number."""
-    x, operator = torch.full((1,), 1e-30), own.fake_quantize_tqt
+    operator = own.power_of_two_scale
     for exponent in range(-119, 134):
-        threshold = torch.tensor([float(exponent)])
-        x = torch.full((1,), 2.0 ** (exponent - 7))
-        assert composed(operator, x, threshold, -128, 127) == x == operator(x, threshold, -128, 127)
-    for threshold in (math.nan, math.inf, -math.inf, 200.0, -200.0):
-        with pytest.raises(RuntimeError, match="got nan"):  # fake_quantize, here that of the CPU
-            composed(operator, x, torch.tensor([threshold]), -128, 127)
+        for threshold in (torch.tensor([float(exponent)]), torch.tensor([exponent - 0.3])):
+            scale = composed(operator, threshold, -128, 127)
+            assert scale == 2.0 ** (exponent - 7) == operator(threshold, -128, 127)
+    for beyond in (math.nan, math.inf, -math.inf, 200.0, -200.0):
+        assert composed(operator, torch.tensor([beyond]), -128, 127).isnan()
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ALL)
 def test_not_a_number(name: str) -> None:
     """Stays one, has no gradient, and shows in that of its scale only."""
     x = torch.tensor([[math.nan, 1.0], [0.3, 1.0]])
@@ -353,7 +358,7 @@ def test_not_a_number(name: str) -> None:
     assert found[2].isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ALL)
 def test_autograd(name: str) -> None:
     """Nothing recorded where none is wanted; some only; no second one; no writing into x."""
     x, parameters = numbers((50,), 9), parameters_of(name, 1)
@@ -365,7 +370,8 @@ def test_autograd(name: str) -> None:
     leaf = x.clone().requires_grad_()
     result = call(name, leaf, parameters, -8, 7, None)
     (first,) = torch.autograd.grad(result.square().sum(), leaf, create_graph=True)
-    with pytest.raises(RuntimeError, match=f"fake_quantize_{name}_backward is not implemented"):
+    kernel = "learnable" if name == "tqt" else name
+    with pytest.raises(RuntimeError, match=f"fake_quantize_{kernel}_backward is not implemented"):
         first.sum().backward()
     activation = leaf * 1
     result = call(name, activation, parameters, -8, 7, None)
@@ -541,15 +547,16 @@ def test_scripted_training(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("axis", [None, 1])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", ALL)
 def test_opcheck(name: str, axis: int | None) -> None:
     """PyTorch's checks: schema, autograd, fake tensors, tracing ahead of time."""
     x = numbers((2, 3, 4), 17)
     parameters = parameters_of(name, 1 if axis is None else 3)
-    operator, arguments = call_backward(name, numbers(x.shape, 18), x, parameters, -8, 7, axis)
-    torch.library.opcheck(operator.default, arguments)
+    if name in KERNELS:
+        operator, arguments = call_backward(name, numbers(x.shape, 18), x, parameters, -8, 7, axis)
+        torch.library.opcheck(operator.default, arguments)
     leaves = [t.requires_grad_() for t in (x, *parameters)]
-    factor = () if name == "tqt" else (FACTOR,)
+    factor = (FACTOR,) if name.startswith("lsq") else ()
     operator = getattr(own, f"fake_quantize_{name}")
     torch.library.opcheck(operator.default, (*leaves, -8, 7, *factor, axis))
 
@@ -567,6 +574,18 @@ def test_meta() -> None:
         assert [t.shape for t in found] == [x.shape, *(p.shape for p in given)]
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("name", KERNELS)
+def test_negative_scales(name: str, axis: int | None) -> None:
+    """Mirror the grid: what comes out is that of -x and -offset, the other way round."""
+    x = values(0.25, -8, 7, torch.float32).reshape(1, -1)
+    gradient = numbers(x.shape, 19)
+    scale, *offset = parameters_of(name, 1)
+    ours = differentiate(name, x, (-scale, *offset), gradient, -8, 7, axis)
+    theirs = differentiate(name, -x, (scale, *(-t for t in offset)), -gradient, -8, 7, axis)
+    assert all(torch.equal(left, -right) for left, right in zip(ours, theirs, strict=True))
+
+
 X = torch.ones(2, 3)
 ONE, THREE = torch.ones(1), torch.ones(3)
 LSQ, PLUS, TQT = own.fake_quantize_lsq, own.fake_quantize_lsq_plus, own.fake_quantize_tqt
@@ -575,10 +594,9 @@ BAD: dict[str, tuple[Any, tuple[Any, ...], str]] = {
     "empty_range_plus": (PLUS, (X, ONE, ONE, 5, 5, 1.0), r"\[5, 5\] is empty"),
     "empty_range_tqt": (TQT, (X, ONE, 5, 5), r"\[5, 5\] is empty"),
     "large_range": (LSQ, (X, ONE, 0, 2**25, 1.0), "beyond the integers"),
-    "zero_scale": (LSQ, (X, 0 * ONE, -8, 7, 1.0), "above 0, got 0"),
-    "negative_scale": (PLUS, (X, -ONE, ONE, -8, 7, 1.0), "above 0, got -1"),
-    "nan_scale": (LSQ, (X, math.nan * ONE, -8, 7, 1.0), "finite and above 0"),
-    "infinite_scale": (PLUS, (X, math.inf * ONE, ONE, -8, 7, 1.0), "finite and above 0"),
+    "zero_scale": (LSQ, (X, 0 * ONE, -8, 7, 1.0), "not 0, got 0"),
+    "nan_scale": (LSQ, (X, math.nan * ONE, -8, 7, 1.0), "finite and not 0"),
+    "infinite_scale": (PLUS, (X, math.inf * ONE, ONE, -8, 7, 1.0), "finite and not 0"),
     "nan_threshold": (TQT, (X, math.nan * ONE, -8, 7), "log2_threshold nan makes"),
     "infinite_threshold": (TQT, (X, math.inf * ONE, -8, 7), "log2_threshold inf makes"),
     "huge_threshold": (TQT, (X, 200 * ONE, -8, 7), r"scale 2\^197, which must lie"),

@@ -7,7 +7,7 @@
 // The numbers are those of quantize followed by dequantize: in float32 the division is a
 // multiplication by 1 / scale. Half types are computed in float32 and rounded once, at the end;
 // doubles in double, with a true division, so that references are exact. A NaN stays a NaN, and its
-// gradient is 0.
+// gradient is 0. A negative scale mirrors the grid.
 //
 // The mask of the gradient is kept as bool rather than made again from x. Forward and backward then
 // move 18 bytes for each float32 instead of 20, autograd holds 1 byte for it instead of 4, and an
@@ -22,92 +22,13 @@
 #include <bit>
 
 #include "core/vectorize.h"
-#include "grid.h"
+#include "rounding.h"
 
 namespace jit_passes {
 namespace {
 
 using at::Tensor;
 using c10::string_view;
-
-struct HalfEven {
-  template <typename Number>
-  static Number round(Number v) {
-    return nearestEven(v);
-  }
-  static Tensor round(const Tensor& v) { return at::round(v); }
-};
-
-struct HalfAway {
-  template <typename Number>
-  static Number round(Number v) {
-    return truncOf(v + almostHalf(v));
-  }
-  static Tensor round(const Tensor& v) {
-    const double half = v.scalar_type() == at::kDouble ? 0x1.fffffffffffffp-2 : 0x1.fffffep-2;
-    return at::trunc(v + at::copysign(at::full({}, half, v.options()), v));
-  }
-};
-
-// floor(v + 0.5), where the sum is exact.
-struct HalfUp {
-  template <typename Number>
-  static Number round(Number v) {
-    const Number below = floorOf(v);
-    return v - below >= Number(0.5) ? below + 1 : below;
-  }
-  static Tensor round(const Tensor& v) {
-    const Tensor below = at::floor(v);
-    return at::where(at::ge(v - below, 0.5), below + 1, below);
-  }
-};
-
-struct Floor {
-  template <typename Number>
-  static Number round(Number v) {
-    return floorOf(v);
-  }
-  static Tensor round(const Tensor& v) { return at::floor(v); }
-};
-
-struct Ceil {
-  template <typename Number>
-  static Number round(Number v) {
-    return ceilOf(v);
-  }
-  static Tensor round(const Tensor& v) { return at::ceil(v); }
-};
-
-struct TowardZero {
-  template <typename Number>
-  static Number round(Number v) {
-    return truncOf(v);
-  }
-  static Tensor round(const Tensor& v) { return at::trunc(v); }
-};
-
-template <typename Body>
-auto dispatchRounding(string_view name, Body body) {
-  if (name == "half_even") {
-    return body(HalfEven{});
-  }
-  if (name == "half_away") {
-    return body(HalfAway{});
-  }
-  if (name == "half_up") {
-    return body(HalfUp{});
-  }
-  if (name == "floor") {
-    return body(Floor{});
-  }
-  if (name == "ceil") {
-    return body(Ceil{});
-  }
-  TORCH_CHECK(
-      name == "toward_zero", "rounding is half_even, half_away, half_up, floor, ceil or toward_zero, not '",
-      name, "'");
-  return body(TowardZero{});
-}
 
 template <typename Rounding, bool kMasked, typename Number>
 inline void fakeQuantizeOne(

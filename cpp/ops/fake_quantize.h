@@ -1,12 +1,28 @@
+// The operators of fake quantization, for others to be composed of: through the dispatcher, on any
+// device, with a gradient where one is due.
 #pragma once
 
 #include "core/registry.h"
 
 namespace jit_passes {
 
-// jit_passes::fake_quantize through the dispatcher: on any device, with a gradient where one is due.
 at::Tensor callFakeQuantize(
     const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point, int64_t quant_min,
     int64_t quant_max, std::optional<int64_t> ch_axis, c10::string_view rounding);
+
+at::Tensor callFakeQuantizeLearnable(
+    const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, c10::string_view rounding);
+
+// The scale of TQT, with the gradient of its threshold.
+at::Tensor scaleOfThreshold(const at::Tensor& log2_threshold, int64_t quant_min, int64_t quant_max);
+
+at::Tensor callFakeQuantizeLsq(
+    const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
+    std::optional<int64_t> ch_axis);
+
+at::Tensor callFakeQuantizeLsqPlus(
+    const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset, int64_t quant_min,
+    int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis);
 
 } // namespace jit_passes

@@ -55,16 +55,13 @@ class FakeQuantizeLsq : public torch::autograd::Function<FakeQuantizeLsq> {
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale, int64_t quant_min,
       int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
-    static const auto op =
-        findOperator<Tensor(const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
-            "jit_passes::fake_quantize_lsq");
     at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x, scale});
     context->saved_data["quant_min"] = quant_min;
     context->saved_data["quant_max"] = quant_max;
     context->saved_data["gradient_scale"] = gradient_scale;
     context->saved_data["ch_axis"] = ch_axis;
-    return op.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
+    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
   }
 
   static torch::autograd::variable_list backward(
@@ -120,4 +117,14 @@ TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
 }
 
 } // namespace
+
+Tensor callFakeQuantizeLsq(
+    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
+    std::optional<int64_t> ch_axis) {
+  static const auto op =
+      findOperator<Tensor(const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
+          "jit_passes::fake_quantize_lsq");
+  return op.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
+}
+
 } // namespace jit_passes

@@ -14,6 +14,7 @@
 //
 // Source: Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and better
 // initialization", arXiv:2004.09576.
+#include "fake_quantize.h"
 #include "trained_quantization.h"
 
 namespace jit_passes {
@@ -126,16 +127,13 @@ class FakeQuantizeLsqPlus : public torch::autograd::Function<FakeQuantizeLsqPlus
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale, const Tensor& offset,
       int64_t quant_min, int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
-    static const auto op = findOperator<Tensor(
-        const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
-        "jit_passes::fake_quantize_lsq_plus");
     at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x, scale, offset});
     context->saved_data["quant_min"] = quant_min;
     context->saved_data["quant_max"] = quant_max;
     context->saved_data["gradient_scale"] = gradient_scale;
     context->saved_data["ch_axis"] = ch_axis;
-    return op.call(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
+    return callFakeQuantizeLsqPlus(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
   }
 
   static torch::autograd::variable_list backward(
@@ -193,4 +191,14 @@ TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
 }
 
 } // namespace
+
+Tensor callFakeQuantizeLsqPlus(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
+    double gradient_scale, std::optional<int64_t> ch_axis) {
+  static const auto op = findOperator<Tensor(
+      const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
+      "jit_passes::fake_quantize_lsq_plus");
+  return op.call(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
+}
+
 } // namespace jit_passes

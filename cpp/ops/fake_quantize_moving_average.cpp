@@ -9,6 +9,16 @@
 //   power_of_two:  scale = 2^ceil(log2(max(high / quant_max, low / quant_min))), zero_point = 0
 //                  (the second term only where quant_min < 0)
 //
+// With pair_sums, ranges of channels are widened to the sums of neighbouring values, as observe_pair_sums
+// does. A process group's ranks agree on the range of each batch.
+//
+// With a fold, a number for each channel along fold_axis, what is observed and quantized is x * fold, and
+// the result is divided by fold again: the weight of a convolution as it will be once the batch norm behind
+// it is folded into it. No product is made. The range is that of each channel of x, times fold; and
+// fq(x * fold) / fold is x fake-quantized with scale / fold, where negative numbers mirror the grid. The
+// zero point has to be one that mirrors too, so no affine scheme. The fold's gradient comes with that of
+// scale / fold.
+//
 // The first two are those of quantizer/qparams.py, floor of 2^-23 (float32's epsilon) included. The
 // power of two is the smallest with which nothing is clipped; its floor is 2^-126, the smallest
 // normal float32, whose reciprocal is finite: an all-zero range gives it.
@@ -17,9 +27,10 @@
 //
 // On the CPU a NaN, an infinity and a range that has seen nothing are errors. Other devices would have
 // to be waited for to know: there, the result of all three is NaN.
-#include "channels.h"
 #include "fake_quantize.h"
 #include "observation.h"
+#include "process_group.h"
+#include "training.h"
 
 namespace jit_passes {
 namespace {
@@ -56,6 +67,8 @@ struct Target {
   int64_t quant_max;
 };
 
+int64_t middleOf(int64_t quant_min, int64_t quant_max) { return (quant_min + quant_max + 1) >> 1; }
+
 double powerAtLeast(double value) {
   if (value <= kSmallestPower) {
     return kSmallestPower;
@@ -80,7 +93,7 @@ std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Targe
     case Scheme::Symmetric:
       return {
           static_cast<float>(std::max(2 * std::max(-low, high) / steps, kSmallestScale)),
-          (quant_min + quant_max + 1) >> 1};
+          middleOf(quant_min, quant_max)};
     default: break;
   }
   // Each operation rounds to float32, as in PyTorch's observers.
@@ -111,15 +124,63 @@ void checkArguments(
       ": it must be float with shape [2], or [2, channels] with a ch_axis");
 }
 
+// What is observed.
+struct Observed {
+  std::optional<Tensor> fold;
+  int64_t fold_axis;
+  std::optional<int64_t> axis;
+  bool pair_sums;
+  string_view group, name;
+};
+
+Observed checkObserved(
+    const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, Scheme scheme,
+    std::optional<int64_t> axis, bool pair_sums, string_view group, string_view name) {
+  TORCH_CHECK(
+      !pair_sums || axis, "sums of neighbouring values are those of channels: give '", name, "' a ch_axis");
+  TORCH_CHECK(
+      !fold || scheme != Scheme::Affine, "'", name,
+      "' is the weight before a batch norm, which may mirror it: use a symmetric scheme or powers of two");
+  return {fold, fold ? checkedFoldAxis(x, *fold, fold_axis, axis) : 0, axis, pair_sums, group, name};
+}
+
+// From the range of each channel of x, or of the tensor.
+Tensor agreedRange(Tensor range, const Observed& observed) {
+  if (observed.fold) {
+    const auto ends = range * observed.fold->to(range.options()).reshape({-1});
+    range = at::stack({at::minimum(ends[0], ends[1]), at::maximum(ends[0], ends[1])});
+    if (!observed.axis) {
+      range = at::stack({range[0].min(), range[1].max()}).unsqueeze(1);
+    }
+  }
+  if (observed.group.empty()) {
+    return range;
+  }
+  const auto reached = agree(at::stack({-range[0], range[1]}), Agreement::Largest, observed.group);
+  return at::stack({-reached[0], reached[1]});
+}
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+Tensor rowsOf(const Tensor& values, int64_t axis) {
+  return values.transpose(0, axis).reshape({values.size(axis), -1}).contiguous();
+}
+
 // The smallest and largest value of each channel, without a copy where channels are not interleaved.
-std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, string_view name) {
+std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, bool pair_sums, string_view name) {
+  if (x.numel() == 0) {
+    return std::vector<MinMax>(axis ? x.size(*axis) : 1, {kInfinity, -kInfinity});
+  }
   const auto values = valuesOf(x);
+  if (pair_sums) {
+    return minMaxOfPairSums(rowsOf(values, *axis), name);
+  }
   const auto layout = channelLayout(values, axis);
   if (layout.channels == 1) {
     return {minMaxOf(values, name)};
   }
   if (layout.inner == 1 && layout.outer > 1) {
-    return minMaxOfRows(values.transpose(0, *axis).reshape({layout.channels, -1}).contiguous(), name);
+    return minMaxOfRows(rowsOf(values, *axis), name);
   }
   std::vector<Extremes> seen(layout.channels);
   const float* data = values.const_data_ptr<float>();
@@ -138,31 +199,49 @@ std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, string
   return result;
 }
 
+// [2, channels], or [2, 1] without an axis: the range of x, or of x * fold, on all ranks.
+Tensor seenCpu(const Tensor& x, const Observed& observed) {
+  const auto along = observed.fold ? observed.fold_axis : observed.axis;
+  const auto seen = measure(x, along, observed.pair_sums, observed.name);
+  auto range = at::empty({2, static_cast<int64_t>(seen.size())}, at::kFloat);
+  float *low = range.mutable_data_ptr<float>(), *high = low + seen.size();
+  for (size_t i = 0; i < seen.size(); ++i) {
+    low[i] = seen[i].min;
+    high[i] = seen[i].max;
+  }
+  return agreedRange(range, observed);
+}
+
 std::tuple<Tensor, Tensor> qparamsCpu(
-    const Tensor& x, const Tensor& range, bool observe, double averaging_constant, int64_t quant_min,
-    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view name) {
+    const Tensor& x, const Tensor& range, const std::optional<Tensor>& fold, int64_t fold_axis, bool observe,
+    double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max, string_view qscheme,
+    std::optional<int64_t> ch_axis, string_view group, string_view name) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
   const Target target{readScheme(qscheme, axis), quant_min, quant_max};
+  const auto observed = checkObserved(x, fold, fold_axis, target.scheme, axis, pair_sums, group, name);
   const int64_t channels = axis ? x.size(*axis) : 1;
   auto scale = at::ones({channels}, at::kFloat), zero_point = at::zeros({channels}, at::kLong);
-  if (x.numel() == 0) {
-    return {scale, zero_point}; // for nothing
-  }
   const auto state = range.to(at::kFloat).contiguous(); // the buffer itself, unless its model was cast
   float *low = state.mutable_data_ptr<float>(), *high = low + channels;
   if (observe) {
     const auto keep = static_cast<float>(1 - averaging_constant),
                take = static_cast<float>(averaging_constant);
-    const auto seen = measure(x, axis, name);
+    const auto seen = seenCpu(x, observed);
+    const float *least = seen.const_data_ptr<float>(), *largest = least + channels;
     for (int64_t i = 0; i < channels; ++i) {
-      const bool first = low[i] > high[i];
-      low[i] = first ? seen[i].min : keep * low[i] + take * seen[i].min;
-      high[i] = first ? seen[i].max : keep * high[i] + take * seen[i].max;
+      if (least[i] <= largest[i]) { // no rank had a number otherwise
+        const bool first = low[i] > high[i];
+        low[i] = first ? least[i] : keep * low[i] + take * least[i];
+        high[i] = first ? largest[i] : keep * high[i] + take * largest[i];
+      }
     }
     if (!state.is_same(range)) {
       range.copy_(state);
     }
+  }
+  if (x.numel() == 0) {
+    return {scale, zero_point}; // for nothing
   }
   for (int64_t i = 0; i < channels; ++i) {
     TORCH_CHECK_VALUE(
@@ -179,26 +258,40 @@ Tensor powerAtLeast(const Tensor& value) {
   return at::pow(2.0, (exponent - at::eq(mantissa, 0.5).to(exponent.scalar_type())).to(at::kDouble));
 }
 
+Tensor seenByOperators(const Tensor& x, const Observed& observed) {
+  const auto along = observed.fold ? observed.fold_axis : observed.axis;
+  const int64_t channels = along ? x.size(*along) : 1;
+  if (x.numel() == 0) {
+    const auto least = at::full({1, channels}, kInfinity, x.options().dtype(at::kFloat));
+    return agreedRange(at::cat({least, -least}), observed);
+  }
+  const auto values = x.to(at::kFloat);
+  const auto rows = (along ? values.transpose(0, *along) : values).reshape({channels, -1});
+  auto low = at::amin(rows, 1), high = at::amax(rows, 1);
+  const int64_t pairs = rows.size(1) / 2;
+  if (observed.pair_sums && pairs > 0) {
+    const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({channels, pairs, 2});
+    low = at::minimum(low, at::amin(neighbours.clamp_max(0).sum(2), 1));
+    high = at::maximum(high, at::amax(neighbours.clamp_min(0).sum(2), 1));
+    low = at::clamp_max(low, 0); // where both are above, neither adds to a sum below
+    high = at::clamp_min(high, 0);
+  }
+  return agreedRange(at::stack({low, high}), observed);
+}
+
 std::tuple<Tensor, Tensor> qparamsByOperators(
-    const Tensor& x, const Tensor& range, bool observe, double averaging_constant, int64_t quant_min,
-    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view name) {
+    const Tensor& x, const Tensor& range, const std::optional<Tensor>& fold, int64_t fold_axis, bool observe,
+    double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max, string_view qscheme,
+    std::optional<int64_t> ch_axis, string_view group, string_view name) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
   const auto scheme = readScheme(qscheme, axis);
-  if (observe && x.numel() > 0) {
-    std::vector<int64_t> others;
-    for (int64_t i = 0; i < x.dim(); ++i) {
-      if (i != axis) {
-        others.push_back(i);
-      }
-    }
-    // Without dimensions to reduce, amin would take all.
-    const auto values = x.detach().to(at::kFloat);
-    const auto seen = axis && others.empty()
-                          ? at::stack({values, values})
-                          : at::stack({at::amin(values, others), at::amax(values, others)});
-    const auto first = at::gt(range[0], range[1]);
-    range.copy_(at::where(first, seen, (1 - averaging_constant) * range + averaging_constant * seen));
+  const auto observed = checkObserved(x, fold, fold_axis, scheme, axis, pair_sums, group, name);
+  if (observe && (x.numel() > 0 || !group.empty())) {
+    const auto seen = seenByOperators(x, observed).reshape(range.sizes());
+    const auto first = at::gt(range[0], range[1]), any = at::le(seen[0], seen[1]);
+    const auto averaged = (1 - averaging_constant) * range + averaging_constant * seen;
+    range.copy_(at::where(any, at::where(first, seen, averaged), range));
   }
   const auto state = range.to(at::kDouble);
   const auto reached = at::logical_and(at::le(state[0], state[1]), at::isfinite(state[1] - state[0]));
@@ -211,7 +304,7 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
     zero_point = at::zeros_like(scale);
   } else if (scheme == Scheme::Symmetric) {
     scale = at::clamp_min(2 * at::maximum(-low, high) / steps, kSmallestScale);
-    zero_point = at::full_like(scale, static_cast<double>((quant_min + quant_max + 1) >> 1));
+    zero_point = at::full_like(scale, static_cast<double>(middleOf(quant_min, quant_max)));
   } else {
     const auto rounded = [](const Tensor& value) { return value.to(at::kFloat).to(at::kDouble); };
     const auto span = rounded(high - low);
@@ -226,8 +319,8 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
 
 // Sizes may be symbols here, which cannot be compared.
 std::tuple<Tensor, Tensor> qparamsMeta(
-    const Tensor& x, const Tensor& range, bool, double, int64_t, int64_t, string_view,
-    std::optional<int64_t> ch_axis, string_view) {
+    const Tensor& x, const Tensor& range, const std::optional<Tensor>&, int64_t, bool, double, bool, int64_t,
+    int64_t, string_view, std::optional<int64_t> ch_axis, string_view, string_view) {
   const auto axis = wrapAxis(ch_axis, x);
   const auto channels = axis ? x.sym_size(*axis) : c10::SymInt(1);
   const auto like = range.options();
@@ -239,17 +332,30 @@ std::tuple<Tensor, Tensor> qparamsMeta(
 // Two operators with kernels of their own: the first writes to the range and has no gradient, the
 // second has one and writes to nothing.
 Tensor fakeQuantizeMovingAverage(
-    const Tensor& x, const Tensor& range, bool observe, double averaging_constant, int64_t quant_min,
-    int64_t quant_max, string_view qscheme, std::optional<int64_t> ch_axis, string_view rounding,
-    string_view name) {
-  static const auto qparams = c10::Dispatcher::singleton()
-                                  .findSchemaOrThrow("jit_passes::moving_average_qparams", "")
-                                  .typed<std::tuple<Tensor, Tensor>(
-                                      const Tensor&, const Tensor&, bool, double, int64_t, int64_t,
-                                      string_view, std::optional<int64_t>, string_view)>();
-  const auto [scale, zero_point] = qparams.call(
-      x.detach(), range, observe, averaging_constant, quant_min, quant_max, qscheme, ch_axis, name);
-  return callFakeQuantize(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+    const Tensor& x, const Tensor& range, const std::optional<Tensor>& fold, int64_t fold_axis, bool observe,
+    bool enabled, double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max,
+    string_view qscheme, std::optional<int64_t> ch_axis, string_view rounding, string_view group,
+    string_view name, string_view) {
+  static const auto op = findOperator<std::tuple<Tensor, Tensor>(
+      const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, double, bool, int64_t,
+      int64_t, string_view, std::optional<int64_t>, string_view, string_view)>(
+      "jit_passes::moving_average_qparams");
+  if (!enabled && !observe) {
+    return x.clone();
+  }
+  const auto [scale, zero_point] = op.call(
+      x.detach(), range, detached(fold), fold_axis, observe, averaging_constant, pair_sums, quant_min,
+      quant_max, qscheme, ch_axis, group, name);
+  if (!enabled) {
+    return x.clone();
+  }
+  if (!fold) {
+    return callFakeQuantize(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+  }
+  const bool symmetric = readScheme(qscheme, ch_axis) == Scheme::Symmetric;
+  const int64_t zero = symmetric ? middleOf(quant_min, quant_max) : 0;
+  return callFakeQuantizeLearnable(
+      x, foldScale(scale, *fold), quant_min - zero, quant_max - zero, fold_axis, rounding);
 }
 
 const RegisterOp qparams_op{
@@ -259,11 +365,13 @@ const RegisterOp fake_quantize_op{
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(
-      "moving_average_qparams(Tensor x, Tensor(a!) range, bool observe, float averaging_constant, "
-      "int quant_min, int quant_max, str qscheme, int? ch_axis, str name) -> (Tensor, Tensor)");
+      "moving_average_qparams(Tensor x, Tensor(a!) range, Tensor? fold, int fold_axis, bool observe, "
+      "float averaging_constant, bool pair_sums, int quant_min, int quant_max, str qscheme, int? ch_axis, "
+      "str group, str name) -> (Tensor, Tensor)");
   m.def(
-      "fake_quantize_moving_average(Tensor x, Tensor(a!) range, bool observe, float averaging_constant, "
-      "int quant_min, int quant_max, str qscheme, int? ch_axis, str rounding, str name) -> Tensor");
+      "fake_quantize_moving_average(Tensor x, Tensor(a!) range, Tensor? fold, int fold_axis, bool observe, "
+      "bool enabled, float averaging_constant, bool pair_sums, int quant_min, int quant_max, str qscheme, "
+      "int? ch_axis, str rounding, str group, str name, str spec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("moving_average_qparams", qparamsCpu); }

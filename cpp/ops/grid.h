@@ -74,7 +74,8 @@ inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, std:
 }
 
 // On the CPU. The offset of a channel is where its grid begins: a zero point, in steps, or a number in
-// units of x, or 0 without a tensor.
+// units of x, or 0 without a tensor. A negative scale mirrors the grid, as the weights of a convolution
+// need it where a batch norm behind them changes their sign.
 template <typename Number>
 struct Grid {
   Grid(const at::Tensor& scale, const at::Tensor& offset, int64_t quant_min, int64_t quant_max)
@@ -84,7 +85,7 @@ struct Grid {
         high(quant_max) {
     for (const Number step : scales) {
       TORCH_CHECK(
-          step > 0 && std::isfinite(step), "scale must be finite and above 0, got ", step,
+          step != 0 && std::isfinite(step), "scale must be finite and not 0, got ", step,
           ": derive it from a range that is finite and not empty");
       inverse_scales.push_back(1 / step);
     }

@@ -98,6 +98,22 @@ std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) 
   return result;
 }
 
+std::vector<MinMax> minMaxOfPairSums(const at::Tensor& rows, c10::string_view name) {
+  auto result = minMaxOfRows(rows, name);
+  const int64_t pairs = rows.size(1) / 2;
+  if (pairs > 0) {
+    const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({rows.size(0), pairs, 2});
+    for (const auto& sums : {neighbours.clamp_min(0).sum(2), neighbours.clamp_max(0).sum(2)}) {
+      const auto found = minMaxOfRows(sums, name);
+      for (size_t row = 0; row < found.size(); ++row) {
+        result[row].min = std::min(result[row].min, found[row].min);
+        result[row].max = std::max(result[row].max, found[row].max);
+      }
+    }
+  }
+  return result;
+}
+
 bool observeShape(const at::Tensor& x, double* range) {
   range[kLowestRank] = std::min(range[kLowestRank], static_cast<double>(x.dim()));
   range[kHighestRank] = std::max(range[kHighestRank], static_cast<double>(x.dim()));

@@ -48,8 +48,7 @@ at::Tensor channelRows(const at::Tensor& x, const at::Tensor& range, int64_t axi
   return rows;
 }
 
-void widen(at::Tensor& range, const at::Tensor& rows, string_view name) {
-  const auto found = minMaxOfRows(rows.contiguous(), name);
+void widen(at::Tensor& range, const std::vector<MinMax>& found) {
   double *low = range.mutable_data_ptr<double>(), *high = low + range.size(1);
   for (size_t row = 0; row < found.size(); ++row) {
     low[row] = std::min<double>(low[row], found[row].min);
@@ -62,22 +61,14 @@ bool wasSeen(const at::Tensor& range) { return range[0].le(range[1]).all().item<
 void observePerChannelMinMax(
     const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
   if (!once || !wasSeen(range)) {
-    widen(range, channelRows(x, range, axis, name), name);
+    widen(range, minMaxOfRows(channelRows(x, range, axis, name), name));
   }
 }
 
 void observePairSums(
     const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
-  if (once && wasSeen(range)) {
-    return;
-  }
-  const auto rows = channelRows(x, range, axis, name);
-  const int64_t pairs = rows.size(1) / 2;
-  widen(range, rows, name);
-  if (pairs > 0) {
-    const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({rows.size(0), pairs, 2});
-    widen(range, neighbours.clamp_min(0).sum(2), name);
-    widen(range, neighbours.clamp_max(0).sum(2), name);
+  if (!once || !wasSeen(range)) {
+    widen(range, minMaxOfPairSums(channelRows(x, range, axis, name), name));
   }
 }
 

@@ -187,10 +187,11 @@ std::pair<at::Tensor, at::Tensor> sumGradients(
 
 inline void checkCount(
     const at::Tensor& numbers, const char* name, const at::Tensor& x, std::optional<int64_t> axis) {
-  const int64_t expected = axis ? x.size(*axis) : 1;
+  const auto expected = axis ? x.sym_size(*axis) : c10::SymInt(1);
   TORCH_CHECK(
-      numbers.numel() == expected, expected, " ", name, " for ",
-      axis ? "the channels of ch_axis" : "the tensor (ch_axis is None)", " expected, got ", numbers.numel());
+      numbers.sym_numel() == expected, expected, " ", name, " for ",
+      axis ? "the channels of ch_axis" : "the tensor (ch_axis is None)", " expected, got ",
+      numbers.sym_numel());
 }
 
 // The scale of each channel, and the offset or an undefined tensor.

@@ -243,7 +243,7 @@ def label(node: NodeView, slot: str) -> str:
 
 def _check_float(slot: str, node: NodeView, neighbours: Sequence[NodeView | None]) -> None:
     for other in neighbours:
-        if other and other.kind in FAKE_QUANTIZE and other.inputs[-1].constant == label(node, slot):
+        if other and other.kind in FAKE_QUANTIZE and other.inputs[-2].constant == label(node, slot):
             raise JitPassesError(
                 f"the slot '{slot}' of {_where(node)} is quantized already: start from the float "
                 "model, or choose other modules or slots"

@@ -1,0 +1,15 @@
+// Numbers that all ranks of distributed training agree on.
+#pragma once
+
+#include "core/registry.h"
+
+namespace jit_passes {
+
+enum class Agreement { Largest, Sum };
+
+// The largest number, or the sum, over all ranks of a process group of torch.distributed, on every rank
+// and on the device of `values`. A name that this process knows no group by, as the empty one, is none:
+// a model that was trained in a group runs alone too.
+at::Tensor agree(const at::Tensor& values, Agreement agreement, c10::string_view group);
+
+} // namespace jit_passes

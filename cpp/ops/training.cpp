@@ -1,0 +1,53 @@
+#include "training.h"
+
+namespace jit_passes {
+
+using at::Tensor;
+using c10::string_view;
+
+bool isUnset(const Tensor& parameter) {
+  return at::eq(parameter.detach(), std::numeric_limits<double>::infinity()).all().item<bool>();
+}
+
+void assign(const Tensor& parameter, const std::vector<double>& values) {
+  at::AutoDispatchBelowADInplaceOrView guard; // nor to the counter that backward compares
+  parameter.copy_(at::tensor(values, at::kDouble).reshape(parameter.sizes()));
+}
+
+void checkSet(const Tensor& parameter, string_view name) {
+  TORCH_CHECK_VALUE(!isUnset(parameter), "'", name, "' has no scale yet: run a batch in training mode first");
+}
+
+void guardScale(const Tensor& scale, const Tensor& corrections, string_view name) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  if (!scale.is_cpu()) {
+    const auto wrong = at::le(scale, 0);
+    scale.copy_(at::where(wrong, scale.abs().clamp_min(kSmallestScale), scale));
+    corrections.add_(wrong.sum());
+    return;
+  }
+  auto numbers = Grid<double>::read(scale);
+  int64_t corrected = 0;
+  for (double& number : numbers) {
+    if (!std::isfinite(number)) {
+      checkSet(scale, name);
+      TORCH_CHECK_VALUE(
+          false, "the trained scale of '", name, "' is ", number,
+          ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
+    }
+    if (number <= 0) {
+      number = std::max(-number, kSmallestScale);
+      ++corrected;
+    }
+  }
+  if (corrected > 0) {
+    TORCH_WARN(
+        "a step of the optimizer took ", corrected, " of ", numbers.size(), " scales of '", name,
+        "' to 0 or below, and they were made positive again: lower the learning rate of the quantization "
+        "parameters");
+    assign(scale, numbers);
+    corrections.add_(corrected);
+  }
+}
+
+} // namespace jit_passes

@@ -43,8 +43,8 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
         version: the form, by the release of NNI that began with it.
 
     Raises:
-        JitPassesError: there is no such version, or a module is called twice with encodings that
-            differ, for which NNI has one entry.
+        JitPassesError: there is no such version; a module is called twice with encodings that
+            differ, for which NNI has one entry; or for 2.0, a weight has other bits than its input.
     """
     if version not in VERSIONS:
         raise JitPassesError(f"no form '{version}' of NNI's files: {nearest(version, VERSIONS)}")
@@ -110,10 +110,13 @@ def load_nni(path: str | os.PathLike[str]) -> Encodings:
 
 def _old_entry(layer: Layer) -> dict[str, Any]:
     entry: dict[str, Any] = {}
-    if layer.weight is not None or layer.input is not None:
-        bits = layer.weight or layer.input
-        assert bits is not None
-        entry["weight_bit"] = bits.bits
+    if layer.weight is not None:
+        entry["weight_bit"] = layer.weight.bits
+        if layer.input is not None and layer.input.bits != layer.weight.bits:
+            raise JitPassesError(
+                f"the layer '{layer.name}' has a weight of {layer.weight.bits} bits and an input "
+                f"of {layer.input.bits}, and the form 2.0 has one number for both: write 2.5 or 3.0"
+            )
     for tensor, (key, name) in _OLD_NAMES.items():
         encoding: Encoding | None = getattr(layer, tensor)
         if encoding is not None:

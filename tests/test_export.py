@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -323,6 +324,20 @@ def test_nni_weight_only(version: str) -> None:
     assert found.input is found.output is None
 
 
+def test_nni_weight_without_bounds() -> None:
+    """As NNI's quantizer for training writes it: zero points of 0 mean symmetric."""
+    entry = {
+        "weight_bits": 4,
+        "weight_scale": torch.tensor([0.5]),
+        "weight_zero_point": torch.tensor([0.0]),
+    }
+    found = from_nni({"conv": entry})["conv.weight"]
+    assert (found.scale, found.quant_min, found.quant_max) == ((0.5,), -7, 7)
+    entry["weight_zero_point"] = torch.tensor([3])
+    found = from_nni({"conv": entry})["conv.weight"]
+    assert (found.quant_min, found.quant_max, found.symmetric) == (0, 15, False)
+
+
 def test_nni_shapes() -> None:
     """A weight's scales broadcast over it."""
     entry = to_nni(ONE_LAYER, "3.0")["conv"]
@@ -611,6 +626,24 @@ def test_json_that_is_none(edit: Callable[[Any], Any], message: str, tmp_path: P
         (
             {"conv": {"input_bits": "8", "tracked_min_input": 1.0, "tracked_max_input": 2.0}},
             "conv.input_bits: a number or a tensor is expected",
+        ),
+        ({"conv": {"weight_bits": 64, "weight_scale": 1.0}}, "bits are from 2 to 32"),
+        ({"conv": {"weight_bits": 8.5, "weight_scale": 1.0}}, "a whole number is expected"),
+        (
+            {"conv": {"weight_bits": 8, "weight_scale": math.nan, "weight_zero_point": 0}},
+            "finite numbers",
+        ),
+        (
+            {"conv": {"weight_bits": 8, "weight_scale": torch.ones(2, 2), "weight_zero_point": 0}},
+            r"numbers along one axis are expected, not a tensor of shape \[2, 2\]",
+        ),
+        (
+            {"conv": {"weight_bits": 8, "weight_scale": torch.ones(2), "weight_zero_point": 0}},
+            "weight: 2 scales and 1 zero points",
+        ),
+        (
+            {"conv": {"weight": {**to_nni(WEIGHT_ONLY, "3.0")["conv"]["weight"], "scale": 0}}},
+            "above 0",
         ),
     ],
 )

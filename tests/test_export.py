@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,6 +127,53 @@ def test_reference_model(target: str) -> None:
         assert torch.equal(found, codes.float())
         checked += found.unique().numel() > 10
     assert checked == 3
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+def test_weights_that_are_clipped(bits: int) -> None:
+    """What calibration clips, quantizing to the encoding clips too."""
+    weight = {"bits": bits, "scheme": "symmetric", "range": [-0.2, 0.2], "channelwise": False}
+    model, net = reference("reference", {"version": 1, "global": {"weight": weight}})
+    encoding = jit_passes.encodings_of(model)["block.0.weight"]
+    node = next(n for n in jit_passes.GraphView.of(model).nodes if n.name == "block.0:conv2d")
+    codes = node.inputs[1].producer.inputs[0].constant
+    scaled = torch.round(net.block[0].weight.detach() * (1 / torch.tensor(encoding.scale[0])))
+    found = scaled.clamp(encoding.quant_min, encoding.quant_max)
+    assert torch.equal(found, codes.float())
+    assert not torch.equal(found, scaled)
+
+
+class Twice(nn.Module):
+    """One value that is quantized in two ways, and one module that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 2, 1)
+        self.second = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) + self.first(self.second(x))
+
+
+def test_values_quantized_in_several_ways() -> None:
+    torch.manual_seed(0)
+    rule = {"module": "second", "input": {"bits": 4}}
+    prepared = jit_passes.prepare(
+        torch.jit.script(Twice().eval()),
+        target="reference",
+        config={"version": 1, "rules": [rule]},
+    )
+    jit_passes.calibrate(prepared, [torch.randn(2, 2, 4, 4)])
+    encodings = jit_passes.encodings_of(jit_passes.convert(prepared))
+    assert encodings.layer("first").input.bits == 8
+    assert encodings.layer("second").input.bits == 4
+    names = [encoding.name for encoding in encodings if encoding.name.startswith("x")]
+    assert sorted(names) == ["x", "x -> second:conv2d"]
+    calls = [layer for layer in encodings.layers if layer.name == "first"]
+    assert len(calls) == 2 and calls[0].weight == calls[1].weight
+    assert "first.bias#1" in encodings  # in steps of the other input
+    with pytest.raises(JitPassesError, match="'first' is called twice"):
+        jit_passes.export_calibration(encodings)
 
 
 def test_layers_of_a_reference_model() -> None:
@@ -276,6 +324,20 @@ def test_nni_weight_only(version: str) -> None:
     assert found.input is found.output is None
 
 
+def test_nni_weight_without_bounds() -> None:
+    """As NNI's quantizer for training writes it: zero points of 0 mean symmetric."""
+    entry = {
+        "weight_bits": 4,
+        "weight_scale": torch.tensor([0.5]),
+        "weight_zero_point": torch.tensor([0.0]),
+    }
+    found = from_nni({"conv": entry})["conv.weight"]
+    assert (found.scale, found.quant_min, found.quant_max) == ((0.5,), -7, 7)
+    entry["weight_zero_point"] = torch.tensor([3])
+    found = from_nni({"conv": entry})["conv.weight"]
+    assert (found.quant_min, found.quant_max, found.symmetric) == (0, 15, False)
+
+
 def test_nni_shapes() -> None:
     """A weight's scales broadcast over it."""
     entry = to_nni(ONE_LAYER, "3.0")["conv"]
@@ -292,6 +354,12 @@ def test_nni_of_a_module_that_is_called_twice() -> None:
     with pytest.raises(JitPassesError, match="'conv' is called twice"):
         to_nni(Encodings((AFFINE, UINT8), layers))
     assert to_nni(Encodings((AFFINE,), (layers[0], layers[0]))).keys() == {"conv"}
+
+
+def test_nni_2_0_has_one_number_of_bits() -> None:
+    layer = Layer("conv", "conv2d", input=FOUR, weight=NARROW)
+    with pytest.raises(JitPassesError, match="a weight of 8 bits and an input of 4"):
+        to_nni(Encodings((FOUR, NARROW), (layer,)), "2.0")
 
 
 # TensorRT
@@ -314,6 +382,16 @@ def test_tensorrt_round_trip() -> None:
         limit = max(abs(expected.min[0]), abs(expected.max[0]))
         # The scale is rounded to float32.
         assert found[expected.name].max[0] == pytest.approx(limit, rel=2**-23)
+
+
+def test_tensorrt_says_all_of_symmetric_int8() -> None:
+    """As docs/exports.md has it."""
+    tensor = {"dtype": "int8", "scheme": "symmetric"}
+    config = {"version": 1, "global": {"input": tensor, "output": tensor}}
+    model, _ = reference("reference", config)
+    encodings = jit_passes.encodings_of(model)
+    found = from_tensorrt(jit_passes.export_calibration(model, format="tensorrt"))
+    assert found.encodings == encodings.activations
 
 
 def test_tensorrt_refusals() -> None:
@@ -549,6 +627,24 @@ def test_json_that_is_none(edit: Callable[[Any], Any], message: str, tmp_path: P
             {"conv": {"input_bits": "8", "tracked_min_input": 1.0, "tracked_max_input": 2.0}},
             "conv.input_bits: a number or a tensor is expected",
         ),
+        ({"conv": {"weight_bits": 64, "weight_scale": 1.0}}, "bits are from 2 to 32"),
+        ({"conv": {"weight_bits": 8.5, "weight_scale": 1.0}}, "a whole number is expected"),
+        (
+            {"conv": {"weight_bits": 8, "weight_scale": math.nan, "weight_zero_point": 0}},
+            "finite numbers",
+        ),
+        (
+            {"conv": {"weight_bits": 8, "weight_scale": torch.ones(2, 2), "weight_zero_point": 0}},
+            r"numbers along one axis are expected, not a tensor of shape \[2, 2\]",
+        ),
+        (
+            {"conv": {"weight_bits": 8, "weight_scale": torch.ones(2), "weight_zero_point": 0}},
+            "weight: 2 scales and 1 zero points",
+        ),
+        (
+            {"conv": {"weight": {**to_nni(WEIGHT_ONLY, "3.0")["conv"]["weight"], "scale": 0}}},
+            "above 0",
+        ),
     ],
 )
 def test_nni_files_that_are_none(config: Any, message: str) -> None:
@@ -558,7 +654,7 @@ def test_nni_files_that_are_none(config: Any, message: str) -> None:
 
 def test_nni_file_that_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "calibration").write_text("{}")
-    with pytest.raises(JitPassesError, match="no file of torch.save"):
+    with pytest.raises(JitPassesError, match=r"no file of torch\.save"):
         load_nni(tmp_path / "calibration")
 
 

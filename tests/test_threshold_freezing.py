@@ -207,6 +207,36 @@ def test_optimizers_leave_frozen_ones(
     assert len({moving for _, moving in history}) == 8
 
 
+def test_script_modules_stop_training_them() -> None:
+    """Also after the executor has made its plans for a threshold that trains."""
+
+    class Quantized(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Parameter(torch.tensor([0.3, -0.7]))
+            self.threshold = Parameter(torch.tensor(0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            quantize = torch.ops.jit_passes.fake_quantize_tqt
+            return quantize(self.weight, self.threshold, -8, 7, None) * x
+
+    module = torch.jit.script(Quantized())
+    named = [(n, p) for n, p in module.named_parameters() if "threshold" in n]
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    freezer = ThresholdFreezer(named, start_step=4, interval=2)
+    history = []
+    for _ in range(10):
+        module(torch.ones(2)).pow(2).sum().backward()
+        optimizer.step()
+        freezer.step()
+        optimizer.zero_grad()
+        history.append((module.threshold.item(), module.weight[0].item()))
+    assert freezer.frozen == ("threshold",)
+    assert len({threshold for threshold, _ in history[5:]}) == 1
+    assert len({threshold for threshold, _ in history[:6]}) == 6
+    assert len({weight for _, weight in history}) == 10
+
+
 def test_batch_size() -> None:
     parameters = thresholds({"a": [0.5]})
     freezer = ThresholdFreezer.for_batch_size(parameters.items(), 96)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Mapping
@@ -43,8 +44,8 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
         version: the form, by the release of NNI that began with it.
 
     Raises:
-        JitPassesError: there is no such version, or a module is called twice with encodings that
-            differ, for which NNI has one entry.
+        JitPassesError: there is no such version; a module is called twice with encodings that
+            differ, for which NNI has one entry; or for 2.0, a weight has other bits than its input.
     """
     if version not in VERSIONS:
         raise JitPassesError(f"no form '{version}' of NNI's files: {nearest(version, VERSIONS)}")
@@ -77,7 +78,10 @@ def from_nni(config: Mapping[str, Any]) -> Encodings:
         raise source.error(f"a calibration is a mapping by module, not {source.describe()}")
     layers = [_read_layer(name, entry) for name, entry in source.content.items()]
     used = [getattr(layer, tensor) for layer in layers for tensor in TENSORS]
-    return Encodings(tuple(e for e in used if e is not None), tuple(layers))
+    try:
+        return Encodings(tuple(e for e in used if e is not None), tuple(layers))
+    except ValueError as error:
+        raise source.error(str(error)) from error
 
 
 def save_nni(
@@ -110,10 +114,13 @@ def load_nni(path: str | os.PathLike[str]) -> Encodings:
 
 def _old_entry(layer: Layer) -> dict[str, Any]:
     entry: dict[str, Any] = {}
-    if layer.weight is not None or layer.input is not None:
-        bits = layer.weight or layer.input
-        assert bits is not None
-        entry["weight_bit"] = bits.bits
+    if layer.weight is not None:
+        entry["weight_bit"] = layer.weight.bits
+        if layer.input is not None and layer.input.bits != layer.weight.bits:
+            raise JitPassesError(
+                f"the layer '{layer.name}' has a weight of {layer.weight.bits} bits and an input "
+                f"of {layer.input.bits}, and the form 2.0 has one number for both: write 2.5 or 3.0"
+            )
     for tensor, (key, name) in _OLD_NAMES.items():
         encoding: Encoding | None = getattr(layer, tensor)
         if encoding is not None:
@@ -216,40 +223,35 @@ def _read_old(name: str, entry: Located) -> dict[str, Encoding]:
 
 
 def _read_entry(name: str, entry: Located) -> dict[str, Encoding]:
-    used = {}
-    for tensor in ("input", "weight", "output"):
-        if f"{tensor}_bits" in entry.content:
-            if tensor != "weight" or "weight_scale" not in entry.content:
-                require(entry, (f"tracked_min_{tensor}", f"tracked_max_{tensor}"))
-            used[tensor] = _of_bounds(name, tensor, entry, f"{tensor}_bits", tensor)
-    return used
+    tensors = [t for t in ("input", "weight", "output") if f"{t}_bits" in entry.content]
+    return {t: _of_bounds(name, t, entry, f"{t}_bits", t) for t in tensors}
 
 
 def _of_bounds(name: str, tensor: str, entry: Located, key: str, tracked: str) -> Encoding:
-    """Read an encoding of the form 2.x."""
+    """Read an encoding of the form 2.x: what it does not say follows from what it does."""
     found: Mapping[str, Located] = entry.content
-    bits = int(_one(found[key]))
+    bits = _bits(found[key])
+    codes = [
+        _whole(found[k])
+        for k in (f"tracked_qmin_{tracked}", f"tracked_qmax_{tracked}")
+        if k in found
+    ]
+    half, full = 2 ** (bits - 1) - 1, 2**bits - 1
     if f"{tensor}_scale" in found:
         require(entry, (f"{tensor}_zero_point",))
         scales, axis = _numbers(found[f"{tensor}_scale"])
         zero_points = [round(zero) for zero in _numbers(found[f"{tensor}_zero_point"])[0]]
-    ends = [int(_one(found[k])) for k in _grid_keys(tracked) if k in found]
-    grid = (ends[0], ends[1]) if len(ends) == 2 else None
-    if f"{tensor}_scale" not in found or grid is None:
-        low, high = (_numbers(found[f"tracked_{end}_{tracked}"])[0][0] for end in ("min", "max"))
-        if not low < high:
-            raise entry.error(f"the range of {tensor} is [{low}, {high}], which is empty")
-        if grid is None:
-            half = 2 ** (bits - 1) - 1
-            grid = (-half, half) if low == -high else (0, 2**bits - 1)
-        if f"{tensor}_scale" not in found:
-            scale = (high - low) / (grid[1] - grid[0])
-            scales, axis, zero_points = [scale], None, [round(grid[0] - low / scale)]
-    return _encoding(entry, name, tensor, bits, grid, scales, zero_points, axis)
-
-
-def _grid_keys(tracked: str) -> tuple[str, str]:
-    return f"tracked_qmin_{tracked}", f"tracked_qmax_{tracked}"
+        grid = (0, full) if any(zero_points) else (-half, half)
+        low, high = codes if len(codes) == 2 else grid
+        return _encoding(entry, name, tensor, bits, (low, high), scales, zero_points, axis)
+    require(entry, (f"tracked_min_{tracked}", f"tracked_max_{tracked}"))
+    least, most = (_numbers(found[f"tracked_{end}_{tracked}"])[0][0] for end in ("min", "max"))
+    low, high = codes if len(codes) == 2 else (-half, half) if least == -most else (0, full)
+    if not (least < most and low < high):
+        raise entry.error(f"{tensor} has [{least}, {most}] in [{low}, {high}], which is empty")
+    scale = (most - least) / (high - low)
+    zero_point = round(low - least / scale)
+    return _encoding(entry, name, tensor, bits, (low, high), [scale], [zero_point], None)
 
 
 def _read_new(name: str, tensor: str, target: Located) -> Encoding:
@@ -258,11 +260,15 @@ def _read_new(name: str, tensor: str, target: Located) -> Encoding:
     found = target.content
     scales, axis = _numbers(found["scale"])
     zero_points = [round(zero) for zero in _numbers(found["zero_point"])[0]]
-    low, high = (_numbers(found[f"tracked_{end}"])[0][0] for end in ("min", "max"))
-    grid = (round(low / scales[0]) + zero_points[0], round(high / scales[0]) + zero_points[0])
-    bits = int(_one(found["quant_bits"]))
+    bits = _bits(found["quant_bits"])
     if bits > 16:  # a bias: float32 does not hold the bounds to within a step
         grid = (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
+    elif not scales[0] > 0:
+        raise found["scale"].error(f"a scale is above 0, not {scales[0]}")
+    else:
+        least, most = (_numbers(found[f"tracked_{end}"])[0][0] for end in ("min", "max"))
+        zero = zero_points[0]
+        grid = (round(least / scales[0]) + zero, round(most / scales[0]) + zero)
     return _encoding(target, name, tensor, bits, grid, scales, zero_points, axis)
 
 
@@ -295,14 +301,25 @@ def _numbers(source: Located) -> tuple[list[float], int | None]:
         if len(wide) > 1 or tensor.numel() == 0:
             raise source.error(f"numbers along one axis are expected, not {value!r}")
         axis = wide[0] if wide else 0 if tensor.dim() > 1 else None
-        return [float(x) for x in tensor.reshape(-1).tolist()], axis
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        numbers = [float(x) for x in tensor.reshape(-1).tolist()]
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        numbers, axis = [float(value)], None
+    else:
         raise source.error(f"a number or a tensor is expected, not {source.describe()}")
-    return [float(value)], None
+    if not all(map(math.isfinite, numbers)):
+        raise source.error("finite numbers are expected")
+    return numbers, axis
 
 
-def _one(source: Located) -> float:
+def _whole(source: Located) -> int:
     numbers, _ = _numbers(source)
-    if len(numbers) != 1 or numbers[0] != round(numbers[0]):
+    if len(numbers) != 1 or not numbers[0].is_integer():
         raise source.error(f"a whole number is expected, not {source.describe()}")
-    return numbers[0]
+    return int(numbers[0])
+
+
+def _bits(source: Located) -> int:
+    bits = _whole(source)
+    if not 2 <= bits <= 32:
+        raise source.error(f"bits are from 2 to 32, not {bits}")
+    return bits

@@ -98,7 +98,8 @@ class _GraphReader:
     def read_quantize(self, node: NodeView) -> None:
         low, high = (_number(value, node) for value in node.inputs[-3:-1])
         value = node.inputs[0]
-        name = self.name(value.producer) if value.producer in self.weighted else value.name
+        maker = value.producer
+        name = value.name if maker is None else self.names.get(maker.index, value.name)
         users = [
             user for made, _ in node.output.uses for out in made.outputs for user, _ in out.uses
         ]

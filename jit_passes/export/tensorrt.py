@@ -27,13 +27,13 @@ def to_tensorrt(
 
         scale = largest magnitude / 127,  q = clamp(round(x / scale), -128, 127)
 
-    8 bits with zero point 0 are just that, and keep their scale. Others lose their zero point, and
-    with it up to half of the codes; fewer bits become 8. Parameters are left out: TensorRT
-    quantizes weights itself, each channel to its largest magnitude.
+    Signed 8 bits with zero point 0 are just that, and keep their scale. Others lose their zero
+    point, and with it up to half of the codes; fewer bits become 8. Parameters are left out:
+    TensorRT quantizes weights itself, each channel to its largest magnitude.
 
     Calibration caches are for TensorRT 10 and older: 10.1 deprecates them, 11 has none. Newer ones
-    take an ONNX file with QuantizeLinear and DequantizeLinear, which say more: zero points aside,
-    which values are quantized, and weights.
+    take an ONNX file with QuantizeLinear and DequantizeLinear, which also say how weights are
+    quantized, and which values are not.
 
     Args:
         encodings: what to write.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 
 from . import _C
 from .errors import JitPassesError, warn
-from .module import OperatorRecord, stage_of, wrap
+from .fake_quantizers import trained_qparams
+from .module import OperatorRecord, Report, stage_of, wrap
 from .observers import ObserverState
 from .passes import Pipeline
 from .quantizer import (
@@ -38,31 +40,32 @@ CONVERT = Pipeline(
 
 
 def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    """Return the reference model of a calibrated one.
+    """Return the reference model of a calibrated one, or of one that has trained.
 
     It computes in float on values that went through `jit_passes::quantize` and `dequantize`;
     weights are stored as integers, biases as int32 in steps of input scale times weight scale.
     It defines what every lowered model must compute, to within one step.
 
     Args:
-        prepared: a calibrated model; it is not touched.
+        prepared: a calibrated model, or one from `prepare_qat`, in training or eval mode; it is
+            not touched.
 
     Raises:
-        JitPassesError: the model was not prepared, or not calibrated.
+        JitPassesError: the model was not prepared, or has seen no data.
 
     Warns:
-        JitPassesWarning: calibration did not reach part of the model, which stays float; or
-            nothing was quantized at all.
+        JitPassesWarning: no data reached part of the model, which stays float; or nothing was
+            quantized at all.
     """
-    report = stage_of(prepared, "prepared", "call jit_passes.prepare and calibrate first")
-    module = _C.clone(prepared._c, report.method)
-    observers = _read(module, report.method)
-    refused = refusals(observers)
-    run = report.calibrated or any(o.state.reached for o in observers)
-    if observers and not run:
-        raise JitPassesError("the model was not calibrated: call jit_passes.calibrate(model, data)")
-    groups = Groups(observers, refused)
-    parameters = [groups.parameters_at(o) for o in observers]
+    report = stage_of(
+        prepared, ("prepared", "qat"), "call jit_passes.prepare and calibrate, or prepare_qat, first"
+    )
+    module, places = read_places(prepared, report)
+    refused = refusals(places)
+    if places and not report.calibrated and not any(place.seen for place in places):
+        raise JitPassesError(NO_DATA[report.stage])
+    groups = Groups(places, refused)
+    parameters = [groups.parameters_at(place) for place in places]
     options = {
         "insert_quantize_dequantize": {
             "parameters": [p.as_options() if p else None for p in parameters]
@@ -75,9 +78,30 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return wrap(result.module)
 
 
+# Out of training: batch norms are folded into weights, which are constants now.
+SETTLE = Pipeline("settle", ("restore_batch_norm", "freeze", "remove_dropout", "fold_batch_norm"))
+
+NO_DATA = {
+    "prepared": "the model was not calibrated: call jit_passes.calibrate(model, data)",
+    "qat": "the model has not trained, so its scales have not begun: run batches in training mode",
+}
+
+
 @dataclass(frozen=True)
-class _Observer:
-    op: str
+class QuantizedPlace:
+    """A place at which convert quantizes, as the graph of a prepared model describes it.
+
+    Attributes:
+        name: what messages call it.
+        spec: how.
+        group, observed, owner, users, ranks: see `Quantization`.
+        channels: 0 per tensor, or not known ahead of time.
+        reached: whether data came by; True for what is not looked at.
+        seen: whether data is known to have come by.
+        found: makes parameters out of what was seen, or trained.
+        dims: the lowest and highest number of dimensions seen, if that was noted.
+    """
+
     name: str
     spec: ResolvedSpec
     group: int
@@ -85,42 +109,77 @@ class _Observer:
     owner: str
     users: tuple[str, ...]
     ranks: tuple[int, int]
-    state: ObserverState
-    channels: int = 0  # 0 per tensor, or not known ahead of time
-
-    @property
-    def reached(self) -> bool:
-        """Whether calibration saw the value; one that is not looked at counts as seen."""
-        return self.op == "observe_nothing" or self.state.reached
+    channels: int
+    reached: bool
+    seen: bool
+    found: Callable[[], QParams]
+    dims: tuple[int, int] | None = None
 
 
-def _read(module: Any, method: str) -> list[_Observer]:
-    observers = []
-    for op, name, text, range_, histogram in _C.observations(module, method):
-        spec, extra = spec_from_text(text)
-        state = ObserverState(range_, histogram)
-        extra = {**extra, "users": tuple(extra["users"]), "ranks": tuple(extra["ranks"])}
-        observers.append(_Observer(op=op, name=name, spec=spec, state=state, **extra))
-    return observers
+def read_places(
+    prepared: torch.jit.ScriptModule, report: Report
+) -> tuple[Any, list[QuantizedPlace]]:
+    """Return a copy of the module in which weights are constants, and its places."""
+    module = _C.clone(prepared._c, report.method)
+    if report.stage == "prepared":
+        return module, [_observed(*row) for row in _C.observations(module, report.method)]
+    wrap(module).eval()
+    module = SETTLE.run(module, report.method).module
+    return module, [_trained(*row) for row in _C.trained(module, report.method)]
 
 
-def refusals(observers: list[_Observer]) -> dict[str, str]:
-    """Return, by name of the operator, why calibration rules out that it is quantized."""
+def _observed(op: str, name: str, text: str, range_: Any, histogram: Any) -> QuantizedPlace:
+    spec, fields = _fields(text)
+    state = ObserverState(range_, histogram)
+    blind = op == "observe_nothing"
+    reached = blind or state.reached
+    dims = state.ranks if not blind and reached and state.range.dim() == 1 else None
+
+    def found() -> QParams:
+        assert isinstance(spec, QuantizationSpec)
+        return choose_qparams(spec, state)
+
+    seen = state.reached
+    return QuantizedPlace(name, spec, **fields, reached=reached, seen=seen, found=found, dims=dims)
+
+
+def _trained(kind: str, operands: dict[str, Any]) -> QuantizedPlace:
+    name, text = operands["name"], operands["spec"]
+    spec, fields = _fields(text)
+    parameters = trained_qparams(kind, operands, spec)
+    reached = parameters is not None or isinstance(spec, GroupDerivation)
+    begins = operands.get("observe") is not True and not isinstance(operands["x"], torch.Tensor)
+
+    def found() -> QParams:
+        assert parameters is not None
+        return parameters
+
+    seen = begins and parameters is not None
+    return QuantizedPlace(name, spec, **fields, reached=reached, seen=seen, found=found)
+
+
+def _fields(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
+    spec, extra = spec_from_text(text)
+    return spec, {**extra, "users": tuple(extra["users"]), "ranks": tuple(extra["ranks"])}
+
+
+def refusals(places: list[QuantizedPlace]) -> dict[str, str]:
+    """Return, by name of the operator, why what was seen rules out that it is quantized."""
     refused: dict[str, str] = {}
-    for observer in observers:
-        reason = _refusal(observer)
-        if observer.owner and reason:
-            refused.setdefault(observer.owner, reason)
+    for place in places:
+        reason = _refusal(place)
+        if place.owner and reason:
+            refused.setdefault(place.owner, reason)
     return refused
 
 
-def _refusal(observer: _Observer) -> str | None:
-    if not observer.reached:
-        return "calibration never reached it"
-    if observer.op != "observe_nothing" and observer.state.range.dim() == 1:
-        lowest, highest = observer.state.ranks
-        allowed = observer.ranks
-        if observer.observed and not (allowed[0] <= lowest and highest <= allowed[1]):
+def _refusal(place: QuantizedPlace) -> str | None:
+    if not place.reached:
+        return "data never reached it"
+    if place.dims is not None:
+        lowest, highest = place.dims
+        allowed = place.ranks
+        if place.observed and not (allowed[0] <= lowest and highest <= allowed[1]):
             seen = lowest if lowest < allowed[0] else highest
             return f"its result has {seen} dimensions, and the backend does {_span(allowed)}"
     return None
@@ -133,20 +192,20 @@ def _span(ranks: tuple[int, int]) -> str:
 class Groups:
     """The parameters of each group of values that share them."""
 
-    def __init__(self, observers: list[_Observer], refused: dict[str, str]) -> None:
+    def __init__(self, places: list[QuantizedPlace], refused: dict[str, str]) -> None:
         self._refused = refused
-        self._members: dict[int, list[_Observer]] = {}
-        for observer in observers:
-            self._members.setdefault(observer.group, []).append(observer)
+        self._members: dict[int, list[QuantizedPlace]] = {}
+        for place in places:
+            self._members.setdefault(place.group, []).append(place)
         self._found: dict[int, QParams | None] = {}
 
-    def parameters_at(self, observer: _Observer) -> QParams | None:
+    def parameters_at(self, place: QuantizedPlace) -> QParams | None:
         """Return the parameters at one place; None where the value stays float."""
-        return self._of_group(observer.group) if self._stays(observer) else None
+        return self._of_group(place.group) if self._stays(place) else None
 
-    def _stays(self, observer: _Observer) -> bool:
-        users_refused = bool(observer.users) and all(u in self._refused for u in observer.users)
-        return observer.owner not in self._refused and not users_refused and observer.reached
+    def _stays(self, place: QuantizedPlace) -> bool:
+        users_refused = bool(place.users) and all(u in self._refused for u in place.users)
+        return place.owner not in self._refused and not users_refused and place.reached
 
     def _of_group(self, group: int) -> QParams | None:
         pending = [group]  # not recursive: derivations may be many, one after another
@@ -161,7 +220,7 @@ class Groups:
                 pending.pop()
         return self._found[group]
 
-    def _leaders(self, group: int) -> list[_Observer]:
+    def _leaders(self, group: int) -> list[QuantizedPlace]:
         return [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
 
     def _sources(self, group: int) -> tuple[int, ...]:
@@ -177,7 +236,7 @@ class Groups:
         if isinstance(spec, FixedQParamsQuantizationSpec):
             return fixed_qparams(spec)
         if isinstance(spec, QuantizationSpec):
-            return choose_qparams(spec, leaders[0].state)
+            return leaders[0].found()
         sources = [self._found[source] for source in spec.groups]
         known = [source for source in sources if source is not None]
         if len(known) < len(sources):
@@ -187,15 +246,15 @@ class Groups:
         return parameters
 
 
-def _check_channels(parameters: QParams, observers: list[_Observer]) -> None:
+def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:
     scale = parameters.scale
     found = len(scale) if isinstance(scale, torch.Tensor) else 0
-    for observer in observers:
-        if observer.channels and observer.channels != found:
-            assert isinstance(observer.spec, GroupDerivation)
+    for place in places:
+        if place.channels and place.channels != found:
+            assert isinstance(place.spec, GroupDerivation)
             raise JitPassesError(
-                f"'{observer.name}' has {observer.channels} channels, and "
-                f"{observer.spec.function} derived parameters for {found}"
+                f"'{place.name}' has {place.channels} channels, and "
+                f"{place.spec.function} derived parameters for {found}"
             )
 
 
@@ -209,7 +268,7 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quanti
     if unreached:
         more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
         warn(
-            f"calibration data never reached {', '.join(unreached[:5])}{more}: they stay float; "
+            f"data never reached {', '.join(unreached[:5])}{more}: they stay float; "
             "calibrate with data that takes these branches to quantize them"
         )
     if not quantized:

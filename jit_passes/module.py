@@ -12,7 +12,7 @@ from . import _C
 from .errors import JitPassesError
 from .passes import wrap
 
-__all__ = ["OperatorRecord", "Report", "check_module", "stage_of", "wrap"]
+__all__ = ["OperatorRecord", "Report", "attribute_of", "check_module", "stage_of", "wrap"]
 
 REPORT = "jit_passes_report"
 
@@ -41,7 +41,7 @@ class Report:
     """What the stages have done to a module; kept in the module itself, and in its file.
 
     Attributes:
-        stage: prepared, reference or lowered.
+        stage: prepared, qat, reference or lowered.
         method: the quantized method.
         target: name of the backend.
         target_options: the arguments that it was made with.
@@ -115,14 +115,24 @@ def check_script(model: Any, method: str) -> None:
         )
 
 
-def stage_of(model: Any, wanted: str, instead: str) -> Report:
-    """Return the record of a module that must have reached a stage.
+def stage_of(model: Any, wanted: str | tuple[str, ...], instead: str) -> Report:
+    """Return the record of a module that must have reached a stage, or one of several.
 
     Raises:
         JitPassesError: it has not; `instead` says which function makes such a module.
     """
     report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-    if report is None or report.stage != wanted:
+    stages = (wanted,) if isinstance(wanted, str) else wanted
+    if report is None or report.stage not in stages:
         found = "a module that was not prepared" if report is None else f"a {report.stage} one"
-        raise JitPassesError(f"a {wanted} module is needed, got {found}: {instead}")
+        raise JitPassesError(f"a {' or '.join(stages)} module is needed, got {found}: {instead}")
     return report
+
+
+def attribute_of(model: torch.jit.ScriptModule, path: str) -> torch.Tensor:
+    """Return a tensor of the model by its path."""
+    owner: Any = model
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    tensor: torch.Tensor = owner
+    return tensor

@@ -39,6 +39,7 @@ NORMALIZE = Pipeline(
 NORMALIZE_TRAINING = Pipeline(
     "normalize_training",
     (
+        "follow_mode",
         "replace_inplace",
         "resolve_none_checks",
         "propagate_constants",

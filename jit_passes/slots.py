@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from .errors import JitPassesError
-from .graph import GraphView, NodeView
-from .module import check_script
-from .observers import MovingAverageMinMax
+from .fake_quantizers import MovingAverage
+from .graph import GraphView
+from .module import attribute_of, check_script
 from .passes import Pipeline, own, wrap
-from .quantizer import (
-    RECIPES,
-    Quantization,
-    QuantizationSpec,
-    Slot,
-    SlotQuantizer,
-    resolve,
-)
-from .quantizer.slots import ADD_BIAS, CORRELATION, Correlation, label, slot_of
+from .qat.plan import Plan
+from .quantizer import RECIPES, Slot, SlotQuantizer, resolve
 
 SPLIT = Pipeline(
     "split_slots",
@@ -35,9 +27,6 @@ SPLIT = Pipeline(
     ),
 )
 QUANTIZE = Pipeline("quantize_slots", ("insert_fake_quantize", "pool_constants"))
-PARAMETERS = ("weight", "bias")
-
-FakeQuantization = tuple[Any, ...]
 
 
 def quantize_slots(
@@ -99,10 +88,10 @@ def quantize_slots(
     quantizer = SlotQuantizer(_choose_slots(recipe, given), where)
     subject = own(model, method)
     SPLIT.run_on(subject)
-    graph = GraphView.of(subject.module, method)
-    planned = plan_fake_quantizations(resolve(graph, quantizer.annotate(graph)))
-    options = {"insert_fake_quantize": {"fake_quantizations": planned}}
-    QUANTIZE.run_on(subject, options=options)
+    graph = GraphView.of(subject.module, method, parameters=True)
+    plan = Plan(graph, lambda path: attribute_of(model, path), MovingAverage())
+    plan.add_all(resolve(graph, quantizer.annotate(graph)))
+    QUANTIZE.run_on(subject, options=plan.options())
     return wrap(subject.module)
 
 
@@ -124,52 +113,3 @@ def _choose_slots(recipe: str | None, given: dict[str, int | Slot | None]) -> di
             f"recipe one of {', '.join(RECIPES)}"
         )
     return slots
-
-
-def plan_fake_quantizations(quantizations: Sequence[Quantization]) -> list[FakeQuantization]:
-    """Return what the pass insert_fake_quantize takes."""
-    seen: set[int] = set()
-    return [_fake_quantization(quantization, seen) for quantization in quantizations]
-
-
-def _fake_quantization(quantization: Quantization, groups: set[int]) -> FakeQuantization:
-    spec, value, node = quantization.spec, quantization.value, quantization.node
-    shared = quantization.group in groups
-    if not isinstance(spec, QuantizationSpec) or shared:
-        raise JitPassesError(
-            f"'{quantization.name}' is to be fake-quantized with "
-            f"{'parameters of another value' if shared else 'given or derived parameters'}: give "
-            "it a QuantizationSpec of its own"
-        )
-    if not quantization.again:
-        groups.add(quantization.group)
-    operand = quantization.uses[0][1] if quantization.uses else None
-    slot = slot_of(node, operand, quantization.again)
-    is_parameter = slot in PARAMETERS
-    constant = 1.0
-    if isinstance(spec.observer, MovingAverageMinMax) and not is_parameter:
-        constant = spec.observer.averaging_constant
-    channels = _channels(node, slot, spec.ch_axis) if spec.ch_axis is not None else None
-    uses = [(user.index, place) for user, place in quantization.uses]
-    return (
-        value.id, uses, node.index, slot, spec.ch_axis, channels, is_parameter, constant,
-        spec.quant_min, spec.quant_max, spec.qscheme, spec.rounding, label(node, slot),
-    )  # fmt: skip
-
-
-def _channels(node: NodeView, slot: str, axis: int) -> tuple[int, int, int]:
-    """Return (value, axis, factor): as many channels as that tensor has there, times the factor."""
-    if node.kind == ADD_BIAS:
-        return node.inputs[1].id, 0, 1
-    if node.kind != CORRELATION:
-        raise JitPassesError(f"{label(node, slot)} has an unknown number of channels")
-    op = Correlation.of(node)
-    weight = node.inputs[1].id
-    if slot == "weight":
-        return weight, axis, 1
-    # Transposed, the weight is [in, out / groups, ...], else [out, in / groups, ...].
-    if (slot == "input") == op.transposed:
-        return weight, 0, 1
-    if op.groups is None:
-        raise JitPassesError(f"{label(node, slot)} has a number of groups that is not constant")
-    return weight, 1, op.groups

@@ -14,7 +14,7 @@ from ..graph import GraphView, NodeView, ValueView
 from ..observe import check_channels
 from ..quantizer import Quantization, QuantizationSpec, spec_to_text
 from ..quantizer.selection import DEFERRED, deferred_norm, passes_on
-from ..quantizer.slots import ADD_BIAS, CORRELATION, slot_of
+from ..quantizer.slots import ADD_BIAS, CORRELATION, label, slot_of
 
 WEIGHTED = ("aten::conv", "aten::linear")
 OPERANDS = ("input", "weight", "bias")
@@ -59,7 +59,7 @@ class Plan:
                 its specification says.
         """
         counts = check_channels(quantizations)
-        nodes = {node.name: node for node in self.graph.nodes}
+        nodes = {node.name: node for node in self.graph.nodes if node.name}
         signed = signed_groups(quantizations)
         for quantization, count in zip(quantizations, counts, strict=True):
             home = nodes.get(quantization.owner, quantization.node)
@@ -100,7 +100,9 @@ class Plan:
             channels=count,
         )
         slot = slot_name(quantization)
-        place = Place(quantization.name, slot, spec, text, count, signed=signed)
+        split = quantization.node.kind in (CORRELATION, ADD_BIAS)
+        name = label(quantization.node, slot) if split else quantization.name
+        place = Place(name, slot, spec, text, count, signed=signed)
         if not isinstance(value.constant, torch.Tensor):
             return place
         place = replace(place, weight=value.constant.detach())

@@ -13,7 +13,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..graph import GraphView
-from ..module import Report, check_script
+from ..module import Report, attribute_of, check_script
 from ..normalize import normalize_training
 from ..observe import (
     annotate_graph,
@@ -204,15 +204,6 @@ def first_and_last(graph: GraphView, quantizer: BackendQuantizer) -> list[str]:
         for node in weighted
         if not any(value.id in behind for value in node.inputs) or node.output.id not in ahead
     ]
-
-
-def attribute_of(model: torch.jit.ScriptModule, path: str) -> torch.Tensor:
-    """Return a tensor of the model by its path."""
-    owner: Any = model
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    tensor: torch.Tensor = owner
-    return tensor
 
 
 def default_group() -> str | None:

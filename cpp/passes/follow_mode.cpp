@@ -1,0 +1,51 @@
+// Let dropout and normalization follow the mode of the module where tracing has made it a constant.
+//
+//   %y = aten::dropout(%x, %p, True)
+//     ->  %training : bool = prim::GetAttr[name="training"](%self)
+//         %y = aten::dropout(%x, %p, %training)
+//
+// A model that was traced in training mode does in eval mode what it does in training. This makes
+// train() and eval() mean something. Only what tracing has recorded is changed: a constant in scripted
+// code is what someone wrote.
+#include "core/batch_norm.h"
+#include "core/module.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+// Scripted, PyTorch's own modules of these kinds read their mode; and scripted code has no scopes. Files
+// keep none.
+bool isTraced(const Node* node) {
+  const auto type = moduleOf(node).second;
+  const auto has = [&](const char* part) { return type.find(part) != std::string::npos; };
+  return !node->scopeName().empty() || has("BatchNorm") || has("InstanceNorm") || has("Dropout");
+}
+
+bool followMode(PassContext& context) {
+  if (!context.module().hasattr("training")) {
+    return false;
+  }
+  const auto graph = context.graph();
+  Value* training = nullptr;
+  forEachNode(*graph, [&](Node* node) {
+    const size_t operand = isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
+    if (operand == 0 || constantNumber(node->input(operand)) != 1.0 || !isTraced(node)) {
+      return;
+    }
+    if (training == nullptr) {
+      training = readAttribute(*graph, graph->block()->nodes().front(), "training");
+    }
+    node->replaceInput(operand, training);
+  });
+  return training != nullptr;
+}
+
+const RegisterPass registration{
+    "follow_mode",
+    "Let traced dropout and normalization follow the mode of the module.",
+    followMode,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

@@ -24,7 +24,7 @@ own = torch.ops.jit_passes
 def moving_average(
     x: Tensor, state: Tensor, observe: bool, constant: float, low: int, high: int, *rest: Any
 ) -> Tensor:
-    """Without what tests/test_training_operators.py is about; rest: scheme, axis, rounding, name."""
+    """Without a fold, pair sums or a group; rest: scheme, axis, rounding, name."""
     *scheme, name = rest
     before = (None, 0, observe, True, constant, False, low, high)
     return own.fake_quantize_moving_average(x, state, *before, *scheme, "", name, "")

@@ -1,4 +1,4 @@
-"""The operators that train a grid against slow references: x * fold quantized, and divided again."""
+"""Operators that train a grid against slow references: x * fold quantized, and divided again."""
 
 from __future__ import annotations
 
@@ -231,6 +231,15 @@ def test_pair_sums() -> None:
         assert torch.equal(state.double(), wanted)
 
 
+def test_fold_of_zeros() -> None:
+    """Channels of zeros stay zeros, with the gradient of numbers within the range."""
+    for scheme in ("symmetric", "power_of_two"):
+        x, fold = torch.zeros(2, 3).requires_grad_(), torch.tensor([1e3, -1e-3])
+        result = average(x, unseen(2), fold, axis=0, scheme=scheme)
+        assert torch.equal(result, torch.zeros(2, 3))
+        assert torch.autograd.grad(result.sum(), x)[0].eq(1).all()
+
+
 def test_affine_fold() -> None:
     with pytest.raises(RuntimeError, match="'conv1 weight' is the weight before a batch norm"):
         average(torch.ones(2, 2), unseen(), torch.ones(2), scheme="affine")
@@ -310,6 +319,7 @@ def test_first_scale(rule: str, grid: tuple[int, int]) -> None:
     scale = unset(1)
     lsq(x, scale, None, grid, rule=rule)
     first = scale.item()
+    assert scale._version == 0  # autograd knows nothing of it
     assert first == pytest.approx(float(RULES[rule](x.double(), grid)), rel=1e-6)
     lsq(3 * x, scale, None, grid, rule=rule)
     assert scale.item() == first
@@ -393,7 +403,7 @@ TRAINED: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_before_the_first_batch(name: str) -> None:
-    """Without one an error with the name; an empty one is none, and has gradients; disabled is x."""
+    """Without one an error; an empty one is none, and has gradients; disabled is x."""
     operator, x = TRAINED[name], numbers(3, 4, seed=11).requires_grad_()
     message = "^'conv1 (weight|input)' has no scale yet: run a batch in training mode first"
     with pytest.raises(ValueError, match=message):
@@ -422,7 +432,7 @@ def test_disabled_moving_average() -> None:
 
 @pytest.mark.parametrize("name", ["lsq", "lsq_plus"])
 def test_guard(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """A scale at 0 or below is made positive, counted and told; one that is not finite is an error."""
+    """A scale at 0 or below is made positive and counted; one that is not finite is an error."""
     x = numbers(30, seed=12).requires_grad_()
 
     def run(scale: Tensor, count: Tensor) -> Tensor:
@@ -438,11 +448,11 @@ def test_guard(name: str, capfd: pytest.CaptureFixture[str]) -> None:
         assert "took 1 of 1 scales of 'conv1" in capfd.readouterr().err
         second = run(scale, count)
         assert not capfd.readouterr().err
-        assert scale.item() == corrected and count.item() == 1
+        assert scale.item() == corrected and count.item() == 1 and scale._version == 0
         (first + second + used).sum().backward()
         assert scale.grad is not None
     for value in (math.nan, -math.inf):
-        with pytest.raises(ValueError, match="trained scale of 'conv1 .*lower the learning rate"):
+        with pytest.raises(ValueError, match=r"trained scale of 'conv1 .*lower the learning rate"):
             run(torch.tensor([value]), corrections())
     if name == "lsq":
         scales = torch.full((30,), 0.1)
@@ -457,6 +467,32 @@ def test_guard(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     for value in (math.nan, -math.inf):
         with pytest.raises(RuntimeError, match="log2_threshold"):
             tqt(x, torch.tensor([value]), observe=False)
+
+
+def composed(operator: Any, *arguments: Any) -> None:
+    """Call the kernel for devices that have none of their own: the one behind that key too."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
+    operator.default.redispatch(keys, *arguments)
+
+
+def test_guard_on_other_devices() -> None:
+    """Called on CPU tensors: the same corrections, and nothing that would wait for a device."""
+    x, count = numbers(5), corrections()
+    scale = torch.tensor([0.0, -0.25, 0.5, math.nan, -1e-12])
+    rest = (None, 0, False, True, "lsq", -8, 7, 0, "", "x")
+    composed(own.prepare_lsq, x, scale, count, *rest)
+    assert scale[:3].tolist() == [2**-23, 0.25, 0.5] and scale[3].isnan() and scale[4] == 2**-23
+    assert count.item() == 3 and scale._version == 0
+    scale, offset = torch.tensor([-1.0]), torch.tensor([math.nan])
+    composed(own.prepare_lsq_plus, x, scale, offset, count, False, True, -8, 7, "", "x")
+    assert scale.item() == 1 and count.item() == 4
+    first, threshold = unset(1).detach(), unset(1).detach()
+    composed(own.prepare_lsq, x, first, count, None, 0, True, True, "max", -8, 7, None, "", "x")
+    assert first.item() == pytest.approx(x.abs().max().item() / 8)
+    composed(own.prepare_tqt, x, threshold, None, 0, False, True, "max", -8, 7, None, "", "x")
+    assert threshold.isinf().all()  # and the scale is not a number
+    composed(own.prepare_tqt, x, threshold, None, 0, True, True, "max", -8, 7, None, "", "x")
+    assert threshold.item() == pytest.approx(x.abs().max().log2().item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

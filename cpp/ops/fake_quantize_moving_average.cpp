@@ -38,7 +38,7 @@ namespace {
 using at::Tensor;
 using c10::string_view;
 
-constexpr double kSmallestScale = 0x1p-23, kSmallestPower = 0x1p-126;
+constexpr double kSmallestPower = 0x1p-126, kSmallestFolded = 0x1p-60;
 
 enum class Scheme { Affine, Symmetric, PowerOfTwo };
 
@@ -354,8 +354,9 @@ Tensor fakeQuantizeMovingAverage(
   }
   const bool symmetric = readScheme(qscheme, ch_axis) == Scheme::Symmetric;
   const int64_t zero = symmetric ? middleOf(quant_min, quant_max) : 0;
-  return callFakeQuantizeLearnable(
-      x, foldScale(scale, *fold), quant_min - zero, quant_max - zero, fold_axis, rounding);
+  // Channels of zeros have the smallest power of two, whose quotient might have no inverse.
+  const auto folded = foldScale(at::clamp_min(scale, kSmallestFolded), *fold);
+  return callFakeQuantizeLearnable(x, folded, quant_min - zero, quant_max - zero, fold_axis, rounding);
 }
 
 const RegisterOp qparams_op{

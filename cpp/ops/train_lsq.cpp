@@ -61,6 +61,7 @@ std::vector<double> firstScales(
   return scales;
 }
 
+template <bool kCpu>
 void prepareLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
@@ -76,7 +77,7 @@ void prepareLsq(
     }
   }
   if (enabled && x.numel() > 0) {
-    guardScale(scale, corrections, name);
+    guardScale<kCpu>(scale, corrections, name);
   }
 }
 
@@ -124,7 +125,9 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
       "str group, str name, str spec) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_lsq", prepareLsq); }
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_lsq", prepareLsq<true>); }
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_lsq", prepareLsq<false>); }
 
 TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_lsq", prepareLsqMeta); }
 

@@ -23,6 +23,7 @@ namespace {
 using at::Tensor;
 using c10::string_view;
 
+template <bool kCpu>
 void prepareLsqPlus(
     const Tensor& x, const Tensor& scale, const Tensor& offset, const Tensor& corrections, bool observe,
     bool enabled, int64_t quant_min, int64_t quant_max, string_view group, string_view name) {
@@ -39,10 +40,10 @@ void prepareLsqPlus(
     }
   }
   if (enabled && x.numel() > 0) {
-    guardScale(scale, corrections, name);
+    guardScale<kCpu>(scale, corrections, name);
     TORCH_CHECK_VALUE(
-        !offset.is_cpu() || std::isfinite(offset.item<double>()), "the trained offset of '", name, "' is ",
-        offset, ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
+        !kCpu || std::isfinite(offset.item<double>()), "the trained offset of '", name, "' is ", offset,
+        ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
   }
 }
 
@@ -87,7 +88,11 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
       "Tensor");
 }
 
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_lsq_plus", prepareLsqPlus); }
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_lsq_plus", prepareLsqPlus<true>); }
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
+  m.impl("prepare_lsq_plus", prepareLsqPlus<false>);
+}
 
 TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_lsq_plus", prepareLsqPlusMeta); }
 

@@ -46,6 +46,7 @@ std::vector<double> firstThresholds(
   return thresholds;
 }
 
+template <bool kCpu>
 void prepareTqt(
     const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
     bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
@@ -60,7 +61,7 @@ void prepareTqt(
       assign(log2_threshold, firstThresholds(batch, rule, quant_min, quant_max, axis.has_value()));
     }
   }
-  if (enabled && x.numel() > 0 && x.is_cpu()) {
+  if (enabled && x.numel() > 0 && kCpu) {
     checkSet(log2_threshold, name);
   }
 }
@@ -105,7 +106,9 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
       "Tensor");
 }
 
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_tqt", prepareTqt); }
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_tqt", prepareTqt<true>); }
+
+TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_tqt", prepareTqt<false>); }
 
 TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_tqt", prepareTqtMeta); }
 

@@ -6,7 +6,12 @@ using at::Tensor;
 using c10::string_view;
 
 bool isUnset(const Tensor& parameter) {
-  return at::eq(parameter.detach(), std::numeric_limits<double>::infinity()).all().item<bool>();
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  if (parameter.is_cpu()) { // without three operators
+    const auto numbers = Grid<double>::read(parameter);
+    return std::all_of(numbers.begin(), numbers.end(), [](double number) { return number == infinity; });
+  }
+  return at::eq(parameter.detach(), infinity).all().item<bool>();
 }
 
 void assign(const Tensor& parameter, const std::vector<double>& values) {
@@ -18,14 +23,8 @@ void checkSet(const Tensor& parameter, string_view name) {
   TORCH_CHECK_VALUE(!isUnset(parameter), "'", name, "' has no scale yet: run a batch in training mode first");
 }
 
-void guardScale(const Tensor& scale, const Tensor& corrections, string_view name) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  if (!scale.is_cpu()) {
-    const auto wrong = at::le(scale, 0);
-    scale.copy_(at::where(wrong, scale.abs().clamp_min(kSmallestScale), scale));
-    corrections.add_(wrong.sum());
-    return;
-  }
+template <>
+void guardScale<true>(const Tensor& scale, const Tensor& corrections, string_view name) {
   auto numbers = Grid<double>::read(scale);
   int64_t corrected = 0;
   for (double& number : numbers) {
@@ -48,6 +47,14 @@ void guardScale(const Tensor& scale, const Tensor& corrections, string_view name
     assign(scale, numbers);
     corrections.add_(corrected);
   }
+}
+
+template <>
+void guardScale<false>(const Tensor& scale, const Tensor& corrections, string_view) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const auto wrong = at::le(scale, 0);
+  scale.copy_(at::where(wrong, scale.abs().clamp_min(kSmallestScale), scale));
+  corrections.add_(wrong.sum());
 }
 
 } // namespace jit_passes

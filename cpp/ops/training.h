@@ -54,9 +54,11 @@ bool isUnset(const at::Tensor& parameter);
 // Writes without a word to autograd.
 void assign(const at::Tensor& parameter, const std::vector<double>& values);
 
-// A scale at the end of an optimizer's step: one that is not finite is an error, one that is not above 0
-// is corrected and counted. Only the CPU has messages, since other devices would have to be waited for.
 void checkSet(const at::Tensor& parameter, c10::string_view name);
+
+// A scale at the end of an optimizer's step: one that is not above 0 is corrected and counted. On the CPU
+// there is a warning, and one that is not finite is an error; other devices would have to be waited for.
+template <bool kCpu>
 void guardScale(const at::Tensor& scale, const at::Tensor& corrections, c10::string_view name);
 
 // float32's epsilon, as in observers.

@@ -396,6 +396,9 @@ def test_moving_average_on_other_devices(axis: int | None, scheme: str) -> None:
     arguments = qparams_arguments(x, unseen(*channels), False, *rest[1:])
     scale, _ = composed(own.moving_average_qparams, *arguments)
     assert scale.isnan().all()
+    arguments = qparams_arguments(math.nan * x, here, *rest)
+    scale, _ = composed(own.moving_average_qparams, *arguments)
+    assert scale.isnan().all()
 
 
 def scale_of(low: float, high: float, quant_min: int, quant_max: int) -> float:

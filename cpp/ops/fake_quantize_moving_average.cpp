@@ -289,9 +289,9 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
   const auto observed = checkObserved(x, fold, fold_axis, scheme, axis, pair_sums, group, name);
   if (observe && (x.numel() > 0 || !group.empty())) {
     const auto seen = seenByOperators(x, observed).reshape(range.sizes());
-    const auto first = at::gt(range[0], range[1]), any = at::le(seen[0], seen[1]);
+    const auto first = at::gt(range[0], range[1]), nothing = at::gt(seen[0], seen[1]); // not so with a NaN
     const auto averaged = (1 - averaging_constant) * range + averaging_constant * seen;
-    range.copy_(at::where(any, at::where(first, seen, averaged), range));
+    range.copy_(at::where(nothing, range, at::where(first, seen, averaged)));
   }
   const auto state = range.to(at::kDouble);
   const auto reached = at::logical_and(at::le(state[0], state[1]), at::isfinite(state[1] - state[0]));

@@ -57,9 +57,8 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         JitPassesWarning: no data reached part of the model, which stays float; or nothing was
             quantized at all.
     """
-    report = stage_of(
-        prepared, ("prepared", "qat"), "call jit_passes.prepare and calibrate, or prepare_qat, first"
-    )
+    stages = ("prepared", "qat")
+    report = stage_of(prepared, stages, "call jit_passes.prepare and calibrate, or prepare_qat")
     module, places = read_places(prepared, report)
     refused = refusals(places)
     if places and not report.calibrated and not any(place.seen for place in places):

@@ -27,6 +27,7 @@ from .quantizer import (
     spec_to_text,
 )
 from .quantizer.selection import DEFERRED
+from .quantizer.slots import channels_of, slot_of_split
 from .targets import Target, resolve_target
 
 OBSERVE = Pipeline("observe", ("insert_observers",))
@@ -314,6 +315,8 @@ def channel_count(quantization: Quantization, axis: int, needed: bool = True) ->
     """
     shape = quantization.value.shape
     channels = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    if channels is None and (split := slot_of_split(quantization)) is not None:
+        channels = channels_of(quantization.node, split)
     if channels is not None:
         return channels
     if shape is None and not needed:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import jit_passes
 from jit_passes import _C, JitPassesError, Pipeline, Slot, quantize_slots
+from jit_passes.fake_quantizers import MovingAverage
 from jit_passes.graph import GraphView
 from jit_passes.module import wrap
+from jit_passes.qat.plan import Plan
 from jit_passes.quantizer import (
     RECIPES,
     SLOTS,
@@ -24,9 +25,16 @@ from jit_passes.quantizer import (
     SlotQuantizer,
     resolve,
 )
-from jit_passes.slots import SPLIT, plan_fake_quantizations
+from jit_passes.slots import SPLIT
 
 Model = torch.jit.ScriptModule
+
+
+def planned(graph: GraphView, annotations: Annotations) -> dict[str, Any]:
+    """Options of the pass for models without batch norms."""
+    plan = Plan(graph, lambda path: torch.empty(0), MovingAverage())
+    plan.add_all(resolve(graph, annotations))
+    return dict(plan.options()["insert_fake_quantize"])
 
 
 def batch(*shape: int, seed: int = 0) -> Tensor:
@@ -210,7 +218,7 @@ def test_state(net: Model) -> None:
     new = {key for key in result.state_dict() if key not in net.state_dict()}
     stem = {f"stem.0.{s}_range" for s in SLOTS}
     head = {f"head.{s}_range" for s in SLOTS if s != "bias"}
-    assert new == SHARED | stem | head
+    assert new == SHARED | stem | head | {"observer_enabled", "fake_quantize_enabled"}
     assert [n for n, _ in result.named_buffers() if n in net.state_dict()] == [
         n for n, _ in net.named_buffers()
     ]
@@ -407,7 +415,7 @@ def test_functional() -> None:
     assert torch.equal(x, X + 1) and model.gain.grad.any()
     assert torch.equal(result.input_range, torch.stack([X.min(), X.max()]))
     channels = Slot(granularity="per_channel")
-    with pytest.raises(jit_passes.PassError, match=r"weight' is not known.*per tensor"):
+    with pytest.raises(JitPassesError, match=r"shape is not known.*per-tensor"):
         quantize_slots(model, weight=channels)
 
 
@@ -444,12 +452,11 @@ def test_insert_fake_quantize() -> None:
     model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(True)))
     module = SPLIT.run(_C.clone(model._c, "forward"), "forward").module
     before = str(module._get_method("forward").graph)
-    options: dict[str, Any] = {"fake_quantizations": []}
+    options: dict[str, Any] = {"fake_quantizations": (), "states": ()}
     module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
     assert not changed and str(module._get_method("forward").graph) == before
-    graph = GraphView.of(module, "forward")
-    annotations = SlotQuantizer(RECIPE).annotate(graph)
-    options = {"fake_quantizations": plan_fake_quantizations(resolve(graph, annotations))}
+    graph = GraphView.of(module, "forward", parameters=True)
+    options = planned(graph, SlotQuantizer(RECIPE).annotate(graph))
     module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
     _C.lint(module, "forward")
     kinds = [node.kind for node in GraphView.of(module, "forward").nodes]
@@ -487,8 +494,7 @@ def test_written_values(write: bool) -> None:
     for node in graph.nodes:
         if node.kind in ("aten::sigmoid", "aten::tanh"):
             annotations[node] = QuantizationAnnotation({graph.inputs[0]: spec})
-    planned = plan_fake_quantizations(resolve(graph, annotations))
-    options = {"fake_quantizations": planned}
+    options = planned(graph, annotations)
     module, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
     _C.lint(module, "forward")
     kinds = [node.kind for node in GraphView.of(module, "forward").nodes]
@@ -502,9 +508,9 @@ def test_written_values(write: bool) -> None:
     )
     torch.testing.assert_close(result(x), expected.float(), rtol=0, atol=1e-6)
     assert torch.equal(x, later)
-    assert torch.equal(result.operand_0_range, torch.stack([X.min(), X.max()]))
+    assert torch.equal(result.input_range, torch.stack([X.min(), X.max()]))
     if write:
-        assert torch.equal(result.operand_0_range_1, torch.stack([later.min(), later.max()]))
+        assert torch.equal(result.input_range_1, torch.stack([later.min(), later.max()]))
 
 
 def test_all_uses_of_a_view_that_is_written_to() -> None:
@@ -515,7 +521,7 @@ def test_all_uses_of_a_view_that_is_written_to() -> None:
     annotations = Annotations()
     view = next(node for node in graph.nodes if node.kind == "aten::slice")
     annotations[view] = QuantizationAnnotation(output_qspec=Slot().spec(0))
-    options = {"fake_quantizations": plan_fake_quantizations(resolve(graph, annotations))}
+    options = planned(graph, annotations)
     with pytest.raises(RuntimeError, match="written to by an in-place operator: annotate its uses"):
         _C.run_pass("insert_fake_quantize", module, "forward", options)
 

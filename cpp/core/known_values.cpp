@@ -33,7 +33,11 @@ std::optional<c10::IValue> KnownValues::attribute(const Value* value) const {
 }
 
 std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
-  if (value->node()->kind() != c10::prim::GetAttr || isWritten(value)) {
+  const Node* node = value->node();
+  if (node->kind() == c10::aten::_unwrap_optional || node->kind() == c10::prim::unchecked_cast) {
+    return parameter(node->input(0));
+  }
+  if (node->kind() != c10::prim::GetAttr || isWritten(value)) {
     return std::nullopt;
   }
   const auto held = attribute(value);

@@ -37,10 +37,12 @@ class LSQ(FakeQuantizer):
 
     x^ = round(clip(x / scale, -Q_N, Q_P)) * scale
 
-    d x^ / d scale = round(x / scale) - x / scale within, -Q_N or Q_P beyond;  d x^ / d x = 1 within,
-    0 beyond; that of the scale is multiplied by g = 1 / sqrt(N Q_P), N the number of weights, or of
-    features of one sample, that share it. Scales are parameters `<slot>_scale`, float32 of shape
-    [1] or [channels]. Those of weights begin at once, those of activations with the first batch in
+    d x^ / d scale = round(x / scale) - x / scale within, -Q_N or Q_P beyond
+    d x^ / d x     = 1 within, 0 beyond
+
+    That of the scale is multiplied by g = 1 / sqrt(N Q_P), N the number of weights, or of features
+    of one sample, that share it. Scales are parameters `<slot>_scale`, float32 of shape [1] or
+    [channels]. Those of weights begin at once, those of activations with the first batch in
     training mode:
 
     "lsq":                 2 mean|x| / sqrt(Q_P)
@@ -83,7 +85,6 @@ class LSQ(FakeQuantizer):
                 "the method 'tqt' or 'moving_average'"
             )
         low, high = trained_grid(place)
-        is_weight = place.weight is not None
         initial = unset(place)
         if place.weight is not None:
             initial = scale_of(place, self.weights, low, high)
@@ -93,10 +94,10 @@ class LSQ(FakeQuantizer):
                 ("state", 0),
                 ("corrections", None),
                 *fold_operands(place),
-                ("observe", False),
+                ("observe", False),  # not always: in training, while its switch is on
                 ("enabled", None),
-                *constants(self.weights if is_weight else self.activations),
-                *constants(self.per_sample and not is_weight, low, high, spec.ch_axis),
+                *constants(self.weights if place.is_parameter else self.activations),
+                *constants(self.per_sample and not place.is_parameter, low, high, spec.ch_axis),
                 group_operand(place),
                 *constants(place.name, place.text),
             ),
@@ -132,9 +133,7 @@ def scale_of(place: Place, rule: str, low: int, high: int) -> torch.Tensor:
     return scale.clamp_min(torch.finfo(torch.float32).eps).float()
 
 
-def scale_qparams(
-    scale: torch.Tensor, quant_min: int, spec: QuantizationSpec
-) -> QParams | None:
+def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -> QParams | None:
     """Return the parameters of a trained scale; None for one that no batch has set.
 
     Args:

@@ -40,7 +40,7 @@ class MovingAverage(FakeQuantizer):
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
         spec = spec.for_range(-1.0 if place.signed else 0.0)
-        is_weight = place.weight is not None
+        is_parameter = place.is_parameter
         infinity = float("inf")
         channels = (place.channels,) if spec.ch_axis is not None else (1,)
         unseen = torch.tensor([infinity, -infinity]).reshape(2, 1).expand(2, *channels).clone()
@@ -52,9 +52,9 @@ class MovingAverage(FakeQuantizer):
             (
                 ("state", 0),
                 *fold_operands(place),
-                ("observe", is_weight),
+                ("observe", is_parameter),
                 ("enabled", None),
-                *constants(1.0 if is_weight else constant, isinstance(spec.observer, PairSums)),
+                *constants(1.0 if is_parameter else constant, isinstance(spec.observer, PairSums)),
                 *constants(spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis),
                 *constants(spec.rounding),
                 group_operand(place),

@@ -40,6 +40,11 @@ class Place:
     fold_axis: int = 0
     signed: bool = True
 
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a weight or bias, the model's own or computed from such."""
+        return self.slot in ("weight", "bias")
+
 
 @dataclass(frozen=True)
 class State:
@@ -88,8 +93,8 @@ def fold_operands(place: Place) -> tuple[Operand, ...]:
 
 
 def group_operand(place: Place) -> Operand:
-    """Return the operand `group`: all ranks have the same weights, so they need not agree on them."""
-    return ("constant", "") if place.weight is not None else ("group", None)
+    """Return the operand `group`: none for weights, which are the same on all ranks."""
+    return ("constant", "") if place.is_parameter else ("group", None)
 
 
 def zero_point(spec: QuantizationSpec, signed: bool) -> int:
@@ -115,8 +120,8 @@ def trained_grid(place: Place) -> tuple[int, int]:
     assert isinstance(spec, QuantizationSpec)
     if spec.rounding != "half_even":
         raise JitPassesError(
-            f"'{place.name}' is to be rounded {spec.rounding}: trained scales round halves to even; "
-            "use the method 'moving_average'"
+            f"'{place.name}' is to be rounded {spec.rounding}: trained scales round halves to "
+            "even; use the method 'moving_average'"
         )
     zero = zero_point(spec, place.signed)
     return spec.quant_min - zero, spec.quant_max - zero

@@ -27,7 +27,7 @@ from .place import (
     unset,
 )
 
-ACTIVATIONS = ("klj", "max", "three_sigma")
+ACTIVATIONS = ("klj", "max", "three_sigma", "mean_squared_error")
 WEIGHTS = ("three_sigma", "max")
 
 
@@ -38,14 +38,17 @@ class TQT(FakeQuantizer):
     scale = 2^ceil(log2_threshold) / 2^(bits - 1) with signs, / 2^bits without
     x^    = clip(round(x / scale), quant_min, quant_max) * scale
 
-    d x^ / d log2_threshold = scale ln 2 {round(x / scale) - x / scale within; quant_min or quant_max
-    beyond}, where the rounded code says what is within; the ceiling is passed straight through.
-    Thresholds are parameters `<slot>_log2_threshold`, float32 of shape [1] or [channels]. Those of
-    weights begin at once, those of activations with the first batch in training mode:
+    d x^ / d log2_threshold = scale ln 2 {round(x / scale) - x / scale within,
+                                          quant_min or quant_max beyond}
 
-    "three_sigma":  |mean(x + 1e-6)| + 3 std
-    "max":          max|x|
-    "klj":          as the observer `KLJ`, activations only
+    where the rounded code says what is within; the ceiling is passed straight through. Thresholds
+    are parameters `<slot>_log2_threshold`, float32 of shape [1] or [channels]. Those of weights
+    begin at once, those of activations with the first batch in training mode:
+
+    "three_sigma":         |mean(x + 1e-6)| + 3 std
+    "max":                 max|x|
+    "klj":                 as the observer `KLJ`, activations only
+    "mean_squared_error":  the least squared error, activations only
 
     For integer arithmetic that rescales by shifting, specifications are power_of_two, as those of
     `PowerOfTwoQuantizer`. Others are trained too: their scales are powers of two all the same.
@@ -77,7 +80,6 @@ class TQT(FakeQuantizer):
             raise JitPassesError(
                 f"the codes [{low}, {high}] of '{place.name}' do not hold 0 and a number above it"
             )
-        is_weight = place.weight is not None
         initial = unset(place)
         if place.weight is not None:
             initial = threshold_of(place, self.weights).log2()
@@ -88,7 +90,7 @@ class TQT(FakeQuantizer):
                 *fold_operands(place),
                 ("observe", False),
                 ("enabled", None),
-                *constants(self.weights if is_weight else self.activations),
+                *constants(self.weights if place.is_parameter else self.activations),
                 *constants(low, high, spec.ch_axis),
                 group_operand(place),
                 *constants(place.name, place.text),

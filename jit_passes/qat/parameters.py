@@ -36,7 +36,7 @@ def named_quantization_parameters(
 
 
 def quantization_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the scales, offsets and thresholds that are trained, for optimizer groups of their own.
+    """Return the scales, offsets and thresholds that are trained, for groups of their own.
 
         torch.optim.SGD([
             {"params": jit_passes.model_parameters(qat), "lr": 0.01},

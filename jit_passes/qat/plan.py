@@ -14,7 +14,7 @@ from ..graph import GraphView, NodeView, ValueView
 from ..observe import check_channels
 from ..quantizer import Quantization, QuantizationSpec, spec_to_text
 from ..quantizer.selection import DEFERRED, deferred_norm, passes_on
-from ..quantizer.slots import ADD_BIAS, CORRELATION, label, slot_of
+from ..quantizer.slots import label, slot_of_split
 
 WEIGHTED = ("aten::conv", "aten::linear")
 OPERANDS = ("input", "weight", "bias")
@@ -100,7 +100,7 @@ class Plan:
             channels=count,
         )
         slot = slot_name(quantization)
-        split = quantization.node.kind in (CORRELATION, ADD_BIAS)
+        split = slot_of_split(quantization) is not None
         name = label(quantization.node, slot) if split else quantization.name
         place = Place(name, slot, spec, text, count, signed=signed)
         if not isinstance(value.constant, torch.Tensor):
@@ -138,12 +138,11 @@ class Plan:
 
 def slot_name(quantization: Quantization) -> str:
     """Return what a place is to its operator; parameters have that name in front."""
+    if (slot := slot_of_split(quantization)) is not None:
+        return slot
     if not quantization.uses:
-        split = quantization.node.kind in (CORRELATION, ADD_BIAS)
-        return slot_of(quantization.node, None, quantization.again) if split else "output"
+        return "output"
     node, operand = quantization.uses[0]
-    if node.kind in (CORRELATION, ADD_BIAS):
-        return slot_of(node, operand)
     if node.kind == DEFERRED:
         return "bias"
     if node.kind.startswith(WEIGHTED) and operand < len(OPERANDS):

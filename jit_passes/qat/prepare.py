@@ -175,13 +175,18 @@ def _both(bits: int) -> dict[str, int]:
 def _layer_options(bits: Mapping[str, int]) -> LayerOptions:
     unknown = [slot for slot in bits if slot not in ("weight", "input", "output", "bias")]
     if unknown:
-        raise JitPassesError(
-            f"bits are of weight, input, output or bias, not of {unknown[0]!r}"
-        )
+        raise JitPassesError(f"bits are of weight, input, output or bias, not of {unknown[0]!r}")
     try:
-        return LayerOptions(**{slot: TensorOptions(bits=count) for slot, count in bits.items()})
+        options = {slot: TensorOptions(bits=count) for slot, count in bits.items()}
     except OptionError as error:
         raise JitPassesError(str(error)) from None
+    none = TensorOptions()
+    return LayerOptions(
+        input=options.get("input", none),
+        weight=options.get("weight", none),
+        output=options.get("output", none),
+        bias=options.get("bias", none),
+    )
 
 
 def first_and_last(graph: GraphView, quantizer: BackendQuantizer) -> list[str]:
@@ -221,6 +226,3 @@ def nothing_to_train(operators: tuple[Any, ...]) -> str:
     return "nothing can be quantized: " + (
         "; ".join(reasons) or "the model has no convolution, linear or matrix product"
     )
-
-
-

@@ -13,6 +13,7 @@ from ..graph import GraphView, NodeView
 from ..observers import MovingAverageMinMax
 from .annotation import Annotations, QuantizationAnnotation
 from .quantizer import Quantizer
+from .resolve import Quantization
 from .specification import ROUNDINGS, AnySpec, QuantizationSpec, ValueOrNode
 
 SLOTS = ("input", "weight", "correlation", "bias", "sum")
@@ -234,6 +235,39 @@ def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
     if node.kind == CORRELATION:
         return "sum" if again else "correlation"
     return "sum" if node.kind == ADD_BIAS else "output"
+
+
+def slot_of_split(quantization: Quantization) -> str | None:
+    """Return the slot of a split convolution that is quantized there; None elsewhere."""
+    uses = quantization.uses
+    node, operand = uses[0] if uses else (quantization.node, None)
+    if node.kind not in (CORRELATION, ADD_BIAS):
+        return None
+    return slot_of(node, operand, quantization.again)
+
+
+def channels_of(node: NodeView, slot: str) -> int | None:
+    """Return how many channels a slot of a correlation or bias addition has, by its weight or bias.
+
+    None where these are computed while the model runs.
+
+    Raises:
+        JitPassesError: the number of groups is.
+    """
+    shape = node.inputs[1].shape
+    if node.kind == ADD_BIAS:
+        return shape[0] if shape else None
+    if node.kind != CORRELATION or shape is None:
+        return None
+    op = Correlation.of(node)
+    # Transposed, the weight is [in, out / groups, ...], else [out, in / groups, ...].
+    if slot == "weight":
+        return shape[int(op.transposed)]
+    if (slot == "input") == op.transposed:
+        return shape[0]
+    if op.groups is None:
+        raise JitPassesError(f"{label(node, slot)} has a number of groups that is not constant")
+    return None if shape[1] is None else shape[1] * op.groups
 
 
 def label(node: NodeView, slot: str) -> str:

@@ -12,7 +12,7 @@ from ..quantizer.specification import ResolvedSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ
 from .lsq_plus import LSQPlus
-from .moving_average import MovingAverage
+from .moving_average import MovingAverage, measured_qparams
 from .place import Operator, Place, State
 from .tqt import TQT
 
@@ -71,4 +71,6 @@ def trained_qparams(kind: str, operands: Mapping[str, Any], spec: ResolvedSpec) 
         return None
     if isinstance(spec, FixedQParamsQuantizationSpec):
         return fixed_qparams(spec)
+    if kind == "derive_quantization":  # a bias, which a batch norm has become part of
+        return measured_qparams(operands["x"], spec)
     return _BY_KIND[kind].qparams(kind, operands, spec)

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import JitPassesError
-from ..observers import PairSums
 from ..quantizer import QParams, QuantizationSpec
 from .fake_quantizer import FakeQuantizer
-from .moving_average import MovingAverage
+from .moving_average import by_range
 from .place import (
     Operator,
     Place,
@@ -22,9 +21,9 @@ from .place import (
     constants,
     fold_operands,
     group_operand,
+    observe_operand,
     trained_grid,
     unset,
-    zero_point,
 )
 
 ACTIVATIONS = ("lsq", "max", "klj", "mean_squared_error", "three_sigma")
@@ -77,8 +76,8 @@ class LSQ(FakeQuantizer):
         """Return train_lsq."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
-        if isinstance(spec.observer, PairSums):
-            return MovingAverage().operator(place)  # the kernel's limit decides on the scale
+        if (ranged := by_range(place)) is not None:
+            return ranged
         if spec.power_of_two:
             raise JitPassesError(
                 f"'{place.name}' is to have a power of two as scale, which LSQ does not train: use "
@@ -94,7 +93,7 @@ class LSQ(FakeQuantizer):
                 ("state", 0),
                 ("corrections", None),
                 *fold_operands(place),
-                ("observe", False),  # not always: in training, while its switch is on
+                observe_operand(place),
                 ("enabled", None),
                 *constants(self.weights if place.is_parameter else self.activations),
                 *constants(self.per_sample and not place.is_parameter, low, high, spec.ch_axis),
@@ -149,6 +148,3 @@ def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -
     if spec.ch_axis is None:
         return QParams(float(scales), zero, None, *grid)
     return QParams(scales, torch.full(scales.shape, zero), spec.ch_axis, *grid)
-
-
-__all__ = ["LSQ", "check_rule", "scale_of", "scale_qparams", "zero_point"]

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from ..quantizer import QParams, QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ, scale_qparams
-from .place import Operator, Place, State, constants, group_operand, unset
+from .moving_average import by_range
+from .place import Operator, Place, State, constants, group_operand, observe_operand, unset
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class LSQPlus(FakeQuantizer):
         """Return train_lsq_plus, or train_lsq where there is no offset."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
-        if place.weight is not None or not spec.qscheme.endswith("affine") or spec.ch_axis:
+        if (ranged := by_range(place)) is not None:
+            return ranged
+        if place.is_parameter or not spec.qscheme.endswith("affine") or spec.ch_axis is not None:
             without = LSQ("three_sigma", "mean_squared_error", self.per_sample)
             return without.operator(place)
         return Operator(
@@ -48,7 +51,7 @@ class LSQPlus(FakeQuantizer):
                 ("state", 0),
                 ("state", 1),
                 ("corrections", None),
-                ("observe", False),
+                observe_operand(place),
                 ("enabled", None),
                 *constants(self.per_sample, spec.quant_min, spec.quant_max),
                 group_operand(place),

@@ -8,10 +8,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..observers import MinMax, MovingAverageMinMax, ObserverState, PairSums
+from ..observers import Fixed, MinMax, MovingAverageMinMax, ObserverState, PairSums
 from ..quantizer import QParams, QuantizationSpec, choose_qparams
 from .fake_quantizer import FakeQuantizer
-from .place import Operator, Place, State, constants, fold_operands, group_operand
+from .place import (
+    Operator,
+    Place,
+    State,
+    constants,
+    fold_operands,
+    group_operand,
+    observe_operand,
+)
 
 
 @dataclass(frozen=True)
@@ -40,29 +48,29 @@ class MovingAverage(FakeQuantizer):
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
         spec = spec.for_range(-1.0 if place.signed else 0.0)
-        is_parameter = place.is_parameter
-        infinity = float("inf")
-        channels = (place.channels,) if spec.ch_axis is not None else (1,)
-        unseen = torch.tensor([infinity, -infinity]).reshape(2, 1).expand(2, *channels).clone()
         constant = self.averaging_constant
         if isinstance(spec.observer, MovingAverageMinMax):
             constant = spec.observer.averaging_constant
+        observe = observe_operand(place, always=place.is_parameter)
+        range_ = unseen(place)
+        if isinstance(spec.observer, Fixed):
+            range_[0], range_[1] = spec.observer.low, spec.observer.high
+            observe = ("constant", False)
         return Operator(
             "fake_quantize_moving_average",
             (
                 ("state", 0),
                 *fold_operands(place),
-                ("observe", is_parameter),
+                observe,
                 ("enabled", None),
-                *constants(1.0 if is_parameter else constant, isinstance(spec.observer, PairSums)),
+                *constants(1.0 if place.is_parameter else constant),
+                *constants(isinstance(spec.observer, PairSums)),
                 *constants(spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis),
                 *constants(spec.rounding),
                 group_operand(place),
                 *constants(place.name, place.text),
             ),
-            (State(f"{place.slot}_range", unseen.reshape(2, -1).squeeze(1), trained=False),)
-            if spec.ch_axis is None
-            else (State(f"{place.slot}_range", unseen, trained=False),),
+            (State(f"{place.slot}_range", range_, trained=False),),
         )
 
     @classmethod
@@ -70,22 +78,44 @@ class MovingAverage(FakeQuantizer):
         cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return what follows from the range: of weights, that of their numbers as they are now."""
-        range_ = operands["range"].double()
+        spec = replace(spec, qscheme=operands["qscheme"])
         if operands["observe"] is True and isinstance(operands["x"], torch.Tensor):
-            range_ = _range_of(operands["x"], spec)
-        if not bool((range_[0] <= range_[1]).all()):
-            return None
-        scheme = replace(spec, qscheme=operands["qscheme"], observer=MinMax())
-        return choose_qparams(scheme, ObserverState(range_, None))
+            return measured_qparams(operands["x"], spec)
+        return _qparams(operands["range"].double().cpu(), spec)
 
 
-def _range_of(values: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    if spec.ch_axis is None:
-        return torch.stack(values.aminmax()).double()
-    infinity = float("inf")
-    channels = values.shape[spec.ch_axis]
-    range_ = torch.tensor([infinity, -infinity], dtype=torch.float64)
-    range_ = range_.reshape(2, 1).expand(2, channels).clone()
-    op = getattr(torch.ops.jit_passes, spec.observer.per_channel_op)
-    op(values, range_, spec.ch_axis, False, "", "")
+def by_range(place: Place) -> Operator | None:
+    """Return the operator where the specification says which range, so that no scale is trained.
+
+    That is a fixed range, or one that follows from a limit of the kernel.
+    """
+    spec = place.spec
+    ranged = isinstance(spec, QuantizationSpec) and isinstance(spec.observer, PairSums | Fixed)
+    return MovingAverage().operator(place) if ranged else None
+
+
+def unseen(place: Place) -> torch.Tensor:
+    """Return a range that has seen nothing."""
+    spec = place.spec
+    per_channel = isinstance(spec, QuantizationSpec) and spec.ch_axis is not None
+    shape = (2, place.channels) if per_channel else (2,)
+    range_ = torch.full(shape, float("inf"))
+    range_[1].neg_()
     return range_
+
+
+def measured_qparams(values: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
+    """Return the parameters of numbers that are constant by now."""
+    if spec.ch_axis is None:
+        return _qparams(torch.stack(values.aminmax()).double(), spec)
+    range_ = torch.full((2, values.shape[spec.ch_axis]), float("inf"), dtype=torch.float64)
+    range_[1].neg_()
+    measure = getattr(torch.ops.jit_passes, spec.observer.per_channel_op)
+    measure(values, range_, spec.ch_axis, False, "", "")
+    return _qparams(range_, spec)
+
+
+def _qparams(range_: torch.Tensor, spec: QuantizationSpec) -> QParams | None:
+    if not bool((range_[0] <= range_[1]).all()):
+        return None
+    return choose_qparams(replace(spec, observer=MinMax()), ObserverState(range_, None))

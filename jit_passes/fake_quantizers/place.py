@@ -28,6 +28,9 @@ class Place:
         fold: index of that batch norm's node; None without one.
         fold_axis: the axis of the weight along which that factor lies.
         signed: whether it can hold numbers below 0.
+        observed: whether its numbers count when parameters begin, or ranges follow.
+        later: whether it trains in float and is quantized on conversion: a bias that folding a
+            batch norm will change.
     """
 
     name: str
@@ -39,6 +42,8 @@ class Place:
     fold: int | None = None
     fold_axis: int = 0
     signed: bool = True
+    observed: bool = True
+    later: bool = False
 
     @property
     def is_parameter(self) -> bool:
@@ -92,6 +97,11 @@ def fold_operands(place: Place) -> tuple[Operand, ...]:
     return fold, ("constant", place.fold_axis)
 
 
+def observe_operand(place: Place, always: bool = False) -> Operand:
+    """Return the operand `observe`: in training while its switch is on, or always, or never."""
+    return ("observe", always) if place.observed else ("constant", False)
+
+
 def group_operand(place: Place) -> Operand:
     """Return the operand `group`: none for weights, which are the same on all ranks."""
     return ("constant", "") if place.is_parameter else ("group", None)
@@ -129,7 +139,7 @@ def trained_grid(place: Place) -> tuple[int, int]:
 
 def fixed_or_derived(place: Place) -> Operator | None:
     """Return the operator of a place that no method has a say in; None for others."""
-    if isinstance(place.spec, GroupDerivation):
+    if isinstance(place.spec, GroupDerivation) or place.later:
         return Operator("derive_quantization", constants(place.name, place.text))
     if isinstance(place.spec, FixedQParamsQuantizationSpec):
         spec = place.spec

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import JitPassesError
-from ..observers import PairSums
 from ..quantizer import QParams, QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import check_rule, scale_qparams
-from .moving_average import MovingAverage
+from .moving_average import by_range
 from .place import (
     Operator,
     Place,
@@ -23,6 +22,7 @@ from .place import (
     constants,
     fold_operands,
     group_operand,
+    observe_operand,
     trained_grid,
     unset,
 )
@@ -73,8 +73,8 @@ class TQT(FakeQuantizer):
         """Return train_tqt."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
-        if isinstance(spec.observer, PairSums):
-            return MovingAverage().operator(place)  # the kernel's limit decides on the scale
+        if (ranged := by_range(place)) is not None:
+            return ranged
         low, high = trained_grid(place)
         if low > 0 or high <= 0:
             raise JitPassesError(
@@ -88,7 +88,7 @@ class TQT(FakeQuantizer):
             (
                 ("state", 0),
                 *fold_operands(place),
-                ("observe", False),
+                observe_operand(place),
                 ("enabled", None),
                 *constants(self.weights if place.is_parameter else self.activations),
                 *constants(low, high, spec.ch_axis),

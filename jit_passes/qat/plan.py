@@ -102,7 +102,11 @@ class Plan:
         slot = slot_name(quantization)
         split = slot_of_split(quantization) is not None
         name = label(quantization.node, slot) if split else quantization.name
-        place = Place(name, slot, spec, text, count, signed=signed)
+        later = slot == "bias" and quantization.uses[0][0].kind == DEFERRED
+        place = Place(
+            name, slot, spec, text, count,
+            signed=signed, observed=quantization.observed, later=later,
+        )  # fmt: skip
         if not isinstance(value.constant, torch.Tensor):
             return place
         place = replace(place, weight=value.constant.detach())

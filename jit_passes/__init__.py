@@ -17,6 +17,7 @@ from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
 from .plugins import Plugin, load_plugins
 from .profile import Profile, ValueProfile, fill, profile
+from .qat import strip
 from .quantize import quantize_script
 from .quantizer import Slot
 from .report import Coverage, Inspection, coverage, inspect
@@ -78,6 +79,7 @@ __all__ = [
     "schedule",
     "scheduled",
     "scheduled_passes",
+    "strip",
     "targets",
 ]
 

@@ -20,7 +20,7 @@ from .profile import Profile, ValueProfile, fill, profile
 from .qat import strip
 from .quantize import quantize_script
 from .quantizer import Slot
-from .report import Coverage, Inspection, coverage, inspect
+from .report import Coverage, Inspection, Parity, coverage, inspect, parity
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
 from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 from .slots import quantize_slots
@@ -39,6 +39,7 @@ __all__ = [
     "JitPassesWarning",
     "Match",
     "NodeView",
+    "Parity",
     "PassError",
     "Pipeline",
     "Plugin",
@@ -65,6 +66,7 @@ __all__ = [
     "lower",
     "normalized_graph",
     "observers",
+    "parity",
     "passes",
     "prepare",
     "profile",

@@ -29,11 +29,12 @@ from .qat import (
     prepare_qat,
     quantization_parameters,
     scale_corrections,
+    strip,
     unfreeze_statistics,
 )
 from .quantize import quantize_script
 from .quantizer import Slot
-from .report import Coverage, Inspection, coverage, inspect
+from .report import Coverage, Inspection, Parity, coverage, inspect, parity
 from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
 from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 from .slots import quantize_slots
@@ -52,6 +53,7 @@ __all__ = [
     "JitPassesWarning",
     "Match",
     "NodeView",
+    "Parity",
     "PassError",
     "Pipeline",
     "Plugin",
@@ -87,6 +89,7 @@ __all__ = [
     "named_quantization_parameters",
     "normalized_graph",
     "observers",
+    "parity",
     "passes",
     "prepare",
     "prepare_qat",
@@ -104,6 +107,7 @@ __all__ = [
     "schedule",
     "scheduled",
     "scheduled_passes",
+    "strip",
     "targets",
     "unfreeze_statistics",
 ]

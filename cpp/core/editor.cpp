@@ -137,9 +137,14 @@ Editor::Inserted Editor::insert(
   while (made->outputs().size() < schema->returns().size()) {
     made->addOutput();
   }
+  c10::TypeEnv variables; // of aten::pop.t(t[](a!) self, int idx) -> t(*), say
+  for (size_t i = 0; i < operands.size() && i < schema->arguments().size(); ++i) {
+    c10::matchTypeVariables(schema->arguments()[i].type(), operands[i]->type(), variables);
+  }
   for (size_t i = 0; i < made->outputs().size(); ++i) {
     const auto& type = schema->returns()[i].type();
-    made->output(i)->setType(type->hasFreeVariables() && !operands.empty() ? operands[0]->type() : type);
+    const auto found = c10::tryEvalTypeVariables(type, variables);
+    made->output(i)->setType(found != nullptr ? found : type);
   }
   return adopt(made, origin);
 }

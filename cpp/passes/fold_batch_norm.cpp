@@ -20,9 +20,7 @@ Node* trainedAt(const Value* value) {
   return isTrained(value->node()) ? const_cast<Node*>(value->node()) : nullptr;
 }
 
-const Value* within(const Value* value) {
-  return isTrained(value->node()) ? value->node()->input(0) : value;
-}
+const Value* within(const Value* value) { return isTrained(value->node()) ? value->node()->input(0) : value; }
 
 struct Statistics {
   at::Tensor factor;
@@ -65,6 +63,22 @@ at::Tensor scaleWeight(
   return (grouped * narrow.view({groups, 1, weight.size(1), 1})).reshape(weight.sizes());
 }
 
+// Files and messages have names from there; one that is a number is no name.
+void keepName(Value* folded, const Value* original) {
+  if (original->hasDebugName()) {
+    folded->setDebugName(original->debugName());
+  }
+}
+
+// "conv.bias" next to "conv.weight", which has it for the first time.
+void nameBias(Value* bias, const Value* weight) {
+  static const std::string ending = "weight";
+  const std::string name = weight->hasDebugName() ? weight->debugName() : "";
+  if (name.size() >= ending.size() && name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
+    bias->setDebugName(name.substr(0, name.size() - ending.size()) + "bias");
+  }
+}
+
 bool foldInto(Node* norm) {
   const auto op = normalizedOperator(norm);
   if (!op) {
@@ -90,6 +104,7 @@ bool foldInto(Node* norm) {
   const auto folded = scaleWeight(*weight, statistics->factor, op->kind, op->groups).to(dtype);
   Node* holder = trained_weight != nullptr ? trained_weight : producer;
   Value* constant = insertConstant(holder, folded.contiguous(weight->suggest_memory_format()));
+  keepName(constant, within(producer->input(1)));
   if (trained_weight != nullptr) {
     trained_weight->replaceInput(0, constant);
     trained_weight->replaceInputWith(operandOf(trained_weight, "fold"), insertConstant(holder, {}));
@@ -97,6 +112,11 @@ bool foldInto(Node* norm) {
     producer->replaceInput(1, constant);
   }
   Value* shifted = insertConstant(producer, shift.to(dtype));
+  if (bias) {
+    keepName(shifted, within(producer->input(2)));
+  } else {
+    nameBias(shifted, constant);
+  }
   if (Node* around = trained_bias != nullptr ? trained_bias : trainedAt(norm->input(2))) {
     around->moveBefore(producer);
     around->replaceInput(0, shifted);

@@ -52,7 +52,7 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
         found = "one that was not quantized" if report is None else f"a {report.stage} one"
         raise JitPassesError(
             f"a module of the stage {' or '.join(sorted(READERS))} is needed to read encodings of, "
-            f"got {found}: pass what jit_passes.convert returns, before lower"
+            f"got {found}: pass what jit_passes.convert returns, before lower, or what trained"
         )
     return READERS[report.stage](model, report)
 
@@ -61,9 +61,10 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
 def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
     """Read a reference model: all is in its graph, but for the codes that weights might have.
 
-    Of a weight the graph has the codes themselves. Its grid ends with the largest of them (if there
-    are zero points other than 0, where its bits end): no code lies beyond, so quantizing the float
-    weight to it gives the same codes, clipped ones included.
+    A weight that is still in float shows its grid, as an activation does. Of others the graph has
+    the codes themselves. Their grid ends with the largest of them (if there are zero points other
+    than 0, where its bits end): no code lies beyond, so quantizing the float weight to it gives the
+    same codes, clipped ones included.
 
     Names are those that values have in the graph. The constants of a reference model have lost
     theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
@@ -88,7 +89,10 @@ class _GraphReader:
 
     def read(self) -> Encodings:
         for node in self.graph.nodes:
-            if node.kind in _QUANTIZE:
+            if node.kind in _QUANTIZE and _is_tensor(node.inputs[0]):
+                user, operand = node.output.uses[0][0].output.uses[0]
+                self.add(node, "parameter", *_codes(node), self.parameter(user, operand))
+            elif node.kind in _QUANTIZE:
                 self.read_quantize(node)
             elif node.kind in _DEQUANTIZE and _is_tensor(node.inputs[0]):
                 self.read_constant(node)
@@ -96,7 +100,6 @@ class _GraphReader:
         return Encodings(tuple(self.found.values()), tuple(layers))
 
     def read_quantize(self, node: NodeView) -> None:
-        low, high = (_number(value, node) for value in node.inputs[-3:-1])
         value = node.inputs[0]
         maker = value.producer
         name = value.name if maker is None else self.names.get(maker.index, value.name)
@@ -104,14 +107,11 @@ class _GraphReader:
             user for made, _ in node.output.uses for out in made.outputs for user, _ in out.uses
         ]
         reader = next((self.name(user) for user in users if user.name), "result")
-        self.add(node, "activation", low, high, name, f"{name} -> {reader}")
+        self.add(node, "activation", *_codes(node), name, f"{name} -> {reader}")
 
     def read_constant(self, node: NodeView) -> None:
-        user, operand = node.output.uses[0]
-        name = f"{self.name(user)}[{operand}]"
-        if user.kind in _WEIGHTED and operand in (1, 2):
-            name = f"{self.module(user)}.{TENSORS[operand]}".removeprefix(".")
         _, zero_point, _ = _parameters(node)
+        name = self.parameter(*node.output.uses[0])
         self.add(node, "parameter", *_grid(node.inputs[0].constant, zero_point), name)
 
     def add(self, node: NodeView, kind: str, low: int, high: int, *names: str) -> None:
@@ -124,6 +124,11 @@ class _GraphReader:
             if self.found.setdefault(name, encoding) == encoding:
                 self.by_node[node.index] = self.found[name]
                 return
+
+    def parameter(self, user: NodeView, operand: int) -> str:
+        if user.kind in _WEIGHTED and operand in (1, 2):
+            return f"{self.module(user)}.{TENSORS[operand]}".removeprefix(".")
+        return f"{self.name(user)}[{operand}]"
 
     def name(self, node: NodeView) -> str:
         return self.names.get(node.index, node.name)
@@ -183,6 +188,11 @@ def _parameters(node: NodeView) -> tuple[tuple[float, ...], tuple[int, ...], int
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         raise JitPassesError(f"{node!r} has no constant scale and zero point to export")
     return (scale,), (zero_point,), None
+
+
+def _codes(node: NodeView) -> tuple[int, int]:
+    low, high = (_number(value, node) for value in node.inputs[-3:-1])
+    return low, high
 
 
 def _number(value: ValueView, node: NodeView) -> int:

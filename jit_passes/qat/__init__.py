@@ -8,6 +8,7 @@ from .parameters import (
     quantization_parameters,
 )
 from .prepare import prepare_qat
+from .strip import strip
 from .switches import (
     disable_fake_quantize,
     disable_observers,
@@ -30,6 +31,7 @@ __all__ = [
     "prepare_qat",
     "quantization_parameters",
     "scale_corrections",
+    "strip",
     "unfreeze_statistics",
     "watch",
 ]

@@ -2,5 +2,15 @@
 
 from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
+from .parity import Parity, ValueParity, parity
 
-__all__ = ["Coverage", "Inspection", "OperatorInspection", "coverage", "inspect"]
+__all__ = [
+    "Coverage",
+    "Inspection",
+    "OperatorInspection",
+    "Parity",
+    "ValueParity",
+    "coverage",
+    "inspect",
+    "parity",
+]

@@ -1,0 +1,415 @@
+"""Whether a converted model computes what the model that trained does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError
+from ..module import Report, stage_of, wrap
+from ..quantizer import QParams
+from .places import Pairs, Site, TrainedPlace, match, sites_of, trained_places
+from .recording import Recorder, batches, copy_of, tensors_of
+
+# What rounding in float32 makes of a value on a grid, in steps, stays below.
+SLACK = 0.05
+# What it makes of results off any grid, as a part of the largest magnitude.
+FLOAT_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class ValueParity:
+    """How a value of the converted model differs from that of the model that trained.
+
+    Attributes:
+        name: of the value where it trained: `bn1:batch_norm`; of a weight, also who reads it.
+        kind: "activation", "parameter" or "output".
+        operator: what computes it, `aten::conv2d`; "" for parameters and outputs.
+        source: `file:line` of the model's code.
+        elements: how many were compared, over all batches.
+        different: how many of them differ.
+        steps: the largest difference in steps of the value's grid; None for outputs, which may have
+            none.
+        difference: the largest difference.
+        own_different, own_steps, own_difference: the same where all quantized values before it are
+            those of the model that trained: what the operators since then have done.
+    """
+
+    name: str
+    kind: str
+    operator: str
+    source: str
+    elements: int
+    different: int
+    steps: float | None
+    difference: float
+    own_different: int
+    own_steps: float | None
+    own_difference: float
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it differs only because of values before it."""
+        return self.different > 0 and self.own_different == 0
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How a converted model differs from the model that trained; printing it gives a table.
+
+    Attributes:
+        rows: the values in program order of the converted model, then its outputs.
+        unmatched: names of values for which the converted model has nothing to compare with.
+        atol_steps: how many steps of difference are fine.
+    """
+
+    rows: tuple[ValueParity, ...]
+    unmatched: tuple[str, ...] = ()
+    atol_steps: float = 0
+
+    @property
+    def equal(self) -> bool:
+        """Whether no value differs."""
+        return not any(row.different or row.own_different for row in self.rows)
+
+    @property
+    def first(self) -> ValueParity | None:
+        """The first value that differs by more than `atol_steps` by itself; None without one."""
+        return self._first(self.atol_steps)
+
+    @property
+    def largest_steps(self) -> float:
+        """The largest difference in steps, inherited ones included."""
+        return max((row.steps for row in self.rows if row.steps is not None), default=0.0)
+
+    @property
+    def largest_own_steps(self) -> float:
+        """The largest difference in steps of a value by itself."""
+        return max((row.own_steps for row in self.rows if row.own_steps is not None), default=0.0)
+
+    def __getitem__(self, name: str) -> ValueParity:
+        """Return the first row of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def _first(self, steps: float) -> ValueParity | None:
+        for row in self.rows:
+            beyond = row.own_steps is not None and row.own_steps > steps + SLACK
+            if beyond or (row.own_steps is None and row.own_different):
+                return row
+        return None
+
+    def __str__(self) -> str:
+        head = ("value", "kind", "steps", "different", "own steps", "own", "")
+        table = [head, *map(_cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in table
+        ]
+        if self.unmatched:
+            some = ", ".join(self.unmatched[:5]) + (", ..." if len(self.unmatched) > 5 else "")
+            lines.append(f"not compared: {len(self.unmatched)} values: {some}")
+        return "\n".join([*lines, self.summary])
+
+    @property
+    def summary(self) -> str:
+        """What it comes to, in a line."""
+        if self.equal:
+            return "equal"
+        worst = self._first(max(self.atol_steps, 1))
+        if worst is None:
+            own = sum(row.own_different > 0 for row in self.rows)
+            return (
+                f"within {'one step' if self.atol_steps <= 1 else f'{self.atol_steps:g} steps'}: "
+                f"{own} of {len(self.rows)} values differ by themselves, by at most "
+                f"{self.largest_own_steps:.3g} steps; with what they inherit, by "
+                f"{self.largest_steps:.3g}"
+            )
+        what = " of ".join(filter(None, (worst.operator, worst.source)))
+        size = f"{worst.own_difference:.3g}"
+        if worst.own_steps is not None:
+            size = f"{worst.own_steps:.3g} steps"
+        return (
+            f"first difference: {worst.name}{f' ({what})' if what else ''} by up to {size} in "
+            f"{worst.own_different} of {worst.elements} elements"
+        )
+
+
+def parity(
+    qat: torch.jit.ScriptModule,
+    converted: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    *,
+    input_fn: Callable[[Any], Any] | None = None,
+    atol_steps: float = 0,
+) -> Parity:
+    """Compare a converted model with the model that trained, value by value.
+
+    Both run on each batch: the one that trained in eval mode with fake quantization on, whatever
+    its switches say. The converted one runs a second time in which each quantized value, as soon as
+    it is computed and compared, is replaced by that of the model that trained: what differs then is
+    a value's own, and the rest was inherited.
+
+    Expect an own difference of one step at convolutions and linears with a bias, be it from a batch
+    norm. Training leaves the bias alone, and a converted model has it rounded to its steps, input
+    scale times weight scale: the sum moves by up to half of these, and one that is next to a tie
+    goes the other way. Where few bits make these steps wide, it is as much as
+
+        1 + input scale * weight scale / (2 * output scale)  steps.
+
+    Folding a batch norm changes the last bits of sums too, and those of weights next to a tie. A
+    model lowered for `stock` adds in integers and rounds by itself, so there it can be any
+    operator. Everything else is equal.
+
+    Args:
+        qat: from `prepare_qat`, in any mode; it is not touched.
+        converted: what `convert` made of it, or `lower` of that; it is not touched.
+        data: batches, as for `calibrate`.
+        input_fn: makes a batch of inputs out of what `data` gives.
+        atol_steps: how large an own difference may be without being `first`.
+
+    Raises:
+        JitPassesError: the first is no model that trains, has not trained, or the second was not
+            converted; their methods differ, or nothing in one is in the other; there is no batch.
+    """
+    report = stage_of(qat, "qat", "call jit_passes.prepare_qat first, and train")
+    instead = "call jit_passes.convert(qat) first"
+    other = stage_of(converted, ("reference", "lowered"), instead)
+    if other.method != report.method:
+        raise JitPassesError(
+            f"the model trains its method '{report.method}', and '{other.method}' was converted"
+        )
+    comparison = _Comparison.of(qat, converted, report)
+    for arguments in batches(data, input_fn):
+        comparison.add(arguments)
+    return comparison.result(atol_steps)
+
+
+@dataclass
+class _Tally:
+    elements: int = 0
+    different: int = 0
+    steps: float = 0.0
+    difference: float = 0.0
+
+    def add(self, ours: torch.Tensor, theirs: torch.Tensor, step: torch.Tensor) -> None:
+        if ours.shape != theirs.shape:
+            raise JitPassesError(
+                f"a value has shape {list(ours.shape)} in one model and {list(theirs.shape)} in "
+                "the other: was the converted model made of this one?"
+            )
+        self.elements += ours.numel()
+        apart = (ours.double() - theirs.double()).abs()
+        apart = torch.where(torch.isnan(ours) & torch.isnan(theirs), 0.0, apart)
+        apart = apart.nan_to_num(nan=float("inf"))
+        if apart.numel():
+            self.different += int((apart > SLACK * step).sum())
+            self.steps = max(self.steps, float((apart / step).max()))
+            self.difference = max(self.difference, float(apart.max()))
+
+
+@dataclass
+class _Row:
+    place: TrainedPlace | None
+    name: str
+    kind: str
+    seen: _Tally = field(default_factory=_Tally)
+    own: _Tally = field(default_factory=_Tally)
+
+    def result(self) -> ValueParity:
+        place, gridless = self.place, self.kind == "output"
+        return ValueParity(
+            self.name,
+            self.kind,
+            place.operator if place else "",
+            place.source if place else "",
+            self.seen.elements,
+            self.seen.different,
+            None if gridless else self.seen.steps,
+            self.seen.difference,
+            self.own.different,
+            None if gridless else self.own.steps,
+            self.own.difference,
+        )
+
+
+class _Comparison:
+    def __init__(
+        self, qat: torch.jit.ScriptModule, converted: torch.jit.ScriptModule, method: str,
+        activations: Pairs, parameters: Pairs,
+    ) -> None:  # fmt: skip
+        pairs = [*activations, *parameters]
+        kept = [place.node for place, site in pairs if site is not None and not place.derived]
+        kept += [place.fold for place, _ in parameters if place.fold is not None]
+        self.trained = Recorder(in_use(qat, method), method, list(dict.fromkeys(kept)))
+        reached = [(p, s) for p, s in activations if s is not None]
+        nodes = [site.node for _, site in reached]
+        readers = [index for _, site in reached for index in site.readers]
+        self.seen = Recorder(copy_of(converted, method), method, [*nodes, *readers])
+        self.activations = [
+            (_Row(place, place.name, "activation"), place, site)
+            for place, site in reached
+            if place.node not in self.trained.lost
+            and not self.seen.lost & {site.node, *site.readers}
+        ]
+        told = [index for _, _, site in self.activations for index in site.readers]
+        told += [site.node for _, _, site in self.activations if site.codes_read]
+        nodes = [site.node for _, _, site in self.activations]
+        self.own = Recorder(copy_of(converted, method), method, nodes, told)
+        self.parameters = [
+            (_Row(place, place.name, "parameter"), place, site)
+            for place, site in parameters
+            if site is not None
+        ]
+        compared = {place.order for _, place, _ in (*self.activations, *self.parameters)}
+        self.unmatched = tuple(place.name for place, _ in pairs if place.order not in compared)
+        self.outputs: dict[str, _Row] = {}
+        self.compared_parameters = False
+
+    @classmethod
+    def of(
+        cls, qat: torch.jit.ScriptModule, converted: torch.jit.ScriptModule, report: Report
+    ) -> _Comparison:
+        places = trained_places(qat, report)
+        activations, constants = sites_of(converted, report.method)
+        pairs = match([place for place in places if place.constant is None], activations)
+        if pairs and not any(site is not None for _, site in pairs):
+            raise JitPassesError(
+                "no value of the converted model is one of the model that trained: was it made of "
+                "this one?"
+            )
+        weights = [place for place in places if place.constant is not None]
+        return cls(qat, converted, report.method, pairs, match(weights, constants))
+
+    def add(self, arguments: tuple[Any, ...]) -> None:
+        result, values = self.trained.run(arguments)
+        their_result, their_values = self.seen.run(arguments)
+        told: dict[int, list[torch.Tensor]] = {}
+        for _, place, site in self.activations:
+            ours, theirs = values[place.node], their_values[site.node]
+            if len(ours) != len(theirs):
+                raise JitPassesError(
+                    f"'{place.name}' is computed {len(ours)} times by the model that trained and "
+                    f"{len(theirs)} times by the other one: branches or loops went another way"
+                )
+            told.update(dict.fromkeys(site.readers, ours))
+            told[site.node] = [_codes(a, b, site) for a, b in zip(ours, theirs, strict=True)]
+        own_result, own_values = self.own.run(arguments, told)
+        for row, place, site in self.activations:
+            step = _step(place.parameters, values[place.node])
+            for i, value in enumerate(values[place.node]):
+                row.seen.add(value, _value(their_values[site.node][i], site), step)
+                row.own.add(value, _value(own_values[site.node][i], site), step)
+        if not self.compared_parameters:
+            self.compared_parameters = True
+            self.add_parameters(values)
+        self.add_outputs(result, their_result, own_result)
+
+    def add_parameters(self, values: dict[int, list[torch.Tensor]]) -> None:
+        for row, place, site in self.parameters:
+            assert place.constant is not None and site.codes is not None
+            if place.derived:
+                ours = _rounded(place.constant, place.parameters)
+            elif not values.get(place.node):
+                continue
+            else:
+                ours = values[place.node][0]
+                if place.fold is not None:
+                    ours = ours * _along(values[place.fold][0], place.fold_axis, ours)
+            step = _step(place.parameters, [ours])
+            for tally in (row.seen, row.own):
+                tally.add(ours, _value(site.codes, site), step)
+
+    def add_outputs(self, ours: Any, theirs: Any, own: Any) -> None:
+        named = zip(tensors_of(ours), tensors_of(theirs), tensors_of(own), strict=True)
+        for (name, a), (_, b), (_, c) in named:
+            row = self.outputs.setdefault(name, _Row(None, name, "output"))
+            largest = a.double().abs().nan_to_num(0.0, 0.0).max() if a.numel() else torch.zeros(())
+            step = (FLOAT_TOLERANCE / SLACK * largest).clamp_min(1e-30)
+            row.seen.add(a, b, step)
+            row.own.add(a, c, step)
+
+    def result(self, atol_steps: float) -> Parity:
+        found = sorted((*self.parameters, *self.activations), key=lambda entry: entry[1].order)
+        rows = [row.result() for row in (*(row for row, _, _ in found), *self.outputs.values())]
+        return Parity(tuple(rows), self.unmatched, atol_steps)
+
+
+def in_use(qat: torch.jit.ScriptModule, method: str) -> Any:
+    """Return a C++ copy in eval mode with fake quantization on."""
+    module = copy_of(qat, method)
+    wrapped = wrap(module)
+    wrapped.eval()
+    switch = getattr(wrapped, "fake_quantize_enabled", None)
+    if isinstance(switch, torch.Tensor):
+        switch.fill_(True)
+    return module
+
+
+def _along(factor: torch.Tensor, axis: int, like: torch.Tensor) -> torch.Tensor:
+    shape = [-1 if i == axis % like.dim() else 1 for i in range(like.dim())]
+    return factor.reshape(shape)
+
+
+def _broadcast(value: Any, axis: int | None, like: torch.Tensor) -> torch.Tensor:
+    numbers = torch.as_tensor(value)
+    return numbers if axis is None else _along(numbers, axis, like)
+
+
+def _step(parameters: QParams, values: list[torch.Tensor]) -> torch.Tensor:
+    like = values[0] if values else torch.zeros(1)
+    return _broadcast(parameters.scale, parameters.axis, like).double()
+
+
+def _rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:
+    """Return the nearest values on the grid."""
+    scale = _broadcast(parameters.scale, parameters.axis, x).double()
+    zero = _broadcast(parameters.zero_point, parameters.axis, x)
+    codes = (x.double() / scale).round() + zero
+    return (codes.clamp(parameters.quant_min, parameters.quant_max) - zero) * scale
+
+
+def _value(codes: torch.Tensor, site: Site) -> torch.Tensor:
+    if codes.is_quantized:
+        return codes.dequantize()
+    scale = _broadcast(site.scale, site.axis, codes).float()
+    return (codes.long() - _broadcast(site.zero_point, site.axis, codes)).float() * scale
+
+
+def _codes(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tensor:
+    """Return the value as the codes that the converted model has there."""
+    if like.is_quantized:
+        grid = like.q_scale(), like.q_zero_point()
+        return torch.quantize_per_tensor(value, *grid, like.dtype)
+    limits = torch.iinfo(like.dtype)
+    step = _broadcast(site.scale, site.axis, value)
+    zero = _broadcast(site.zero_point, site.axis, value)
+    return ((value / step).round() + zero).clamp(limits.min, limits.max).to(like.dtype)
+
+
+def _cells(row: ValueParity) -> tuple[str, ...]:
+    def steps(count: float | None, difference: float) -> str:
+        return f"{difference:.3g}" if count is None else f"{count:.3g}"
+
+    def share(count: int) -> str:
+        return f"{count} of {row.elements}"
+
+    return (
+        row.name,
+        row.kind,
+        steps(row.steps, row.difference),
+        share(row.different),
+        steps(row.own_steps, row.own_difference),
+        share(row.own_different),
+        "inherited" if row.inherited else "",
+    )

@@ -1,0 +1,145 @@
+"""Running copies of models that keep what their values are, or are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError
+from ..graph import GraphEditor, GraphView, NodeView
+from ..passes import Pipeline, passes, register_pass, wrap
+
+InputFn = Callable[[Any], Any]
+_TENSORS = torch._C.ListType(torch._C.TensorType.get())
+
+
+class Recorder:
+    """A model that keeps the first results of some nodes, each time they are computed.
+
+    Lists are attributes of the model, so this works in branches and loops too.
+
+    Args:
+        module: a C++ module that no one else holds: see `copy_of`.
+        method: which to run.
+        kept: indices of nodes in the method's `GraphView` whose results are kept.
+        told: those whose results users do not see: `run` says what they see.
+
+    Attributes:
+        lost: indices of nodes where neither can be done.
+    """
+
+    def __init__(
+        self, module: Any, method: str, kept: Sequence[int], told: Sequence[int] = ()
+    ) -> None:
+        view = GraphView.of(module, method)
+        nodes = [view.nodes[index] for index in dict.fromkeys((*kept, *told))]
+        self.lost = {node.index for node in nodes if is_last_of_block(view.nodes, node)}
+        self.kept = [index for index in kept if index not in self.lost]
+        self.told = [index for index in told if index not in self.lost]
+        for name in (*map(_kept, self.kept), *map(_told, self.told)):
+            module._register_attribute(name, _TENSORS, [])
+        self._model: Any = wrap(_edited(module, method, self._edit))
+        self._method = method
+
+    def run(
+        self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None
+    ) -> tuple[Any, dict[int, list[torch.Tensor]]]:
+        """Run the method; return what it returns and, by node, the tensors that were kept."""
+        for index in self.kept:
+            setattr(self._model, _kept(index), [])
+        for index in self.told:
+            setattr(self._model, _told(index), list((told or {})[index]))
+        with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            args, kwargs = arguments
+            result = getattr(self._model, self._method)(*args, **kwargs)
+        return result, {index: list(getattr(self._model, _kept(index))) for index in self.kept}
+
+    def _edit(self, graph: GraphEditor) -> None:
+        nodes = {node.index: node for node in graph.nodes}
+        for index in dict.fromkeys((*self.kept, *self.told)):
+            node = nodes[index]
+            before = following(list(nodes.values()), node)
+            value = node.outputs[0]
+            if index in self.told:
+                queue = graph.attribute(_told(index), before=before)
+                given = graph.insert("aten::pop", [queue, 0], before=before, like=node)
+                graph.replace(value, given.output)
+            if index in self.kept:
+                if value.written:
+                    value = graph.insert(
+                        "aten::clone", [value, None], before=before, like=node
+                    ).output
+                queue = graph.attribute(_kept(index), before=before)
+                graph.insert("aten::append", [queue, value], before=before, like=node)
+
+
+def copy_of(model: torch.jit.ScriptModule, method: str) -> Any:
+    """Return a C++ module with one method, and with tensors of its own."""
+    return _C.deepcopy(_C.clone(model._c, method))
+
+
+def following(nodes: Sequence[NodeView], node: NodeView) -> NodeView | None:
+    """Return the node behind it in its block; None at the end."""
+    behind = (n for n in nodes if n.index > node.index and n.block == node.block)
+    return next(behind, None)
+
+
+def is_last_of_block(nodes: Sequence[NodeView], node: NodeView) -> bool:
+    """Say whether nothing comes behind it in a branch or loop, so nothing can be put there."""
+    return node.block != 0 and following(nodes, node) is None
+
+
+def batches(data: Iterable[Any], input_fn: InputFn | None) -> Iterator[tuple[Any, ...]]:
+    """Yield the positional and the keyword arguments of each batch.
+
+    Raises:
+        JitPassesError: data is no iterable of batches, or there is none.
+    """
+    if isinstance(data, torch.Tensor) or not isinstance(data, Iterable):
+        raise JitPassesError(
+            f"data is an iterable of batches, not {type(data).__name__}: pass [batch]"
+        )
+    empty = True
+    for item in data:
+        batch = item if input_fn is None else input_fn(item)
+        empty = False
+        if isinstance(batch, dict):
+            yield (), batch
+        else:
+            yield batch if isinstance(batch, tuple) else (batch,), {}
+    if empty:
+        raise JitPassesError(
+            "data is empty: pass at least one batch (a generator that was used before is empty)"
+        )
+
+
+def tensors_of(result: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that a model returned, in tuples, lists and dicts, with names."""
+    if isinstance(result, torch.Tensor):
+        yield name, result
+    elif isinstance(result, list | tuple):
+        for i, part in enumerate(result):
+            yield from tensors_of(part, f"{name}.{i}")
+    elif isinstance(result, dict):
+        for key, part in result.items():
+            yield from tensors_of(part, f"{name}.{key}")
+
+
+def _kept(index: int) -> str:
+    return f"kept_{index}"
+
+
+def _told(index: int) -> str:
+    return f"told_{index}"
+
+
+def _edited(module: Any, method: str, change: Callable[[GraphEditor], None]) -> Any:
+    name = f"record_values_{id(change)}"
+    register_pass(name, summary="Keep values, or tell them.", requires=())(change)
+    try:
+        return Pipeline("record_values", (name,)).run(module, method).module
+    finally:
+        passes.remove(name)

@@ -158,6 +158,18 @@ def trained(
     return model.eval()
 
 
+def parameter(model: nn.Module, name: str) -> nn.Parameter:
+    """A parameter by its name."""
+    return dict(model.named_parameters())[name]
+
+
+def steps_apart(expected: Tensor, found: Tensor) -> float:
+    """The largest difference, in steps of the grid that the expected values are on."""
+    gaps = expected.detach().flatten().unique().diff()
+    step = gaps[gaps > 1e-4 * expected.detach().abs().max()].min()
+    return float((expected - found).detach().abs().max() / step)
+
+
 def nodes_of(model: Model, kind: str, method: str = "forward") -> list[torch._C.Node]:
     """The nodes of a kind, those within blocks too."""
     return list(model._c._get_method(method).graph.findAllNodes(kind, recurse=True))

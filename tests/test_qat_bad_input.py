@@ -16,6 +16,7 @@ from qat_nets import (
     batch,
     batches,
     compiled,
+    parameter,
     seeded,
     sgd,
     state_of,
@@ -32,6 +33,7 @@ from jit_passes.qat import (
     quantization_parameters,
     scale_corrections,
 )
+from jit_passes.targets import PowerOfTwoQuantizer
 
 IMAGES = (4, 3, 8, 8)
 
@@ -83,11 +85,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "method_of_what": ({"fake_quantizer": 3}, "no training method 3"),
     "target": ({"target": "gpu9"}, "gpu9"),
     "no_method": ({"method": "backward"}, "no method 'backward'"),
-    "config": ({"config": {"rule": []}}, "rule"),
+    "config": ({"config": {"version": 1, "rule": []}}, "rule"),
     "not_lsq": (
-        {"quantizer": jit_passes.PowerOfTwoQuantizer(), "fake_quantizer": "lsq"}, "power of two"
+        {"quantizer": PowerOfTwoQuantizer(), "fake_quantizer": "lsq"}, "power of two"
     ),
-    "strict": ({"config": {"default": {"weight": {"bits": 3}}}, "strict": True}, "strict"),
+    "strict": ({"config": {"version": 1, "global": {"weight": {"bits": 16}}}, "strict": True, "target": "stock"}, "strict"),
 }  # fmt: skip
 
 
@@ -156,7 +158,7 @@ def test_a_scale_that_is_no_number(method: str, value: float) -> None:
     end = "log2_threshold" if method == "tqt" else "scale"
     for name, place in (("conv.weight", "conv.weight"), ("conv.input", "x -> conv:conv2d")):
         broken = copy.deepcopy(model)
-        broken.get_parameter(f"{name}_{end}").data.fill_(value)
+        parameter(broken, f"{name}_{end}").data.fill_(value)
         for mode in (True, False):
             with pytest.raises((ValueError, RuntimeError), match=place):
                 broken.train(mode)(batch(*IMAGES))
@@ -171,7 +173,7 @@ def test_a_scale_that_is_not_positive(
     model = prepare_qat(scripted(), fake_quantizer=method).train()
     model(batch(*IMAGES))
     assert scale_corrections(model) == 0
-    scale = model.get_parameter("conv.weight_scale")
+    scale = parameter(model, "conv.weight_scale")
     scale.data[:2] = value
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

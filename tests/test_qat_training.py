@@ -19,6 +19,7 @@ from qat_nets import (
     batches,
     compiled,
     nodes_of,
+    parameter,
     reloaded,
     seeded,
     sgd,
@@ -35,6 +36,7 @@ from jit_passes.qat import (
     enable_fake_quantize,
     enable_observers,
     freeze_statistics,
+    model_parameters,
     prepare_qat,
     quantization_parameters,
     unfreeze_statistics,
@@ -189,7 +191,7 @@ def test_frozen_statistics(origin: str) -> None:
     first = model(x)
     assert torch.equal(first, model.eval()(x))
     model.train()(x).sum().backward()
-    assert model.get_parameter("bn1.weight").grad is not None
+    assert parameter(model, "bn1.weight").grad is not None
     for name, value in model.state_dict().items():
         if "running" in name or ("num_batches" in name and origin.startswith("scripted")):
             assert torch.equal(value, state[name]), name
@@ -224,7 +226,7 @@ def test_modes_change_nothing_else(origin: str) -> None:
     old = mean.clone()
     disable_fake_quantize(model)
     model(x)
-    seen = F.conv2d(x, model.get_parameter("conv1.weight"), padding=1).mean((0, 2, 3))
+    seen = F.conv2d(x, parameter(model, "conv1.weight"), padding=1).mean((0, 2, 3))
     assert torch.allclose(mean, 0.75 * old + 0.25 * seen, atol=1e-5)
     assert not torch.equal(model(x), model(x)), "dropout does something"
     model.eval()
@@ -258,8 +260,8 @@ def test_zero_gammas_train(method: str) -> None:
         model.eval()
         assert (reference(x) - model(x)).abs().max() <= 0.03 * model(x).abs().max()
         model.train()
-    assert (model.get_parameter("bn.weight") != 0).all()
-    assert model.get_parameter("conv.weight").grad.abs().sum() > 0
+    assert (parameter(model, "bn.weight") != 0).all()
+    assert parameter(model, "conv.weight").grad.abs().sum() > 0
 
 
 class Normed(nn.Module):
@@ -270,7 +272,7 @@ class Normed(nn.Module):
         self.layer = nn.Linear(6, 4) if linear else nn.Conv2d(3, 4, 3)
         self.norm = norm
         self.second = nn.BatchNorm2d(4)
-        self.order = order
+        self.order: torch.jit.Final[str] = order
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer(x)
@@ -385,7 +387,7 @@ OPTIMIZERS: dict[str, Callable[[Model], torch.optim.Optimizer]] = {
     "sgd": sgd,
     "adam": lambda model: torch.optim.Adam(
         [
-            {"params": jit_passes.model_parameters(model), "lr": 1e-2},
+            {"params": model_parameters(model), "lr": 1e-2},
             {"params": quantization_parameters(model), "lr": 1e-3},
         ]
     ),

@@ -27,6 +27,21 @@ bool isOwnMode(const Value* training) {
   return type != nullptr && type->name()->qualifiedName().find(".batchnorm.") != std::string::npos;
 }
 
+constexpr auto kSwitch = "statistics_frozen";
+
+// Whether it is %trains: of a batch norm that is called again, say.
+bool isSwitched(const Value* training) {
+  const Node* node = training->node();
+  for (const auto& [kind, operand] : std::initializer_list<std::pair<c10::Symbol, size_t>>{
+           {c10::aten::__and__, 1}, {c10::aten::__not__, 0}, {c10::aten::Bool, 0}}) {
+    if (node->kind() != kind) {
+      return false;
+    }
+    node = node->input(operand)->node();
+  }
+  return node->kind() == c10::prim::GetAttr && node->s(c10::attr::name) == kSwitch;
+}
+
 class Switch {
  public:
   explicit Switch(PassContext& context)
@@ -38,7 +53,7 @@ class Switch {
   bool run() {
     forEachNode(*graph_, [&](Node* node) {
       if (isBatchNorm(node) && constantNumber(node->input(kTraining)) != 0.0 && hasStatistics(known_, node) &&
-          !switched_.count(node->input(kTraining))) {
+          !isSwitched(node->input(kTraining))) {
         addTo(node);
       }
     });
@@ -54,7 +69,6 @@ class Switch {
     both->output()->setType(c10::BoolType::get());
     if (own) {
       training->replaceAllUsesAfterNodeWith(both, both->output());
-      switched_.insert(both->output());
     } else {
       norm->replaceInput(kTraining, both->output());
     }
@@ -62,7 +76,7 @@ class Switch {
 
   Value* moves() {
     if (moves_ == nullptr) {
-      Value* stands = readSwitch(context_.module(), *graph_, start_, "statistics_frozen", false);
+      Value* stands = readSwitch(context_.module(), *graph_, start_, kSwitch, false);
       moves_ = insertNode(start_, c10::aten::__not__, {stands}, start_)->output();
       moves_->setType(c10::BoolType::get());
     }
@@ -74,7 +88,6 @@ class Switch {
   KnownValues known_;
   Node* start_;
   Value* moves_ = nullptr;
-  std::unordered_set<const Value*> switched_; // modes that have it, of norms that are called again
 };
 
 bool addStatisticsSwitch(PassContext& context) { return Switch(context).run(); }

@@ -81,7 +81,14 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 # Out of training: batch norms are folded into weights, which are constants now.
 SETTLE = Pipeline(
     "settle",
-    ("restore_batch_norm", "freeze", "resolve_none_checks", "remove_dropout", "fold_batch_norm"),
+    (
+        "restore_batch_norm",
+        "freeze",
+        "propagate_constants",  # the switch that freezes statistics
+        "resolve_none_checks",
+        "remove_dropout",
+        "fold_batch_norm",
+    ),
 )
 
 NO_DATA = {

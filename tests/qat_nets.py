@@ -45,10 +45,10 @@ class Net(nn.Module):
 class Plain(nn.Module):
     """A convolution and a linear, without batch norms."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 6, 3, bias=True)
-        self.fc = nn.Linear(6, 4)
+        self.conv = nn.Conv2d(3, 6, 3, bias=bias)
+        self.fc = nn.Linear(6, 4, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(torch.relu(self.conv(x)).mean((2, 3)))

@@ -22,18 +22,15 @@ class Block(nn.Module):
     def __init__(self, layer: nn.Module, norm: nn.Module, mode: str = "") -> None:
         super().__init__()
         self.layer = layer
+        self.between = nn.ReLU() if mode == "relu" else nn.Identity()
         self.norm = norm
-        self.mode: torch.jit.Final[str] = mode
+        self.used = nn.Identity() if mode == "used" else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer(x)
-        if self.mode == "relu":
-            y = torch.relu(y)
-        if self.mode == "flatten":
-            y = torch.flatten(y, 1)
+        y = self.between(self.layer(x))
         z = self.norm(y)
-        if self.mode == "used":
-            return z, y
+        if self.used is not None:
+            return z, self.used(y)
         return z, z
 
 

@@ -270,15 +270,13 @@ class Normed(nn.Module):
     def __init__(self, norm: nn.Module, order: str = "norm", linear: bool = False) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 4) if linear else nn.Conv2d(3, 4, 3)
+        self.between = nn.ReLU() if order == "relu_first" else nn.Identity()
         self.norm = norm
-        self.second = nn.BatchNorm2d(4)
-        self.order: torch.jit.Final[str] = order
+        self.second = nn.BatchNorm2d(4) if order == "two" else None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x)
-        if self.order == "relu_first":
-            return self.norm(torch.relu(x))
-        if self.order == "two":
+        x = self.between(self.layer(x))
+        if self.second is not None:
             return self.norm(x) + self.second(x)
         return torch.relu(self.norm(x))
 

@@ -78,7 +78,17 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 
 
 # Out of training: batch norms are folded into weights, which are constants now.
-SETTLE = Pipeline("settle", ("restore_batch_norm", "freeze", "remove_dropout", "fold_batch_norm"))
+SETTLE = Pipeline(
+    "settle",
+    (
+        "restore_batch_norm",
+        "freeze",
+        "propagate_constants",  # the switch that freezes statistics
+        "resolve_none_checks",
+        "remove_dropout",
+        "fold_batch_norm",
+    ),
+)
 
 NO_DATA = {
     "prepared": "the model was not calibrated: call jit_passes.calibrate(model, data)",

@@ -71,7 +71,9 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
         JitPassesError: the model is no ScriptModule, has no such method, or hooks of its own.
     """
     subject = own(model, method)
-    NORMALIZE_TRAINING.run_on(subject)
+    # What comes out of torch.jit.trace knows it, and what comes out of a file does not.
+    traced = isinstance(model, torch.jit.TopLevelTracedModule)
+    NORMALIZE_TRAINING.run_on(subject, options={"follow_mode": {"traced": traced}})
     return subject.module
 
 

@@ -10,15 +10,17 @@ import jit_passes
 FILES = files()
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# Need attributes, calls or numbers, or what reading IR does already: see test_rewrites.py and
-# test_slots.py.
+# Need attributes, calls or numbers, or what reading IR does already: see test_rewrites.py,
+# test_slots.py and test_qat_passes.py.
 ELSEWHERE = {
+    "defer_batch_norm",
     "fold_batch_norm",
     "fold_prepack",
     "freeze",
     "insert_fake_quantize",
     "insert_observers",
     "insert_quantize_dequantize",
+    "pool_attributes",
     "pool_constants",
     "propagate_constants",
     "remove_rank_checks",

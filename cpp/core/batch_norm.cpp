@@ -48,6 +48,12 @@ bool isBatchNorm(const Node* node) {
   return node->kind() == c10::aten::batch_norm || node->kind() == deferred;
 }
 
+bool hasStatistics(const KnownValues& known, const Node* norm) {
+  const Value* mean = norm->input(kRunningMean);
+  const auto held = known.attribute(mean);
+  return !isNone(mean) && !(held && held->isNone());
+}
+
 std::optional<NormalizedOperator> normalizedOperator(const Node* norm) {
   Node* producer = const_cast<Node*>(norm)->input(0)->node();
   const auto op = weightedOperator(producer);

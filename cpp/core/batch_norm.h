@@ -2,6 +2,7 @@
 #pragma once
 
 #include "graph.h"
+#include "known_values.h"
 #include "operators.h"
 
 namespace jit_passes {
@@ -21,6 +22,9 @@ struct NormalizedOperator {
 
 // Whether the node is aten::batch_norm, or one that is deferred; both have the same operands.
 bool isBatchNorm(const Node* node);
+
+// Whether a normalization has running statistics. One without normalizes by each batch in use too.
+bool hasStatistics(const KnownValues& known, const Node* norm);
 
 std::optional<NormalizedOperator> normalizedOperator(const Node* norm);
 

@@ -46,6 +46,15 @@ std::vector<double> firstThresholds(
   return thresholds;
 }
 
+void checkThreshold(const Tensor& log2_threshold, string_view name) {
+  checkSet(log2_threshold, name);
+  for (const double number : Grid<double>::read(log2_threshold)) {
+    TORCH_CHECK_VALUE(
+        std::isfinite(number), "the trained threshold of '", name, "' is ", number,
+        ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
+  }
+}
+
 template <bool kCpu>
 void prepareTqt(
     const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
@@ -62,7 +71,7 @@ void prepareTqt(
     }
   }
   if (enabled && x.numel() > 0 && kCpu) {
-    checkSet(log2_threshold, name);
+    checkThreshold(log2_threshold, name);
   }
 }
 

@@ -9,7 +9,9 @@
 //   %y = aten::batch_norm(%x, ..., %trains, ...)
 //
 // The first three once, at the start of the graph. Frozen, a batch norm does in training what it does
-// in use. The switch is a buffer, so it is saved and loaded with the model.
+// in use: where %training is the mode of its own module, batches are not counted either. One without
+// running statistics knows none but the batch's, and stays. The switch is a buffer, so it is saved and
+// loaded with the model.
 #include "core/batch_norm.h"
 #include "core/module.h"
 #include "core/registry.h"
@@ -17,25 +19,78 @@
 namespace jit_passes {
 namespace {
 
-bool addStatisticsSwitch(PassContext& context) {
-  const auto graph = context.graph();
-  Node* start = graph->block()->nodes().front();
-  Value* moves = nullptr;
-  forEachNode(*graph, [&](Node* node) {
-    if (!isBatchNorm(node) || constantNumber(node->input(kTraining)) == 0.0) {
-      return;
-    }
-    if (moves == nullptr) {
-      Value* stands = readSwitch(context.module(), *graph, start, "statistics_frozen", false);
-      moves = insertNode(start, c10::aten::__not__, {stands}, start)->output();
-      moves->setType(c10::BoolType::get());
-    }
-    Node* both = insertNode(node, c10::aten::__and__, {node->input(kTraining), moves}, node);
-    both->output()->setType(c10::BoolType::get());
-    node->replaceInput(kTraining, both->output());
-  });
-  return moves != nullptr;
+// Whether it is read from one of PyTorch's batch norms, whose code counts batches by it.
+bool isOwnMode(const Value* training) {
+  const Node* read = training->node();
+  const auto type =
+      read->kind() == c10::prim::GetAttr ? read->input()->type()->cast<c10::ClassType>() : nullptr;
+  return type != nullptr && type->name()->qualifiedName().find(".batchnorm.") != std::string::npos;
 }
+
+constexpr auto kSwitch = "statistics_frozen";
+
+// Whether it is %trains: of a batch norm that is called again, say.
+bool isSwitched(const Value* training) {
+  const Node* node = training->node();
+  for (const auto& [kind, operand] : std::initializer_list<std::pair<c10::Symbol, size_t>>{
+           {c10::aten::__and__, 1}, {c10::aten::__not__, 0}, {c10::aten::Bool, 0}}) {
+    if (node->kind() != kind) {
+      return false;
+    }
+    node = node->input(operand)->node();
+  }
+  return node->kind() == c10::prim::GetAttr && node->s(c10::attr::name) == kSwitch;
+}
+
+class Switch {
+ public:
+  explicit Switch(PassContext& context)
+      : context_(context),
+        graph_(context.graph()),
+        known_(context, /*attributes_apart=*/true),
+        start_(graph_->block()->nodes().front()) {}
+
+  bool run() {
+    forEachNode(*graph_, [&](Node* node) {
+      if (isBatchNorm(node) && constantNumber(node->input(kTraining)) != 0.0 && hasStatistics(known_, node) &&
+          !isSwitched(node->input(kTraining))) {
+        addTo(node);
+      }
+    });
+    return moves_ != nullptr;
+  }
+
+ private:
+  void addTo(Node* norm) {
+    Value* training = norm->input(kTraining);
+    const bool own = isOwnMode(training);
+    Node* before = own ? training->node()->next() : norm;
+    Node* both = insertNode(before, c10::aten::__and__, {training, moves()}, norm);
+    both->output()->setType(c10::BoolType::get());
+    if (own) {
+      training->replaceAllUsesAfterNodeWith(both, both->output());
+    } else {
+      norm->replaceInput(kTraining, both->output());
+    }
+  }
+
+  Value* moves() {
+    if (moves_ == nullptr) {
+      Value* stands = readSwitch(context_.module(), *graph_, start_, kSwitch, false);
+      moves_ = insertNode(start_, c10::aten::__not__, {stands}, start_)->output();
+      moves_->setType(c10::BoolType::get());
+    }
+    return moves_;
+  }
+
+  PassContext& context_;
+  std::shared_ptr<Graph> graph_;
+  KnownValues known_;
+  Node* start_;
+  Value* moves_ = nullptr;
+};
+
+bool addStatisticsSwitch(PassContext& context) { return Switch(context).run(); }
 
 const RegisterPass registration{
     "add_statistics_switch",

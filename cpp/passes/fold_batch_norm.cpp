@@ -15,9 +15,20 @@
 namespace jit_passes {
 namespace {
 
-// What training put around a weight or a bias; null where it put nothing there.
-Node* trainedAt(const Value* value) {
-  return isTrained(value->node()) ? const_cast<Node*>(value->node()) : nullptr;
+// What training put around an operand of a node; null where it put nothing there. For this node alone: where
+// others read the same, as in a module that is called twice, it gets a copy, which is about what it folds.
+Node* trainedAt(Node* user, size_t operand) {
+  Node* trained = user->input(operand)->node();
+  if (!isTrained(trained)) {
+    return nullptr;
+  }
+  if (trained->output()->uses().size() == 1) {
+    return trained;
+  }
+  Node* copy = user->owningGraph()->createClone(trained, [](Value* value) { return value; });
+  copy->insertBefore(user);
+  user->replaceInput(operand, copy->output());
+  return copy;
 }
 
 const Value* within(const Value* value) { return isTrained(value->node()) ? value->node()->input(0) : value; }
@@ -85,8 +96,8 @@ bool foldInto(Node* norm) {
     return false;
   }
   Node* producer = op->node;
-  Node *trained_weight = trainedAt(producer->input(1)), *trained_bias = trainedAt(producer->input(2));
-  if (trained_weight != nullptr && isNone(operandOf(trained_weight, "fold"))) {
+  const Node* around_weight = producer->input(1)->node();
+  if (isTrained(around_weight) && isNone(operandOf(around_weight, "fold"))) {
     return false; // its codes are those of the weight alone
   }
   const auto statistics = constantStatistics(norm);
@@ -102,6 +113,7 @@ bool foldInto(Node* norm) {
   }
   const auto dtype = weight->scalar_type();
   const auto folded = scaleWeight(*weight, statistics->factor, op->kind, op->groups).to(dtype);
+  Node *trained_weight = trainedAt(producer, 1), *trained_bias = trainedAt(producer, 2);
   Node* holder = trained_weight != nullptr ? trained_weight : producer;
   Value* constant = insertConstant(holder, folded.contiguous(weight->suggest_memory_format()));
   keepName(constant, within(producer->input(1)));
@@ -117,7 +129,7 @@ bool foldInto(Node* norm) {
   } else {
     nameBias(shifted, constant);
   }
-  if (Node* around = trained_bias != nullptr ? trained_bias : trainedAt(norm->input(2))) {
+  if (Node* around = trained_bias != nullptr ? trained_bias : trainedAt(norm, 2)) {
     around->moveBefore(producer);
     around->replaceInput(0, shifted);
     shifted = around->output();

@@ -6,7 +6,8 @@
 //
 // A model that was traced in training mode does in eval mode what it does in training. This makes
 // train() and eval() mean something. Only what tracing has recorded is changed: a constant in scripted
-// code is what someone wrote.
+// code is what someone wrote. Files do not tell which of the two the module's own code was; the option
+// `traced` does. Normalization without running statistics (see hasStatistics) does the same in both modes.
 #include "core/batch_norm.h"
 #include "core/module.h"
 #include "core/registry.h"
@@ -27,10 +28,16 @@ bool followMode(PassContext& context) {
     return false;
   }
   const auto graph = context.graph();
+  const KnownValues known(context, /*attributes_apart=*/true);
+  const auto told = context.options().find("traced");
+  const bool traced = told != context.options().end() && told->second.toBool();
   Value* training = nullptr;
   forEachNode(*graph, [&](Node* node) {
     const size_t operand = isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
-    if (operand == 0 || constantNumber(node->input(operand)) != 1.0 || !isTraced(node)) {
+    if (operand == 0 || constantNumber(node->input(operand)) != 1.0 || !(traced || isTraced(node))) {
+      return;
+    }
+    if (operand == kTraining && !hasStatistics(known, node)) {
       return;
     }
     if (training == nullptr) {

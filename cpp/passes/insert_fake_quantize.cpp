@@ -126,14 +126,23 @@ class Inserter {
   }
 
   Node* insert(const Request& request, Value* value, Node* before) {
-    std::vector<Value*> operands{value};
+    std::vector<Value*> operands{asTensor(value, before)};
     for (const c10::IValue& packed : request.operands) {
       const auto fields = elements(packed);
       operands.push_back(operand(fields[0].toStringRef(), fields[1], before));
     }
     Node* node = insertNode(before, request.kind, operands, request.op);
-    node->output()->setType(value->type());
+    node->output()->setType(operands.front()->type());
     return node;
+  }
+
+  // Scripts type the bias of a convolution as Tensor?, whatever it holds.
+  static Value* asTensor(Value* value, Node* before) {
+    if (value->type()->kind() != c10::TypeKind::OptionalType) {
+      return value;
+    }
+    Value* tensor = insertNode(before, c10::prim::unchecked_cast, {value}, before)->output();
+    return tensor->setType(c10::TensorType::get());
   }
 
   Value* operand(const std::string& role, const c10::IValue& what, Node* before) {

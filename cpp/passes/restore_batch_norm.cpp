@@ -4,9 +4,8 @@
 //   aten::batch_norm(%x, ..., %training, ...)                  ->   aten::batch_norm(%x, ..., False, ...)
 //
 // For models that have trained: freezing then finds nothing that writes to their statistics. Those without
-// any normalize by each batch, in use too, and stay.
+// any (see hasStatistics) normalize by each batch, in use too, and stay.
 #include "core/batch_norm.h"
-#include "core/known_values.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -16,11 +15,9 @@ bool restoreBatchNorm(PassContext& context) {
   const KnownValues known(context);
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    if (!isBatchNorm(node) || isNone(node->input(kRunningMean))) {
-      return;
-    }
-    const auto mean = known.attribute(node->input(kRunningMean));
-    if (mean && mean->isNone()) {
+    const bool restored_already =
+        node->kind() == c10::aten::batch_norm && constantNumber(node->input(kTraining)) == 0.0;
+    if (!isBatchNorm(node) || restored_already || !hasStatistics(known, node)) {
       return;
     }
     std::vector<Value*> operands = node->inputs().vec();

@@ -144,7 +144,13 @@ def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -
         return None
     grid = (spec.quant_min, spec.quant_max, spec.dtype)
     zero = spec.quant_min - quant_min
-    scales = scale.detach().cpu().double()
+    scales = positive(scale).double()
     if spec.ch_axis is None:
         return QParams(float(scales), zero, None, *grid)
     return QParams(scales, torch.full(scales.shape, zero), spec.ch_axis, *grid)
+
+
+def positive(scale: torch.Tensor) -> torch.Tensor:
+    """Return what the operator takes a scale for that the last step took to 0 or below."""
+    scale = scale.detach().cpu()
+    return torch.where(scale > 0, scale, scale.abs().clamp_min(torch.finfo(torch.float32).eps))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..quantizer import QParams, QuantizationSpec
 from .fake_quantizer import FakeQuantizer
-from .lsq import LSQ, scale_qparams
+from .lsq import LSQ, positive, scale_qparams
 from .moving_average import by_range
 from .place import Operator, Place, State, constants, group_operand, observe_operand, unset
 
@@ -68,7 +68,7 @@ class LSQPlus(FakeQuantizer):
         cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return the trained scale, and the offset in steps of it."""
-        scale, offset = operands["scale"].detach().cpu(), operands["offset"].detach().cpu()
+        scale, offset = positive(operands["scale"]), operands["offset"].detach().cpu()
         found = scale_qparams(scale, 0, spec)
         if found is None:
             return None

@@ -72,7 +72,13 @@ class Plan:
         operator, first = known or (self.method.at(place), len(self.states))
         if known is None:
             self.states += [
-                (state.name, home.index, state.initial, state.trained) for state in operator.states
+                (
+                    state.name,
+                    home.index,
+                    state.initial.detach().requires_grad_(state.trained),
+                    state.trained,
+                )
+                for state in operator.states
             ]
             if not quantization.again:
                 self.by_group[quantization.group] = operator, first

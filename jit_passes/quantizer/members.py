@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from ..errors import JitPassesError
 from ..graph import GraphView, NodeView, ValueView
 from .annotation import Annotations, describe, name_of, value_of
+from .selection import deferred_norm
 from .specification import (
     DEFAULT_OBSERVER,
     AnySpec,
@@ -235,7 +237,9 @@ class Members:
         result = self.results.get(member.value)
         for other in [*others, *([result] if result else [])]:
             assert member.own is not None and other.own is not None
-            if other is not member and same_parameters(member.own, other.own):
+            if other is member or not folded_alike(member, other):
+                continue
+            if same_parameters(member.own, other.own):
                 unite(other, member)
 
 
@@ -243,6 +247,20 @@ def unite(parent: Member, child: Member) -> None:
     parent_root, child_root = parent.root(), child.root()
     if parent_root is not child_root:
         child_root.parent = parent_root
+
+
+def folded_alike(one: Member, other: Member) -> bool:
+    """Say whether integers see the same numbers: a batch norm behind changes those of a weight."""
+
+    def factor(member: Member) -> tuple[Any, ...]:
+        norm = deferred_norm(member.node) if is_weight(member) else None
+        return () if norm is None else (norm.inputs[1], norm.inputs[4], norm.inputs[7].constant)
+
+    return factor(one) == factor(other)
+
+
+def is_weight(member: Member) -> bool:
+    return any(operand == 1 for _, operand in member.uses)
 
 
 def same_parameters(one: AnySpec, other: AnySpec) -> bool:
@@ -305,11 +323,11 @@ def check_spec(member: Member) -> None:
 def check_float(member: Member) -> None:
     value = member.value
     found = ""
-    if not value.is_tensor:
-        found = "it is no tensor"
-    elif isinstance(value.constant, torch.Tensor):
+    if isinstance(value.constant, torch.Tensor):  # what scripts type as Tensor? may hold one too
         if not value.constant.is_floating_point():
             found = f"it holds {str(value.constant.dtype).removeprefix('torch.')}"
+    elif not value.is_tensor:
+        found = "it is no tensor"
     elif value.dtype is not None and not value.dtype.is_floating_point:
         found = f"it holds {str(value.dtype).removeprefix('torch.')}"
     elif value.producer is not None and value.producer.kind in GIVE_BOOLS:

@@ -1,0 +1,106 @@
+"""Two processes that train one model agree on all that is quantized."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from qat_nets import METHODS, Net, Plain, batch, batches, compiled, seeded, state_of
+
+from jit_passes.qat import prepare_qat, quantization_parameters
+
+SHAPE = (8, 3, 8, 8)
+STEPS = 4
+
+
+def work(rank: int, world: int, folder: Path) -> None:
+    """What one process does: trains each method with its half of each batch; saves what came out."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    results: dict[str, Any] = {}
+    for method in METHODS:
+        for make in (Plain, Net):
+            model = prepare_qat(compiled(seeded(make), batch(*SHAPE)), fake_quantizer=method)
+            parallel = DistributedDataParallel(model.train())
+            assert len(quantization_parameters(parallel)) == len(quantization_parameters(model))
+            optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9)
+            states = []
+            for x in batches(STEPS, *SHAPE):
+                optimizer.zero_grad()
+                parallel(x.chunk(world)[rank]).square().mean().backward()
+                states.append(state_of(model))  # before the step, after the first batch
+                optimizer.step()
+            states.append(state_of(model))
+            results[f"{make.__name__}.{method}"] = states
+    # A rank without data takes part.
+    model = prepare_qat(compiled(seeded(Plain), batch(*SHAPE))).train()
+    model(batch(*SHAPE) if rank == 0 else torch.zeros(0, 3, 8, 8))
+    results["empty"] = [state_of(model)]
+    torch.save(results, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What both processes ended with."""
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), "2", str(folder)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output[-3000:]
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("net", ["Plain", "Net"])
+@pytest.mark.parametrize("method", METHODS)
+def test_ranks_stay_equal(ranks: list[dict[str, Any]], method: str, net: str) -> None:
+    """After the first batch and after each step: weights, scales, ranges."""
+    one, other = (rank[f"{net}.{method}"] for rank in ranks)
+    assert len(one) == STEPS + 1
+    assert not torch.equal(one[0]["fc.weight"], one[-1]["fc.weight"])
+    for step, (first, second) in enumerate(zip(one, other, strict=True)):
+        for name, value in first.items():
+            if "running_" in name:
+                continue  # each rank's own, until the next forward broadcasts those of rank 0
+            assert torch.equal(value, second[name]), (step, name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_first_batch_is_that_of_all(ranks: list[dict[str, Any]], method: str) -> None:
+    """What begins with it is what one process makes of the whole batch; exactly, but for sums."""
+    model = prepare_qat(compiled(seeded(Plain), batch(*SHAPE)), fake_quantizer=method).train()
+    model(batches(1, *SHAPE)[0])
+    found = ranks[0][f"Plain.{method}"][0]
+    alone = state_of(model)
+    assert list(alone) == list(found)
+    for name, value in alone.items():
+        assert torch.allclose(value, found[name], rtol=1e-6, atol=0), name
+
+
+def test_a_rank_without_data(ranks: list[dict[str, Any]]) -> None:
+    one, other = (rank["empty"][0] for rank in ranks)
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+    assert one["conv.input_scale"].isfinite().all()
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,157 @@
+"""Whole models train with quantization and convert: those of tests/models, random and real ones."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from compare import call, clone, leaves
+from models import CASES, Case
+from qat_nets import METHODS, Model, batch, compiled, seeded
+from torch import Tensor, nn
+
+import jit_passes
+from benchmarks.models.mobilenet_v2 import MobileNetV2
+from benchmarks.models.mobilenet_v3 import BlockConfig, MobileNetV3
+from benchmarks.models.resnet import BasicBlock, ResNet
+from jit_passes import JitPassesError
+from jit_passes.qat import prepare_qat
+from jit_passes.testing import random_module
+
+# Of the largest value: steps that round the other way, of grids that LSQ begins with 2 mean|x| /
+# sqrt(127), which is one of few steps for a value of a narrow spread.
+STEPS = 0.15
+REFUSED = ("nothing can be quantized", "no parameters to train")
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in what a module returns."""
+    return (
+        v for _, v in leaves(value)
+        if isinstance(v, Tensor) and v.is_floating_point() and v.numel()
+    )  # fmt: skip
+
+
+def step(model: Model, args: Any, method: str, optimizer: torch.optim.Optimizer) -> None:
+    """One step of training."""
+    optimizer.zero_grad()
+    outputs = [v for v in tensors(call(model, clone(args), method)) if v.requires_grad]
+    assert all(bool(v.isfinite().all()) for v in outputs)
+    if outputs:
+        torch.stack([v.sum() for v in outputs]).sum().backward()
+    optimizer.step()
+
+
+def check(model: Model, args: Any, trainer: str, method: str = "forward") -> float | None:
+    """Prepare, train, convert; the largest difference, of the largest value. None: refused."""
+    try:
+        prepared = prepare_qat(model, fake_quantizer=trainer, method=method)
+    except JitPassesError as error:
+        assert any(text in str(error) for text in REFUSED), error
+        return None
+    prepared.train()
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=1e-4)
+    for _ in range(2):
+        step(prepared, args, method, optimizer)
+    prepared.eval()
+    with torch.no_grad():
+        expected = call(prepared, clone(args), method)
+        reference = jit_passes.convert(prepared)
+        found = call(reference, clone(args), method)
+    worst = 0.0
+    for one, other in zip(tensors(expected), tensors(found), strict=True):
+        assert bool(one.isfinite().all())
+        worst = max(worst, float((one - other).abs().max() / (one.abs().max() + 1e-6)))
+    return worst
+
+
+# Modules whose float versions do not train, or not twice.
+FLOAT_FAILS = {
+    "inplace_ChunkWrite": "autograd refuses it",
+    "inplace_ListOfViews": "autograd refuses it",
+    "inplace_OutArgument": "autograd refuses it",
+    "state_moving_mean": "its buffer keeps the first graph",
+}
+
+
+@pytest.mark.parametrize("trainer", METHODS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_odd_models(case: Case, trainer: str) -> None:
+    if case.name in FLOAT_FAILS:
+        pytest.skip(FLOAT_FAILS[case.name])
+    frontend = case.frontends[METHODS.index(trainer) % len(case.frontends)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        worst = check(case.build(frontend), case.arguments(4, seed=1), trainer, case.method)
+    assert (worst is None) <= (case.floor is None), "refused"
+    assert worst is None or worst <= STEPS
+
+
+@pytest.mark.parametrize("trainer", METHODS)
+def test_random_modules(trainer: str) -> None:
+    """Both frontends and modes of two dozen modules."""
+    quantized = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for index in range(24):
+            drawn = random_module(index, seed=3)
+            for frontend in drawn.frontends:
+                training = (index + METHODS.index(trainer)) % 2 == 0
+                model = drawn.compile(frontend, training=training, dtype=torch.float32)
+                try:
+                    worst = check(model, drawn.arguments(torch.float32), trainer)
+                except Exception as error:
+                    error.add_note(
+                        f"{drawn.name}, {frontend}, training={training}:\n{drawn.source}"
+                    )
+                    raise
+                assert worst is None or worst <= STEPS, (drawn.name, frontend, worst)
+                quantized += worst is not None
+    assert quantized >= 20
+
+
+NETS = {
+    "resnet": lambda: small_resnet(),
+    "mobilenet_v2": lambda: MobileNetV2(classes=10),
+    "mobilenet_v3": lambda: MobileNetV3(
+        [BlockConfig(3, 16, 16, False, False, 1), BlockConfig(5, 48, 24, True, True, 2),
+         BlockConfig(5, 72, 24, True, True, 1)], last_hidden=32, classes=10,
+    ),
+}  # fmt: skip
+
+
+def small_resnet() -> nn.Module:
+    """ResNet-10, its residual branches starting as zeros."""
+    model = ResNet(BasicBlock, [1, 1, 1, 1], classes=10)
+    for block in model.modules():
+        if isinstance(block, BasicBlock):
+            nn.init.zeros_(block.bn2.weight)
+    return model
+
+
+@pytest.mark.parametrize("origin", ["scripted", "traced_in_training"])
+@pytest.mark.parametrize("name", NETS)
+def test_real_nets(name: str, origin: str) -> None:
+    """Squeeze-and-excitation, hardswish and residuals: a step, an int8 model that agrees."""
+    eager = seeded(NETS[name]())
+    x = batch(4, 3, 64, 64)
+    trainer = "lsq" if origin == "scripted" else "tqt"
+    model = prepare_qat(compiled(eager, x, origin), fake_quantizer=trainer).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        step(model, (x,), "forward", optimizer)
+    moved = [n for n, v in model.named_parameters() if not torch.equal(v, before[n])]
+    still = [n for n, _ in model.named_parameters() if n not in moved]
+    assert len(still) <= 0.1 * len(moved), still
+    model.eval()
+    with torch.no_grad():
+        expected = model(x)
+        lowered = jit_passes.lower(jit_passes.convert(model))
+        assert (lowered(x) - expected).abs().max() <= STEPS * expected.abs().max()
+    rows = jit_passes.coverage(lowered)
+    assert sum(row.dtype == "int8" for row in rows) == len(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import _extension, observers, quantizer, targets
+from . import _extension, fake_quantizers, observers, quantizer, targets
 from .calibrate import calibrate
 from .convert import convert
 from .diff import diff_graphs, format_graph
@@ -17,6 +17,20 @@ from .observe import prepare
 from .passes import Pipeline, passes, register_pass, run_pass
 from .plugins import Plugin, load_plugins
 from .profile import Profile, ValueProfile, fill, profile
+from .qat import (
+    ThresholdFreezer,
+    disable_fake_quantize,
+    disable_observers,
+    enable_fake_quantize,
+    enable_observers,
+    freeze_statistics,
+    model_parameters,
+    named_quantization_parameters,
+    prepare_qat,
+    quantization_parameters,
+    scale_corrections,
+    unfreeze_statistics,
+)
 from .quantize import quantize_script
 from .quantizer import Slot
 from .report import Coverage, Inspection, coverage, inspect
@@ -46,6 +60,7 @@ __all__ = [
     "ScheduledPass",
     "Slot",
     "Stage",
+    "ThresholdFreezer",
     "ValueProfile",
     "ValueView",
     "assert_equivalent",
@@ -53,20 +68,30 @@ __all__ = [
     "convert",
     "coverage",
     "diff_graphs",
+    "disable_fake_quantize",
+    "disable_observers",
+    "enable_fake_quantize",
+    "enable_observers",
     "encodings_of",
     "export_calibration",
+    "fake_quantizers",
     "fill",
     "format_graph",
+    "freeze_statistics",
     "include_paths",
     "inspect",
     "library_path",
     "load_plugins",
     "lower",
+    "model_parameters",
+    "named_quantization_parameters",
     "normalized_graph",
     "observers",
     "passes",
     "prepare",
+    "prepare_qat",
     "profile",
+    "quantization_parameters",
     "quantize_script",
     "quantize_slots",
     "quantizer",
@@ -75,10 +100,12 @@ __all__ = [
     "replace_pattern",
     "rewrite",
     "run_pass",
+    "scale_corrections",
     "schedule",
     "scheduled",
     "scheduled_passes",
     "targets",
+    "unfreeze_statistics",
 ]
 
 

@@ -110,6 +110,8 @@ def prepare_qat(
         _C.set_string_attribute(module, "process_group", group)
     Report("qat", method, backend.name, backend.options, operators).write(module)
     result = wrap(module)
+    for parameter in quantization_parameters(result):
+        parameter.requires_grad_(True)
     result.train(getattr(model, "training", True))
     watch(result, model_parameters(result), quantization_parameters(result))
     return result

@@ -34,11 +34,12 @@ TQT, 2^n            powers of two as in "PTQ, 2^n"; thresholds train (arXiv:1903
 ==================  =============================================================================
 
 Recipes. STE, LSQ and LSQ+, as the LSQ paper has it for pretrained networks: SGD with momentum 0.9
-at rate 0.01, cosine decay, weight decay 1e-4 for weights and none for what quantization adds.
-Statistics of batch norms are frozen for the last quarter of the epochs. TQT: two Adams, thresholds
-at 1e-2 halved in steps, weights at 1e-3 with cosine decay (the paper's 1e-6 is for hundreds of
-thousands of steps), statistics frozen after the first epoch, thresholds frozen one by one from the
-middle on. All train for the same number of epochs, on images moved by up to a pixel.
+at rate 0.001 for 8 bits and 0.01 for fewer, cosine decay, weight decay 1e-4 for weights and none
+for what quantization adds. Statistics of batch norms are frozen for the last quarter of the epochs.
+TQT: two Adams, thresholds at 1e-2 halved in steps, weights at 1e-3 with cosine decay (the paper's
+1e-6 is for hundreds of thousands of steps), statistics frozen after the first epoch, thresholds
+frozen one by one from the middle on. All train for the same number of epochs, on images moved by up
+to a pixel.
 
 Accuracy is that of the converted model (``jit_passes.convert``), which is what would be deployed.
 Biases stay float, as in the LSQ papers. The second table of each network is the same with biases in
@@ -59,7 +60,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -180,7 +181,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--bits", nargs="+", type=int, default=BITS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=6, help="of training with quantization")
+    parser.add_argument("--epochs", type=int, default=4, help="of training with quantization")
     parser.add_argument("--float-epochs", type=int, default=10)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     return parser.parse_args(arguments)
@@ -265,7 +266,10 @@ def _quantize(job: Job, folder: Path) -> Result:
         return Result(*scores, scores[0])
     qat = _prepare(model.train(), job, _FLOAT_BIAS)
     steps = len(data.train_x) // _BATCH
-    recipe = Tqt(qat, steps, job.epochs) if job.method == "tqt" else Lsq(qat, steps, job.epochs)
+    rate = 1e-3 if job.bits >= 8 else 1e-2
+    recipe: Recipe = (
+        Tqt(qat, steps, job.epochs) if job.method == "tqt" else Sgd(qat, steps, job.epochs, rate)
+    )
     generator = torch.Generator().manual_seed(job.seed)
     for epoch in range(job.epochs):
         recipe.begin(epoch)
@@ -319,15 +323,25 @@ def _quantizer(method: str) -> PowerOfTwoQuantizer | None:
     return PowerOfTwoQuantizer() if method in ("ptq_power_of_two", "tqt") else None
 
 
-class Lsq:
+class Recipe(Protocol):
+    """How a model is trained."""
+
+    def begin(self, epoch: int) -> None:
+        """Go into an epoch."""
+
+    def step(self) -> None:
+        """Go one step down, and forget the gradients."""
+
+
+class Sgd:
     """The recipe of STE, LSQ and LSQ+: SGD and cosine decay."""
 
-    def __init__(self, qat: torch.jit.ScriptModule, steps: int, epochs: int) -> None:
+    def __init__(self, qat: torch.jit.ScriptModule, steps: int, epochs: int, rate: float) -> None:
         self._qat, self._epochs = qat, epochs
         groups = [{"params": jit_passes.model_parameters(qat), "weight_decay": 1e-4}]
         if added := jit_passes.quantization_parameters(qat):
             groups.append({"params": added, "weight_decay": 0.0})
-        self._optimizer = torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+        self._optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9)
         self._schedule = CosineAnnealingLR(self._optimizer, steps * epochs)
 
     def begin(self, epoch: int) -> None:
@@ -378,12 +392,13 @@ class Tqt:
 def _text(found: dict[Job, Result], options: argparse.Namespace) -> str:
     """One table for each network, and what there is to say below."""
     parts = []
+    columns = sorted(options.bits, reverse=True)
     for net in options.nets:
         parent = "mobilenet" if net == "uneven" else net
         floats = [r.converted for j, r in found.items() if (j.net, j.method) == (parent, "float")]
         methods = [m for m in options.methods if any((j.net, j.method) == (net, m) for j in found)]
         for title, which in ((net, "converted"), (f"{net}, biases rounded", "rounded")):
-            rows = [["float", _spread(floats)] + [""] * (len(options.bits) - 1)]
+            rows = [["float", _spread(floats)] + [""] * (len(columns) - 1)]
             for method in methods:
                 scores = [
                     [
@@ -391,10 +406,10 @@ def _text(found: dict[Job, Result], options: argparse.Namespace) -> str:
                         for job, result in found.items()
                         if (job.net, job.method, job.bits) == (net, method, bits)
                     ]
-                    for bits in options.bits
+                    for bits in columns
                 ]
                 rows.append([METHODS[method], *map(_spread, scores)])
-            header = [title, *(f"{bits} bits" for bits in options.bits)]
+            header = [title, *(f"{bits} bits" for bits in columns)]
             parts.append(report.table(header, rows))
     job, result = max(found.items(), key=lambda item: abs(item[1].converted - item[1].trained))
     parts.append(

@@ -12,7 +12,7 @@ Run it on its own to train both and print their accuracy:
 
 import sys
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
@@ -125,6 +125,8 @@ class DigitsResNet(nn.Module):
 
 class InvertedResidual(nn.Module):
     """Expand, depthwise convolution, linear projection: the block of MobileNetV2."""
+
+    residual: Final[bool]  # so that scripting keeps one of the two branches below
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, expand: int) -> None:
         super().__init__()

@@ -93,8 +93,8 @@ assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in own.i
 
 # %% [markdown]
 # Batch norms are still there, and train as ever. The weight in front is quantized as it will be
-# once its batch norm is folded into it; so the names end in `_scale` and not in the middle of a
-# product. Here is the first convolution in the graph:
+# once its batch norm is folded into it: `fold_factor` is what it will be multiplied by. Here is the
+# first convolution in the graph:
 
 # %%
 for node in GraphView.of(qat, parameters=True).nodes:
@@ -113,14 +113,14 @@ EPOCHS, BATCH = 4, 32
 STEPS = len(data.train_x) // BATCH
 
 
-def optimizer_of(qat: torch.jit.ScriptModule) -> torch.optim.Optimizer:
-    """SGD as in the paper, at the rate that it has for pretrained networks."""
+def optimizer_of(qat: torch.jit.ScriptModule, rate: float = 0.01) -> torch.optim.Optimizer:
+    """SGD as in the paper, which has the rate 0.01 for 2 to 4 bits, and 0.001 for 8."""
     return torch.optim.SGD(
         [
             {"params": jit_passes.model_parameters(qat), "weight_decay": 1e-4},
             {"params": jit_passes.quantization_parameters(qat), "weight_decay": 0.0},
         ],
-        lr=0.01,
+        lr=rate,
         momentum=0.9,
     )
 
@@ -236,8 +236,9 @@ print("scales that a step took below 0, and that were put back:", jit_passes.sca
 #
 # `convert` takes what was trained as it takes what was calibrated, and gives the reference model:
 # weights as integers, batch norms folded, the trained scales in quantize and dequantize. One thing
-# is new in it: biases are rounded to steps of the accumulator, input scale times weight scale. At
-# 4 bits that shows in single values; for fewer bits, see docs/qat.md.
+# is new in it, which training did not know of: biases are rounded to steps of the accumulator,
+# input scale times weight scale. At 4 bits that costs a few digits, won or lost; docs/qat.md has
+# more, and how to keep biases in float.
 
 # %%
 qat.eval()
@@ -268,7 +269,7 @@ assert reference_top1 >= calibrated_top1 - 0.5
 torch.manual_seed(0)
 model = torch.jit.script(train(DigitsResNet(width=8), data, epochs=6))
 qat = jit_passes.prepare_qat(model, X86Quantizer(), fake_quantizer="lsq")
-optimizer = optimizer_of(qat)
+optimizer = optimizer_of(qat, rate=0.001)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 qat.train()
 print(f"loss {run_epoch(qat, optimizer, schedule, 0):.4f}")

@@ -72,7 +72,7 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
     """
     subject = own(model, method)
     # What comes out of torch.jit.trace knows it, and what comes out of a file does not.
-    traced = isinstance(model, torch.jit.TopLevelTracedModule)
+    traced = isinstance(model, torch.jit.TopLevelTracedModule)  # type: ignore[attr-defined]
     NORMALIZE_TRAINING.run_on(subject, options={"follow_mode": {"traced": traced}})
     return subject.module
 

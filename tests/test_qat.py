@@ -24,8 +24,8 @@ from qat_nets import (
     quantizations,
     reloaded,
     seeded,
-    steps_apart,
     state_of,
+    steps_apart,
     train,
     trained,
 )

@@ -302,7 +302,7 @@ def test_kinds_of_batch_norm(name: str, origin: str, method: str) -> None:
     shape = (5, 6) if name == "linear" else IMAGES
     eager, x = seeded(make()), batch(*shape)
     model = prepare_qat(compiled(eager, x, origin), fake_quantizer=method).train()
-    folds = folds and origin != "traced_in_eval" or folds
+    folds = (folds and origin != "traced_in_eval") or folds
     assert bool(nodes_of(model, "jit_passes::deferred_batch_norm")) == folds
     train(model, batches(3, *shape))
     freeze_statistics(model)

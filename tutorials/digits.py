@@ -12,7 +12,7 @@ Run it on its own to train both and print their accuracy:
 
 import sys
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
@@ -126,6 +126,8 @@ class DigitsResNet(nn.Module):
 class InvertedResidual(nn.Module):
     """Expand, depthwise convolution, linear projection: the block of MobileNetV2."""
 
+    residual: Final[bool]  # so that scripting keeps one of the two branches below
+
     def __init__(self, channels_in: int, channels_out: int, stride: int, expand: int) -> None:
         super().__init__()
         hidden = channels_in * expand
@@ -229,7 +231,7 @@ def _run_epochs(
     for _ in range(epochs):
         order = torch.randperm(len(data.train_x), generator=generator)
         for picked in order[: steps * batch_size].split(batch_size):
-            logits = model(_shift(data.train_x[picked], generator))
+            logits = model(shift(data.train_x[picked], generator))
             loss = F.cross_entropy(logits, data.train_y[picked], label_smoothing=0.05)
             optimizer.zero_grad()
             loss.backward()
@@ -239,7 +241,7 @@ def _run_epochs(
     bar.close()
 
 
-def _shift(images: Tensor, generator: torch.Generator) -> Tensor:
+def shift(images: Tensor, generator: torch.Generator) -> Tensor:
     """Moves a batch by up to one pixel: the only augmentation that 8x8 scans can take."""
     dy, dx = torch.randint(-1, 2, (2,), generator=generator).tolist()
     background = images.amin().item()

@@ -1,0 +1,283 @@
+# %% [markdown]
+# # Training with four bits
+#
+# With 8 bits, a network is quantized after it was trained, and hardly notices. With 4 there are 16
+# codes, and calibration alone costs images. Then the network is trained once more, a little, with
+# its own quantization in place, and learns weights that work with it. LSQ, *learned step size
+# quantization*, trains the scales as well.
+#
+# This text takes the residual network of tutorial 01 through such a training: what is added to the
+# model, how an optimizer gets to know of it, a schedule, stopping and going on, and what comes out.
+# [docs/qat.md](../docs/qat.md) has the other methods, and when to take which; tutorial 11 trains
+# scales that are powers of two.
+#
+# It is a plain Python file. Run it whole (`python tutorials/10_lsq_training.py`, about half a
+# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# assertions.
+
+# %%
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from digits import DigitsResNet, load_digits_tensors, shift, top1, train
+from torch import Tensor
+from torch.nn import functional as F
+
+import jit_passes
+from jit_passes import GraphView
+from jit_passes.targets import X86Quantizer
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+torch.set_num_threads(1)  # results then do not depend on the number of cores
+
+# %% [markdown]
+# ## 1. The float network
+#
+# A trained one, scripted. A traced model would do, and one from a file, as long as its parameters
+# are still parameters: `torch.jit.freeze` makes constants of them.
+
+# %%
+data = load_digits_tensors()
+torch.manual_seed(0)
+model = torch.jit.script(train(DigitsResNet(width=8), data, epochs=6))
+float_top1 = top1(model, data.test_x, data.test_y)
+print(f"float: {float_top1:.2f} % of {len(data.test_y)} held-out digits are right")
+assert float_top1 > 97
+
+# %% [markdown]
+# ## 2. What calibration alone gives
+#
+# Weights, and what convolutions and linears read, get 4 bits; in the first and the last layer,
+# where every error counts, 8. In a configuration:
+
+# %%
+few = {"input": {"bits": 4}, "weight": {"bits": 4}}
+many = {"input": {"bits": 8}, "weight": {"bits": 8}}
+config = {"version": 1, "global": few, "rules": [{"module": ["conv1", "fc"], **many}]}
+batches = data.train_x[:512].split(64)
+calibrated = jit_passes.quantize_script(model, batches, target="reference", config=config)
+calibrated_top1 = top1(calibrated, data.test_x, data.test_y)
+print(f"4 bits, calibrated: {calibrated_top1:.2f} %")
+
+# %% [markdown]
+# ## 3. Prepare
+#
+# `prepare_qat` stands where `prepare` stood. Where that puts observers, this puts *fake
+# quantization*: round to the nearest code, clip at the last one, and back to float. `bits` and
+# `first_last_bits` say what the configuration above says.
+
+# %%
+qat = jit_passes.prepare_qat(
+    model, fake_quantizer="lsq", bits=4, first_last_bits=8, target="reference"
+)
+own = dict(model.named_parameters())
+added = dict(jit_passes.named_quantization_parameters(qat))
+for name in list(added)[:6]:
+    print(f"{name:32} {list(added[name].shape)}  {added[name].detach().flatten()[:3].tolist()}")
+print(f"{len(own)} parameters of the model, {len(added)} of its quantization")
+assert added["conv1.weight_scale"].shape == (8,)  # one for each output channel
+assert added["conv1.weight_scale"].isfinite().all()
+
+# %% [markdown]
+# A weight is known, so its scales begin at once; that of an activation is infinite until a batch
+# comes by. The model's own parameters have kept their names, and are the same tensors: training
+# this one trains the float model too. (To keep that, script a copy.)
+
+# %%
+assert added["conv1.input_scale"].isinf().all()
+found = dict(qat.named_parameters())
+assert own.keys() <= found.keys() and found.keys() == own.keys() | added.keys()
+assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in own.items())
+
+# %% [markdown]
+# Batch norms are still there, and train as ever. The weight in front is quantized as it will be
+# once its batch norm is folded into it: `fold_factor` is what it will be multiplied by. Here is the
+# first convolution in the graph:
+
+# %%
+for node in GraphView.of(qat, parameters=True).nodes:
+    if node.module in ("conv1", "bn1") and node.kind.split("::")[0] != "prim":
+        print(node.kind, "->", node.output.name)
+
+# %% [markdown]
+# ## 4. An optimizer
+#
+# It is built now, since before there were no scales to know of. (One that was built too early
+# trains weights only, and `jit_passes` warns at its second step.) Scales are a group of their own:
+# weight decay would pull them towards 0, which means nothing.
+
+# %%
+EPOCHS, BATCH = 4, 32
+STEPS = len(data.train_x) // BATCH
+
+
+def optimizer_of(qat: torch.jit.ScriptModule, rate: float = 0.01) -> torch.optim.Optimizer:
+    """SGD as in the paper, which has the rate 0.01 for 2 to 4 bits, and 0.001 for 8."""
+    return torch.optim.SGD(
+        [
+            {"params": jit_passes.model_parameters(qat), "weight_decay": 1e-4},
+            {"params": jit_passes.quantization_parameters(qat), "weight_decay": 0.0},
+        ],
+        lr=rate,
+        momentum=0.9,
+    )
+
+
+optimizer = optimizer_of(qat)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * STEPS)
+assert [len(group["params"]) for group in optimizer.param_groups] == [len(own), len(added)]
+
+# %% [markdown]
+# ## 5. The first batches: looking only
+#
+# In training mode the first batch gives the scales of activations. `disable_fake_quantize` lets the
+# model compute in float meanwhile, so that each layer sees what it will see from a trained network,
+# and not what a coarse start of the layers in front makes of it.
+
+# %%
+qat.train()
+jit_passes.disable_fake_quantize(qat)
+with torch.no_grad():
+    for images in batches[:4]:
+        looked = qat(images)
+jit_passes.enable_fake_quantize(qat)
+begun = {name: parameter.detach().clone() for name, parameter in added.items()}
+print("conv1.input_scale", begun["conv1.input_scale"].item())
+assert all(parameter.isfinite().all() for parameter in begun.values())
+
+# %% [markdown]
+# ## 6. Training
+#
+# A loop as for any model. `train()` and `eval()` mean what they always do: in eval mode the model
+# is quantized too, and nothing moves.
+
+
+# %%
+def run_epoch(
+    qat: torch.jit.ScriptModule,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    seed: int,
+) -> Tensor:
+    """One pass over the training half; returns the mean loss."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(data.train_x), generator=generator)
+    total = torch.zeros(())
+    for picked in order[: STEPS * BATCH].split(BATCH):
+        logits = qat(shift(data.train_x[picked], generator))
+        loss = F.cross_entropy(logits, data.train_y[picked], label_smoothing=0.05)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        total += loss.detach() / STEPS
+    return total
+
+
+def report(epoch: int, loss: Tensor) -> None:
+    """Print what an epoch came to."""
+    qat.eval()
+    print(f"epoch {epoch}: loss {loss:.4f}, {top1(qat, data.test_x, data.test_y):.2f} %")
+    qat.train()
+
+
+for epoch in range(2):
+    report(epoch, run_epoch(qat, optimizer, schedule, epoch))
+moved = {name: (parameter.detach() / begun[name] - 1) for name, parameter in added.items()}
+for name in list(moved)[:6]:
+    print(f"{name:32} moved by up to {100 * moved[name].abs().max():.2f} %")
+assert all(change.abs().max() > 0 for change in moved.values())
+assert max(change.abs().max() for change in moved.values()) > 0.01
+
+# %% [markdown]
+# ## 7. Stopping, and going on
+#
+# A training model is a ScriptModule: `torch.jit.save` writes it with its scales, switches and mode.
+# The optimizer and its schedule have states of their own. Whoever loads all three goes on as if
+# nothing had been; no `prepare_qat` is needed, nor the Python code of the network.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    torch.jit.save(qat, str(Path(folder) / "qat.pt"))
+    states = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    torch.save(states, Path(folder) / "states.pt")
+    resumed = torch.jit.load(str(Path(folder) / "qat.pt"))
+    states = torch.load(Path(folder) / "states.pt")
+other = optimizer_of(resumed)
+other_schedule = torch.optim.lr_scheduler.CosineAnnealingLR(other, EPOCHS * STEPS)
+other.load_state_dict(states["optimizer"])
+other_schedule.load_state_dict(states["schedule"])
+
+report(2, run_epoch(qat, optimizer, schedule, 2))
+run_epoch(resumed, other, other_schedule, 2)
+for (name, one), (_, two) in zip(qat.named_parameters(), resumed.named_parameters(), strict=True):
+    assert torch.equal(one, two), name
+print("the model that was saved and loaded trains to the same bits")
+
+# %% [markdown]
+# ## 8. The last epoch
+#
+# In use, a batch norm is a factor in the weight, made of its running statistics.
+# `freeze_statistics` lets it normalize by these in training too, so that weights settle on what
+# they will be multiplied by. Observers have nothing left to do; `disable_observers` says so.
+
+# %%
+jit_passes.freeze_statistics(qat)
+jit_passes.disable_observers(qat)
+statistics = qat.bn1.running_mean.clone()
+report(3, run_epoch(qat, optimizer, schedule, 3))
+assert torch.equal(qat.bn1.running_mean, statistics)
+print("scales that a step took below 0, and that were put back:", jit_passes.scale_corrections(qat))
+
+# %% [markdown]
+# ## 9. Convert
+#
+# `convert` takes what was trained as it takes what was calibrated, and gives the reference model:
+# weights as integers, batch norms folded, the trained scales in quantize and dequantize. One thing
+# is new in it, which training did not know of: biases are rounded to steps of the accumulator,
+# input scale times weight scale. At 4 bits that costs a few digits, won or lost; docs/qat.md has
+# more, and how to keep biases in float.
+
+# %%
+qat.eval()
+reference = jit_passes.convert(qat)
+trained_top1 = top1(qat, data.test_x, data.test_y)
+reference_top1 = top1(reference, data.test_x, data.test_y)
+print(f"float             {float_top1:.2f} %")
+print(f"4 bits calibrated {calibrated_top1:.2f} %")
+print(f"4 bits trained    {trained_top1:.2f} %, converted {reference_top1:.2f} %")
+codes = {}
+for node in GraphView.of(reference).nodes:
+    if node.kind == "aten::conv2d":
+        codes[node.module] = int(node.inputs[1].producer.inputs[0].constant.abs().max())
+print("largest weight as an integer:", codes)
+assert codes["conv1"] > 8 and all(code <= 8 for name, code in codes.items() if name != "conv1")
+assert reference_top1 > float_top1 - 1
+assert abs(reference_top1 - trained_top1) < 1
+assert reference_top1 >= calibrated_top1 - 0.5
+
+# %% [markdown]
+# ## 10. Eight bits for PyTorch's kernels
+#
+# A quantizer says what the kernels of a backend can do. With that for x86 the model trains with
+# what `quantized::conv2d` will compute, and what comes out is lowered to it. One epoch from the
+# float weights is enough here; there is little to repair.
+
+# %%
+torch.manual_seed(0)
+model = torch.jit.script(train(DigitsResNet(width=8), data, epochs=6))
+qat = jit_passes.prepare_qat(model, X86Quantizer(), fake_quantizer="lsq")
+optimizer = optimizer_of(qat, rate=0.001)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+qat.train()
+print(f"loss {run_epoch(qat, optimizer, schedule, 0):.4f}")
+reference = jit_passes.convert(qat)
+int8 = jit_passes.lower(reference)
+print(jit_passes.coverage(int8))
+int8_top1 = top1(int8, data.test_x, data.test_y)
+print(f"float {float_top1:.2f} %, int8 {int8_top1:.2f} %")
+assert not jit_passes.coverage(int8).float
+assert "quantized::conv2d" in str(int8.inlined_graph)
+assert int8_top1 > float_top1 - 1

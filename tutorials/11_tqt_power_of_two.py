@@ -1,0 +1,200 @@
+# %% [markdown]
+# # Training scales that are powers of two
+#
+# Hardware without a multiplier to spare rescales by shifting: every scale is a power of two, with
+# one for each tensor, and zero points are 0. Such a grid is coarse. From one power to the next the
+# range doubles, and the largest value alone decides which it is. TQT, *trained quantization
+# thresholds*, trains where each tensor is clipped, weighing what clipping costs against what wide
+# steps cost, and the weights with it.
+#
+# This text trains a small MobileNet so, with 4 bits. Tutorial 10 has the steps that all methods
+# have in common, in more detail; [docs/qat.md](../docs/qat.md) has the reference.
+#
+# It is a plain Python file. Run it whole (`python tutorials/11_tqt_power_of_two.py`, about half a
+# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# assertions.
+
+# %%
+import json
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from digits import DigitsMobileNet, load_digits_tensors, shift, top1, train
+from torch.nn import functional as F
+
+import jit_passes
+from jit_passes import GraphView
+from jit_passes.targets import PowerOfTwoQuantizer
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+torch.set_num_threads(1)  # results then do not depend on the number of cores
+
+# %% [markdown]
+# ## 1. What calibration loses
+#
+# The network has depthwise convolutions, whose channels have a filter each and differ more than
+# those of others do. Calibrated with a scale for each channel, of any size, 4 bits cost little;
+# with one power of two for each tensor they cost a lot. First and last layer have 8 bits.
+
+# %%
+data = load_digits_tensors()
+torch.manual_seed(0)
+model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=6))
+float_top1 = top1(model, data.test_x, data.test_y)
+few = {"input": {"bits": 4}, "weight": {"bits": 4}}
+many = {"input": {"bits": 8}, "weight": {"bits": 8}}
+edges = {"module": ["features.0", "classifier"], **many}
+config = {"version": 1, "global": few, "rules": [edges]}
+batches = data.train_x[:512].split(64)
+any_scale = jit_passes.quantize_script(model, batches, target="reference", config=config)
+shifting = jit_passes.quantize_script(
+    model, batches, quantizer=PowerOfTwoQuantizer(), config=config
+)
+any_top1 = top1(any_scale, data.test_x, data.test_y)
+static_top1 = top1(shifting, data.test_x, data.test_y)
+print(f"float                            {float_top1:.2f} %")
+print(f"calibrated, scales per channel   {any_top1:.2f} %")
+print(f"calibrated, powers of two        {static_top1:.2f} %")
+assert static_top1 < float_top1 - 3
+
+# %% [markdown]
+# ## 2. Thresholds
+#
+# The same quantizer says where fake quantization stands, and that scales are powers of two.
+#
+#     scale = 2^ceil(log2_threshold) / 2^(bits - 1)
+#
+# The threshold itself moves all the time; the scale changes when it crosses a whole number. Those
+# of weights begin at three standard deviations; those of activations with the first batch, at the
+# threshold that keeps most of the information (the observer `KLJ`).
+
+# %%
+qat = jit_passes.prepare_qat(
+    model, PowerOfTwoQuantizer(), fake_quantizer="tqt", bits=4, first_last_bits=8
+)
+qat.train()
+with torch.no_grad():
+    qat(batches[0])
+thresholds = dict(jit_passes.named_quantization_parameters(qat))
+before = {name: float(threshold.detach()) for name, threshold in thresholds.items()}
+print(f"{len(thresholds)} thresholds, the first of them:")
+for name in list(before)[:5]:
+    print(f"  {name:42} {before[name]:6.2f}, so clipped at 2^{-int(-before[name] // 1)}")
+assert all("_log2_threshold" in name for name in thresholds)
+assert all(abs(value) < 30 for value in before.values())
+
+# %% [markdown]
+# ## 3. Two optimizers and a freezer
+#
+# The recipe of TQT: Adam for weights, and Adam with a larger rate that is halved again and again
+# for thresholds. Adam because the size of a threshold's gradient depends on how many values it
+# clips, and only its sign can be trusted.
+#
+# A threshold near a whole number switches its scale back and forth, and the weights around it never
+# settle. `ThresholdFreezer` stops them one by one, the calmest first, on the side where each was
+# most of the time. The paper starts that after thousands of steps; here it is from the second half
+# on. (`ThresholdFreezer.for_batch_size` has the paper's numbers.)
+
+# %%
+EPOCHS, BATCH = 5, 32
+STEPS = len(data.train_x) // BATCH
+TOTAL = EPOCHS * STEPS
+weights = torch.optim.Adam(jit_passes.model_parameters(qat), lr=1e-3)
+grid = torch.optim.Adam(thresholds.values(), lr=1e-2)
+schedules = (
+    torch.optim.lr_scheduler.CosineAnnealingLR(weights, TOTAL),
+    torch.optim.lr_scheduler.StepLR(grid, TOTAL // 4, 0.5),
+)
+interval = TOTAL // 2 // len(thresholds)
+freezer = jit_passes.ThresholdFreezer(thresholds.items(), TOTAL // 2, interval, momentum=0.99)
+
+# %% [markdown]
+# ## 4. Training
+#
+# Statistics of batch norms are frozen after the first epoch, as the paper does: thresholds sit
+# right behind them, and cannot settle while what they clip is rescaled with each batch. The freezer
+# steps after the optimizers, while gradients are still there.
+
+# %%
+generator = torch.Generator().manual_seed(0)
+for epoch in range(EPOCHS):
+    qat.train()
+    if epoch == 1:
+        jit_passes.freeze_statistics(qat)
+    total = 0.0
+    order = torch.randperm(len(data.train_x), generator=generator)
+    for picked in order[: STEPS * BATCH].split(BATCH):
+        logits = qat(shift(data.train_x[picked], generator))
+        loss = F.cross_entropy(logits, data.train_y[picked], label_smoothing=0.05)
+        loss.backward()
+        weights.step()
+        grid.step()
+        freezer.step()
+        for optimizer, schedule in zip((weights, grid), schedules, strict=True):
+            schedule.step()
+            optimizer.zero_grad()
+        total += loss.item() / STEPS
+    qat.eval()
+    score = top1(qat, data.test_x, data.test_y)
+    print(f"epoch {epoch}: loss {total:.4f}, {score:.2f} %, {len(freezer.frozen)} frozen")
+assert len(freezer.frozen) > 5
+assert all(not thresholds[name].requires_grad for name in freezer.frozen)
+
+# %% [markdown]
+# ## 5. Where thresholds went
+#
+# Some move in, and clip more for finer steps; others move out. Those that crossed a whole number
+# have another scale than they began with.
+
+# %%
+after = {name: float(threshold.detach()) for name, threshold in thresholds.items()}
+moves = sorted(before, key=lambda name: after[name] - before[name])
+print(f"{'log2 threshold':42} before  after")
+for name in moves[:6] + moves[-6:]:
+    print(f"{name:42} {before[name]:6.2f} {after[name]:6.2f}")
+crossed = [name for name in moves if -(-before[name] // 1) != -(-after[name] // 1)]
+print(f"{len(crossed)} of {len(moves)} have another scale than at first")
+assert after[moves[0]] < before[moves[0]] - 0.02
+assert after[moves[-1]] > before[moves[-1]] + 0.02
+
+# %% [markdown]
+# ## 6. Convert
+#
+# All scales in the reference model are powers of two, those of biases too, and zero points are 0.
+
+# %%
+reference = jit_passes.convert(qat)
+scales = []
+for node in GraphView.of(reference).nodes:
+    if node.kind == "jit_passes::dequantize":
+        scales.append(node.inputs[1].constant)
+        assert node.inputs[2].constant == 0
+exponents = torch.tensor(scales, dtype=torch.float64).log2()
+print("exponents of the scales:", sorted({int(e) for e in exponents}))
+assert len(scales) > 40 and torch.equal(exponents, exponents.round())
+trained_top1 = top1(reference, data.test_x, data.test_y)
+print(f"float                            {float_top1:.2f} %")
+print(f"powers of two, calibrated        {static_top1:.2f} %")
+print(f"powers of two, trained           {trained_top1:.2f} %")
+assert trained_top1 > static_top1 + 2
+assert trained_top1 > float_top1 - 5
+
+# %% [markdown]
+# ## 7. For the engine
+#
+# Which numbers came out is plain data, `encodings_of`, and can be written in the forms that other
+# engines read; [docs/exports.md](../docs/exports.md) says which.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "encodings.json"
+    jit_passes.export_calibration(reference, file, "aimet")
+    encodings = json.loads(file.read_text())
+first = encodings["activation_encodings"][0]
+print(first)
+for entry in encodings["activation_encodings"] + encodings["param_encodings"]:
+    exponents = torch.tensor(entry["scale"], dtype=torch.float64).log2()
+    assert torch.equal(exponents, exponents.round())
+    assert entry["bw"] in (4, 8, 32)

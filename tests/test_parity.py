@@ -93,10 +93,7 @@ class Branches(nn.Module):
         self.conv3 = nn.Conv2d(3, 5, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor, rounds: int) -> Tensor:
-        if rounds > 1:
-            x = self.conv1(x) * 2
-        else:
-            x = x + 1
+        x = self.conv1(x) * 2 if rounds > 1 else x + 1
         for _ in range(rounds):
             x = torch.sigmoid(self.conv2(x)) + x
         return self.conv3(x).mean([2, 3])
@@ -222,7 +219,7 @@ def test_loaded_from_files(trace: bool) -> None:
 def changed(
     model: torch.jit.ScriptModule, change: Callable[[GraphEditor], None]
 ) -> torch.jit.ScriptModule:
-    """A copy. `run_pass` would compute the weights ahead of time, as it resolves what is constant."""
+    """A copy; `run_pass` would compute weights ahead of time, as it resolves what is constant."""
     jit_passes.register_pass("break_it", summary="Break it.", replace=True)(change)
     try:
         return wrap(Pipeline("break", ("break_it",)).run(_C.clone(model._c)).module)
@@ -408,8 +405,8 @@ def test_export(format: str, loaded: bool, tmp_path: Path) -> None:
 
 def test_export_of_weights_alone() -> None:
     """A configuration that leaves activations in float."""
-    config = {"input": {"dtype": "float"}, "output": {"dtype": "float"}}
-    qat = trained(Plain, config=config)
+    floats = {"input": {"dtype": "float"}, "output": {"dtype": "float"}}
+    qat = trained(Plain, bits=None, config={"version": 1, "global": floats})
     _, encodings = jit_passes.strip(qat)
     assert encodings.parameters and not encodings.activations
     assert set(jit_passes.export_calibration(qat)) == {"conv1", "conv2", "fc"}

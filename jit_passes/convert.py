@@ -61,8 +61,7 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     report = stage_of(prepared, stages, "call jit_passes.prepare and calibrate, or prepare_qat")
     module, places = read_places(prepared, report)
     refused = refusals(places)
-    if places and not report.calibrated and not any(place.seen for place in places):
-        raise JitPassesError(NO_DATA[report.stage])
+    check_seen(places, report)
     groups = Groups(places, refused)
     parameters = [groups.parameters_at(place) for place in places]
     options = {
@@ -135,6 +134,13 @@ def read_places(
     wrap(module).eval()
     module = SETTLE.run(module, report.method).module
     return module, [_trained(*row) for row in _C.trained(module, report.method)]
+
+
+def check_seen(places: list[QuantizedPlace], report: Report) -> None:
+    """Raise a JitPassesError for a model that has seen no data; weights alone need none."""
+    seen = report.calibrated or any(place.seen for place in places)
+    if not seen and not all(place.reached for place in places):
+        raise JitPassesError(NO_DATA[report.stage])
 
 
 def _observed(op: str, name: str, text: str, range_: Any, histogram: Any) -> QuantizedPlace:

@@ -150,6 +150,19 @@ def test_view_follows_every_edit(module: torch.jit.ScriptModule) -> None:
     assert torch.equal(exp, torch.exp(z * 2)) and torch.equal(product, y.cos().cos().cos() * z)
 
 
+def test_type_variables(module: torch.jit.ScriptModule) -> None:
+    """What is popped from a list of tensors is a tensor."""
+
+    def body(graph: GraphEditor) -> None:
+        exp = find(graph, "aten::exp")
+        twice = graph.insert("prim::ListConstruct", [exp.inputs[0]] * 2, before=exp).output
+        element = graph.insert("aten::pop", [twice, -1], before=exp).output
+        assert element.is_tensor and not twice.is_tensor
+        graph.set_input(exp, 0, element)
+
+    assert torch.equal(run(module, body)(X, False)[0], module(X, False)[0])
+
+
 def test_removing_a_branch(module: torch.jit.ScriptModule) -> None:
     """With all that is in it; handles of what was in it are stale."""
 

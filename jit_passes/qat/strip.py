@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import _C
-from ..convert import NO_DATA, Groups, read_places, refusals
+from ..convert import Groups, check_seen, read_places, refusals
 from ..errors import JitPassesError
 from ..export import Encodings, reads
 from ..export.reading import of_reference
@@ -54,8 +54,7 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
 def of_trained(qat: torch.jit.ScriptModule, report: Report) -> Encodings:
     """Read a model that has trained: the encodings that `strip` returns."""
     module, places = read_places(qat, report)
-    if places and not any(place.seen for place in places):
-        raise JitPassesError(NO_DATA["qat"])
+    check_seen(places, report)
     groups = Groups(places, refusals(places))
     found = [groups.parameters_at(place) for place in places]
     parameters = [p.as_options() if p is not None else None for p in found]

@@ -167,9 +167,10 @@ def parity(
 
         1 + input scale * weight scale / (2 * output scale)  steps.
 
-    Folding a batch norm changes the last bits of sums too, and those of weights next to a tie. A
-    model lowered for `stock` adds in integers and rounds by itself, so there it can be any
-    operator. Everything else is equal.
+    Folding a batch norm changes the last bits of sums too, and those of weights next to a tie.
+    LSQ+ rounds halves to even as counted from its offset, so where the zero point is odd they go
+    the other way. A model lowered for `stock` adds in integers and rounds by itself, so there it
+    can be any operator. Everything else is equal.
 
     Args:
         qat: from `prepare_qat`, in any mode; it is not touched.

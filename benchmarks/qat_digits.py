@@ -36,9 +36,9 @@ TQT, 2^n            powers of two as in "PTQ, 2^n"; thresholds train (arXiv:1903
 Recipes. STE, LSQ and LSQ+, as the LSQ paper has it for pretrained networks: SGD with momentum 0.9
 at rate 0.001 for 8 bits and 0.01 for fewer, cosine decay, weight decay 1e-4 for weights and none
 for what quantization adds. Statistics of batch norms are frozen for the last quarter of the epochs.
-TQT: two Adams, thresholds at 1e-2 halved in steps, weights at 4e-3 with cosine decay (half of what
-the float network trained with; the paper's 1e-6 is for a long training), statistics frozen after
-the first epoch, thresholds frozen one by one from the middle on. All train for the same number of
+TQT: two Adams, thresholds at 1e-2 halved in steps, weights at 1e-3 with cosine decay (the paper's
+1e-6 is for hundreds of thousands of steps), statistics frozen after the first epoch, thresholds
+frozen one by one from the middle on. All train for the same number of
 epochs, on images moved by up to a pixel.
 
 Accuracy is that of the converted model (``jit_passes.convert``), which is what would be deployed.
@@ -190,7 +190,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _start() -> None:
     """Set up a process: results do not depend on the number of cores."""
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # where few bits leave nothing of a layer, gradients fade away
     warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script
 
 
@@ -364,7 +363,7 @@ class Tqt:
         self._qat = qat
         total = steps * epochs
         self._optimizers = (
-            torch.optim.Adam(jit_passes.model_parameters(qat), lr=4e-3),
+            torch.optim.Adam(jit_passes.model_parameters(qat), lr=1e-3),
             torch.optim.Adam(jit_passes.quantization_parameters(qat), lr=1e-2),
         )
         self._schedules = (

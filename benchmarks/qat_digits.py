@@ -205,7 +205,12 @@ def _run_all(
     found = {}
     for future in as_completed(pending):
         job = pending[future]
-        found[job] = future.result()
+        try:
+            found[job] = future.result()
+        except RuntimeError as error:  # diverged: the rows go without it
+            bar.write(f"{job}: {str(error).splitlines()[-1]}", file=sys.stderr)
+            bar.update()
+            continue
         bar.write(f"{job}: {found[job]}", file=sys.stderr)
         bar.update()
     return found

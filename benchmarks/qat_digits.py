@@ -38,8 +38,8 @@ at rate 0.001 for 8 bits and 0.01 for fewer, cosine decay, weight decay 1e-4 for
 for what quantization adds. Statistics of batch norms are frozen for the last quarter of the epochs.
 TQT: two Adams, thresholds at 1e-2 halved in steps, weights at 1e-3 with cosine decay (the paper's
 1e-6 is for hundreds of thousands of steps), statistics frozen after the first epoch, thresholds
-frozen one by one from the middle on. All train for the same number of epochs, on images moved by up
-to a pixel.
+frozen one by one from the middle on. All train for the same number of
+epochs, on images moved by up to a pixel.
 
 Accuracy is that of the converted model (``jit_passes.convert``), which is what would be deployed.
 Biases stay float, as in the LSQ papers. The second table of each network is the same with biases in
@@ -205,7 +205,12 @@ def _run_all(
     found = {}
     for future in as_completed(pending):
         job = pending[future]
-        found[job] = future.result()
+        try:
+            found[job] = future.result()
+        except RuntimeError as error:  # diverged: the rows go without it
+            bar.write(f"{job}: {str(error).splitlines()[-1]}", file=sys.stderr)
+            bar.update()
+            continue
         bar.write(f"{job}: {found[job]}", file=sys.stderr)
         bar.update()
     return found
@@ -422,7 +427,9 @@ def _text(found: dict[Job, Result], options: argparse.Namespace) -> str:
 
 
 def _spread(scores: Sequence[float]) -> str:
-    """The mean, and the smallest and largest."""
+    """The mean, and the smallest and largest; nothing for none."""
+    if not scores:
+        return ""
     mean = sum(scores) / len(scores)
     return f"{mean:.2f} ({min(scores):.2f} to {max(scores):.2f})"
 

@@ -106,7 +106,9 @@ def by_hand(p: dict[str, Tensor], x: Tensor, method: str, training: bool) -> Ten
         w, s = p[f"{layer}.weight"], p[f"{layer}.weight_{end}"]
         if norm is None:
             return formula(w, s, -127, 127, 0, w[0].numel())
-        factor = p[f"{norm}.weight"] / (p[f"{norm}.running_var"] + 1e-5).sqrt()
+        # In float32, as the operator does it, or ties would round otherwise.
+        factor = p[f"{norm}.weight"].float() * (p[f"{norm}.running_var"].float() + 1e-5).rsqrt()
+        factor = factor.double()
         factor = torch.where(factor == 0, torch.ones_like(factor), factor).reshape(-1, 1, 1, 1)
         return formula(w * factor, s, -127, 127, 0, w[0].numel()) / factor
 
@@ -193,7 +195,7 @@ def test_frozen_statistics(origin: str) -> None:
     model.train()(x).sum().backward()
     assert parameter(model, "bn1.weight").grad is not None
     for name, value in model.state_dict().items():
-        if "running" in name or ("num_batches" in name and origin.startswith("scripted")):
+        if "running" in name:
             assert torch.equal(value, state[name]), name
     unfreeze_statistics(model)
     assert not torch.equal(model(x), first)
@@ -324,13 +326,14 @@ def test_kinds_of_batch_norm(name: str, origin: str, method: str) -> None:
 def test_without_fake_quantization_it_is_float(origin: str, method: str) -> None:
     """To 1e-6, and observers go on: the scales begin."""
     x = batch(*IMAGES)
-    float_model = compiled(seeded(Net), x, origin)
-    model = prepare_qat(float_model, fake_quantizer=method)
+    model = prepare_qat(compiled(seeded(Net), x, origin), fake_quantizer=method)
+    float_model = seeded(Net)  # what was traced in training mode has no eval mode
     disable_fake_quantize(model)
     assert torch.allclose(model.eval()(x), float_model.eval()(x), atol=1e-6)
     begins = [n for n in model.state_dict() if n.startswith("conv1.input_")]
     assert all(not model.state_dict()[n].isfinite().any() for n in begins if "offset" not in n)
     model.train()(x)
+    float_model.load_state_dict(model.state_dict(), strict=False)  # the batch norms' statistics
     assert all(model.state_dict()[n].isfinite().all() for n in begins)
     enable_fake_quantize(model)
     model.eval()
@@ -357,7 +360,7 @@ def test_ranges_stand_still() -> None:
 def test_scales_do_not_begin_without_observers() -> None:
     model = prepare_qat(compiled(seeded(Net), batch(*IMAGES))).train()
     disable_observers(model)
-    with pytest.raises(ValueError, match="has no scale yet"):
+    with pytest.raises((ValueError, RuntimeError), match="has no scale yet"):
         model(batch(*IMAGES))
 
 

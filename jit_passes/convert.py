@@ -58,7 +58,9 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
             quantized at all.
     """
     report = stage_of(
-        prepared, ("prepared", "qat"), "call jit_passes.prepare and calibrate, or prepare_qat, first"
+        prepared,
+        ("prepared", "qat"),
+        "call jit_passes.prepare and calibrate, or prepare_qat, first",
     )
     module, places = read_places(prepared, report)
     refused = refusals(places)

@@ -158,7 +158,7 @@ def trained(
     return model.eval()
 
 
-def parameter(model: nn.Module, name: str) -> nn.Parameter:
+def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
     """A parameter by its name."""
     return dict(model.named_parameters())[name]
 

@@ -20,12 +20,12 @@ from qat_nets import (
     batches,
     compiled,
     nodes_of,
-    parameter,
+    parameter_of,
     quantizations,
     reloaded,
     seeded,
-    steps_apart,
     state_of,
+    steps_apart,
     train,
     trained,
 )
@@ -95,9 +95,7 @@ def test_parameters_are_partitioned(method: str) -> None:
     assert len(own) + len(added) == len(names)
     assert not {id(p) for p in own} & {id(p) for p in added}
     assert (not added) == (method == "moving_average")
-    assert [n for n, _ in named_quantization_parameters(prepared)] == [
-        names[id(p)] for p in added
-    ]
+    assert [n for n, _ in named_quantization_parameters(prepared)] == [names[id(p)] for p in added]
 
     class Holder(nn.Module):
         def __init__(self) -> None:
@@ -246,9 +244,7 @@ def grids(model: Model) -> dict[str, tuple[int, int]]:
         text = str(node)
         assert text
         schema = torch._C._get_schema(node.kind(), "")
-        by_name = {
-            a.name: v for a, v in zip(schema.arguments, node.inputs(), strict=True)
-        }
+        by_name = {a.name: v for a, v in zip(schema.arguments, node.inputs(), strict=True)}
         assert operands
         low, high = (by_name[n].toIValue() for n in ("quant_min", "quant_max"))
         result[by_name["name"].toIValue()] = (low, high)
@@ -354,7 +350,7 @@ def test_another_method() -> None:
     assert torch.equal(prepared(x), model(x))
     for x in batches(2, *IMAGES):
         prepared.encode(x).square().mean().backward()
-    assert parameter(prepared, "conv.weight_scale").grad is not None
+    assert parameter_of(prepared, "conv.weight_scale").grad is not None
     prepared.eval()
     assert [n for n, _ in named_quantization_parameters(prepared)]
     reference = jit_passes.convert(prepared)

@@ -105,7 +105,9 @@ def test_random_modules(trainer: str) -> None:
                 try:
                     worst = check(model, drawn.arguments(torch.float32), trainer)
                 except Exception as error:
-                    error.add_note(f"{drawn.name}, {frontend}, training={training}:\n{drawn.source}")
+                    error.add_note(
+                        f"{drawn.name}, {frontend}, training={training}:\n{drawn.source}"
+                    )
                     raise
                 assert worst is None or worst <= STEPS, (drawn.name, frontend, worst)
                 quantized += worst is not None

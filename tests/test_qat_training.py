@@ -19,7 +19,7 @@ from qat_nets import (
     batches,
     compiled,
     nodes_of,
-    parameter,
+    parameter_of,
     reloaded,
     seeded,
     sgd,
@@ -193,7 +193,7 @@ def test_frozen_statistics(origin: str) -> None:
     first = model(x)
     assert torch.equal(first, model.eval()(x))
     model.train()(x).sum().backward()
-    assert parameter(model, "bn1.weight").grad is not None
+    assert parameter_of(model, "bn1.weight").grad is not None
     for name, value in model.state_dict().items():
         if "running" in name:
             assert torch.equal(value, state[name]), name
@@ -228,7 +228,7 @@ def test_modes_change_nothing_else(origin: str) -> None:
     old = mean.clone()
     disable_fake_quantize(model)
     model(x)
-    seen = F.conv2d(x, parameter(model, "conv1.weight"), padding=1).mean((0, 2, 3))
+    seen = F.conv2d(x, parameter_of(model, "conv1.weight"), padding=1).mean((0, 2, 3))
     assert torch.allclose(mean, 0.75 * old + 0.25 * seen, atol=1e-5)
     assert not torch.equal(model(x), model(x)), "dropout does something"
     model.eval()
@@ -262,8 +262,8 @@ def test_zero_gammas_train(method: str) -> None:
         model.eval()
         assert (reference(x) - model(x)).abs().max() <= 0.03 * model(x).abs().max()
         model.train()
-    assert (parameter(model, "bn.weight") != 0).all()
-    assert parameter(model, "conv.weight").grad.abs().sum() > 0
+    assert (parameter_of(model, "bn.weight") != 0).all()
+    assert parameter_of(model, "conv.weight").grad.abs().sum() > 0
 
 
 class Normed(nn.Module):
@@ -304,7 +304,7 @@ def test_kinds_of_batch_norm(name: str, origin: str, method: str) -> None:
     shape = (5, 6) if name == "linear" else IMAGES
     eager, x = seeded(make()), batch(*shape)
     model = prepare_qat(compiled(eager, x, origin), fake_quantizer=method).train()
-    folds = folds and origin != "traced_in_eval" or folds
+    folds = (folds and origin != "traced_in_eval") or folds
     assert bool(nodes_of(model, "jit_passes::deferred_batch_norm")) == folds
     train(model, batches(3, *shape))
     freeze_statistics(model)

@@ -132,9 +132,7 @@ def scale_of(place: Place, rule: str, low: int, high: int) -> torch.Tensor:
     return scale.clamp_min(torch.finfo(torch.float32).eps).float()
 
 
-def scale_qparams(
-    scale: torch.Tensor, quant_min: int, spec: QuantizationSpec
-) -> QParams | None:
+def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -> QParams | None:
     """Return the parameters of a trained scale; None for one that no batch has set.
 
     Args:

@@ -175,9 +175,7 @@ def _both(bits: int) -> dict[str, int]:
 def _layer_options(bits: Mapping[str, int]) -> LayerOptions:
     unknown = [slot for slot in bits if slot not in ("weight", "input", "output", "bias")]
     if unknown:
-        raise JitPassesError(
-            f"bits are of weight, input, output or bias, not of {unknown[0]!r}"
-        )
+        raise JitPassesError(f"bits are of weight, input, output or bias, not of {unknown[0]!r}")
     try:
         return LayerOptions(**{slot: TensorOptions(bits=count) for slot, count in bits.items()})
     except OptionError as error:
@@ -221,6 +219,3 @@ def nothing_to_train(operators: tuple[Any, ...]) -> str:
     return "nothing can be quantized: " + (
         "; ".join(reasons) or "the model has no convolution, linear or matrix product"
     )
-
-
-

@@ -158,7 +158,7 @@ def test_a_scale_that_is_no_number(method: str, value: float) -> None:
     end = "log2_threshold" if method == "tqt" else "scale"
     for name, place in (("conv.weight", "conv.weight"), ("conv.input", "x -> conv:conv2d")):
         broken = copy.deepcopy(model)
-        parameter_of(broken, "{name}_{end}").data.fill_(value)
+        parameter_of(broken, f"{name}_{end}").data.fill_(value)
         for mode in (True, False):
             with pytest.raises((ValueError, RuntimeError), match=place):
                 broken.train(mode)(batch(*IMAGES))

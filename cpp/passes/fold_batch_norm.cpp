@@ -31,9 +31,7 @@ Node* trainedAt(Node* user, size_t operand) {
   return copy;
 }
 
-const Value* within(const Value* value) {
-  return isTrained(value->node()) ? value->node()->input(0) : value;
-}
+const Value* within(const Value* value) { return isTrained(value->node()) ? value->node()->input(0) : value; }
 
 struct Statistics {
   at::Tensor factor;

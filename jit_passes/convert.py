@@ -82,7 +82,6 @@ SETTLE = Pipeline(
     (
         "restore_batch_norm",
         "freeze",
-        "propagate_constants",  # the switch that freezes statistics
         "resolve_none_checks",
         "remove_dropout",
         "fold_batch_norm",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.jit._trace import TopLevelTracedModule
 
 from .graph import GraphView
 from .module import check_module
@@ -72,7 +73,7 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
     """
     subject = own(model, method)
     # What comes out of torch.jit.trace knows it, and what comes out of a file does not.
-    traced = isinstance(model, torch.jit.TopLevelTracedModule)  # type: ignore[attr-defined]
+    traced = isinstance(model, TopLevelTracedModule)
     NORMALIZE_TRAINING.run_on(subject, options={"follow_mode": {"traced": traced}})
     return subject.module
 

@@ -20,7 +20,7 @@ from qat_nets import (
     batches,
     compiled,
     nodes_of,
-    parameter,
+    parameter_of,
     quantizations,
     reloaded,
     seeded,
@@ -304,11 +304,12 @@ class Joined(nn.Module):
         super().__init__()
         self.left = nn.Conv2d(3, 4, 3, padding=1)
         self.right = nn.Conv2d(3, 4, 3, padding=1)
-        self.last = nn.Conv2d(8, 4, 3, padding=1)
+        self.gate = nn.Conv2d(8, 4, 3, padding=1)
+        self.last = nn.Conv2d(4, 4, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         both = torch.cat([self.left(x), self.right(x)], 1)
-        return torch.sigmoid(self.last(torch.relu(both)))
+        return self.last(torch.sigmoid(self.gate(torch.relu(both))))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -320,7 +321,7 @@ def test_groups_share_a_parameter(method: str) -> None:
     assert nodes_of(prepared, "jit_passes::train_fixed")
     x = batch(*IMAGES, seed=3)
     reference = jit_passes.convert(prepared)
-    assert (reference(x) - prepared(x)).abs().max() <= 4 / 256
+    assert steps_apart(prepared(x), reference(x)) <= 2.01
     states = [list(node.inputs())[1].debugName() for node in quantizations(prepared)]
     names = [n for n in prepared.state_dict() if ADDED.search(n)]
     offsets = sum(n.endswith("_offset") for n in names)
@@ -349,7 +350,7 @@ def test_another_method() -> None:
     assert torch.equal(prepared(x), model(x))
     for x in batches(2, *IMAGES):
         prepared.encode(x).square().mean().backward()
-    assert parameter(prepared, "conv.weight_scale").grad is not None
+    assert parameter_of(prepared, "conv.weight_scale").grad is not None
     prepared.eval()
     assert [n for n, _ in named_quantization_parameters(prepared)]
     reference = jit_passes.convert(prepared)
@@ -409,7 +410,7 @@ class Custom(Quantizer):
 def test_quantizers() -> None:
     """Objects instead of names."""
     x = batch(*IMAGES)
-    composed = ComposableQuantizer([Custom(), X86Quantizer()])
+    composed = ComposableQuantizer(X86Quantizer())
     for quantizer, target, method in (
         (X86Quantizer(), "auto", "lsq"),
         (PowerOfTwoQuantizer(), "auto", "tqt"),

@@ -16,7 +16,7 @@ from qat_nets import (
     batch,
     batches,
     compiled,
-    parameter,
+    parameter_of,
     seeded,
     sgd,
     state_of,
@@ -158,7 +158,7 @@ def test_a_scale_that_is_no_number(method: str, value: float) -> None:
     end = "log2_threshold" if method == "tqt" else "scale"
     for name, place in (("conv.weight", "conv.weight"), ("conv.input", "x -> conv:conv2d")):
         broken = copy.deepcopy(model)
-        parameter(broken, f"{name}_{end}").data.fill_(value)
+        parameter_of(broken, f"{name}_{end}").data.fill_(value)
         for mode in (True, False):
             with pytest.raises((ValueError, RuntimeError), match=place):
                 broken.train(mode)(batch(*IMAGES))
@@ -173,7 +173,7 @@ def test_a_scale_that_is_not_positive(
     model = prepare_qat(scripted(), fake_quantizer=method).train()
     model(batch(*IMAGES))
     assert scale_corrections(model) == 0
-    scale = parameter(model, "conv.weight_scale")
+    scale = parameter_of(model, "conv.weight_scale")
     scale.data[:2] = value
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

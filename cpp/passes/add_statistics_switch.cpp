@@ -9,9 +9,8 @@
 //   %y = aten::batch_norm(%x, ..., %trains, ...)
 //
 // The first three once, at the start of the graph. Frozen, a batch norm does in training what it does
-// in use: where %training is the mode of its own module, batches are not counted either. One without
-// running statistics knows none but the batch's, and stays. The switch is a buffer, so it is saved and
-// loaded with the model.
+// in use, but for num_batches_tracked, which counts on. One without running statistics knows none but the
+// batch's, and stays. The switch is a buffer, so it is saved and loaded with the model.
 #include "core/batch_norm.h"
 #include "core/module.h"
 #include "core/registry.h"
@@ -19,17 +18,9 @@
 namespace jit_passes {
 namespace {
 
-// Whether it is read from one of PyTorch's batch norms, whose code counts batches by it.
-bool isOwnMode(const Value* training) {
-  const Node* read = training->node();
-  const auto type =
-      read->kind() == c10::prim::GetAttr ? read->input()->type()->cast<c10::ClassType>() : nullptr;
-  return type != nullptr && type->name()->qualifiedName().find(".batchnorm.") != std::string::npos;
-}
-
 constexpr auto kSwitch = "statistics_frozen";
 
-// Whether it is %trains: of a batch norm that is called again, say.
+// Whether it is %trains: a second run changes nothing.
 bool isSwitched(const Value* training) {
   const Node* node = training->node();
   for (const auto& [kind, operand] : std::initializer_list<std::pair<c10::Symbol, size_t>>{
@@ -62,16 +53,8 @@ class Switch {
 
  private:
   void addTo(Node* norm) {
-    Value* training = norm->input(kTraining);
-    const bool own = isOwnMode(training);
-    Node* before = own ? training->node()->next() : norm;
-    Node* both = insertNode(before, c10::aten::__and__, {training, moves()}, norm);
-    both->output()->setType(c10::BoolType::get());
-    if (own) {
-      training->replaceAllUsesAfterNodeWith(both, both->output());
-    } else {
-      norm->replaceInput(kTraining, both->output());
-    }
+    Node* both = insertNode(norm, c10::aten::__and__, {norm->input(kTraining), moves()}, norm);
+    norm->replaceInput(kTraining, both->output()->setType(c10::BoolType::get()));
   }
 
   Value* moves() {

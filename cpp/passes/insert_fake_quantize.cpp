@@ -192,7 +192,8 @@ class Inserter {
     auto& module = context_.module();
     if (!module.hasattr(name)) {
       const auto type = initially.isTensor() ? c10::TypePtr(c10::TensorType::get()) : c10::StringType::get();
-      module.register_attribute(name, type, initially, /*is_param=*/false, /*is_buffer=*/initially.isTensor());
+      module.register_attribute(
+          name, type, initially, /*is_param=*/false, /*is_buffer=*/initially.isTensor());
     }
     return readAttribute(*graph_, start_, name);
   }

@@ -61,6 +61,11 @@ def prepare_qat(
     did; ranges follow and scales begin in training mode only. `disable_observers`,
     `disable_fake_quantize` and `freeze_statistics` are for schedules.
 
+    Under DistributedDataParallel, call this after `init_process_group`: first values and ranges are
+    then those of all ranks' batches together, and wrap the result, without further arguments:
+    scales, thresholds and ranges stay equal on all ranks. `find_unused_parameters=True` is for
+    models with branches, and while thresholds are frozen.
+
     Args:
         model: scripted, traced or loaded, with its parameters, in training or eval mode. A traced
             model keeps the mode that it was traced in. It is not touched.

@@ -26,7 +26,8 @@ and the last layer 8, and 8 for sums, whatever the method. Per tensor or channel
 
 ==================  =============================================================================
 PTQ                 calibration on 512 images: affine, weights with a scale for each channel
-PTQ, 2^n            calibration: one power of two for each tensor, zero points 0
+PTQ, 2^n            calibration: one power of two for each tensor, zero points 0, unsigned behind a
+                    relu
 STE                 affine as PTQ; ranges follow the data, weights train
 LSQ                 the same; scales train (arXiv:1902.08153)
 LSQ+                the same; scales and offsets train (arXiv:2004.09576)
@@ -41,11 +42,9 @@ TQT: two Adams, thresholds at 1e-2 halved in steps, weights at 1e-3 with cosine 
 frozen one by one from the middle on. All train for the same number of
 epochs, on images moved by up to a pixel.
 
-Accuracy is that of the converted model (``jit_passes.convert``), which is what would be deployed.
-Biases stay float, as in the LSQ papers. The second table of each network is the same with biases in
-steps of the accumulator, input scale times weight scale, which is what converting does unless it is
-told otherwise: training does not know of that rounding. Below the tables is the largest difference
-between a converted model and the one that trained, in eval mode.
+Accuracy is that of the converted model (``jit_passes.convert``), which would be deployed, with
+biases in steps of the accumulator, input scale times weight scale. Below the tables is the largest
+difference between a converted model and the one that trained, in eval mode.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ BITS = (8, 4, 3, 2)
 
 _WIDTH = 8
 _BATCH = 32
-_FLOAT_BIAS = {"dtype": "float"}
 _EDGE_BITS = 8
 _CALIBRATION_IMAGES = 512
 _OCTAVES = 4  # channels of the uneven network are scaled by up to 2 to this, up and down
@@ -132,13 +130,11 @@ class Result:
 
     Attributes:
         converted: the reference model.
-        rounded: the same with biases in steps of the accumulator.
         trained: the model that trained, in eval mode; for the others as converted.
         corrections: how many scales were put back above 0.
     """
 
     converted: float
-    rounded: float
     trained: float
     corrections: int = 0
 
@@ -236,7 +232,7 @@ def _train_float(job: Job, folder: Path) -> Result:
         make_uneven(model, job.seed)
         torch.jit.save(torch.jit.script(model), str(_path(folder, "uneven", job.seed)))
         assert abs(top1(model, data.test_x, data.test_y) - score) < 0.2, "not the same function"
-    return Result(score, score, score)
+    return Result(score, score)
 
 
 def _with_relu(model: nn.Module) -> nn.Module:
@@ -267,9 +263,9 @@ def _quantize(job: Job, folder: Path) -> Result:
     data = load_digits_tensors()
     model = torch.jit.load(str(_path(folder, job.net, job.seed)))
     if job.method.startswith("ptq"):
-        scores = [_calibrate(model, data, job, biases) for biases in (_FLOAT_BIAS, {})]
-        return Result(*scores, scores[0])
-    qat = _prepare(model.train(), job, _FLOAT_BIAS)
+        score = _calibrate(model, data, job)
+        return Result(score, score)
+    qat = _prepare(model.train(), job)
     steps = len(data.train_x) // _BATCH
     rate = 1e-3 if job.bits >= 8 else 1e-2
     recipe: Recipe = (
@@ -285,19 +281,17 @@ def _quantize(job: Job, folder: Path) -> Result:
             loss.backward()
             recipe.step()
     qat.eval()
-    rounds = _prepare(model.eval(), job, {})
-    rounds.load_state_dict(qat.state_dict())
-    models = (jit_passes.convert(qat), jit_passes.convert(rounds), qat)
+    models = (jit_passes.convert(qat), qat)
     scores = [top1(found, data.test_x, data.test_y) for found in models]
     return Result(*scores, jit_passes.scale_corrections(qat))
 
 
-def _calibrate(model: Any, data: Digits, job: Job, biases: dict[str, str]) -> float:
+def _calibrate(model: Any, data: Digits, job: Job) -> float:
     """The accuracy that calibration gives."""
     first_last = {"input": {"bits": _EDGE_BITS}, "weight": {"bits": _EDGE_BITS}}
     config = {
         "version": 1,
-        "global": {"input": {"bits": job.bits}, "weight": {"bits": job.bits}, "bias": biases},
+        "global": {"input": {"bits": job.bits}, "weight": {"bits": job.bits}},
         "rules": [{"module": list(NETS[job.net]), **first_last}],
     }
     reference = jit_passes.quantize_script(
@@ -310,7 +304,7 @@ def _calibrate(model: Any, data: Digits, job: Job, biases: dict[str, str]) -> fl
     return top1(reference, data.test_x, data.test_y)
 
 
-def _prepare(model: Any, job: Job, biases: dict[str, str]) -> torch.jit.ScriptModule:
+def _prepare(model: Any, job: Job) -> torch.jit.ScriptModule:
     """The model that trains."""
     return jit_passes.prepare_qat(
         model,
@@ -319,13 +313,12 @@ def _prepare(model: Any, job: Job, biases: dict[str, str]) -> torch.jit.ScriptMo
         bits=job.bits,
         first_last_bits=_EDGE_BITS,
         target="reference",
-        config={"version": 1, "global": {"bias": biases}},
     )
 
 
 def _quantizer(method: str) -> PowerOfTwoQuantizer | None:
     """What is quantized and how; None for the target's own."""
-    return PowerOfTwoQuantizer() if method in ("ptq_power_of_two", "tqt") else None
+    return PowerOfTwoQuantizer(unsigned=True) if method in ("ptq_power_of_two", "tqt") else None
 
 
 class Recipe(Protocol):
@@ -402,20 +395,18 @@ def _text(found: dict[Job, Result], options: argparse.Namespace) -> str:
         parent = "mobilenet" if net == "uneven" else net
         floats = [r.converted for j, r in found.items() if (j.net, j.method) == (parent, "float")]
         methods = [m for m in options.methods if any((j.net, j.method) == (net, m) for j in found)]
-        for title, which in ((net, "converted"), (f"{net}, biases rounded", "rounded")):
-            rows = [["float", _spread(floats)] + [""] * (len(columns) - 1)]
-            for method in methods:
-                scores = [
-                    [
-                        getattr(result, which)
-                        for job, result in found.items()
-                        if (job.net, job.method, job.bits) == (net, method, bits)
-                    ]
-                    for bits in columns
+        rows = [["float", _spread(floats)] + [""] * (len(columns) - 1)]
+        for method in methods:
+            scores = [
+                [
+                    result.converted
+                    for job, result in found.items()
+                    if (job.net, job.method, job.bits) == (net, method, bits)
                 ]
-                rows.append([METHODS[method], *map(_spread, scores)])
-            header = [title, *(f"{bits} bits" for bits in columns)]
-            parts.append(report.table(header, rows))
+                for bits in columns
+            ]
+            rows.append([METHODS[method], *map(_spread, scores)])
+        parts.append(report.table([net, *(f"{bits} bits" for bits in columns)], rows))
     job, result = max(found.items(), key=lambda item: abs(item[1].converted - item[1].trained))
     parts.append(
         f"Largest difference between trained and converted: {result.trained:.2f} and "

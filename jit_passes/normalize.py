@@ -41,6 +41,8 @@ NORMALIZE_TRAINING = Pipeline(
     "normalize_training",
     (
         "follow_mode",
+        "fold_attributes",
+        "propagate_constants",
         "replace_inplace",
         "resolve_none_checks",
         "propagate_constants",

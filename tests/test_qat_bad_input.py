@@ -89,7 +89,14 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "not_lsq": (
         {"quantizer": PowerOfTwoQuantizer(), "fake_quantizer": "lsq"}, "power of two"
     ),
-    "strict": ({"config": {"version": 1, "global": {"weight": {"bits": 16}}}, "strict": True, "target": "stock"}, "strict"),
+    "strict": (
+        {
+            "config": {"version": 1, "global": {"weight": {"bits": 16}}},
+            "strict": True,
+            "target": "stock",
+        },
+        "strict",
+    ),
 }  # fmt: skip
 
 
@@ -247,7 +254,7 @@ def test_integers() -> None:
     reference = jit_passes.convert(model)
     assert (reference(x) - model.eval()(x)).abs().max() < 0.05
     model = prepare_qat(scripted()).train()
-    with pytest.raises(RuntimeError, match="floating-point|float"):
+    with pytest.raises(RuntimeError, match=r"floating-point|float"):
         model(x)
 
 

@@ -18,7 +18,7 @@ STEPS = 4
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """What one process does: trains each method with its half of each batch; saves what came out."""
+    """What one process does: train each method with its half of each batch, save the outcome."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

@@ -143,7 +143,7 @@ def test_gradients_are_the_papers(method: str, training: bool, zero: bool) -> No
     x = batch(*IMAGES)
     model = prepare_qat(compiled(eager, x), fake_quantizer=method).train()
     model(x)
-    # In double, but for what quantizes, which is float32: scales that have few digits keep it exact.
+    # In double, but for what quantizes, in float32: scales that have few digits keep it exact.
     model.double()
     model.train(training)
     x = batch(*IMAGES, seed=1).double()

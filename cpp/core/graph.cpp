@@ -38,6 +38,12 @@ bool isOfTorch(const std::string& line) {
       places.begin(), places.end(), [&](const char* place) { return line.find(place) != std::string::npos; });
 }
 
+bool makesTensor(const Node* node) {
+  return std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* value) {
+    return value->type()->isSubtypeOf(*c10::TensorType::get());
+  });
+}
+
 std::string operatorName(const Node* node) {
   std::string name = node->kind().toUnqualString();
   if (name.rfind("deferred_", 0) == 0) {
@@ -136,17 +142,24 @@ std::string describe(const Node* node) {
 NodeNames nodeNames(Graph& graph) {
   NodeNames names;
   std::unordered_map<std::string, int> taken;
-  forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::Constant || isQuantization(node)) {
-      return;
-    }
+  const auto give = [&](const Node* node) {
     const auto path = moduleOf(node).first;
     std::string name = path.empty() ? operatorName(node) : path + ":" + operatorName(node);
     if (const int count = taken[name]++) {
       name += "#" + std::to_string(count);
     }
     names.emplace(node, std::move(name));
+  };
+  // Arithmetic with sizes and counting batches come last: a model in training does more of it, and names
+  // are to be the same.
+  std::vector<const Node*> rest;
+  forEachNode(graph, [&](Node* node) {
+    if (node->kind() == c10::prim::Constant || isQuantization(node)) {
+      return;
+    }
+    makesTensor(node) && node->hasUses() ? give(node) : rest.push_back(node);
   });
+  std::for_each(rest.begin(), rest.end(), give);
   return names;
 }
 

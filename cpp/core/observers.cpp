@@ -28,7 +28,7 @@ bool isTrained(const Node* node) {
     std::unordered_set<c10::Symbol> result;
     for (const char* name :
          {"fake_quantize_moving_average", "train_lsq", "train_lsq_plus", "train_tqt", "train_fixed",
-          "derive_quantization"}) {
+          "train_bias", "derive_quantization"}) {
       result.insert(c10::Symbol::fromQualString(std::string("jit_passes::") + name));
     }
     return result;

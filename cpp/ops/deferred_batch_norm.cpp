@@ -1,14 +1,15 @@
 // What stands for a batch norm that will be folded into the weights in front of it, while these train.
 //
-//   fold_factor = gamma / sqrt(running_var + eps), 1 where that is 0
+//   fold_factor = gamma / sqrt(running_var + eps), 1 where that is below 2^-60
 //   deferred_batch_norm: aten::batch_norm, with a mark
 //
 // Integers will compute with weight * fold_factor, so a fake quantization of the weight is one of that,
 // divided by the factor again: the batch norm multiplies by it. While statistics are those of the batch,
 // the factor still has the running ones, as the folded weight will.
 //
-// A factor of 0, as that of residual branches which start as zeros, would take away what trains the
-// weight. With 1 in its place, the result still is beta.
+// A factor of 0, as that of residual branches which start as zeros, or one that has shrunk to hardly more,
+// would take away what trains the weight: scales are divided by it. With 1 in its place, the result still
+// is beta.
 //
 // Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference",
 // arXiv:1806.08342, section 3.2.2.
@@ -19,12 +20,14 @@ namespace {
 
 using at::Tensor;
 
+constexpr double kSmallestFactor = 0x1p-60;
+
 Tensor foldFactor(const std::optional<Tensor>& weight, const Tensor& running_var, double eps) {
   auto factor = at::rsqrt(running_var.detach().to(at::kFloat) + eps);
   if (weight && weight->defined()) {
     factor = factor * weight->to(at::kFloat);
   }
-  return at::where(at::eq(factor, 0), at::ones_like(factor), factor);
+  return at::where(at::lt(at::abs(factor), kSmallestFactor), at::ones_like(factor), factor);
 }
 
 Tensor deferredBatchNorm(

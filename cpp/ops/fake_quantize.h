@@ -17,6 +17,10 @@ at::Tensor callFakeQuantizeLearnable(
 // The scale of TQT, with the gradient of its threshold.
 at::Tensor scaleOfThreshold(const at::Tensor& log2_threshold, int64_t quant_min, int64_t quant_max);
 
+// That of a moving average's range, [2] or [2, channels]; not a number where it has seen nothing.
+at::Tensor scaleOfRange(
+    const at::Tensor& range, int64_t quant_min, int64_t quant_max, c10::string_view qscheme);
+
 at::Tensor callFakeQuantizeLsq(
     const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
     std::optional<int64_t> ch_axis);

@@ -388,4 +388,14 @@ TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
 }
 
 } // namespace
+
+Tensor scaleOfRange(const Tensor& range, int64_t quant_min, int64_t quant_max, string_view qscheme) {
+  // The range stands for a tensor with as many channels.
+  const auto axis = range.dim() == 2 ? std::optional<int64_t>(1) : std::nullopt;
+  const auto [scale, zero_point] = qparamsByOperators(
+      range, range, std::nullopt, 0, /*observe=*/false, 1.0, /*pair_sums=*/false, quant_min, quant_max,
+      qscheme, axis, "", "");
+  return scale;
+}
+
 } // namespace jit_passes

@@ -90,6 +90,15 @@ void nameBias(Value* bias, const Value* weight) {
   }
 }
 
+// The same mark, in front of the operator that has the bias now; what it trained with is of no more use.
+Value* derived(Node* trained, Value* bias, Node* before) {
+  static const auto kind = c10::Symbol::fromQualString("jit_passes::derive_quantization");
+  const auto text = [&](const char* operand) {
+    return insertConstant(before, *torch::jit::toIValue(operandOf(trained, operand)));
+  };
+  return insertNode(before, kind, {bias, text("name"), text("spec")}, trained)->output();
+}
+
 bool foldInto(Node* norm) {
   const auto op = normalizedOperator(norm);
   if (!op) {
@@ -129,13 +138,15 @@ bool foldInto(Node* norm) {
   } else {
     nameBias(shifted, constant);
   }
-  if (Node* around = trained_bias != nullptr ? trained_bias : trainedAt(norm, 2)) {
-    around->moveBefore(producer);
-    around->replaceInput(0, shifted);
-    shifted = around->output();
+  Node* around = trained_bias != nullptr ? trained_bias : trainedAt(norm, 2);
+  if (around != nullptr) {
+    shifted = derived(around, shifted, producer);
   }
   producer->replaceInput(2, shifted);
   replaceNode(norm, producer->output());
+  if (around != nullptr && !around->hasUses()) {
+    around->destroy();
+  }
   return true;
 }
 

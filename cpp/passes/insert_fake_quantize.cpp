@@ -19,6 +19,7 @@
 //   ("enabled", _)       its switch fake_quantize_enabled
 //   ("group", _)         its attribute process_group
 //   ("fold", node)       jit_passes::fold_factor of that batch norm
+//   ("operand", (node, i))  what another node reads, its i-th operand
 //
 // A state is (name, node, tensor, whether it is a parameter). It belongs to the module that the node was
 // written in, so each submodule needs a type of its own, as _C.clone gives it. A further one of that name
@@ -31,6 +32,7 @@
 #include "core/annotated.h"
 #include "core/known_values.h"
 #include "core/module.h"
+#include "core/observers.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -155,6 +157,10 @@ class Inserter {
     if (role == "fold") {
       return foldFactor(annotated_.node(what.toInt()), before);
     }
+    if (role == "operand") {
+      const auto place = elements(what);
+      return unquantized(annotated_.node(place[0].toInt())->input(place[1].toInt()));
+    }
     if (role == "observe") {
       return what.toBool() || !context_.module().hasattr("training") ? insertConstant(before, true)
                                                                      : once(role, [&] { return observes(); });
@@ -169,6 +175,14 @@ class Inserter {
     }
     TORCH_CHECK(role == "group", "there is no operand '", role, "'");
     return once(role, [&] { return attribute("process_group", ""); });
+  }
+
+  // What was there before something was inserted.
+  static Value* unquantized(Value* value) {
+    while (isTrained(value->node())) {
+      value = value->node()->input(0);
+    }
+    return value;
   }
 
   template <typename Make>

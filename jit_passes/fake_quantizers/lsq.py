@@ -101,6 +101,7 @@ class LSQ(FakeQuantizer):
                 *constants(place.name, place.text),
             ),
             (State(f"{place.slot}_scale", initial, trained=True),),
+            scale=("scale", low, high),
         )
 
     @classmethod

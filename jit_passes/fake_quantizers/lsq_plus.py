@@ -61,6 +61,7 @@ class LSQPlus(FakeQuantizer):
                 State(f"{place.slot}_scale", unset(place), trained=True),
                 State(f"{place.slot}_offset", unset(place) * 0, trained=True),
             ),
+            scale=("scale", spec.quant_min, spec.quant_max),
         )
 
     @classmethod

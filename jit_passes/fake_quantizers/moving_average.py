@@ -71,6 +71,7 @@ class MovingAverage(FakeQuantizer):
                 *constants(place.name, place.text),
             ),
             (State(f"{place.slot}_range", range_, trained=False),),
+            scale=(spec.qscheme, spec.quant_min, spec.quant_max),
         )
 
     @classmethod

@@ -79,11 +79,14 @@ class Operator:
         kind: name of the operator, in the namespace jit_passes.
         operands: those behind the value.
         states: what it keeps.
+        scale: (rule, smallest code, largest code) by which its scale follows from the first of
+            these: "scale", "log2_threshold", or the scheme of a range.
     """
 
     kind: str
     operands: tuple[Operand, ...]
     states: tuple[State, ...] = ()
+    scale: tuple[str, int, int] | None = None
 
 
 def constants(*values: Any) -> tuple[Operand, ...]:

@@ -96,6 +96,7 @@ class TQT(FakeQuantizer):
                 *constants(place.name, place.text),
             ),
             (State(f"{place.slot}_log2_threshold", initial, trained=True),),
+            scale=("log2_threshold", low, high),
         )
 
     @classmethod

@@ -10,26 +10,19 @@ import torch
 
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, Operator, Place
-from ..graph import GraphView, NodeView, ValueView
+from ..fake_quantizers.place import Operand, constants
+from ..graph import GraphView, NodeView
 from ..observe import check_channels
-from ..quantizer import Quantization, QuantizationSpec, spec_to_text
-from ..quantizer.selection import DEFERRED, deferred_norm, passes_on
+from ..quantizer import GroupDerivation, Quantization, QuantizationSpec, spec_to_text
+from ..quantizer.qparams import bias_qparams
+from ..quantizer.selection import DEFERRED, deferred_norm
+from ..quantizer.signs import can_be_negative
 from ..quantizer.slots import label, slot_of_split
+from ..quantizer.specification import ResolvedSpec, derivation_name
 
 WEIGHTED = ("aten::conv", "aten::linear")
 OPERANDS = ("input", "weight", "bias")
-POSITIVE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "abs", "exp", "exp2", "hardsigmoid", "relu", "relu6", "sigmoid", "softmax", "softplus",
-        "sqrt", "square",
-    )
-)  # fmt: skip
-CLIPS = ("aten::clamp", "aten::clamp_min", "aten::hardtanh")
-AVERAGES = ("aten::avg_pool", "aten::adaptive_", "aten::max_pool", "aten::mean", "aten::upsample")
-MONOTONE = ("aten::add", "aten::cat", "aten::maximum", "aten::minimum", "aten::mul", "aten::stack")
-
-FakeQuantizations = tuple[tuple[Any, ...], ...]
+ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded in training
 
 
 @dataclass
@@ -61,29 +54,40 @@ class Plan:
         counts = check_channels(quantizations)
         nodes = {node.name: node for node in self.graph.nodes if node.name}
         signed = signed_groups(quantizations)
+        derived = []
         for quantization, count in zip(quantizations, counts, strict=True):
             home = nodes.get(quantization.owner, quantization.node)
             place = self.place(quantization, count, signed[quantization.group])
-            self.add(quantization, place, home)
+            if isinstance(place.spec, GroupDerivation):
+                derived.append((quantization, place, home))
+            else:
+                self.add(quantization, place, home)
+        for quantization, place, home in derived:  # once it is known what from
+            operator = self.bias(quantization, place.spec, place) or self.method.at(place)
+            self.insert(quantization, place, home, operator, 0)
 
     def add(self, quantization: Quantization, place: Place, home: NodeView) -> None:
         """Plan one place, whose parameters belong to the module of `home`."""
+        operator = self.method.at(place)
         known = None if quantization.again else self.by_group.get(quantization.group)
-        operator, first = known or (self.method.at(place), len(self.states))
+        first = known[1] if known else len(self.states)
         if known is None:
-            self.states += [
-                (
-                    state.name,
-                    home.index,
-                    state.initial.detach().requires_grad_(state.trained),
-                    state.trained,
-                )
-                for state in operator.states
-            ]
+            for state in operator.states:
+                initial = state.initial.detach().requires_grad_(state.trained)
+                self.states.append((state.name, home.index, initial, state.trained))
             if not quantization.again:
                 self.by_group[quantization.group] = operator, first
-        else:  # the parameters of another place, and names, weights and batch norms of its own
-            operator = self.method.at(place)
+        self.insert(quantization, place, home, operator, first)
+
+    def insert(
+        self,
+        quantization: Quantization,
+        place: Place,
+        home: NodeView,
+        operator: Operator,
+        first: int,
+    ) -> None:
+        """Plan one operator, whose states are those from `first` on."""
         operands = tuple(
             (role, first + what) if role == "state" else (role, what)
             for role, what in operator.operands
@@ -92,6 +96,36 @@ class Plan:
         self.requests.append(
             (quantization.value.id, uses, home.index, operator.kind, operands, place.name)
         )
+
+    def bias(self, quantization: Quantization, spec: ResolvedSpec, place: Place) -> Operator | None:
+        """Return the operator of a bias in steps of the accumulator; None for what else is derived.
+
+        It is that of the convolution, or what a batch norm adds that will be folded into it.
+        """
+        if not isinstance(spec, GroupDerivation) or spec.function != ACCUMULATOR:
+            return None
+        scales = [self.scale_of(group) for group in spec.groups]
+        if not all(scales):
+            return None
+        node = quantization.uses[0][0]
+        folded = constants(None, None, None, None, 0.0)
+        if node.kind == DEFERRED:
+            convolution = node.inputs[0].producer
+            assert convolution is not None
+            gamma, mean, variance = (("operand", (node.index, i)) for i in (1, 3, 4))
+            eps = node.inputs[7].constant
+            folded = (("operand", (convolution.index, 2)), gamma, mean, variance, *constants(eps))
+        grid = constants(spec.quant_min, spec.quant_max, place.name, place.text)
+        return Operator("train_bias", (*folded, *scales[0], *scales[1], ("enabled", None), *grid))
+
+    def scale_of(self, group: int) -> tuple[Operand, ...]:
+        """Return the operands that give the scale of a group; none if it is not planned."""
+        operator, first = self.by_group.get(group, (None, 0))
+        if operator is None:
+            return ()
+        if operator.kind == "train_fixed":
+            return constants(torch.tensor([operator.operands[0][1]]), "scale", 0, 1)
+        return (("state", first), *constants(*operator.scale)) if operator.scale else ()
 
     def place(self, quantization: Quantization, count: int, signed: bool) -> Place:
         """Return what the method needs to know."""
@@ -168,55 +202,6 @@ def signed_groups(quantizations: Sequence[Quantization]) -> dict[int, bool]:
         below = can_be_negative(quantization.value, known)
         signed[quantization.group] = signed.get(quantization.group, False) or below
     return signed
-
-
-def can_be_negative(value: ValueView, known: dict[int, bool]) -> bool:
-    """Say whether a value can hold numbers below 0, as far as the graph tells.
-
-    Args:
-        value: the value.
-        known: answers for other values, by id; filled in.
-    """
-    pending = [value]  # not recursive: chains of additions may be long
-    while pending:
-        last = pending[-1]
-        if last.id in known:
-            pending.pop()
-            continue
-        decided, operands = _sign(last)
-        if decided is not None:
-            known[last.id] = decided
-        else:
-            unknown = [operand for operand in operands if operand.id not in known]
-            if unknown:
-                pending += unknown
-            else:
-                known[last.id] = any(known[operand.id] for operand in operands)
-    return known[value.id]
-
-
-def _sign(value: ValueView) -> tuple[bool | None, Sequence[ValueView]]:
-    """Return whether it can be below 0, or None and the values that this depends on."""
-    node = value.producer
-    constant = value.constant
-    if isinstance(constant, int | float):
-        return constant < 0, ()
-    if node is None or value.written or value.is_constant:
-        return True, ()
-    if node.kind in POSITIVE:
-        return False, ()
-    if node.kind in CLIPS:
-        low = node.inputs[1].constant
-        if isinstance(low, int | float) and low >= 0:
-            return False, ()
-        return (None, node.inputs[:1]) if node.kind != "aten::hardtanh" else (True, ())
-    if passes_on(node) or node.kind.startswith(AVERAGES):
-        return None, node.inputs[:1]
-    if node.kind == "prim::ListConstruct":
-        return None, node.inputs
-    if node.kind in MONOTONE:
-        return None, node.inputs[:1] if node.kind in ("aten::cat", "aten::stack") else node.inputs
-    return True, ()
 
 
 def check_forward_only(quantizations: Sequence[Quantization]) -> None:

@@ -41,6 +41,8 @@ class BackendQuantizer(Quantizer):
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
         equal_operands: operators whose operands must have the same parameters.
+        unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
+            specification has signed ones: as many, so steps of half the size.
         target: the backend, taken where a caller of `prepare` says "auto".
     """
 
@@ -55,6 +57,7 @@ class BackendQuantizer(Quantizer):
         weights: SpecSupport = ANY_SPEC,
         mixed: bool = False,
         equal_operands: tuple[str, ...] = (),
+        unsigned: bool = False,
         target: Any = None,
     ) -> None:
         self.support = support
@@ -65,6 +68,7 @@ class BackendQuantizer(Quantizer):
         self.weights = weights
         self.mixed = mixed
         self.equal_operands = equal_operands
+        self.unsigned = unsigned
         self.target = target
         self.configuration = Configuration()
 

@@ -201,6 +201,17 @@ class QuantizationSpec:
         """Whether as many steps lie below 0 as above, but for one."""
         return self.symmetric or (self.power_of_two and self.quant_min < 0)
 
+    def without_sign(self) -> QuantizationSpec:
+        """Return the specification with as many codes from 0 on, for values that are never below.
+
+        Of others than signed ones, the specification itself.
+        """
+        if self.quant_min >= 0:
+            return self
+        codes = self.quant_max - self.quant_min
+        dtype = "uint8" if codes <= torch.iinfo(torch.uint8).max else "int32"
+        return replace(self, dtype=dtype, quant_min=0, quant_max=codes)
+
     def for_range(self, low: float) -> QuantizationSpec:
         """Return the specification for values from there on: symmetric_with_uint8 is resolved."""
         granularity, mixed, _ = self.qscheme.partition("symmetric_with_uint8")

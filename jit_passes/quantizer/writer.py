@@ -14,6 +14,7 @@ from .configuration import ResolvedConfiguration
 from .options import TensorOptions
 from .qparams import bias_qparams
 from .selection import Selection, clipped_output, deferred_norm
+from .signs import can_be_negative
 from .specification import (
     AnySpec,
     DerivedQuantizationSpec,
@@ -45,6 +46,7 @@ class AnnotationWriter:
     resolved: ResolvedConfiguration
     annotations: Annotations = field(default_factory=Annotations)
     results: dict[int, AnySpec | None] = field(default_factory=dict)  # by index of the node
+    negative: dict[int, bool] = field(default_factory=dict)  # what can be below 0, by id
 
     def __post_init__(self) -> None:
         self.nodes = self.selection.graph.nodes
@@ -161,9 +163,12 @@ class AnnotationWriter:
         return node.kind in self.quantizer.equal_operands and not within
 
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
-        """Quantize anew what has another specification than the first; what is float stays so."""
+        """Quantize anew what has another specification than the first; what is float stays so.
+
+        One with negative codes comes first: without them, negative numbers would be lost.
+        """
         present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
-        first = next(iter(present.values()), None)
+        first = min(present.values(), key=lambda spec: getattr(spec, "quant_min", 0), default=None)
         for value, spec in present.items():
             if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
                 specs[value] = first
@@ -176,10 +181,10 @@ class AnnotationWriter:
         if not self.is_produced(value):
             if not options.given():
                 options = self.wanted_by_readers(self.selection.origin(value), node)
-            return self.apply(options.updated(self.resolved.of_value(value)), node)
+            return self.apply(options.updated(self.resolved.of_value(value)), node, value)
         if not options.given() or options.dtype == "float":
             return None
-        spec = self.apply(options, node)
+        spec = self.apply(options, node, value)
         return None if spec == self.produced(value) else spec
 
     def produced(self, value: ValueView) -> AnySpec | None:
@@ -193,8 +198,13 @@ class AnnotationWriter:
         first = self.quantized_values(maker)[0]
         return self.operand(maker, first) or self.produced(first)
 
-    def apply(self, options: TensorOptions, node: NodeView) -> OwnSpec | None:
-        return options.apply(self.quantizer.activation, where=f"'{node.name}'")
+    def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
+        spec = options.apply(self.quantizer.activation, where=f"'{node.name}'")
+        unsigned = self.quantizer.unsigned and isinstance(spec, QuantizationSpec)
+        if not unsigned or can_be_negative(value, self.negative):
+            return spec
+        assert isinstance(spec, QuantizationSpec)
+        return spec.without_sign()
 
     def result(self, node: NodeView) -> AnySpec | None:
         if node.index not in self.results:
@@ -222,7 +232,7 @@ class AnnotationWriter:
                 return SharedQuantizationSpec(self.source(node, quantized[0]), observed=not within)
         if not options.given():
             options = self.wanted_by_readers(value, node)
-        return self.apply(options, node)
+        return self.apply(options, node, value)
 
     def wanted_by_readers(self, value: ValueView, node: NodeView) -> TensorOptions:
         """Return what all that read a result want of it, where nothing is said of itself.
@@ -232,7 +242,7 @@ class AnnotationWriter:
         wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
         if not wanted or any(options != wanted[0] for options in wanted):
             return TensorOptions()
-        spec = self.apply(wanted[0], node)
+        spec = self.apply(wanted[0], node, value)
         refused = spec is None or self.quantizer.activations.refusal(spec) is not None
         return TensorOptions() if refused else wanted[0]
 

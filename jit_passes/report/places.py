@@ -13,7 +13,7 @@ from .. import _C
 from ..convert import Groups, read_places, refusals
 from ..graph import GraphView, NodeView
 from ..module import Report
-from ..quantizer import QParams
+from ..quantizer import GroupDerivation, QParams
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
@@ -60,7 +60,8 @@ def trained_places(qat: torch.jit.ScriptModule, report: Report) -> list[TrainedP
     settled, places = read_places(qat, report)
     groups = Groups(places, refusals(places))
     kinds = _C.trained(qat._c, report.method)
-    names = {f"jit_passes::{kind}" for kind, _ in kinds}
+    after = _C.trained(settled, report.method)  # biases are marked in another way there
+    names = {f"jit_passes::{kind}" for kind, _ in (*kinds, *after)}
     own = [n for n in GraphView.of(qat, report.method).nodes if n.kind in names]
     by_text: dict[Any, list[tuple[NodeView, dict[str, Any]]]] = {}
     for node, (_, operands) in zip(own, kinds, strict=True):
@@ -90,7 +91,7 @@ def trained_places(qat: torch.jit.ScriptModule, report: Report) -> list[TrainedP
                 value.constant if isinstance(value.constant, torch.Tensor) else None,
                 producer.index if producer and producer.kind != "prim::Constant" else None,
                 operands.get("fold_axis") or 0,
-                "derive_quantization" in node.kind,
+                isinstance(place.spec, GroupDerivation),
                 len(found),
             )
         )

@@ -31,7 +31,7 @@ class TargetQuantizer(BackendQuantizer):
             name: getattr(own, name)
             for name in (
                 "support", "activation", "sums", "weight_of", "activations", "weights", "mixed",
-                "equal_operands",
+                "equal_operands", "unsigned",
             )
         }  # fmt: skip
         super().__init__(**{**arguments, "target": target, **options})
@@ -72,8 +72,8 @@ class QnnpackQuantizer(TargetQuantizer):
 class PowerOfTwoQuantizer(TargetQuantizer):
     """For hardware that multiplies by shifting, as FPGAs do: every scale is a power of two.
 
-    Activations, weights and biases are signed with zero point 0 and one scale for each tensor; a
-    bias has the scale of the accumulator, input scale times weight scale. What is added, joined or
+    Activations, weights and biases are signed, but for `unsigned`, with zero point 0 and one scale
+    for each tensor; a bias has the scale of the accumulator, input scale times weight scale. What is added, joined or
     compared has one scale, so that integers can be: the operands of add, sub, cat, maximum and
     minimum share, and the result of the last three has it too. Graffitist (Jain et al.,
     arXiv:1903.08066, section 5.1) shares scales so; its own 16-bit accumulators are in
@@ -83,12 +83,21 @@ class PowerOfTwoQuantizer(TargetQuantizer):
         bits: of activations.
         weight_bits: of weights.
         lookup_tables: see `Reference`.
+        unsigned: whether activations that cannot be below 0 have codes from 0 on, and so a bit
+            more, as Graffitist has behind a relu.
 
     Raises:
         ValueError: bits outside of 2 to 16.
     """
 
-    def __init__(self, bits: int = 8, weight_bits: int = 8, lookup_tables: bool = True) -> None:
+    def __init__(
+        self,
+        bits: int = 8,
+        weight_bits: int = 8,
+        lookup_tables: bool = True,
+        *,
+        unsigned: bool = False,
+    ) -> None:
         scheme = "per_tensor_power_of_two"
         activation = QuantizationSpec.of_bits(bits, qscheme=scheme)
         weight = QuantizationSpec.of_bits(weight_bits, qscheme=scheme, observer=MinMax())
@@ -101,6 +110,7 @@ class PowerOfTwoQuantizer(TargetQuantizer):
             activation=activation,
             weight_of=lambda node: weight,
             equal_operands=EQUAL_OPERANDS,
+            unsigned=unsigned,
         )
 
 

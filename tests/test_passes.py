@@ -14,6 +14,7 @@ SILENT = {"remove_dead_code"}
 # test_slots.py and test_qat_passes.py.
 ELSEWHERE = {
     "defer_batch_norm",
+    "fold_attributes",
     "fold_batch_norm",
     "fold_prepack",
     "freeze",

@@ -223,7 +223,7 @@ def test_biases_are_derived(method: str, bias: bool) -> None:
             return self.conv(x)
 
     prepared = trained(Small, *IMAGES, fake_quantizer=method)
-    assert len(nodes_of(prepared, "jit_passes::derive_quantization")) == bias
+    assert len(nodes_of(prepared, "jit_passes::train_bias")) == bias
     assert not [name for name in prepared.state_dict() if "bias_" in name]
     reference = jit_passes.convert(prepared)
     stored = [t for t in constants(reference) if t.dtype == torch.int32]
@@ -263,8 +263,7 @@ def bits_of(model: Model) -> dict[str, int]:
 @pytest.mark.parametrize("bits", [2, 3, 4, 8, 12, 16])
 def test_bits(method: str, bits: int) -> None:
     """Of weights and of what they meet; the reference model has codes of these."""
-    # Without biases: in training these are float, and steps of few bits are coarse for them.
-    prepared = trained(Plain(bias=False), *IMAGES, fake_quantizer=method, bits=bits)
+    prepared = trained(Plain(), *IMAGES, fake_quantizer=method, bits=bits)
     found = bits_of(prepared)
     assert {n for n, b in found.items() if b == bits} >= {
         "conv.weight -> conv:conv2d",

@@ -79,10 +79,6 @@ FLOAT_FAILS = {
 }
 # Known to be missing.
 OPEN = {
-    "padding_same": "convolutions padded by name are refused while weights are parameters",
-    "padding_same_even": "the same",
-    "padding_valid": "the same",
-    "padding_same_1d": "the same",
     "matmul_parameter": "products with a parameter are refused while it is one",
     "addmm": "the same",
     "inplace_WriteAfterRead": "autograd: what a fake quantization has saved is written to",

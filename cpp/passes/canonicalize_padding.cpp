@@ -5,9 +5,8 @@
 //
 // 'same' pads dilation * (kernel - 1) zeros along each axis, the odd one behind; where some axis
 // has an odd one, a constant_pad_nd of its own adds it, as PyTorch does.
-#include "core/graph.h"
+#include "core/known_values.h"
 #include "core/operators.h"
-#include "core/registry.h"
 
 namespace jit_passes {
 namespace {
@@ -33,8 +32,13 @@ std::optional<std::vector<int64_t>> perAxis(const Value* value, int64_t dims) {
   return numbers;
 }
 
-bool replacePadding(Node* node, const std::string& mode, int64_t dims) {
-  const auto weight = constantTensor(node->input(1));
+std::optional<at::Tensor> knownTensor(const Value* value, const KnownValues& known) {
+  const auto held = known.parameter(value);
+  return held && held->isTensor() ? std::optional(held->toTensor()) : constantTensor(value);
+}
+
+bool replacePadding(Node* node, const std::string& mode, int64_t dims, const KnownValues& known) {
+  const auto weight = knownTensor(node->input(1), known);
   const auto dilation = perAxis(node->input(5), dims);
   if (!weight || !dilation) {
     return false;
@@ -59,11 +63,15 @@ bool replacePadding(Node* node, const std::string& mode, int64_t dims) {
 
 bool canonicalizePadding(PassContext& context) {
   bool changed = false;
+  std::optional<KnownValues> known;
   forEachNode(*context.graph(), [&](Node* node) {
     const auto op = weightedOperator(node);
     if (op && op->spatial_dims > 0 && !op->transposed) {
       if (const auto mode = paddingMode(node)) {
-        changed |= replacePadding(node, *mode, op->spatial_dims);
+        if (!known) {
+          known.emplace(context, /*attributes_apart=*/true);
+        }
+        changed |= replacePadding(node, *mode, op->spatial_dims, *known);
       }
     }
   });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,10 @@ from jit_passes.qat import prepare_qat, quantization_parameters
 
 SHAPE = (8, 3, 8, 8)
 STEPS = 4
+
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def work(rank: int, world: int, folder: Path) -> None:
@@ -55,7 +60,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, str(rank), "2", str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
         )
         for rank in range(2)
     ]  # fmt: skip

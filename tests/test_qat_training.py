@@ -141,7 +141,8 @@ def test_gradients_are_the_papers(method: str, training: bool, zero: bool) -> No
         eager.bn1.weight.data[2] = 0
         eager.bn2.weight.data[:3] = 0
     x = batch(*IMAGES)
-    model = prepare_qat(compiled(eager, x), fake_quantizer=method).train()
+    config = {"version": 1, "global": {"bias": {"dtype": "float"}}}
+    model = prepare_qat(compiled(eager, x), fake_quantizer=method, config=config).train()
     model(x)
     # In double, but for what quantizes, in float32: scales that have few digits keep it exact.
     model.double()

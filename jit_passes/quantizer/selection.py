@@ -13,7 +13,7 @@ from .support import OperatorSupport, Role
 
 LISTS = ("prim::ListConstruct", "prim::ListUnpack")
 SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
-DROPOUTS = ("aten::dropout", "aten::feature_dropout")  # of models that train: nothing, in use
+DROPOUTS = ("aten::dropout", "aten::feature_dropout")
 DEFERRED = "jit_passes::deferred_batch_norm"
 
 
@@ -47,8 +47,8 @@ def _only_reader(value: ValueView) -> NodeView | None:
 
 
 def passes_on(node: NodeView) -> bool:
-    """Say whether a node only rearranges what it is given, in a model in use."""
-    return node.moves_data or node.kind in DROPOUTS
+    """Say whether a node only rearranges what it is given; dropout by the mode does, in use."""
+    return node.moves_data or (node.kind in DROPOUTS and not node.inputs[2].is_constant)
 
 
 def _clamp_is_absorbed(node: NodeView) -> bool:

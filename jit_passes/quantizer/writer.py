@@ -165,10 +165,14 @@ class AnnotationWriter:
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
         """Quantize anew what has another specification than the first; what is float stays so.
 
-        One with negative codes comes first: without them, negative numbers would be lost.
+        Of unsigned and signed ones a signed one counts as the first: without negative codes,
+        negative numbers would be lost.
         """
         present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
-        first = min(present.values(), key=lambda spec: getattr(spec, "quant_min", 0), default=None)
+        found = list(present.values())
+        if self.quantizer.unsigned:
+            found.sort(key=lambda spec: isinstance(spec, OwnSpec) and spec.quant_min >= 0)
+        first = next(iter(found), None)
         for value, spec in present.items():
             if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
                 specs[value] = first

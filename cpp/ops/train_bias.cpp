@@ -52,8 +52,8 @@ Tensor trainBias(
     const Tensor& x, const std::optional<Tensor>& bias, const std::optional<Tensor>& gamma,
     const std::optional<Tensor>& mean, const std::optional<Tensor>& var, double eps,
     const Tensor& input_state, string_view input_rule, int64_t input_min, int64_t input_max,
-    const Tensor& weight_state, string_view weight_rule, int64_t weight_min, int64_t weight_max,
-    bool enabled, int64_t quant_min, int64_t quant_max, string_view, string_view) {
+    const Tensor& weight_state, string_view weight_rule, int64_t weight_min, int64_t weight_max, bool enabled,
+    int64_t quant_min, int64_t quant_max, string_view, string_view) {
   if (!enabled) {
     return x.clone();
   }

@@ -25,7 +25,10 @@ def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     norm = deferred_norm(node)
     value = node.output if norm is None else norm.output
     user = _only_reader(value)
-    if user is None or user.kind not in row.clips or user.block != node.block:
+    # Who asks for the shape of what is in between would be in the way of fusing.
+    if user is None or len(value.uses) != 1:
+        return value
+    if user.kind not in row.clips or user.block != node.block:
         return value
     if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
         return value

@@ -84,6 +84,7 @@ SETTLE = Pipeline(
         "freeze",
         "resolve_none_checks",
         "remove_dropout",
+        "fold_deferred",
         "fold_batch_norm",
     ),
 )

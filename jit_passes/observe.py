@@ -26,7 +26,7 @@ from .quantizer import (
     resolve,
     spec_to_text,
 )
-from .quantizer.selection import DEFERRED
+from .quantizer.selection import DEFERRED, FOLD_BIAS
 from .quantizer.slots import channels_of, slot_of_split
 from .targets import Target, resolve_target
 
@@ -205,7 +205,7 @@ def is_weighted(node: NodeView, quantizer: BackendQuantizer) -> bool:
 
 def is_quantized(graph: GraphView) -> bool:
     """Say whether the graph holds quantized operators, whoever put them there."""
-    kinds = {node.kind for node in graph.nodes} - {DEFERRED}
+    kinds = {node.kind for node in graph.nodes} - {DEFERRED, FOLD_BIAS}
     return any(kind.startswith(("quantized::", "jit_passes::")) for kind in kinds)
 
 

@@ -44,14 +44,42 @@ bool alone(const Node* norm, const Value* result) {
 } // namespace
 
 bool isBatchNorm(const Node* node) {
+  return node->kind() == c10::aten::batch_norm || isDeferredBatchNorm(node);
+}
+
+bool isDeferredBatchNorm(const Node* node) {
   static const auto deferred = c10::Symbol::fromQualString("jit_passes::deferred_batch_norm");
-  return node->kind() == c10::aten::batch_norm || node->kind() == deferred;
+  return node->kind() == deferred;
+}
+
+void replaceDeferred(Node* norm) {
+  constexpr size_t operands = 9; // of aten::batch_norm
+  Node* plain = insertNode(norm, c10::aten::batch_norm, norm->inputs().slice(0, operands), norm);
+  plain->output()->setType(norm->output()->type());
+  replaceNode(norm, plain->output());
 }
 
 bool hasStatistics(const KnownValues& known, const Node* norm) {
   const Value* mean = norm->input(kRunningMean);
   const auto held = known.attribute(mean);
   return !isNone(mean) && !(held && held->isNone());
+}
+
+void copyName(Value* folded, const Value* original) {
+  if (!isNone(original) && original->hasDebugName()) {
+    folded->setDebugName(original->debugName());
+  }
+}
+
+void nameBias(Value* bias, const Value* weight) {
+  static const std::string ending = "weight";
+  if (isNone(bias) || bias->hasDebugName() || !weight->hasDebugName()) {
+    return;
+  }
+  const std::string name = weight->debugName();
+  if (name.size() >= ending.size() && name.compare(name.size() - ending.size(), ending.size(), ending) == 0) {
+    bias->setDebugName(name.substr(0, name.size() - ending.size()) + "bias");
+  }
 }
 
 std::optional<NormalizedOperator> normalizedOperator(const Node* norm) {

@@ -20,11 +20,20 @@ struct NormalizedOperator {
   }
 };
 
-// Whether the node is aten::batch_norm, or one that is deferred; both have the same operands.
+// Whether the node is aten::batch_norm, or one that is deferred: that has the same operands, and more.
 bool isBatchNorm(const Node* node);
+bool isDeferredBatchNorm(const Node* node);
+
+// aten::batch_norm with the operands of one that is deferred, in its place.
+void replaceDeferred(Node* norm);
 
 // Whether a normalization has running statistics. One without normalizes by each batch in use too.
 bool hasStatistics(const KnownValues& known, const Node* norm);
+
+// Files and messages have names of weights from there. Nothing without a name of its own, as for None.
+void copyName(Value* folded, const Value* original);
+// "conv.bias" next to "conv.weight", for a tensor that has no name.
+void nameBias(Value* bias, const Value* weight);
 
 std::optional<NormalizedOperator> normalizedOperator(const Node* norm);
 

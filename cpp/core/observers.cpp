@@ -43,4 +43,8 @@ Value* operandOf(const Node* node, const std::string& name) {
   return index ? const_cast<Node*>(node)->input(*index) : nullptr;
 }
 
+void setOperand(Node* node, const std::string& name, Value* value) {
+  node->replaceInput(*node->schema().argumentIndexWithName(name), value);
+}
+
 } // namespace jit_passes

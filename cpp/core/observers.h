@@ -15,5 +15,6 @@ bool isTrained(const Node* node);
 std::vector<Node*> trainedOf(Graph& graph);
 // The operand of that name in the operator's schema, or null.
 Value* operandOf(const Node* node, const std::string& name);
+void setOperand(Node* node, const std::string& name, Value* value);
 
 } // namespace jit_passes

@@ -186,8 +186,9 @@ bool fastOnFbgemm(
 
 bool isQuantization(const Node* node) {
   static const auto dialect = Symbol::fromQualString("namespaces::jit_passes");
-  static const auto of_the_model =
-      symbols({"jit_passes::correlation", "jit_passes::add_bias", "jit_passes::deferred_batch_norm"});
+  static const auto of_the_model = symbols(
+      {"jit_passes::correlation", "jit_passes::add_bias", "jit_passes::fold_bias",
+       "jit_passes::deferred_batch_norm"});
   return node->kind().ns() == dialect && !of_the_model.count(node->kind());
 }
 

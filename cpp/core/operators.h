@@ -25,7 +25,7 @@ bool fastOnFbgemm(
 
 // Batch and instance norm, which write to their running statistics where they train.
 bool isNormalization(c10::Symbol kind);
-constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5; // operands of theirs
+constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5, kEps = 7; // operands of theirs
 
 // Whether it is dropout of some kind; its third operand says whether it does anything.
 bool isDropout(const Node* node);

@@ -1,57 +1,122 @@
 // What stands for a batch norm that will be folded into the weights in front of it, while these train.
 //
-//   fold_factor = gamma / sqrt(running_var + eps), 1 where that is below 2^-60
-//   deferred_batch_norm: aten::batch_norm, with a mark
+//   factor = fold_factor(gamma, var, eps)                   gamma / sqrt(var + eps)
+//   shift  = fold_bias(bias, gamma, beta, mean, var, eps)   (bias - mean) * factor + beta
 //
-// Integers will compute with weight * fold_factor, so a fake quantization of the weight is one of that,
-// divided by the factor again: the batch norm multiplies by it. While statistics are those of the batch,
-// the factor still has the running ones, as the folded weight will.
+// are what integers will compute with, weight * factor and shift. mean and var are the running ones. Both are
+// computed in double and rounded once; the bias that a convolution reads has the type of its weight. There are
+// two forms:
+//
+//   folded                                              no                            yes
+//   deferred_weight(weight, factor, axis, folded)       weight, factor                weight * factor, none
+//   deferred_bias(bias, rounded, weight, folded)        bias                          rounded
+//   deferred_batch_norm(x, gamma, beta, mean, var,      batch_norm(x, gamma,          x
+//       ..., rounded, shift, folded)                        beta + rounded - shift,
+//                                                           mean, var, ...)
+//
+// While statistics are those of the batch nothing can be folded, so a weight is quantized as if,
+// fq(weight * factor) / factor, which the operators that train do with a factor as their `fold`, and what
+// rounding changes at the shift, if that is given, is added to beta. Once statistics stand still, the model computes what it
+// will be converted to.
 //
 // A factor of 0, as that of residual branches which start as zeros, or one that has shrunk to hardly more,
-// would take away what trains the weight: scales are divided by it. With 1 in its place, the result still
-// is beta.
+// would take away what trains the weight: scales are divided by it. With 1 in its place, the result still is
+// beta.
 //
 // Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference",
 // arXiv:1806.08342, section 3.2.2.
 #include "core/registry.h"
+#include "grid.h"
 
 namespace jit_passes {
 namespace {
 
 using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 
 constexpr double kSmallestFactor = 0x1p-60;
 
-Tensor foldFactor(const std::optional<Tensor>& weight, const Tensor& running_var, double eps) {
-  auto factor = at::rsqrt(running_var.detach().to(at::kFloat) + eps);
-  if (weight && weight->defined()) {
-    factor = factor * weight->to(at::kFloat);
+bool given(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
+
+Tensor factorOf(const OptionalTensor& weight, const Tensor& running_var, double eps) {
+  const auto factor = at::rsqrt(running_var.detach().to(at::kDouble) + eps);
+  return given(weight) ? factor * weight->to(at::kDouble) : factor;
+}
+
+Tensor foldFactor(const OptionalTensor& weight, const Tensor& running_var, double eps) {
+  return factorOf(weight, running_var, eps).to(at::kFloat);
+}
+
+Tensor foldBias(
+    const OptionalTensor& bias, const OptionalTensor& weight, const OptionalTensor& beta,
+    const Tensor& running_mean, const Tensor& running_var, double eps) {
+  const auto mean = running_mean.detach().to(at::kDouble);
+  auto shift = (given(bias) ? bias->to(at::kDouble) - mean : -mean) * factorOf(weight, running_var, eps);
+  if (given(beta)) {
+    shift = shift + beta->to(at::kDouble);
   }
-  return at::where(at::lt(at::abs(factor), kSmallestFactor), at::ones_like(factor), factor);
+  return running_mean.scalar_type() == at::kDouble ? shift : shift.to(at::kFloat);
+}
+
+std::tuple<Tensor, OptionalTensor> deferredWeight(
+    const Tensor& weight, const Tensor& factor, int64_t axis, bool folded) {
+  if (!folded) {
+    const auto small = at::lt(at::abs(factor), kSmallestFactor);
+    return {weight, at::where(small, at::ones_like(factor), factor)};
+  }
+  return {weight * alongAxis(factor.to(weight.scalar_type()), weight, axis), std::nullopt};
+}
+
+OptionalTensor deferredBias(
+    const OptionalTensor& bias, const Tensor& rounded, const Tensor& weight, bool folded) {
+  if (folded) {
+    return rounded.to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  return given(bias) ? OptionalTensor(bias->clone()) : std::nullopt;
 }
 
 Tensor deferredBatchNorm(
-    const Tensor& input, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-    const Tensor& running_mean, const Tensor& running_var, bool training, double momentum, double eps,
-    bool cudnn_enabled) {
+    const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias, const Tensor& running_mean,
+    const Tensor& running_var, bool training, double momentum, double eps, bool cudnn_enabled,
+    const Tensor& rounded, const OptionalTensor& shift, bool folded) {
+  if (folded) {
+    return input.clone();
+  }
+  auto beta = bias;
+  if (given(shift)) {
+    const auto change = (rounded - *shift).detach().to(running_mean.scalar_type());
+    beta = given(bias) ? *bias + change : change;
+  }
   return at::batch_norm(
-      input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
+      input, weight, beta, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
 const RegisterOp factor_op{
-    "fold_factor", "What folding a batch norm multiplies the weights of each channel by; 1 instead of 0."};
+    "fold_factor", "What folding a batch norm multiplies the weights of each channel by."};
+const RegisterOp shift_op{"fold_bias", "The bias that folding a batch norm makes."};
+const RegisterOp weight_op{"deferred_weight", "A weight and its factor, or their product."};
+const RegisterOp bias_op{"deferred_bias", "The bias of a convolution, or the folded one."};
 const RegisterOp batch_norm_op{
     "deferred_batch_norm", "Batch norm that will be folded into the weights in front of it."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("fold_factor(Tensor? weight, Tensor running_var, float eps) -> Tensor");
   m.def(
+      "fold_bias(Tensor? bias, Tensor? weight, Tensor? beta, Tensor running_mean, Tensor running_var, "
+      "float eps) -> Tensor");
+  m.def("deferred_weight(Tensor(a) weight, Tensor factor, int axis, bool folded) -> (Tensor(a), Tensor?)");
+  m.def("deferred_bias(Tensor? bias, Tensor rounded, Tensor weight, bool folded) -> Tensor?");
+  m.def(
       "deferred_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
-      "Tensor(b!) running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor");
+      "Tensor(b!) running_var, bool training, float momentum, float eps, bool cudnn_enabled, Tensor rounded, "
+      "Tensor? shift, bool folded) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
   m.impl("fold_factor", foldFactor);
+  m.impl("fold_bias", foldBias);
+  m.impl("deferred_weight", deferredWeight);
+  m.impl("deferred_bias", deferredBias);
   m.impl("deferred_batch_norm", deferredBatchNorm);
 }
 

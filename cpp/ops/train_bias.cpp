@@ -1,13 +1,11 @@
 // jit_passes::train_bias: a bias that trains as integers will have it.
 //
 //   step    = scale of the input * scale of the weight
-//   folded  = x + (bias - mean) * factor,  factor = gamma / sqrt(var + eps), for the x of a batch norm that
-//             will be folded; else x
-//   result  = x + (clip(round(folded / step), quant_min, quant_max) * step - folded)
+//   result  = clip(round(x / step), quant_min, quant_max) * step
 //
-// so that the folded bias is a whole number of steps, which are added to the sum of products as they are.
-// The gradient of x is that of the result: rounding is passed straight through, and nothing comes to the
-// scales. With few bits the steps are coarse, and a model that has not trained with them loses by them.
+// a whole number of steps, which are added to the sum of products as they are. The gradient of x is that of
+// the result: rounding is passed straight through, and nothing comes to the scales. With few bits the steps
+// are coarse, and a model that has not trained with them loses by them.
 //
 // A scale comes from the state of its place, by a rule: "scale", it is that; "log2_threshold", TQT's; else a
 // range, with the scheme by which the scale follows from it. While one of the two is not known, or not
@@ -36,54 +34,35 @@ Tensor scaleOf(const Tensor& state, string_view rule, int64_t quant_min, int64_t
   return at::where(known, scale, std::numeric_limits<float>::quiet_NaN());
 }
 
-// What folding adds to x.
-Tensor shiftOf(
-    const std::optional<Tensor>& bias, const std::optional<Tensor>& gamma, const Tensor& mean,
-    const Tensor& var, double eps) {
-  auto factor = at::rsqrt(var.to(at::kDouble) + eps);
-  if (gamma) {
-    factor = factor * gamma->to(at::kDouble);
-  }
-  const auto center = mean.to(at::kDouble);
-  return (bias ? bias->to(at::kDouble) - center : -center) * factor;
-}
-
 Tensor trainBias(
-    const Tensor& x, const std::optional<Tensor>& bias, const std::optional<Tensor>& gamma,
-    const std::optional<Tensor>& mean, const std::optional<Tensor>& var, double eps,
-    const Tensor& input_state, string_view input_rule, int64_t input_min, int64_t input_max,
+    const Tensor& x, const Tensor& input_state, string_view input_rule, int64_t input_min, int64_t input_max,
     const Tensor& weight_state, string_view weight_rule, int64_t weight_min, int64_t weight_max, bool enabled,
     int64_t quant_min, int64_t quant_max, string_view, string_view) {
   if (!enabled) {
     return x.clone();
   }
-  Tensor error;
+  Tensor rounded;
   {
     const at::NoGradGuard guard;
     const auto step = (scaleOf(input_state, input_rule, input_min, input_max).to(at::kDouble) *
                        scaleOf(weight_state, weight_rule, weight_min, weight_max).to(at::kDouble))
                           .to(at::kFloat);
-    auto folded = x.to(at::kDouble);
-    if (mean && var) {
-      folded = folded + shiftOf(bias, gamma, *mean, *var, eps);
-    }
-    folded = folded.to(at::kFloat);
+    const auto values = x.to(at::kFloat);
     // As fake_quantize does it: a multiplication by the inverse, in float32.
-    const auto codes = at::clamp(at::round(folded * at::reciprocal(step)), quant_min, quant_max);
+    const auto codes = at::clamp(at::round(values * at::reciprocal(step)), quant_min, quant_max);
     const auto known = at::logical_and(at::isfinite(step), at::gt(step, 0));
-    error = at::where(known, codes * step - folded, 0).to(x.scalar_type());
+    rounded = at::where(known, codes * step, values).to(x.scalar_type());
   }
-  return x + error;
+  return rounded + (x - x.detach()); // 0, with the gradient; x + (rounded - x) would round again
 }
 
 const RegisterOp op{"train_bias", "Round a bias to steps of the accumulator, straight through."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(
-      "train_bias(Tensor x, Tensor? bias, Tensor? gamma, Tensor? mean, Tensor? var, float eps, "
-      "Tensor input_state, str input_rule, int input_min, int input_max, Tensor weight_state, "
-      "str weight_rule, int weight_min, int weight_max, bool enabled, int quant_min, int quant_max, "
-      "str name, str spec) -> Tensor");
+      "train_bias(Tensor x, Tensor input_state, str input_rule, int input_min, int input_max, "
+      "Tensor weight_state, str weight_rule, int weight_min, int weight_max, bool enabled, int quant_min, "
+      "int quant_max, str name, str spec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_bias", trainBias); }

@@ -1,11 +1,15 @@
 // Mark batch norms that conversion will fold into the convolution or linear in front of them.
 //
-//   %y = aten::conv2d(%x, %w, ...)
+//   %y = aten::conv2d(%x, %w, %b, ...)
 //   %z = aten::batch_norm(%y, %gamma, %beta, %mean, %var, %training, ...)
-//     ->  %z = jit_passes::deferred_batch_norm(%y, %gamma, %beta, %mean, %var, %training, ...)
+//     ->
+//   %y = aten::conv2d(%x, %w, %b, ...)
+//   %shift = jit_passes::fold_bias(%b, %gamma, %beta, %mean, %var, %eps)
+//   %z = jit_passes::deferred_batch_norm(%y, %gamma, ..., %training, ..., %shift, None, False)
 //
 // for graphs that still have their parameters. Both compute the same. The mark says that integers will
-// see %w times the factor of the batch norm, which is what a fake quantization of %w then is about.
+// see %w times the factor of the batch norm, which is what a fake quantization of %w then is about, and
+// %shift, which a fake quantization of the bias is about.
 //
 // Where fold_batch_norm will fold, but for transposed convolutions in groups, whose weight has no axis for
 // all output channels.
@@ -28,7 +32,7 @@ bool holdsNone(const KnownValues& known, const Value* value) {
 
 bool canDefer(const KnownValues& known, const Node* norm) {
   const auto op = normalizedOperator(norm);
-  if (!op || (op->kind.transposed && op->groups != 1) || !constantNumber(norm->input(7))) {
+  if (!op || (op->kind.transposed && op->groups != 1) || !constantNumber(norm->input(kEps))) {
     return false;
   }
   const auto weight = known.parameter(op->node->input(1));
@@ -42,15 +46,29 @@ bool canDefer(const KnownValues& known, const Node* norm) {
          fits(norm->input(3)) && fits(norm->input(4));
 }
 
-bool deferBatchNorm(PassContext& context) {
+void mark(Node* norm) {
+  static const auto fold_bias = c10::Symbol::fromQualString("jit_passes::fold_bias");
   static const auto deferred = c10::Symbol::fromQualString("jit_passes::deferred_batch_norm");
+  Value* bias = norm->input(0)->node()->input(2);
+  Value* shift = insertNode(
+                     norm, fold_bias,
+                     {bias, norm->input(1), norm->input(2), norm->input(kRunningMean),
+                      norm->input(kRunningVar), norm->input(kEps)},
+                     norm)
+                     ->output();
+  auto operands = norm->inputs().vec();
+  operands.insert(operands.end(), {shift, insertConstant(norm, {}), insertConstant(norm, false)});
+  Node* marked = insertNode(norm, deferred, operands, norm);
+  marked->output()->setType(norm->output()->type());
+  replaceNode(norm, marked->output());
+}
+
+bool deferBatchNorm(PassContext& context) {
   const KnownValues known(context, /*attributes_apart=*/true);
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
     if (node->kind() == c10::aten::batch_norm && canDefer(known, node)) {
-      Node* marked = insertNode(node, deferred, node->inputs(), node);
-      marked->output()->setType(node->output()->type());
-      replaceNode(node, marked->output());
+      mark(node);
       changed = true;
     }
   });

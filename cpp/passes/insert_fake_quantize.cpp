@@ -18,8 +18,8 @@
 //                        observer_enabled is on
 //   ("enabled", _)       its switch fake_quantize_enabled
 //   ("group", _)         its attribute process_group
-//   ("fold", node)       jit_passes::fold_factor of that batch norm
-//   ("operand", (node, i))  what another node reads, its i-th operand
+//   ("fold", node)       jit_passes::fold_factor of that batch norm, as deferred_weight gives it, which gives
+//                        the value too; the next operand is its axis
 //
 // A state is (name, node, tensor, whether it is a parameter). It belongs to the module that the node was
 // written in, so each submodule needs a type of its own, as _C.clone gives it. A further one of that name
@@ -33,6 +33,7 @@
 #include "core/known_values.h"
 #include "core/module.h"
 #include "core/observers.h"
+#include "core/operators.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -129,9 +130,17 @@ class Inserter {
 
   Node* insert(const Request& request, Value* value, Node* before) {
     std::vector<Value*> operands{asTensor(value, before)};
-    for (const c10::IValue& packed : request.operands) {
-      const auto fields = elements(packed);
-      operands.push_back(operand(fields[0].toStringRef(), fields[1], before));
+    for (size_t i = 0; i < request.operands.size(); ++i) {
+      const auto fields = elements(request.operands[i]);
+      if (fields[0].toStringRef() == "fold") {
+        const auto axis = elements(request.operands.at(i + 1))[1];
+        Node* norm = annotated_.node(fields[1].toInt());
+        Node* deferred = deferWeight(operands.front(), norm, axis, before);
+        operands.front() = deferred->output(0);
+        operands.push_back(deferred->output(1));
+      } else {
+        operands.push_back(operand(fields[0].toStringRef(), fields[1], before));
+      }
     }
     Node* node = insertNode(before, request.kind, operands, request.op);
     node->output()->setType(operands.front()->type());
@@ -154,13 +163,6 @@ class Inserter {
     if (role == "state") {
       return states_.at(what.toInt());
     }
-    if (role == "fold") {
-      return foldFactor(annotated_.node(what.toInt()), before);
-    }
-    if (role == "operand") {
-      const auto place = elements(what);
-      return unquantized(annotated_.node(place[0].toInt())->input(place[1].toInt()));
-    }
     if (role == "observe") {
       return what.toBool() || !context_.module().hasattr("training") ? insertConstant(before, true)
                                                                      : once(role, [&] { return observes(); });
@@ -175,14 +177,6 @@ class Inserter {
     }
     TORCH_CHECK(role == "group", "there is no operand '", role, "'");
     return once(role, [&] { return attribute("process_group", ""); });
-  }
-
-  // What was there before something was inserted.
-  static Value* unquantized(Value* value) {
-    while (isTrained(value->node())) {
-      value = value->node()->input(0);
-    }
-    return value;
   }
 
   template <typename Make>
@@ -212,10 +206,16 @@ class Inserter {
     return readAttribute(*graph_, start_, name);
   }
 
-  // aten::batch_norm(x, gamma, beta, mean, var, training, momentum, eps, cudnn)
-  static Value* foldFactor(Node* norm, Node* before) {
-    static const auto kind = c10::Symbol::fromQualString("jit_passes::fold_factor");
-    return insertNode(before, kind, {norm->input(1), norm->input(4), norm->input(7)}, norm)->output();
+  static Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* before) {
+    static const auto fold_factor = c10::Symbol::fromQualString("jit_passes::fold_factor");
+    static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
+    const auto statistics = {norm->input(1), norm->input(kRunningVar), norm->input(kEps)};
+    Value* factor = insertNode(before, fold_factor, statistics, norm)->output();
+    const auto operands = {weight, factor, insertConstant(before, axis), insertConstant(before, false)};
+    Node* node = insertNode(before, deferred_weight, operands, norm, /*outputs=*/2);
+    node->output(0)->setType(weight->type());
+    node->output(1)->setType(c10::OptionalType::ofTensor());
+    return node;
   }
 
   PassContext& context_;

@@ -1,30 +1,45 @@
 // Turn all batch norms into those of a model in use.
 //
-//   jit_passes::deferred_batch_norm(%x, ..., %training, ...)   ->   aten::batch_norm(%x, ..., False, ...)
-//   aten::batch_norm(%x, ..., %training, ...)                  ->   aten::batch_norm(%x, ..., False, ...)
+//   jit_passes::deferred_batch_norm(%x, ...)            ->   %x
+//   jit_passes::deferred_bias(%bias, %rounded, ...)     ->   %rounded
+//   jit_passes::deferred_weight(%w, ..., %folded)       ->   jit_passes::deferred_weight(%w, ..., True)
+//   aten::batch_norm(%x, ..., %training, ...)           ->   aten::batch_norm(%x, ..., False, ...)
 //
-// For models that have trained: freezing then finds nothing that writes to their statistics. Those without
-// any (see hasStatistics) normalize by each batch, in use too, and stay.
+// For models that have trained: freezing then finds nothing that writes to their statistics. Batch norms
+// without any (see hasStatistics) normalize by each batch, in use too, and stay. Deferred ones that
+// switch_folding has not seen become aten::batch_norm.
 #include "core/batch_norm.h"
+#include "core/observers.h"
 #include "core/registry.h"
 
 namespace jit_passes {
 namespace {
 
+// Whether it is at times.
+bool isFolded(const Node* node) { return constantNumber(operandOf(node, "folded")) != 0.0; }
+
 bool restoreBatchNorm(PassContext& context) {
+  static const auto deferred_bias = c10::Symbol::fromQualString("jit_passes::deferred_bias");
+  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
   const KnownValues known(context);
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    const bool restored_already =
-        node->kind() == c10::aten::batch_norm && constantNumber(node->input(kTraining)) == 0.0;
-    if (!isBatchNorm(node) || restored_already || !hasStatistics(known, node)) {
+    if (isDeferredBatchNorm(node) && !isFolded(node)) {
+      node->replaceInput(kTraining, insertConstant(node, false));
+      replaceDeferred(node);
+    } else if (isDeferredBatchNorm(node)) {
+      replaceNode(node, node->input(0));
+    } else if (node->kind() == deferred_bias) {
+      replaceNode(node, operandOf(node, "rounded"));
+    } else if (node->kind() == deferred_weight && !constantNumber(operandOf(node, "folded"))) {
+      setOperand(node, "folded", insertConstant(node, true));
+    } else if (
+        node->kind() == c10::aten::batch_norm && hasStatistics(known, node) &&
+        constantNumber(node->input(kTraining)) != 0.0) {
+      node->replaceInput(kTraining, insertConstant(node, false));
+    } else {
       return;
     }
-    std::vector<Value*> operands = node->inputs().vec();
-    operands[kTraining] = insertConstant(node, false);
-    Node* restored = insertNode(node, c10::aten::batch_norm, operands, node);
-    restored->output()->setType(node->output()->type());
-    replaceNode(node, restored->output());
     changed = true;
   });
   return changed;

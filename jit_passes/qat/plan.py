@@ -100,23 +100,15 @@ class Plan:
     def bias(self, quantization: Quantization, spec: ResolvedSpec, place: Place) -> Operator | None:
         """Return the operator of a bias in steps of the accumulator; None for what else is derived.
 
-        It is that of the convolution, or what a batch norm adds that will be folded into it.
+        It is that of the convolution, or what folding the batch norm behind will make of it.
         """
         if not isinstance(spec, GroupDerivation) or spec.function != ACCUMULATOR:
             return None
         scales = [self.scale_of(group) for group in spec.groups]
         if not all(scales):
             return None
-        node = quantization.uses[0][0]
-        folded = constants(None, None, None, None, 0.0)
-        if node.kind == DEFERRED:
-            convolution = node.inputs[0].producer
-            assert convolution is not None
-            gamma, mean, variance = (("operand", (node.index, i)) for i in (1, 3, 4))
-            eps = node.inputs[7].constant
-            folded = (("operand", (convolution.index, 2)), gamma, mean, variance, *constants(eps))
         grid = constants(spec.quant_min, spec.quant_max, place.name, place.text)
-        return Operator("train_bias", (*folded, *scales[0], *scales[1], ("enabled", None), *grid))
+        return Operator("train_bias", (*scales[0], *scales[1], ("enabled", None), *grid))
 
     def scale_of(self, group: int) -> tuple[Operand, ...]:
         """Return the operands that give the scale of a group; none if it is not planned."""
@@ -159,15 +151,16 @@ class Plan:
         if norm is None:
             return place
         gamma, variance, eps = norm.inputs[1], norm.inputs[4], norm.inputs[7].constant
-        factor = torch.ops.jit_passes.fold_factor(
+        ops = torch.ops.jit_passes
+        factor = ops.fold_factor(
             gamma.constant if gamma.constant is None else gamma.constant.detach(),
             self.attribute(variance.name),
             eps,
         )
         axis = 1 if "transpose" in node.kind else 0
         assert place.weight is not None
-        shape = [-1 if i == axis else 1 for i in range(place.weight.dim())]
-        weight = place.weight * factor.reshape(shape)
+        _, fold = ops.deferred_weight(place.weight, factor, axis, False)  # where factor is 0: 1
+        weight, _ = ops.deferred_weight(place.weight, fold, axis, True)
         return replace(place, weight=weight, fold=norm.index, fold_axis=axis)
 
     def options(self) -> dict[str, Mapping[str, Any]]:

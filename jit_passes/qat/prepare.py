@@ -32,7 +32,8 @@ from .parameters import model_parameters, quantization_parameters
 from .plan import Plan, check_forward_only
 
 QUANTIZE = Pipeline(
-    "quantize_training", ("insert_fake_quantize", "add_statistics_switch", "pool_constants")
+    "quantize_training",
+    ("insert_fake_quantize", "add_statistics_switch", "switch_folding", "pool_constants"),
 )
 
 

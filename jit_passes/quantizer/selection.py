@@ -15,6 +15,8 @@ LISTS = ("prim::ListConstruct", "prim::ListUnpack")
 SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
 DROPOUTS = ("aten::dropout", "aten::feature_dropout")
 DEFERRED = "jit_passes::deferred_batch_norm"
+FOLD_BIAS = "jit_passes::fold_bias"
+FOLDED_BIAS = 9  # the operand of a deferred batch norm that is what folding makes of the bias
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:

@@ -13,7 +13,7 @@ from .annotation import Annotations, QuantizationAnnotation
 from .configuration import ResolvedConfiguration
 from .options import TensorOptions
 from .qparams import bias_qparams
-from .selection import Selection, clipped_output, deferred_norm
+from .selection import FOLDED_BIAS, Selection, clipped_output, deferred_norm
 from .signs import can_be_negative
 from .specification import (
     AnySpec,
@@ -277,7 +277,7 @@ class AnnotationWriter:
         spec = self.weight(node, row)
         specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
         if norm is not None:
-            bias = norm.inputs[2]
+            bias = norm.inputs[FOLDED_BIAS]
         of_bias = self.bias(node, bias, spec)
         if of_bias is not None and norm is None:
             specs[bias] = of_bias
@@ -290,7 +290,8 @@ class AnnotationWriter:
         """Return how a bias is quantized; None where there is none, or for not at all."""
         inputs = node.inputs[0]
         options = self.resolved.of(node).bias
-        if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
+        exists = deferred_norm(node) is not None or isinstance(bias.constant, torch.Tensor)
+        if not exists or options.dtype == "float":
             return None
         if options.given():
             return options.apply(BIAS, 0, f"bias of '{node.name}'")

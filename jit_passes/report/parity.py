@@ -251,7 +251,6 @@ class _Comparison:
     ) -> None:  # fmt: skip
         pairs = [*activations, *parameters]
         kept = [place.node for place, site in pairs if site is not None and not place.derived]
-        kept += [place.fold for place, _ in parameters if place.fold is not None]
         self.trained = Recorder(in_use(qat, method), method, list(dict.fromkeys(kept)))
         reached = [(p, s) for p, s in activations if s is not None]
         nodes = [site.node for _, site in reached]
@@ -325,8 +324,6 @@ class _Comparison:
                 continue
             else:
                 ours = values[place.node][0]
-                if place.fold is not None:
-                    ours = ours * _along(values[place.fold][0], place.fold_axis, ours)
             step = _step(place.parameters, [ours])
             for tally in (row.seen, row.own):
                 tally.add(ours, _value(site.codes, site), step)

@@ -13,7 +13,7 @@ from .. import _C
 from ..convert import Groups, read_places, refusals
 from ..graph import GraphView, NodeView
 from ..module import Report
-from ..quantizer import GroupDerivation, QParams
+from ..quantizer import QParams
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
@@ -32,9 +32,7 @@ class TrainedPlace:
         node: index of its node in the model's graph.
         operator, source: what computes the value, and the line of the model's code.
         constant: for weights and biases, the numbers with batch norms folded in.
-        fold: index of the node that gives the factor of that batch norm; None without one.
-        fold_axis: the axis of the factor.
-        derived: whether it is left alone in training, as biases are.
+        derived: whether it is left alone in training, and rounded on conversion.
         order: its number in the order of the converted model.
     """
 
@@ -45,8 +43,6 @@ class TrainedPlace:
     operator: str
     source: str
     constant: torch.Tensor | None
-    fold: int | None
-    fold_axis: int
     derived: bool
     order: int
 
@@ -60,8 +56,7 @@ def trained_places(qat: torch.jit.ScriptModule, report: Report) -> list[TrainedP
     settled, places = read_places(qat, report)
     groups = Groups(places, refusals(places))
     kinds = _C.trained(qat._c, report.method)
-    after = _C.trained(settled, report.method)  # biases are marked in another way there
-    names = {f"jit_passes::{kind}" for kind, _ in (*kinds, *after)}
+    names = {f"jit_passes::{kind}" for kind, _ in kinds}
     own = [n for n in GraphView.of(qat, report.method).nodes if n.kind in names]
     by_text: dict[Any, list[tuple[NodeView, dict[str, Any]]]] = {}
     for node, (_, operands) in zip(own, kinds, strict=True):
@@ -74,12 +69,10 @@ def trained_places(qat: torch.jit.ScriptModule, report: Report) -> list[TrainedP
         before, operands = by_text[key].pop(0)
         if parameters is None:
             continue
-        maker = before.inputs[0].producer
-        computed = maker is not None and maker.kind != "prim::GetAttr"
-        known = maker if computed else node.output.uses[0][0] if node.output.uses else None
-        factor = before.inputs[list(operands).index("fold")] if "fold" in operands else None
-        producer = factor.producer if factor is not None else None
-        value = node.inputs[0]
+        constant = node.inputs[0].constant
+        computed = not isinstance(constant, torch.Tensor)
+        reader = before.output.uses[0][0] if before.output.uses else None
+        known = before.inputs[0].producer if computed else reader
         found.append(
             TrainedPlace(
                 place.name,
@@ -88,10 +81,8 @@ def trained_places(qat: torch.jit.ScriptModule, report: Report) -> list[TrainedP
                 before.index,
                 known.kind if known is not None and computed else "",
                 known.source if known is not None else "",
-                value.constant if isinstance(value.constant, torch.Tensor) else None,
-                producer.index if producer and producer.kind != "prim::Constant" else None,
-                operands.get("fold_axis") or 0,
-                isinstance(place.spec, GroupDerivation),
+                None if computed else constant,
+                node.kind == "jit_passes::derive_quantization",
                 len(found),
             )
         )

@@ -1,0 +1,76 @@
+// Compute the weights and biases that deferred batch norms are folded into, once they are constants.
+//
+//   %f = jit_passes::fold_factor(...)
+//   %wd, %fold = jit_passes::deferred_weight(%w, %f, 0, True)      %wd = prim::Constant[value=...]()
+//   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)          ->   %wq = jit_passes::train_lsq(%wd, ..., None, ...)
+//   %b = jit_passes::fold_bias(...)                                 %b = prim::Constant[value=...]()
+//
+// by the very operators that the model has trained with. Constants have the names of what they were made of.
+#include "core/batch_norm.h"
+#include "core/observers.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+bool isFold(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::Symbol::fromQualString("jit_passes::fold_factor"),
+      c10::Symbol::fromQualString("jit_passes::fold_bias"),
+      c10::Symbol::fromQualString("jit_passes::deferred_weight")};
+  return kinds.count(node->kind()) > 0 &&
+         std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
+}
+
+void replaceByConstants(Node* node) {
+  torch::jit::Stack stack;
+  for (const Value* operand : node->inputs()) {
+    stack.push_back(*torch::jit::toIValue(operand));
+  }
+  {
+    const at::NoGradGuard guard;
+    node->getOperation()(stack);
+  }
+  for (size_t i = 0; i < node->outputs().size(); ++i) {
+    Value* constant = insertConstant(node, stack.at(i));
+    if (i == 0) {
+      copyName(constant, node->input(0));
+    }
+    node->output(i)->replaceAllUsesWith(constant);
+  }
+  node->destroy();
+}
+
+// The operand, or what training has put around it.
+Value* constantOperand(Node* node, size_t operand) {
+  Node* maker = node->input(operand)->node();
+  return isTrained(maker) ? maker->input(0) : node->input(operand);
+}
+
+bool foldDeferred(PassContext& context) {
+  bool changed = false;
+  const auto graph = context.graph();
+  forEachNode(*graph, [&](Node* node) {
+    if (isFold(node)) {
+      replaceByConstants(node);
+      changed = true;
+    }
+  });
+  if (changed) {
+    forEachNode(*graph, [](Node* node) {
+      if (weightedOperator(node)) {
+        nameBias(constantOperand(node, 2), constantOperand(node, 1));
+      }
+    });
+  }
+  return changed;
+}
+
+const RegisterPass registration{
+    "fold_deferred",
+    "Compute the weights and biases that deferred batch norms are folded into.",
+    foldDeferred,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

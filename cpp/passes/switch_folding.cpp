@@ -1,0 +1,107 @@
+// Let batch norms that will be folded be so whenever their statistics stand still.
+//
+//   %wd, %fold = jit_passes::deferred_weight(%w, %factor, 0, False)
+//   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)
+//   %y = aten::conv2d(%x, %wq, %b, ...)
+//   %shift = jit_passes::fold_bias(%b, %gamma, %beta, %mean, %var, %eps)
+//   %rounded = jit_passes::train_bias(%shift, ...)
+//   %z = jit_passes::deferred_batch_norm(%y, ..., %training, ..., %rounded, None, False)
+//     ->
+//   %folded = aten::__not__(%training)
+//   %wd, %fold = jit_passes::deferred_weight(%w, %factor, 0, %folded)
+//   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)
+//   %shift = jit_passes::fold_bias(%b, %gamma, %beta, %mean, %var, %eps)
+//   %rounded = jit_passes::train_bias(%shift, ...)
+//   %bd : Tensor? = jit_passes::deferred_bias(%b, %rounded, %wq, %folded)
+//   %y = aten::conv2d(%x, %wq, %bd, ...)
+//   %z = jit_passes::deferred_batch_norm(%y, ..., %training, ..., %rounded, %shift, %folded)
+//
+// A model in eval mode, or with frozen statistics, then computes what it will be converted to, to the bit
+// where the convolution does. Where the weight is not quantized there is nothing to be gained, and the batch
+// norm is an ordinary one again.
+#include "core/batch_norm.h"
+#include "core/observers.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+// What the value is computed from comes in front of the node; all of that is free of effects.
+void hoist(Value* value, Node* before) {
+  Node* node = value->node();
+  if (node->kind() == c10::prim::Param || !before->isBefore(node)) {
+    return;
+  }
+  for (Value* operand : node->inputs()) {
+    hoist(operand, before);
+  }
+  node->moveBefore(before);
+}
+
+// The weight of a convolution as it comes into its fake quantization; null where that knows no fold.
+Node* deferredWeightOf(const Node* convolution) {
+  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
+  const Node* trained = convolution->input(1)->node();
+  if (!isTrained(trained)) {
+    return nullptr;
+  }
+  Node* weight = const_cast<Node*>(trained)->input(0)->node();
+  return weight->kind() == deferred_weight ? weight : nullptr;
+}
+
+// One weight may have several readers, whose batch norms are the same.
+Value* switchOf(Node* weight, Value* training) {
+  Value* known = operandOf(weight, "folded");
+  if (constantNumber(known) != 0.0) {
+    return known;
+  }
+  if (const auto always = constantNumber(training)) {
+    return insertConstant(weight, *always == 0.0);
+  }
+  hoist(training, weight);
+  Value* folded = insertNode(weight, c10::aten::__not__, {training}, weight)->output();
+  return folded->setType(c10::BoolType::get());
+}
+
+void switchFolding(Node* norm, Node* weight) {
+  static const auto deferred_bias = c10::Symbol::fromQualString("jit_passes::deferred_bias");
+  Node* convolution = norm->input(0)->node();
+  Value* folded = switchOf(weight, norm->input(kTraining));
+  Value* rounded = operandOf(norm, "rounded");
+  hoist(rounded, convolution);
+  const auto operands = {convolution->input(2), rounded, convolution->input(1), folded};
+  Node* bias = insertNode(convolution, deferred_bias, operands, norm);
+  bias->output()->setType(c10::OptionalType::ofTensor());
+  convolution->replaceInput(2, bias->output());
+  if (isTrained(rounded->node())) {
+    setOperand(norm, "shift", rounded->node()->input(0));
+  }
+  for (Node* node : {weight, norm}) {
+    setOperand(node, "folded", folded);
+  }
+}
+
+bool switchAllFolding(PassContext& context) {
+  bool changed = false;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (!isDeferredBatchNorm(node) || constantNumber(operandOf(node, "folded")) != 0.0) {
+      return;
+    }
+    if (Node* weight = deferredWeightOf(node->input(0)->node())) {
+      switchFolding(node, weight);
+    } else {
+      replaceDeferred(node);
+    }
+    changed = true;
+  });
+  return changed;
+}
+
+const RegisterPass registration{
+    "switch_folding",
+    "Let batch norms that will be folded be so whenever their statistics stand still.",
+    switchAllFolding,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

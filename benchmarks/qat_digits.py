@@ -2,7 +2,7 @@
 
 Usage, from the repository root, with the packages that the tutorials need::
 
-    python -m benchmarks.qat_digits                                  # everything; below 20 minutes
+    python -m benchmarks.qat_digits                                  # everything; half an hour
     python -m benchmarks.qat_digits --nets resnet --bits 4 --repeats 1 --methods lsq
 
 The data are scikit-learn's 1797 digits, of which 597 are held out: one of them is 0.17 points. The
@@ -177,7 +177,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--bits", nargs="+", type=int, default=BITS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4, help="of training with quantization")
+    parser.add_argument("--epochs", type=int, default=16, help="of training with quantization")
     parser.add_argument("--float-epochs", type=int, default=10)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     return parser.parse_args(arguments)
@@ -260,6 +260,7 @@ def make_uneven(model: nn.Module, seed: int) -> None:
 
 def _quantize(job: Job, folder: Path) -> Result:
     """Calibrate or train a quantized network, and convert it."""
+    torch.manual_seed(job.seed)  # dropout
     data = load_digits_tensors()
     model = torch.jit.load(str(_path(folder, job.net, job.seed)))
     if job.method.startswith("ptq"):

@@ -193,6 +193,22 @@ Value* insertConstant(Node* before, const c10::IValue& constant) {
   return before->owningGraph()->insertConstant(constant);
 }
 
+void hoist(Value* value, Node* before) {
+  Node* node = value->node();
+  if (node->kind() == c10::prim::Param || !before->isBefore(node)) {
+    return;
+  }
+  for (Value* operand : node->inputs()) {
+    hoist(operand, before);
+  }
+  node->moveBefore(before);
+}
+
+bool isTranspose(const Node* node) {
+  static const auto numpy = c10::Symbol::fromQualString("aten::numpy_T");
+  return node->kind() == c10::aten::t || node->kind() == numpy;
+}
+
 void replaceNode(Node* node, Value* value) {
   node->output()->replaceAllUsesWith(value);
   node->destroy();

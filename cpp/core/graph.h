@@ -43,6 +43,11 @@ Node* insertNode(
     Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, size_t outputs = 1);
 // A constant in front of `before`.
 Value* insertConstant(Node* before, const c10::IValue& constant);
+// Moves what the value is computed from in front of a node, where it comes behind it: it must be free of
+// effects, and read nothing that changes in between.
+void hoist(Value* value, Node* before);
+// Whether it is the transpose of its operand, if that is a matrix.
+bool isTranspose(const Node* node);
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
 

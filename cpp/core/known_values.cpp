@@ -37,6 +37,11 @@ std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
   if (node->kind() == c10::aten::_unwrap_optional || node->kind() == c10::prim::unchecked_cast) {
     return parameter(node->input(0));
   }
+  if (isTranspose(node)) {
+    const auto matrix = parameter(node->input(0));
+    const bool known = matrix && matrix->isTensor() && matrix->toTensor().dim() == 2;
+    return known ? std::optional<c10::IValue>(matrix->toTensor().detach().t()) : std::nullopt;
+  }
   if (node->kind() != c10::prim::GetAttr || isWritten(value)) {
     return std::nullopt;
   }

@@ -22,7 +22,8 @@ class KnownValues {
   // where the graph assigns to an attribute of that name, or picks the module while it runs.
   std::optional<c10::IValue> attribute(const Value* value) const;
 
-  // The same for tensors and None that nothing writes to: a weight, or the bias that is not there.
+  // The same for tensors and None that nothing writes to: a weight, or the bias that is not there; and what
+  // is such a matrix transposed.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
   // The number of dimensions of a tensor: a constant, an attribute, or by its type.

@@ -1,9 +1,10 @@
-// Compute the weights and biases that deferred batch norms are folded into, once they are constants.
+// Compute the weights and biases that models in training compute from their parameters, once these are constants.
 //
 //   %f = jit_passes::fold_factor(...)
 //   %wd, %fold = jit_passes::deferred_weight(%w, %f, 0, True)      %wd = prim::Constant[value=...]()
 //   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)          ->   %wq = jit_passes::train_lsq(%wd, ..., None, ...)
 //   %b = jit_passes::fold_bias(...)                                 %b = prim::Constant[value=...]()
+//   %wt = aten::t(%w)                                               %wt = prim::Constant[value=...]()
 //
 // by the very operators that the model has trained with. Constants have the names of what they were made of.
 #include "core/batch_norm.h"
@@ -18,7 +19,7 @@ bool isFold(const Node* node) {
       c10::Symbol::fromQualString("jit_passes::fold_factor"),
       c10::Symbol::fromQualString("jit_passes::fold_bias"),
       c10::Symbol::fromQualString("jit_passes::deferred_weight")};
-  return kinds.count(node->kind()) > 0 &&
+  return (kinds.count(node->kind()) > 0 || isTranspose(node)) &&
          std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
 }
 
@@ -68,7 +69,7 @@ bool foldDeferred(PassContext& context) {
 
 const RegisterPass registration{
     "fold_deferred",
-    "Compute the weights and biases that deferred batch norms are folded into.",
+    "Compute the weights and biases that models in training compute from their parameters.",
     foldDeferred,
     {"inlined"}};
 

@@ -27,7 +27,7 @@
 // the root, its path in front.
 //
 // The results are fresh tensors. Uses of a value that is written to are quantized one by one, since
-// what they read differs. Not all uses of such a value: the writes would then go into a copy, unless
+// what they read differs, and the operators save what they read, so it is a copy. Not all uses of such a value: the writes would then go into a copy, unless
 // the value was fresh itself.
 #include "core/annotated.h"
 #include "core/known_values.h"
@@ -75,6 +75,7 @@ class Inserter {
         quantizeAllUses(request);
       } else if (known_.isWritten(request.annotated.value)) {
         for (const auto& use : request.annotated.uses) {
+          use.user->replaceInput(use.offset, copyOf(use.user->input(use.offset), use.user));
           quantizeUses(request, {use});
         }
       } else {
@@ -112,6 +113,11 @@ class Inserter {
     for (const auto& use : uses) {
       use.user->replaceInput(use.offset, quantized);
     }
+  }
+
+  static Value* copyOf(Value* value, Node* before) {
+    Value* copy = insertNode(before, c10::aten::clone, {value, insertConstant(before, {})}, before)->output();
+    return copy->setType(value->type());
   }
 
   void quantizeAllUses(const Request& request) {

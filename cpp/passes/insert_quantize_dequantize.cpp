@@ -61,8 +61,19 @@ void destroyObserver(Node* observer) {
   }
 }
 
+// The copy of what will be written to was for autograd. Another one, of the model's, may be further up, with
+// writes in between.
+Value* uncopied(Node* trained) {
+  Node* maker = trained->prev();
+  while (maker->kind() == c10::prim::Constant) {
+    maker = maker->prev();
+  }
+  const bool copied = maker->kind() == c10::aten::clone && maker->output() == trained->input(0);
+  return copied ? maker->input(0) : trained->input(0);
+}
+
 void replaceTrained(Node* node, const c10::IValue& parameters) {
-  Value* value = node->input(0);
+  Value* value = uncopied(node);
   const bool stays_float = parameters.isNone();
   replaceNode(node, stays_float ? value : quantizeDequantize(node, value, parameters.toTupleRef()));
 }

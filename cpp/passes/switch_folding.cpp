@@ -26,18 +26,6 @@
 namespace jit_passes {
 namespace {
 
-// What the value is computed from comes in front of the node; all of that is free of effects.
-void hoist(Value* value, Node* before) {
-  Node* node = value->node();
-  if (node->kind() == c10::prim::Param || !before->isBefore(node)) {
-    return;
-  }
-  for (Value* operand : node->inputs()) {
-    hoist(operand, before);
-  }
-  node->moveBefore(before);
-}
-
 // The weight of a convolution as it comes into its fake quantization; null where that knows no fold.
 Node* deferredWeightOf(const Node* convolution) {
   static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");

@@ -160,17 +160,10 @@ def parity(
     it is computed and compared, is replaced by that of the model that trained: what differs then is
     a value's own, and the rest was inherited.
 
-    Expect an own difference of one step at convolutions and linears with a bias, be it from a batch
-    norm. Training leaves the bias alone, and a converted model has it rounded to its steps, input
-    scale times weight scale: the sum moves by up to half of these, and one that is next to a tie
-    goes the other way. Where few bits make these steps wide, it is as much as
-
-        1 + input scale * weight scale / (2 * output scale)  steps.
-
-    Folding a batch norm changes the last bits of sums too, and those of weights next to a tie.
-    LSQ+ rounds halves to even as counted from its offset, so where the zero point is odd they go
-    the other way. A model lowered for `stock` adds in integers and rounds by itself, so there it
-    can be any operator. Everything else is equal.
+    A reference model is equal: in eval mode, what trains is folded and rounded as conversion does
+    it. By one step at a tie can differ: values with LSQ+, which rounds halves to even as counted
+    from its offset, where the zero point is odd; and all values of a model lowered for `stock`,
+    which adds in integers and rounds by itself.
 
     Args:
         qat: from `prepare_qat`, in any mode; it is not touched.

@@ -26,7 +26,7 @@ from .quantizer import (
     resolve,
     spec_to_text,
 )
-from .quantizer.selection import DEFERRED, FOLD_BIAS
+from .quantizer.deferred import DEFERRED, FOLD_BIAS
 from .quantizer.slots import channels_of, slot_of_split
 from .targets import Target, resolve_target
 

@@ -32,7 +32,7 @@ from qat_nets import (
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import JitPassesWarning
+from jit_passes import GraphView, JitPassesWarning
 from jit_passes.qat import (
     model_parameters,
     named_quantization_parameters,
@@ -42,9 +42,11 @@ from jit_passes.qat import (
 from jit_passes.quantizer import (
     Annotations,
     ComposableQuantizer,
+    DerivedQuantizationSpec,
     QuantizationAnnotation,
     QuantizationSpec,
     Quantizer,
+    bias_qparams,
 )
 from jit_passes.targets import PowerOfTwoQuantizer, X86Quantizer
 
@@ -406,26 +408,58 @@ class Custom(Quantizer):
         """Nothing to check."""
 
 
-def test_quantizers() -> None:
-    """Objects instead of names."""
-    x = batch(*IMAGES)
-    composed = ComposableQuantizer(X86Quantizer())
-    for quantizer, target, method in (
+class Whole(Quantizer):
+    """Annotates all convolutions and linears: operands, bias and result."""
+
+    def annotate(self, graph: Any) -> Any:
+        annotations = Annotations()
+        activation = QuantizationSpec("uint8")
+        weight = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric")
+        for node in graph.nodes:
+            if node.kind not in ("aten::conv2d", "aten::linear"):
+                continue
+            x, w, bias = node.inputs[:3]
+            operands: dict[Any, Any] = {x: activation, w: weight}
+            if isinstance(bias.constant, Tensor):
+                operands[bias] = DerivedQuantizationSpec(
+                    ((x, node), (w, node)), bias_qparams, "int32", qscheme="per_tensor_symmetric"
+                )
+            annotations[node] = QuantizationAnnotation(operands, output_qspec=activation)
+        return annotations
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "target", "method"),
+    [
         (X86Quantizer(), "auto", "lsq"),
         (PowerOfTwoQuantizer(), "auto", "tqt"),
         (PowerOfTwoQuantizer(), "auto", "moving_average"),
         (Custom(), "reference", "lsq"),
-        (composed, "auto", "lsq"),
-    ):
-        prepared = prepare_qat(
-            compiled(seeded(Net), x), quantizer, target=target, fake_quantizer=method
-        )
-        train(prepared.train(), batches(2, *IMAGES))
-        reference = jit_passes.convert(prepared.eval())
-        if isinstance(quantizer, Custom):  # the result is float
-            assert torch.allclose(reference(x), prepared(x), atol=0.01)
-        else:
-            assert steps_apart(prepared(x), reference(x)) <= 2.01, (quantizer, method)
+        (Whole(), "reference", "lsq"),
+        (Whole(), "reference", "moving_average"),
+        (ComposableQuantizer(X86Quantizer(), Custom()), "auto", "lsq"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_quantizers(quantizer: Quantizer, target: str, method: str) -> None:
+    """Objects instead of names: they annotate what they annotate in a model to calibrate."""
+    x = batch(*IMAGES)
+    model = compiled(seeded(Net), x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JitPassesWarning)  # two annotate the first convolution
+        qat = prepare_qat(model, quantizer, target=target, fake_quantizer=method)
+        calibrated = jit_passes.prepare(model.eval(), quantizer=quantizer, target=target)
+    train(qat.train(), batches(2, *IMAGES))
+    reference = jit_passes.convert(qat)
+    report = jit_passes.parity(qat, reference, [x])
+    assert report.equal, report
+    jit_passes.calibrate(calibrated, [(x,)])
+    kinds = ("jit_passes::quantize", "jit_passes::dequantize")
+    ours, theirs = (
+        [n.inputs[0].name for n in GraphView.of(m).nodes if n.kind == kinds[0]]
+        for m in (reference, jit_passes.convert(calibrated))
+    )
+    assert ours == theirs
 
 
 def test_saved_model_is_the_same(tmp_path: Any) -> None:

@@ -14,8 +14,8 @@ from ..fake_quantizers.place import Operand, constants
 from ..graph import GraphView, NodeView
 from ..observe import check_channels
 from ..quantizer import GroupDerivation, Quantization, QuantizationSpec, spec_to_text
+from ..quantizer.deferred import DEFERRED, deferred_norm
 from ..quantizer.qparams import bias_qparams
-from ..quantizer.selection import DEFERRED, deferred_norm
 from ..quantizer.signs import can_be_negative
 from ..quantizer.slots import label, slot_of_split
 from ..quantizer.specification import ResolvedSpec, derivation_name

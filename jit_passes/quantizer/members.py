@@ -11,7 +11,7 @@ import torch
 from ..errors import JitPassesError
 from ..graph import GraphView, NodeView, ValueView
 from .annotation import Annotations, describe, name_of, value_of
-from .selection import deferred_norm
+from .deferred import FOLDED_BIAS, as_folded_operand, deferred_norm, folded_bias
 from .specification import (
     DEFAULT_OBSERVER,
     AnySpec,
@@ -107,7 +107,7 @@ class Members:
         """Add the operands in the order in which the node has them, however they are annotated."""
         found: dict[ValueView, Member] = {}
         for place, spec in specs.items():
-            value = value_of(place)
+            value = as_folded_operand(node, value_of(place))
             if spec is None:
                 continue
             if value in found:
@@ -130,7 +130,7 @@ class Members:
         """
         if isinstance(target, tuple):
             check_edge(target, who)
-            edge = self.edges.get((value_of(target[0]), target[1]))
+            edge = self.edges.get((as_folded_operand(target[1], value_of(target[0])), target[1]))
             found = [edge] if edge else []
         else:
             value = value_of(target)
@@ -277,6 +277,9 @@ def operand_uses(node: NodeView, value: ValueView) -> tuple[Use, ...]:
     Raises:
         JitPassesError: there are none.
     """
+    norm = deferred_norm(node)
+    if norm is not None and value is norm.inputs[FOLDED_BIAS]:
+        return ((norm, FOLDED_BIAS),)
     uses = [(node, i) for i, operand in enumerate(node.inputs) if operand is value]
     for operand in dict.fromkeys(node.inputs):
         maker = operand.producer
@@ -299,6 +302,8 @@ def operand_places(node: NodeView) -> dict[ValueView, int]:
         if operand.producer is not None and operand.producer.kind == LIST:
             for element in operand.producer.inputs:
                 places.setdefault(element, len(places))
+    if (bias := folded_bias(node)) is not None:
+        places.setdefault(bias, len(places))
     return places
 
 

@@ -138,12 +138,13 @@ class _Writer:
         found = []
         rest: dict[str, Any] = {"owner": self.owner(node), "users": (), "ranks": annotation.ranks}
         if annotation.output_qspec is not None:
-            member = self.members.results[node.output]
-            edges = self.members.edges_of.get(node.output, ())
+            value = value_of(node)
+            member = self.members.results[value]
+            edges = self.members.edges_of.get(value, ())
             seen = [member, *(edge for edge in edges if self.is_seen_as_result(edge))]
             spec, group = self.spec(member), self.groups[member.root()]
             watched = any(observed(one) for one in seen)
-            found.append(Quantization(node.output, (), node, spec, group, watched, **rest))
+            found.append(Quantization(value, (), node, spec, group, watched, **rest))
         if (again := annotation.output_qspec_again) is not None:
             found.append(
                 Quantization(value_of(node), (), node, again, -1, True, **rest, again=True)

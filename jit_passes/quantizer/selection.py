@@ -9,14 +9,11 @@ import torch
 
 from ..graph import GraphView, NodeView, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
+from .deferred import SHAPES, as_folded, only_reader
 from .support import OperatorSupport, Role
 
 LISTS = ("prim::ListConstruct", "prim::ListUnpack")
-SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
 DROPOUTS = ("aten::dropout", "aten::feature_dropout")
-DEFERRED = "jit_passes::deferred_batch_norm"
-FOLD_BIAS = "jit_passes::fold_bias"
-FOLDED_BIAS = 9  # the operand of a deferred batch norm that is what folding makes of the bias
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
@@ -24,9 +21,8 @@ def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
 
     A batch norm that will be folded into the node counts as part of it.
     """
-    norm = deferred_norm(node)
-    value = node.output if norm is None else norm.output
-    user = _only_reader(value)
+    value = as_folded(node.output)
+    user = only_reader(value)
     # Who asks for the shape of what is in between would be in the way of fusing.
     if user is None or len(value.uses) != 1:
         return value
@@ -35,20 +31,6 @@ def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
         return value
     return user.output
-
-
-def deferred_norm(node: NodeView) -> NodeView | None:
-    """Return the batch norm behind a weighted operator that will be folded into it."""
-    user = _only_reader(node.output) if node.outputs else None
-    return user if user is not None and user.kind == DEFERRED else None
-
-
-def _only_reader(value: ValueView) -> NodeView | None:
-    """Return the one operator that sees a value's numbers, as its first operand."""
-    readers = [use for use in value.uses if use[0].kind not in SHAPES]
-    if value.written or value.is_result or len(readers) != 1 or readers[0][1] != 0:
-        return None
-    return readers[0][0]
 
 
 def passes_on(node: NodeView) -> bool:

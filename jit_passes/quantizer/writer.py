@@ -11,9 +11,10 @@ from ..graph import NodeView, ValueView
 from ..observers import MinMax, MinMaxWithin, PairSums
 from .annotation import Annotations, QuantizationAnnotation
 from .configuration import ResolvedConfiguration
+from .deferred import as_folded, as_folded_operand
 from .options import TensorOptions
 from .qparams import bias_qparams
-from .selection import FOLDED_BIAS, Selection, clipped_output, deferred_norm
+from .selection import Selection, clipped_output
 from .signs import can_be_negative
 from .specification import (
     AnySpec,
@@ -119,12 +120,13 @@ class AnnotationWriter:
         owner = self.selection.summed.get(node.index, node)
         owner = self.selection.inner.get(node.index, owner)
         if row.role is Role.WEIGHTED:
-            operands.update(self.constants(node, row, owner))
+            operands.update(self.constants(node, row))
         part_of = None if owner is node else owner
         ranks = self.selection.selected[owner.index].ranks
         result = self.result(node) if has_result else None
-        maker = clipped_output(node, row).producer
-        own_result = maker is node or maker is None
+        value = clipped_output(node, row)
+        maker = value.producer
+        own_result = value is as_folded(node.output) or maker is None
         self.annotations[node] = QuantizationAnnotation(
             operands, result if own_result else None, not anew, part_of, ranks
         )
@@ -265,32 +267,20 @@ class AnnotationWriter:
         options = self.resolved.of(node).weight
         return options.apply(spec, channels, f"weight of '{node.name}'")
 
-    def constants(
-        self, node: NodeView, row: OperatorSupport, owner: NodeView
-    ) -> dict[ValueOrNode, AnySpec]:
-        """Return the weight's specification, and the bias's: in steps of the accumulator.
-
-        Folding a batch norm makes a bias of its own, so then that is annotated.
-        """
-        weight, bias = node.inputs[1:3]
-        norm = deferred_norm(node)
+    def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
+        """Return the weight's specification, and the bias's: in steps of the accumulator."""
+        weight, bias = node.inputs[1], as_folded_operand(node, node.inputs[2])
         spec = self.weight(node, row)
         specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
-        if norm is not None:
-            bias = norm.inputs[FOLDED_BIAS]
-        of_bias = self.bias(node, bias, spec)
-        if of_bias is not None and norm is None:
+        if (of_bias := self.bias(node, bias, spec)) is not None:
             specs[bias] = of_bias
-        elif of_bias is not None:
-            assert norm is not None
-            self.annotations[norm] = QuantizationAnnotation({bias: of_bias}, part_of=owner)
         return specs
 
     def bias(self, node: NodeView, bias: ValueView, weight: OwnSpec | None) -> AnySpec | None:
         """Return how a bias is quantized; None where there is none, or for not at all."""
         inputs = node.inputs[0]
         options = self.resolved.of(node).bias
-        exists = deferred_norm(node) is not None or isinstance(bias.constant, torch.Tensor)
+        exists = bias is not node.inputs[2] or isinstance(bias.constant, torch.Tensor)
         if not exists or options.dtype == "float":
             return None
         if options.given():

@@ -184,6 +184,29 @@ def test_folded_batch_norms(
         assert sorted(lowered.unmatched) == sorted(parameters)
 
 
+class Writes(nn.Module):
+    """Adds in place to a quantized result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+        self.shortcut = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x)
+        y = self.main(x)
+        y += self.shortcut(x)
+        return torch.relu(y).flatten(1)
+
+
+@pytest.mark.parametrize("trace", [False, True], ids=["script", "trace"])
+def test_what_is_written_to(trace: bool) -> None:
+    """Is compared as it was computed."""
+    qat = trained(Writes, trace=trace)
+    report = jit_passes.parity(qat, jit_passes.convert(qat), data())
+    assert report.equal, report
+
+
 class Products(nn.Module):
     """Linear layers spelled as products with parameters."""
 

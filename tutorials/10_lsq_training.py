@@ -93,8 +93,10 @@ assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in own.i
 
 # %% [markdown]
 # Batch norms are still there, and train as ever. The weight in front is quantized as it will be
-# once its batch norm is folded into it: `fold_factor` is what it will be multiplied by. Here is the
-# first convolution in the graph:
+# once its batch norm is folded into it: `fold_factor` is what it will be multiplied by, `fold_bias`
+# the bias that will come of it, and `train_bias` rounds that to the steps in which integers add it.
+# The three operators `deferred_...` switch: in training mode they are weight, bias and batch norm,
+# in eval mode the folded weight, the rounded bias, and nothing. Here is the first convolution:
 
 # %%
 for node in GraphView.of(qat, parameters=True).nodes:
@@ -235,10 +237,8 @@ print("scales that a step took below 0, and that were put back:", jit_passes.sca
 # ## 9. Convert
 #
 # `convert` takes what was trained as it takes what was calibrated, and gives the reference model:
-# weights as integers, batch norms folded, the trained scales in quantize and dequantize. One thing
-# is new in it, which training did not know of: biases are rounded to steps of the accumulator,
-# input scale times weight scale. At 4 bits that costs a few digits, won or lost; docs/qat.md has
-# more, and how to keep biases in float.
+# weights and biases as integers, batch norms folded, the trained scales in quantize and dequantize.
+# In eval mode the model that trained computes the same, and `parity` compares them value by value.
 
 # %%
 qat.eval()
@@ -255,7 +255,9 @@ for node in GraphView.of(reference).nodes:
 print("largest weight as an integer:", codes)
 assert codes["conv1"] > 8 and all(code <= 8 for name, code in codes.items() if name != "conv1")
 assert reference_top1 > float_top1 - 1
-assert abs(reference_top1 - trained_top1) < 1
+found = jit_passes.parity(qat, reference, [data.test_x[:64]])
+print("trained and converted:", found.summary)
+assert found.equal and reference_top1 == trained_top1
 assert reference_top1 >= calibrated_top1 - 0.5
 
 # %% [markdown]

@@ -50,8 +50,8 @@ class Recorder:
         """Run the method; return what it returns and, by node, the tensors that were kept."""
         for index in self.kept:
             setattr(self._model, _kept(index), [])
-        for index in self.told:
-            setattr(self._model, _told(index), list((told or {})[index]))
+        for index in self.told:  # copies, since the model may write to what it is told
+            setattr(self._model, _told(index), [t.clone() for t in (told or {})[index]])
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             args, kwargs = arguments
             result = getattr(self._model, self._method)(*args, **kwargs)

@@ -409,11 +409,11 @@ def _text(found: dict[Job, Result], options: argparse.Namespace) -> str:
             rows.append([METHODS[method], *map(_spread, scores)])
         parts.append(report.table([net, *(f"{bits} bits" for bits in columns)], rows))
     job, result = max(found.items(), key=lambda item: abs(item[1].converted - item[1].trained))
+    apart = abs(result.converted - result.trained)
     parts.append(
-        f"Largest difference between trained and converted: {result.trained:.2f} and "
-        f"{result.converted:.2f} ({job.net}, {METHODS.get(job.method, job.method)}, {job.bits} "
-        f"bits, seed {job.seed}); scales put back above 0: "
-        f"{sum(result.corrections for result in found.values())}"
+        f"Largest difference between trained and converted: {apart:.2f}"
+        + (f" ({METHODS[job.method]}, {job.net}, {job.bits} bits)" if apart else "")
+        + f"; scales put back above 0: {sum(r.corrections for r in found.values())}"
     )
     return "\n\n".join(parts)
 

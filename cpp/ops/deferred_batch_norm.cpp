@@ -16,8 +16,8 @@
 //
 // While statistics are those of the batch nothing can be folded, so a weight is quantized as if,
 // fq(weight * factor) / factor, which the operators that train do with a factor as their `fold`, and what
-// rounding changes at the shift, if that is given, is added to beta. Once statistics stand still, the model computes what it
-// will be converted to.
+// rounding changes at the shift, if that is given, is added to beta. Once statistics stand still, the model
+// computes what it will be converted to.
 //
 // A factor of 0, as that of residual branches which start as zeros, or one that has shrunk to hardly more,
 // would take away what trains the weight: scales are divided by it. With 1 in its place, the result still is

@@ -1,10 +1,11 @@
-// Compute the weights and biases that models in training compute from their parameters, once these are constants.
+// Compute the weights and biases that models in training compute from their parameters, once these are
+// constants.
 //
-//   %f = jit_passes::fold_factor(...)
-//   %wd, %fold = jit_passes::deferred_weight(%w, %f, 0, True)      %wd = prim::Constant[value=...]()
-//   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)          ->   %wq = jit_passes::train_lsq(%wd, ..., None, ...)
-//   %b = jit_passes::fold_bias(...)                                 %b = prim::Constant[value=...]()
-//   %wt = aten::t(%w)                                               %wt = prim::Constant[value=...]()
+//   %f = jit_passes::fold_factor(...)                           ->
+//   %wd, %fold = jit_passes::deferred_weight(%w, %f, 0, True)   ->   %wd = prim::Constant[value=...]()
+//                                                                    %fold = prim::Constant()
+//   %b = jit_passes::fold_bias(...)                             ->   %b = prim::Constant[value=...]()
+//   %wt = aten::t(%w)                                           ->   %wt = prim::Constant[value=...]()
 //
 // by the very operators that the model has trained with. Constants have the names of what they were made of.
 #include "core/batch_norm.h"

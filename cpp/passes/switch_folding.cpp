@@ -51,14 +51,18 @@ Value* switchOf(Node* weight, Value* training) {
   return folded->setType(c10::BoolType::get());
 }
 
+c10::Symbol deferredBias() {
+  static const auto kind = c10::Symbol::fromQualString("jit_passes::deferred_bias");
+  return kind;
+}
+
 void switchFolding(Node* norm, Node* weight) {
-  static const auto deferred_bias = c10::Symbol::fromQualString("jit_passes::deferred_bias");
   Node* convolution = norm->input(0)->node();
   Value* folded = switchOf(weight, norm->input(kTraining));
   Value* rounded = operandOf(norm, "rounded");
   hoist(rounded, convolution);
   const auto operands = {convolution->input(2), rounded, convolution->input(1), folded};
-  Node* bias = insertNode(convolution, deferred_bias, operands, norm);
+  Node* bias = insertNode(convolution, deferredBias(), operands, norm);
   bias->output()->setType(c10::OptionalType::ofTensor());
   convolution->replaceInput(2, bias->output());
   if (isTrained(rounded->node())) {
@@ -72,15 +76,18 @@ void switchFolding(Node* norm, Node* weight) {
 bool switchAllFolding(PassContext& context) {
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    if (!isDeferredBatchNorm(node) || constantNumber(operandOf(node, "folded")) != 0.0) {
+    if (!isDeferredBatchNorm(node)) {
       return;
     }
-    if (Node* weight = deferredWeightOf(node->input(0)->node())) {
-      switchFolding(node, weight);
-    } else {
+    const Node* convolution = node->input(0)->node();
+    Node* weight = deferredWeightOf(convolution);
+    if (weight == nullptr) {
       replaceDeferred(node);
+      changed = true;
+    } else if (convolution->input(2)->node()->kind() != deferredBias()) {
+      switchFolding(node, weight);
+      changed = true;
     }
-    changed = true;
   });
   return changed;
 }

@@ -16,7 +16,7 @@ demo: $(BUILT)
 	$(BIN)/python tutorials/demo.py
 
 test: $(BUILT)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest
 
 lint: $(BUILT)
 	$(BIN)/ruff check .

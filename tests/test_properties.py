@@ -47,8 +47,9 @@ COUNT, SEED = 1000, 0
 
 # Of the largest value, in float64, where a pass sums or rounds in another order; all others give
 # equal bits. Gradients are sums over the uses of a value, in an order that any pass may change.
-REORDERED = 1e-10
-GRADIENTS_REORDERED = 1e-9  # of 1e-3 at least: some are 0 but for rounding, behind a mean removed
+# Of 1e-3 at least: some are 0 but for rounding, behind a mean removed.
+REORDERED = 1e-9
+GRADIENTS_REORDERED = 1e-9
 REORDERS = {
     "canonicalize_linear",
     "fold_batch_norm",
@@ -78,7 +79,7 @@ STAGED = {
     "widen_conv1d",
 }
 # Takes a model out of training, so what it computes in training changes; see test_qat_training.py.
-MODES = {"restore_batch_norm"}
+MODES = {"restore_batch_norm", "switch_folding", "fold_deferred"}
 # Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py and
 # test_fake_quantize.py.
 QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}

@@ -4,7 +4,7 @@
 //   shift  = fold_bias(bias, gamma, beta, mean, var, eps)   (bias - mean) * factor + beta
 //
 // are what integers will compute with, weight * factor and shift. mean and var are the running ones. Both are
-// computed in double and rounded once; the bias that a convolution reads has the type of its weight. There are
+// computed in double and rounded once; the bias that a convolution reads has its weight's type. There are
 // two forms:
 //
 //   folded                                              no                            yes

@@ -26,9 +26,9 @@
 // (a module that is called twice) gets a number; one whose module is gone, as in frozen models, goes to
 // the root, its path in front.
 //
-// The results are fresh tensors. Uses of a value that is written to are quantized one by one, since
-// what they read differs, and the operators save what they read, so it is a copy. Not all uses of such a value: the writes would then go into a copy, unless
-// the value was fresh itself.
+// The results are fresh tensors. Uses of a value that is written to are quantized one by one, since what
+// they read differs, and each from a copy, since the operators save what they read. Not all uses of such a
+// value: the writes would then go into a copy, unless the value was fresh itself.
 #include "core/annotated.h"
 #include "core/known_values.h"
 #include "core/module.h"

@@ -86,8 +86,8 @@ QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
 # Leaves integers on which operators mean what they mean once lower_quantize_dequantize has run:
 # padding with 0 then pads with the zero point. The lowered model is compared with the reference.
 MEANT_FOR_QUANTIZED_DTYPES = {"sink_dequantize"}
-# A relu of what is 0 but for rounding, a group norm of single numbers: whether its gradient is 0 is a
-# matter of last bits, which a product and a linear layer have differently.
+# A relu of what is 0 but for rounding, a group norm of single numbers: whether its gradient is 0 is
+# a matter of last bits, which a product and a linear layer have differently.
 NOISE = {"canonicalize_linear": "JIT_PASSES_MODULES=#663@0\n"}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.qat import (
+    disable_observers,
     freeze_statistics,
     optimizers,
     prepare_qat,
@@ -233,6 +234,31 @@ def test_numbers_that_are_none_in_the_first_batch(method: str, value: float) -> 
     begins = next(v for n, v in model.state_dict().items() if n.startswith("conv.input_"))
     assert begins.isinf().all()
     assert model(batch(*IMAGES)).isfinite().all(), "it trains after that"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("what", ["weight", "running_var"])
+def test_a_batch_norm_that_diverged(method: str, what: str) -> None:
+    """The error names the weights in front of it, also when nothing is observed any more."""
+    model = prepare_qat(compiled(seeded(Net), batch(*IMAGES)), fake_quantizer=method).train()
+    model(batch(*IMAGES))
+    model.state_dict()[f"bn1.{what}"][1] = float("nan")
+    said = r"batch norm behind 'conv1\.weight -> .* by nan: training has diverged"
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        model(batch(*IMAGES))
+    disable_observers(model)
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        model(batch(*IMAGES))
+
+
+def test_a_range_that_is_infinite() -> None:
+    """Weights are finite, but not times what their batch norm will scale them by."""
+    model = prepare_qat(compiled(seeded(Net), batch(*IMAGES)), fake_quantizer="moving_average")
+    model.train()(batch(*IMAGES))
+    model.state_dict()["bn1.weight"][1] = 1e38
+    model.state_dict()["conv1.weight"][1] *= 1e4
+    with pytest.raises((ValueError, RuntimeError), match=r"range of .*'conv1\.weight -> .* inf\]"):
+        model(batch(*IMAGES))
 
 
 class Bytes(nn.Module):

@@ -141,7 +141,7 @@ Observed checkObserved(
   TORCH_CHECK(
       !fold || scheme != Scheme::Affine, "'", name,
       "' is the weight before a batch norm, which may mirror it: use a symmetric scheme or powers of two");
-  return {fold, fold ? checkedFoldAxis(x, *fold, fold_axis, axis) : 0, axis, pair_sums, group, name};
+  return {fold, fold ? checkedFoldAxis(x, *fold, fold_axis, axis, name) : 0, axis, pair_sums, group, name};
 }
 
 // From the range of each channel of x, or of the tensor.
@@ -246,6 +246,9 @@ std::tuple<Tensor, Tensor> qparamsCpu(
   for (int64_t i = 0; i < channels; ++i) {
     TORCH_CHECK_VALUE(
         low[i] <= high[i], "no range of the value '", name, "' is known: run a batch in training mode first");
+    TORCH_CHECK_VALUE(
+        std::isfinite(low[i]) && std::isfinite(high[i]), "the range of the value '", name, "' is [", low[i],
+        ", ", high[i], "]: training has diverged; lower the learning rate, and resume from a checkpoint");
     const auto [step, zero] = scaleAndZeroPoint(low[i], high[i], target);
     scale.mutable_data_ptr<float>()[i] = step;
     zero_point.mutable_data_ptr<int64_t>()[i] = zero;

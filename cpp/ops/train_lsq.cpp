@@ -69,7 +69,7 @@ void prepareLsq(
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(scale, "scale", x, axis);
-  const int64_t along = fold ? checkedFoldAxis(x, *fold, fold_axis, axis) : 0;
+  const int64_t along = fold ? checkedFoldAxis(x, *fold, fold_axis, axis, name) : 0;
   if (observe && isUnset(scale)) {
     const FirstBatch batch(x, fold, along, axis, group, name);
     if (!batch.empty()) {

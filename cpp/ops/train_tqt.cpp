@@ -63,7 +63,7 @@ void prepareTqt(
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(log2_threshold, "log2_threshold", x, axis);
-  const int64_t along = fold ? checkedFoldAxis(x, *fold, fold_axis, axis) : 0;
+  const int64_t along = fold ? checkedFoldAxis(x, *fold, fold_axis, axis, name) : 0;
   if (observe && isUnset(log2_threshold)) {
     const FirstBatch batch(x, fold, along, axis, group, name);
     if (!batch.empty()) {

@@ -15,15 +15,24 @@ inline at::Tensor foldScale(const at::Tensor& scale, const at::Tensor& fold) {
   return scale.reshape({-1}) / fold.reshape({-1});
 }
 
-// The axis of the fold, from the front, after a look at both.
+// The axis of the fold, from the front, after a look at both. Other devices than the CPU would have to be
+// waited for to know whether it is finite.
 inline int64_t checkedFoldAxis(
-    const at::Tensor& x, const at::Tensor& fold, int64_t fold_axis, std::optional<int64_t> axis) {
+    const at::Tensor& x, const at::Tensor& fold, int64_t fold_axis, std::optional<int64_t> axis,
+    c10::string_view name) {
   const auto found = *wrapAxis(fold_axis, x);
   TORCH_CHECK(
       fold.numel() == x.size(found) && (!axis || *axis == found), "a fold of ", fold.numel(),
       " numbers along axis ", found, " does not go with shape ", x.sizes(),
       axis ? " and its ch_axis: both must be that of the output channels"
            : ": it has one for each output channel");
+  if (fold.is_cpu()) {
+    for (const double factor : Grid<double>::read(fold)) {
+      TORCH_CHECK_VALUE(
+          std::isfinite(factor), "the batch norm behind '", name, "' multiplies a channel by ", factor,
+          ": training has diverged; lower the learning rate, and resume from a checkpoint");
+    }
+  }
   return found;
 }
 

@@ -38,10 +38,11 @@ def convolutions(script: Any) -> Counter[str]:
     return Counter(kind for kind in kinds(script) if "conv" in kind or kind in DIALECT)
 
 
-def inlined(script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+def inlined(script: torch.jit.ScriptModule, method: str = "forward") -> torch.jit.ScriptModule:
     """A module without calls that shares its parameters with the original."""
-    torch._C._jit_pass_inline(script._c._get_method("forward").graph)
-    return wrap(_C.clone(script._c, "forward"))
+    module = _C.clone(script._c)  # PyTorch scripts equal modules once: others have this graph too
+    torch._C._jit_pass_inline(module._get_method(method).graph)
+    return wrap(_C.clone(module, method))
 
 
 def reloaded(script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -510,12 +511,11 @@ def test_every_model(case: Case, frontend: str) -> None:
     keep their parameters, unless a call is left in a task of its own; traces are frozen.
     """
     method = case.method
-    model = case.build(frontend)._c
+    script = case.build(frontend)
     if frontend == "script" and case.name != "forked":
-        torch._C._jit_pass_inline(model._get_method(method).graph)
-        model = _C.clone(model, method)
+        model = inlined(script, method)._c
     else:
-        model, _ = _C.run_pass("freeze", model, method, {})
+        model, _ = _C.run_pass("freeze", script._c, method, {})
     has_some = any("conv" in node.kind for node in GraphView.of(model, method).nodes)
     parts, changed = _C.run_pass("split_conv_bias", _C.clone(model, method), method, {})
     found = [node.kind for node in GraphView.of(parts, method).nodes]

@@ -15,8 +15,9 @@ export PYTHONPATH = $(CURDIR)
 demo: $(BUILT)
 	$(BIN)/python tutorials/demo.py
 
+# One process for each core; some tests, of one xdist_group, stay together.
 test: $(BUILT)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 lint: $(BUILT)
 	$(BIN)/ruff check .

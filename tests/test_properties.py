@@ -43,6 +43,8 @@ from jit_passes.testing import (
     random_modules,
 )
 
+pytestmark = pytest.mark.xdist_group("properties")  # all read one fixture, which takes minutes
+
 COUNT, SEED = 1000, 0
 
 # Of the largest value, in float64, where a pass sums or rounds in another order; all others give

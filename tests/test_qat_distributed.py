@@ -14,9 +14,10 @@ from qat_nets import METHODS, Net, Plain, batch, batches, compiled, seeded, stat
 
 from jit_passes.qat import prepare_qat, quantization_parameters
 
+pytestmark = pytest.mark.xdist_group("ranks")  # all read one fixture, which starts processes
+
 SHAPE = (8, 3, 8, 8)
 STEPS = 4
-
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

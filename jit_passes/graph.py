@@ -73,6 +73,8 @@ class NodeView:
         moves_data: whether it only rearranges values of its first operand.
         inputs: operands.
         outputs: results.
+        folded: in a model that is prepared for training, the batch norm that conversion will fold
+            into this operator; result and bias are then what they will be.
     """
 
     index: int
@@ -85,6 +87,7 @@ class NodeView:
     moves_data: bool
     inputs: list[ValueView]
     outputs: list[ValueView]
+    folded: NodeView | None = None
 
     @property
     def output(self) -> ValueView:

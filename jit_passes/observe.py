@@ -9,7 +9,7 @@ import torch
 
 from .errors import JitPassesError, warn
 from .graph import GraphView, NodeView
-from .module import OperatorRecord, Report, check_module, wrap
+from .module import OperatorRecord, Report, attribute_of, check_module, wrap
 from .normalize import normalize
 from .observers import MovingAverageMinMax
 from .passes import Pipeline, passes, register_pass
@@ -26,7 +26,7 @@ from .quantizer import (
     resolve,
     spec_to_text,
 )
-from .quantizer.deferred import DEFERRED, FOLD_BIAS
+from .quantizer.deferred import DEFERRED, FOLD_BIAS, show_folded
 from .quantizer.slots import channels_of, slot_of_split
 from .targets import Target, resolve_target
 
@@ -137,6 +137,9 @@ def annotate_graph(
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
         module = transform(module, method, quantizer)
     graph = GraphView.of(module, method, parameters=parameters)
+    if parameters:
+        model = wrap(module)
+        show_folded(graph, lambda path: attribute_of(model, path))
     annotations = annotations_of(quantizer, graph)
     quantizer.validate(annotations)
     return module, graph, annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -428,6 +429,34 @@ class Whole(Quantizer):
         return annotations
 
 
+class BehindRelu(Whole):
+    """Does so behind a relu, where that alone reads the result, as engines compute both in one."""
+
+    def annotate(self, graph: Any) -> Any:
+        annotations = super().annotate(graph)
+        for node, annotation in list(annotations.items()):
+            users = [user for user, _ in node.output.uses]
+            if [user.kind for user in users] == ["aten::relu"]:
+                result = annotation.output_qspec
+                annotations[node] = replace(annotation, output_qspec=None)
+                annotations[users[0]] = QuantizationAnnotation({}, result, part_of=node)
+        return annotations
+
+
+def quantized_values(converted: Any) -> list[tuple[str, list[str]]]:
+    """What is quantized or stored as integers, and who reads it."""
+
+    def text(value: Any) -> str:
+        maker = value.producer
+        return value.name if maker is None or maker.name else maker.kind
+
+    return [
+        (text(node.inputs[0]), sorted(f"{user.name}[{i}]" for user, i in node.output.uses))
+        for node in GraphView.of(converted).nodes
+        if node.kind.startswith(("jit_passes::quantize", "jit_passes::dequantize"))
+    ]
+
+
 @pytest.mark.parametrize(
     ("quantizer", "target", "method"),
     [
@@ -437,6 +466,7 @@ class Whole(Quantizer):
         (Custom(), "reference", "lsq"),
         (Whole(), "reference", "lsq"),
         (Whole(), "reference", "moving_average"),
+        (BehindRelu(), "reference", "tqt"),
         (ComposableQuantizer(X86Quantizer(), Custom()), "auto", "lsq"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -454,12 +484,8 @@ def test_quantizers(quantizer: Quantizer, target: str, method: str) -> None:
     report = jit_passes.parity(qat, reference, [x])
     assert report.equal, report
     jit_passes.calibrate(calibrated, [(x,)])
-    kinds = ("jit_passes::quantize", "jit_passes::dequantize")
-    ours, theirs = (
-        [n.inputs[0].name for n in GraphView.of(m).nodes if n.kind == kinds[0]]
-        for m in (reference, jit_passes.convert(calibrated))
-    )
-    assert ours == theirs
+    ours, theirs = (quantized_values(m) for m in (reference, jit_passes.convert(calibrated)))
+    assert ours == theirs and len(ours) > 2
 
 
 def test_saved_model_is_the_same(tmp_path: Any) -> None:

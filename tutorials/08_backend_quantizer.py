@@ -268,8 +268,10 @@ class MillQuantizer(Quantizer):
         self.annotate_with_relu(node, operands, annotations)
 
     def annotate_sum(self, node: NodeView, annotations: Annotations) -> None:
+        if not node.output.is_tensor:  # sums of numbers have the same name
+            return
         left, right, alpha = node.inputs
-        if not (left.is_tensor and right.is_tensor and alpha.constant == 1):
+        if not (right.is_tensor and alpha.constant == 1):
             return
         operands = {left: ACTIVATION, right: SharedQuantizationSpec((left, node))}
         self.annotate_with_relu(node, operands, annotations)

@@ -14,7 +14,7 @@ from ..fake_quantizers.place import Operand, constants
 from ..graph import GraphView, NodeView
 from ..observe import check_channels
 from ..quantizer import GroupDerivation, Quantization, QuantizationSpec, spec_to_text
-from ..quantizer.deferred import DEFERRED, deferred_norm
+from ..quantizer.deferred import real_use
 from ..quantizer.qparams import bias_qparams
 from ..quantizer.signs import can_be_negative
 from ..quantizer.slots import label, slot_of_split
@@ -92,7 +92,7 @@ class Plan:
             (role, first + what) if role == "state" else (role, what)
             for role, what in operator.operands
         )
-        uses = [(user.index, operand) for user, operand in quantization.uses]
+        uses = [real_use(use) for use in quantization.uses]
         self.requests.append(
             (quantization.value.id, uses, home.index, operator.kind, operands, place.name)
         )
@@ -134,12 +134,12 @@ class Plan:
         slot = slot_name(quantization)
         split = slot_of_split(quantization) is not None
         name = label(quantization.node, slot) if split else quantization.name
-        later = slot == "bias" and quantization.uses[0][0].kind == DEFERRED
+        later = slot == "bias" and quantization.uses[0][0].folded is not None
         place = Place(
             name, slot, spec, text, count,
             signed=signed, observed=quantization.observed, later=later,
         )  # fmt: skip
-        if not isinstance(value.constant, torch.Tensor):
+        if later or not isinstance(value.constant, torch.Tensor):
             return place
         place = replace(place, weight=value.constant.detach())
         return self.folded(place, quantization) if slot == "weight" else place
@@ -147,7 +147,7 @@ class Plan:
     def folded(self, place: Place, quantization: Quantization) -> Place:
         """Return the place of a weight with the batch norm that will be folded into it."""
         node = quantization.uses[0][0]
-        norm = deferred_norm(node)
+        norm = node.folded
         if norm is None:
             return place
         gamma, variance, eps = norm.inputs[1], norm.inputs[4], norm.inputs[7].constant
@@ -180,8 +180,6 @@ def slot_name(quantization: Quantization) -> str:
     if not quantization.uses:
         return "output"
     node, operand = quantization.uses[0]
-    if node.kind == DEFERRED:
-        return "bias"
     if node.kind.startswith(WEIGHTED) and operand < len(OPERANDS):
         return OPERANDS[operand]
     return "input" if operand == 0 else f"input_{operand}"

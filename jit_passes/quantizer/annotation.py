@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from ..errors import JitPassesError
 from ..graph import NodeView, ValueView
-from .deferred import as_folded
 from .specification import (
     AnySpec,
     DerivedQuantizationSpec,
@@ -121,13 +120,13 @@ def _rows(node: NodeView, annotation: QuantizationAnnotation) -> list[tuple[str,
 
 
 def value_of(place: ValueOrNode) -> ValueView:
-    """Return the value that a node stands for, or the value itself; as it will be once folded.
+    """Return the value that a node stands for, or the value itself.
 
     Raises:
         JitPassesError: the node has no result, or several.
     """
     if isinstance(place, ValueView):
-        return as_folded(place)
+        return place
     if not isinstance(place, NodeView):
         raise JitPassesError(
             f"a value or node of the graph is expected, got {type(place).__name__}"
@@ -137,7 +136,7 @@ def value_of(place: ValueOrNode) -> ValueView:
             f"'{place.name}' ({place.kind}) has {len(place.outputs)} results: say which one with "
             "node.outputs[i]"
         )
-    return as_folded(place.output)
+    return place.output
 
 
 def name_of(place: EdgeOrNode) -> str:

@@ -148,9 +148,9 @@ class BackendQuantizer(Quantizer):
             refused |= found
         annotations = writer.write()
         kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
-        annotations.kept = {graph.nodes[index].name for index in kept}
+        annotations.kept = {selection.nodes[index].name for index in kept}
         annotations.refused = {
-            graph.nodes[index].name: reason
+            selection.nodes[index].name: reason
             for index, reason in refused.items()
             if index not in kept
         }

@@ -11,7 +11,6 @@ import torch
 from ..errors import JitPassesError
 from ..graph import GraphView, NodeView, ValueView
 from .annotation import Annotations, describe, name_of, value_of
-from .deferred import FOLDED_BIAS, as_folded_operand, deferred_norm, folded_bias
 from .specification import (
     DEFAULT_OBSERVER,
     AnySpec,
@@ -86,9 +85,9 @@ class Members:
     results: dict[ValueView, Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        nodes = self.graph.nodes
+        nodes = set(self.graph.nodes)
         for node in self.annotations:
-            if node.index >= len(nodes) or nodes[node.index] is not node:
+            if node not in nodes:
                 raise JitPassesError(
                     f"'{node.name}' is annotated and is not a node of this graph: annotate the "
                     "nodes of the graph that `annotate` was given"
@@ -107,7 +106,7 @@ class Members:
         """Add the operands in the order in which the node has them, however they are annotated."""
         found: dict[ValueView, Member] = {}
         for place, spec in specs.items():
-            value = as_folded_operand(node, value_of(place))
+            value = value_of(place)
             if spec is None:
                 continue
             if value in found:
@@ -130,7 +129,7 @@ class Members:
         """
         if isinstance(target, tuple):
             check_edge(target, who)
-            edge = self.edges.get((as_folded_operand(target[1], value_of(target[0])), target[1]))
+            edge = self.edges.get((value_of(target[0]), target[1]))
             found = [edge] if edge else []
         else:
             value = value_of(target)
@@ -253,7 +252,7 @@ def folded_alike(one: Member, other: Member) -> bool:
     """Say whether integers see the same numbers: a batch norm behind changes those of a weight."""
 
     def factor(member: Member) -> tuple[Any, ...]:
-        norm = deferred_norm(member.node) if is_weight(member) else None
+        norm = member.node.folded if is_weight(member) else None
         return () if norm is None else (norm.inputs[1], norm.inputs[4], norm.inputs[7].constant)
 
     return factor(one) == factor(other)
@@ -277,9 +276,6 @@ def operand_uses(node: NodeView, value: ValueView) -> tuple[Use, ...]:
     Raises:
         JitPassesError: there are none.
     """
-    norm = deferred_norm(node)
-    if norm is not None and value is norm.inputs[FOLDED_BIAS]:
-        return ((norm, FOLDED_BIAS),)
     uses = [(node, i) for i, operand in enumerate(node.inputs) if operand is value]
     for operand in dict.fromkeys(node.inputs):
         maker = operand.producer
@@ -302,8 +298,6 @@ def operand_places(node: NodeView) -> dict[ValueView, int]:
         if operand.producer is not None and operand.producer.kind == LIST:
             for element in operand.producer.inputs:
                 places.setdefault(element, len(places))
-    if (bias := folded_bias(node)) is not None:
-        places.setdefault(bias, len(places))
     return places
 
 

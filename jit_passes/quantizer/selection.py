@@ -9,23 +9,20 @@ import torch
 
 from ..graph import GraphView, NodeView, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
-from .deferred import SHAPES, as_folded, only_reader
 from .support import OperatorSupport, Role
 
 LISTS = ("prim::ListConstruct", "prim::ListUnpack")
 DROPOUTS = ("aten::dropout", "aten::feature_dropout")
+SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
-    """Return the value that is quantized: the node's result, or that of the clip behind it.
-
-    A batch norm that will be folded into the node counts as part of it.
-    """
-    value = as_folded(node.output)
-    user = only_reader(value)
+    """Return the value that is quantized: the node's result, or that of the clip behind it."""
+    value = node.output
     # Who asks for the shape of what is in between would be in the way of fusing.
-    if user is None or len(value.uses) != 1:
+    if value.written or value.is_result or len(value.uses) != 1 or value.uses[0][1] != 0:
         return value
+    user = value.uses[0][0]
     if user.kind not in row.clips or user.block != node.block:
         return value
     if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
@@ -85,6 +82,9 @@ class Selection:
     quantized: set[int] = field(default_factory=set)  # ids of origins
     by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
     results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
+
+    def __post_init__(self) -> None:
+        self.nodes = {node.index: node for node in self.graph.nodes}
 
     def run(self) -> None:
         for node in self.graph.nodes:
@@ -155,7 +155,7 @@ class Selection:
             else:
                 self.add(node, row)
         for index in list(self.selected):
-            self.quantized.add(self.origin(self.graph.nodes[index].inputs[0]).id)
+            self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
 
     def select_between(self) -> None:
         for node in self.graph.nodes:
@@ -197,17 +197,17 @@ class Selection:
         chosen = on_integers(flows)
         for index, row in list(self.selected.items()):
             if row.role is not Role.WEIGHTED and index not in chosen:
-                value = clipped_output(self.graph.nodes[index], row)
+                value = clipped_output(self.nodes[index], row)
                 del self.selected[index]
                 self.by_output.pop(value.id, None)
-                name = self.graph.nodes[index].name
+                name = self.nodes[index].name
                 self.reasons[name] = "on integers, no fewer values would be converted"
 
     def flows(self) -> list[Flow]:
         """Return who makes and who reads each value that selected operators make or read."""
         origins: dict[int, ValueView] = {}
         for index, row in self.selected.items():
-            node = self.graph.nodes[index]
+            node = self.nodes[index]
             made = clipped_output(node, row)
             for value in (made, *(self.origin(value) for _, _, value in self.operands(node))):
                 origins[value.id] = value
@@ -239,7 +239,7 @@ class Selection:
 
     def join_tables(self) -> None:
         """Find results that only functions of the same tensor read: one table computes them all."""
-        nodes = [self.graph.nodes[i] for i in sorted(self.selected) if self.selected[i].elementwise]
+        nodes = [self.nodes[i] for i in sorted(self.selected) if self.selected[i].elementwise]
         results = {node.index: clipped_output(node, self.selected[node.index]) for node in nodes}
         makers = {value.id: index for index, value in results.items()}
         inner = {node.index for node in nodes if self.is_read_by_tables(node, results)}

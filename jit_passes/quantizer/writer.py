@@ -11,7 +11,6 @@ from ..graph import NodeView, ValueView
 from ..observers import MinMax, MinMaxWithin, PairSums
 from .annotation import Annotations, QuantizationAnnotation
 from .configuration import ResolvedConfiguration
-from .deferred import as_folded, as_folded_operand
 from .options import TensorOptions
 from .qparams import bias_qparams
 from .selection import Selection, clipped_output
@@ -50,7 +49,7 @@ class AnnotationWriter:
     negative: dict[int, bool] = field(default_factory=dict)  # what can be below 0, by id
 
     def __post_init__(self) -> None:
-        self.nodes = self.selection.graph.nodes
+        self.nodes = self.selection.nodes
         self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
         for index in sorted(self.selection.selected):
             for _, _, value in self.selection.operands(self.nodes[index]):
@@ -126,7 +125,7 @@ class AnnotationWriter:
         result = self.result(node) if has_result else None
         value = clipped_output(node, row)
         maker = value.producer
-        own_result = value is as_folded(node.output) or maker is None
+        own_result = value is node.output or maker is None
         self.annotations[node] = QuantizationAnnotation(
             operands, result if own_result else None, not anew, part_of, ranks
         )
@@ -269,7 +268,7 @@ class AnnotationWriter:
 
     def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
         """Return the weight's specification, and the bias's: in steps of the accumulator."""
-        weight, bias = node.inputs[1], as_folded_operand(node, node.inputs[2])
+        weight, bias = node.inputs[1:3]
         spec = self.weight(node, row)
         specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
         if (of_bias := self.bias(node, bias, spec)) is not None:
@@ -280,8 +279,7 @@ class AnnotationWriter:
         """Return how a bias is quantized; None where there is none, or for not at all."""
         inputs = node.inputs[0]
         options = self.resolved.of(node).bias
-        exists = bias is not node.inputs[2] or isinstance(bias.constant, torch.Tensor)
-        if not exists or options.dtype == "float":
+        if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
             return None
         if options.given():
             return options.apply(BIAS, 0, f"bias of '{node.name}'")

@@ -12,9 +12,8 @@ from ..graph import GraphView, NodeView, ValueView
 from ..module import check_module
 from ..observe import annotate, choose_quantizer, float_reason
 from ..quantizer import Annotations, Quantization, Quantizer, resolve
-from ..quantizer.deferred import SHAPES
 from ..quantizer.disjoint import DisjointSets
-from ..quantizer.selection import LISTS
+from ..quantizer.selection import LISTS, SHAPES
 from ..targets import Target
 
 

@@ -15,8 +15,8 @@ struct Observed {
   c10::string_view group, name;
 };
 
-// [2, channels], or [2, 1] without an axis, on all ranks of the group; +inf and -inf where no rank has a number.
-// A NaN or an infinity is an error that names the value.
+// [2, channels], or [2, 1] without an axis, on all ranks of the group; +inf and -inf where no rank has a
+// number. A NaN or an infinity is an error that names the value.
 at::Tensor rangeOfBatch(const at::Tensor& x, const Observed& observed);
 
 // The same on any device, in float32. A NaN in the batch is one in the range.

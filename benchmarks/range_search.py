@@ -22,7 +22,7 @@ from benchmarks import report
 from benchmarks.measure import alternate, ratios, spread
 from jit_passes.observers import Histogram, ObserverState
 from jit_passes.quantizer import QuantizationSpec
-from jit_passes.quantizer.qparams import affine_qparams
+from jit_passes.specification.qparams import affine_qparams
 
 _BINS = 2048
 _TAIL = 0.1

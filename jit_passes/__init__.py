@@ -5,42 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 from . import _extension, fake_quantizers, observers, quantizer, targets
-from .calibrate import calibrate
-from .convert import convert
-from .diff import diff_graphs, format_graph
+from ._version import __version__ as __version__
 from .errors import JitPassesError, JitPassesWarning, PassError
 from .export import Encoding, Encodings, encodings_of, export_calibration
-from .graph import GraphEditor, GraphView, NodeView, ValueView
-from .lower import lower
-from .normalize import normalized_graph
-from .observe import prepare
-from .passes import Pipeline, passes, register_pass, run_pass
-from .plugins import Plugin, load_plugins
+from .export.strip import strip
+from .graph.diff import diff_graphs, format_graph
+from .graph.verify import assert_equivalent
+from .graph.view import GraphEditor, GraphView, NodeView, ValueView
+from .passes.pipeline import Pipeline, passes, register_pass, run_pass
+from .passes.plugins import Plugin, load_plugins
+from .passes.rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
+from .passes.schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
 from .profile import Profile, ValueProfile, fill, profile
-from .qat import (
-    ThresholdFreezer,
+from .quantize import quantize_script
+from .quantizers.slots import Slot
+from .report import Coverage, Inspection, Parity, coverage, inspect, parity
+from .stages.calibrate import calibrate
+from .stages.convert import convert
+from .stages.lower import lower
+from .stages.normalize import normalized_graph
+from .stages.observe import prepare
+from .training.freezing import ThresholdFreezer
+from .training.parameters import (
+    model_parameters,
+    named_quantization_parameters,
+    quantization_parameters,
+)
+from .training.prepare import prepare_qat
+from .training.slots import quantize_slots
+from .training.switches import (
     disable_fake_quantize,
     disable_observers,
     enable_fake_quantize,
     enable_observers,
     freeze_statistics,
-    model_parameters,
-    named_quantization_parameters,
-    prepare_qat,
-    quantization_parameters,
     scale_corrections,
-    strip,
     unfreeze_statistics,
 )
-from .quantize import quantize_script
-from .quantizer import Slot
-from .report import Coverage, Inspection, Parity, coverage, inspect, parity
-from .rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
-from .schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
-from .slots import quantize_slots
-from .verify import assert_equivalent
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Coverage",

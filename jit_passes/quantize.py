@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from .calibrate import InputFn, calibrate
-from .convert import convert
 from .errors import JitPassesError
-from .lower import lower
-from .observe import prepare
 from .profile import Profile, fill
-from .quantizer import Quantizer
+from .quantizers.base import Quantizer
+from .stages.calibrate import InputFn, calibrate
+from .stages.convert import convert
+from .stages.lower import lower
+from .stages.observe import prepare
 from .targets import Target
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes.graph import GraphView, NodeView
+from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.quantizer import (
     Annotations,
     DerivedQuantizationSpec,
@@ -21,7 +21,7 @@ from jit_passes.quantizer import (
     SharedQuantizationSpec,
     bias_qparams,
 )
-from jit_passes.quantizer.selection import clipped_output
+from jit_passes.quantizers.selection import clipped_output
 
 
 class EveryOperator(Quantizer):

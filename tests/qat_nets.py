@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from jit_passes.qat import prepare_qat
+from jit_passes.training.prepare import prepare_qat
 
 Model = torch.jit.ScriptModule
 METHODS = ("lsq", "lsq_plus", "tqt", "moving_average")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from jit_passes import RewriteRule, rewrite
-from jit_passes.rewrite import RewriteResult
+from jit_passes.passes.rewrite import RewriteResult
 
 NEG_NEG = RewriteRule(
     "neg_neg",

@@ -20,9 +20,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError
-from jit_passes.graph import GraphEditor, GraphView, NodeView, ValueView
-from jit_passes.normalize import normalize
-from jit_passes.observe import plan_observations
+from jit_passes.graph.view import GraphEditor, GraphView, NodeView, ValueView
 from jit_passes.observers import (
     KLJ,
     Entropy,
@@ -50,8 +48,10 @@ from jit_passes.quantizer import (
     spec_from_text,
     spec_to_text,
 )
-from jit_passes.quantizer.members import GIVE_BOOLS
-from jit_passes.testing import random_module
+from jit_passes.specification.members import GIVE_BOOLS
+from jit_passes.stages.normalize import normalize
+from jit_passes.stages.observe import plan_observations
+from jit_passes.testing.check import random_module
 
 UINT8 = QuantizationSpec("uint8", observer=MinMax())
 INT8 = QuantizationSpec("int8", observer=MinMax())

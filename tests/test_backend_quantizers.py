@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning
-from jit_passes.graph import GraphView, NodeView
-from jit_passes.module import REPORT, Report, wrap
-from jit_passes.normalize import normalize
+from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.observers import KLJ, Histogram, MinMax, Observer, ObserverState
+from jit_passes.passes.pipeline import wrap
 from jit_passes.quantizer import (
     Annotations,
     BackendQuantizer,
@@ -38,8 +37,10 @@ from jit_passes.quantizer import (
     choose_qparams,
     from_nni,
 )
+from jit_passes.stages.module import REPORT, Report
+from jit_passes.stages.normalize import normalize
 from jit_passes.targets import PowerOfTwoQuantizer, QnnpackQuantizer, Reference, X86Quantizer
-from jit_passes.testing import random_modules
+from jit_passes.testing.check import random_modules
 
 ENGINES = torch.backends.quantized.supported_engines
 CODES = (torch.uint8, torch.int8, torch.int16, torch.int32)

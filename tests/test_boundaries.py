@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes.quantizer.boundaries import FLOAT, INTEGERS, Flow, conversions, on_integers
+from jit_passes.quantizers.boundaries import FLOAT, INTEGERS, Flow, conversions, on_integers
 
 
 def random_flows(seed: int) -> tuple[int, list[Flow]]:

@@ -26,7 +26,7 @@ from jit_passes.observers import (
 )
 from jit_passes.observers.bins import filled_bins, magnitudes, mirrored_bins
 from jit_passes.quantizer import QuantizationSpec
-from jit_passes.quantizer.qparams import affine_qparams, choose_qparams
+from jit_passes.specification.qparams import affine_qparams, choose_qparams
 
 ops = torch.ops.jit_passes
 Counts = np.ndarray

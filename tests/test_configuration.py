@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from jit_passes import JitPassesError
+from jit_passes.configuration.file import TENSOR_KEYS
+from jit_passes.configuration.glow import GLOW_KINDS
 from jit_passes.errors import nearest
-from jit_passes.graph import GraphView, NodeView, ValueView
-from jit_passes.normalize import normalize
+from jit_passes.graph.view import GraphView, NodeView, ValueView
 from jit_passes.observers import (
     _KINDS,
     KLJ,
@@ -44,8 +45,7 @@ from jit_passes.quantizer import (
     read_configuration,
     write_configuration,
 )
-from jit_passes.quantizer.configuration_file import TENSOR_KEYS
-from jit_passes.quantizer.glow_configuration import GLOW_KINDS
+from jit_passes.stages.normalize import normalize
 
 ACTIVATION = QuantizationSpec()
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())

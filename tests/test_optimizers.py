@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import jit_passes
-from jit_passes.qat import optimizers, watch
+from jit_passes.training import optimizers
+from jit_passes.training.optimizers import watch
 
 
 class Prepared(nn.Module):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, GraphEditor, JitPassesError, Parity, Pipeline
-from jit_passes.passes import wrap
-from jit_passes.qat import disable_fake_quantize, prepare_qat
+from jit_passes.passes.pipeline import wrap
+from jit_passes.training.prepare import prepare_qat
+from jit_passes.training.switches import disable_fake_quantize
 
 METHODS = ("moving_average", "lsq", "lsq_plus", "tqt")
 SHAPE = (4, 3, 12, 12)

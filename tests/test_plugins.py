@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on Python's path; its modules and passes are gone afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     modules, names = set(sys.modules), set(jit_passes.passes)
-    monkeypatch.setattr("jit_passes.plugins._loaded", {})
+    monkeypatch.setattr(sys.modules["jit_passes.passes.plugins"], "_loaded", {})
     yield tmp_path
     for module in set(sys.modules) - modules:
         del sys.modules[module]

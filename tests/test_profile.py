@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, Profile, ValueProfile
-from jit_passes.normalize import normalize
 from jit_passes.observers import Entropy, Histogram, MinMax, MovingAverageMinMax, Observer
 from jit_passes.profile.sites import Sites
 from jit_passes.profile.value import State, spread
 from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
+from jit_passes.stages.normalize import normalize
 from jit_passes.targets import TargetQuantizer, resolve_target
 
 Batch = tuple[object, ...]

@@ -29,16 +29,14 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning, Match, RewriteRule
-from jit_passes.diff import diff_text
-from jit_passes.normalize import NORMALIZE
-from jit_passes.passes import ModuleSubject, own, wrap
-from jit_passes.testing import (
+from jit_passes.graph.diff import diff_text
+from jit_passes.graph.verify import assert_equivalent, compare, observe
+from jit_passes.passes.pipeline import ModuleSubject, own, wrap
+from jit_passes.stages.normalize import NORMALIZE
+from jit_passes.testing.check import (
     RandomModule,
-    assert_equivalent,
     check_change,
-    compare,
     describe,
-    observe,
     random_module,
     random_modules,
 )

@@ -34,12 +34,6 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import GraphView, JitPassesWarning
-from jit_passes.qat import (
-    model_parameters,
-    named_quantization_parameters,
-    prepare_qat,
-    quantization_parameters,
-)
 from jit_passes.quantizer import (
     Annotations,
     ComposableQuantizer,
@@ -50,6 +44,12 @@ from jit_passes.quantizer import (
     bias_qparams,
 )
 from jit_passes.targets import PowerOfTwoQuantizer, X86Quantizer
+from jit_passes.training.parameters import (
+    model_parameters,
+    named_quantization_parameters,
+    quantization_parameters,
+)
+from jit_passes.training.prepare import prepare_qat
 
 IMAGES = (4, 3, 8, 8)
 ADDED = re.compile(r"(weight|input|output)(_\d+)?_(scale|offset|log2_threshold|range)(_\d+)?$")

@@ -26,15 +26,11 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning
-from jit_passes.qat import (
-    disable_observers,
-    freeze_statistics,
-    optimizers,
-    prepare_qat,
-    quantization_parameters,
-    scale_corrections,
-)
 from jit_passes.targets import PowerOfTwoQuantizer
+from jit_passes.training import optimizers
+from jit_passes.training.parameters import quantization_parameters
+from jit_passes.training.prepare import prepare_qat
+from jit_passes.training.switches import disable_observers, freeze_statistics, scale_corrections
 
 IMAGES = (4, 3, 8, 8)
 

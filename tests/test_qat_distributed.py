@@ -12,7 +12,8 @@ import pytest
 import torch
 from qat_nets import METHODS, Net, Plain, batch, batches, compiled, seeded, state_of
 
-from jit_passes.qat import prepare_qat, quantization_parameters
+from jit_passes.training.parameters import quantization_parameters
+from jit_passes.training.prepare import prepare_qat
 
 pytestmark = pytest.mark.xdist_group("ranks")  # all read one fixture, which starts processes
 

@@ -19,8 +19,8 @@ from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.mobilenet_v3 import BlockConfig, MobileNetV3
 from benchmarks.models.resnet import BasicBlock, ResNet
 from jit_passes import JitPassesError
-from jit_passes.qat import prepare_qat
-from jit_passes.testing import random_module
+from jit_passes.testing.check import random_module
+from jit_passes.training.prepare import prepare_qat
 
 # Of the largest value: steps that round the other way, of grids that LSQ begins with 2 mean|x| /
 # sqrt(127), which is one of few steps for a value of a narrow spread.

@@ -10,8 +10,8 @@ from qat_nets import Shared, batch, compiled, nodes_of, seeded
 from torch import Tensor, nn
 
 from jit_passes import Pipeline, prepare_qat, run_pass
-from jit_passes.normalize import normalize_training
-from jit_passes.passes import wrap
+from jit_passes.passes.pipeline import wrap
+from jit_passes.stages.normalize import normalize_training
 
 Make = Callable[[], nn.Module]
 

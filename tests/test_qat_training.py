@@ -30,15 +30,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes.qat import (
+from jit_passes.training.parameters import model_parameters, quantization_parameters
+from jit_passes.training.prepare import prepare_qat
+from jit_passes.training.switches import (
     disable_fake_quantize,
     disable_observers,
     enable_fake_quantize,
     enable_observers,
     freeze_statistics,
-    model_parameters,
-    prepare_qat,
-    quantization_parameters,
     unfreeze_statistics,
 )
 

@@ -24,7 +24,7 @@ from jit_passes.observers import (
     observer_from_dict,
 )
 from jit_passes.quantizer import QuantizationSpec, spec_from_text, spec_to_text
-from jit_passes.quantizer.qparams import SMALLEST_SCALE, affine_qparams, choose_qparams
+from jit_passes.specification.qparams import SMALLEST_SCALE, affine_qparams, choose_qparams
 
 AFFINE = QuantizationSpec()
 SYMMETRIC = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric")

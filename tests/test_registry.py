@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, JitPassesError, PassError, Pipeline
-from jit_passes.convert import CONVERT
-from jit_passes.normalize import NORMALIZE
-from jit_passes.observe import OBSERVE
-from jit_passes.slots import QUANTIZE, SPLIT
+from jit_passes.stages.convert import CONVERT
+from jit_passes.stages.normalize import NORMALIZE
+from jit_passes.stages.observe import OBSERVE
 from jit_passes.targets.reference import CLEAN, TO_TABLES
 from jit_passes.targets.stock import TO_INTEGERS, TO_QUANTIZED_DTYPES
+from jit_passes.training.slots import QUANTIZE, SPLIT
 
 PIPELINES = [
     NORMALIZE,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, Pipeline
-from jit_passes.graph import GraphView
-from jit_passes.module import wrap
-from jit_passes.normalize import NORMALIZE, normalize
-from jit_passes.observe import plan_observations
+from jit_passes.graph.view import GraphView
+from jit_passes.passes.pipeline import wrap
 from jit_passes.quantizer import resolve
+from jit_passes.stages.normalize import NORMALIZE, normalize
+from jit_passes.stages.observe import plan_observations
 
 X = torch.randn(2, 6, 9, 9, generator=torch.Generator().manual_seed(0))
 

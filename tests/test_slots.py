@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from jit_passes import _C, JitPassesError, Pipeline, Slot, quantize_slots
 from jit_passes.fake_quantizers import MovingAverage
-from jit_passes.graph import GraphView
-from jit_passes.module import wrap
-from jit_passes.qat.plan import Plan
+from jit_passes.graph.view import GraphView
+from jit_passes.passes.pipeline import wrap
 from jit_passes.quantizer import (
     RECIPES,
     SLOTS,
@@ -25,7 +24,8 @@ from jit_passes.quantizer import (
     SlotQuantizer,
     resolve,
 )
-from jit_passes.slots import SPLIT
+from jit_passes.training.plan import Plan
+from jit_passes.training.slots import SPLIT
 
 Model = torch.jit.ScriptModule
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import Parameter
 
 import jit_passes
-from jit_passes.qat import ThresholdFreezer
+from jit_passes.training.freezing import ThresholdFreezer
 
 Gradients = list[dict[str, list[float]]]
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..configuration.located import Located, from_python
 from ..errors import JitPassesError
-from ..quantizer.located import Located, from_python
 from .encoding import Encoding, Encodings, number, read_json, renamed, require, whole
 
 VERSION = "1.0.0"

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, nearest
-from ..quantizer.located import Located, from_python
-from ..quantizer.specification import DTYPES
+from ..specification.specification import DTYPES
 
 KINDS = ("activation", "parameter")
 FORM = 1  # of the file

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, nearest
-from ..quantizer.located import Located, from_python
 from .encoding import TENSORS, Encoding, Encodings, Layer, middle, require
 
 VERSIONS = ("2.0", "2.5", "3.0")

@@ -8,8 +8,8 @@ from itertools import chain, count
 import torch
 
 from ..errors import JitPassesError
-from ..graph import GraphView, NodeView, ValueView
-from ..module import Report
+from ..graph.view import GraphView, NodeView, ValueView
+from ..stages.module import Report
 from .encoding import TENSORS, Encoding, Encodings, Layer, bits_of, middle
 
 Reader = Callable[[torch.jit.ScriptModule, Report], Encodings]

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import JitPassesError, nearest
-from ..quantizer import FixedQParamsQuantizationSpec, GroupDerivation, QParams
-from ..quantizer.qparams import fixed_qparams
-from ..quantizer.specification import ResolvedSpec
+from ..specification.qparams import QParams, fixed_qparams
+from ..specification.specification import (
+    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    ResolvedSpec,
+)
 from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ
 from .lsq_plus import LSQPlus

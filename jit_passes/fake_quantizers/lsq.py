@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import JitPassesError
-from ..quantizer import QParams, QuantizationSpec
+from ..specification.qparams import QParams
+from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .moving_average import by_range
 from .place import (

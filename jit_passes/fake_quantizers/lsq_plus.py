@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..quantizer import QParams, QuantizationSpec
+from ..specification.qparams import QParams
+from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ, positive, scale_qparams
 from .moving_average import by_range

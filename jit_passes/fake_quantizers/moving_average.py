@@ -9,17 +9,10 @@ from typing import Any, ClassVar
 import torch
 
 from ..observers import Fixed, MinMax, MovingAverageMinMax, ObserverState, PairSums
-from ..quantizer import QParams, QuantizationSpec, choose_qparams
+from ..specification.qparams import QParams, choose_qparams
+from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
-from .place import (
-    Operator,
-    Place,
-    State,
-    constants,
-    fold_operands,
-    group_operand,
-    observe_operand,
-)
+from .place import Operator, Place, State, constants, fold_operands, group_operand, observe_operand
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..quantizer import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
-from ..quantizer.specification import ResolvedSpec
+from ..specification.specification import (
+    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    QuantizationSpec,
+    ResolvedSpec,
+)
 
 
 @dataclass(frozen=True)

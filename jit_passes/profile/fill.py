@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import _C
 from ..errors import JitPassesError, first_line, warn
-from ..graph import NodeView, ValueView
-from ..module import stage_of
-from ..quantizer import spec_from_text
+from ..graph.view import NodeView, ValueView
+from ..specification.specification import spec_from_text
+from ..stages.module import stage_of
 from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER
 from .record import Profile, describe_difference
 from .sites import Sites, origin

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..graph import GraphView
+from ..graph.view import GraphView
 
 EDGE = "jit_passes::edge"
 OBSERVER = "jit_passes::observe_"

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..calibrate import InputFn, calibrate
+from .._version import __version__
 from ..errors import JitPassesError, first_line
-from ..module import Report, check_module, wrap
-from ..normalize import normalize
-from ..observe import OBSERVE, is_quantized
+from ..passes.pipeline import wrap
+from ..stages.calibrate import InputFn, calibrate
+from ..stages.module import Report, check_module
+from ..stages.normalize import normalize
+from ..stages.observe import OBSERVE, is_quantized
 from .record import Profile
 from .sites import Site, Sites
 from .value import MOST_BINS, State, ValueProfile
@@ -77,8 +79,6 @@ def profile(
     values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}
     if weights:
         values |= {value.name: value for value in _weights(sites, bins)}
-    from .. import __version__
-
     return Profile(sites.hash, bins, values, __version__)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..graph import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, ValueView
 from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER, hash_of_graph, is_buffer
 
 CONTROL = ("prim::If", "prim::Loop")

@@ -1,20 +1,21 @@
 """Saying how to quantize: specifications, annotations, quantizers."""
 
-from .annotation import Annotations, QuantizationAnnotation
-from .backend import WEIGHT, BackendQuantizer
-from .composable import ComposableQuantizer
-from .configuration import Configuration, ResolvedConfiguration, Rule
-from .configuration_file import read_configuration, write_configuration
-from .fixed_ranges import FIXED_RANGES
-from .glow_configuration import from_glow_kinds, from_glow_node_precision
-from .nni_configuration import from_nni
-from .options import LayerOptions, TensorOptions
-from .qparams import QParams, bias_qparams, choose_qparams
-from .quantizer import Quantizer, annotations_of
-from .resolve import Quantization, resolve
-from .selector import Selector
-from .slots import RECIPES, SLOTS, Slot, SlotQuantizer
-from .specification import (
+from ..configuration.configuration import Configuration, ResolvedConfiguration, Rule
+from ..configuration.file import read_configuration, write_configuration
+from ..configuration.glow import from_glow_kinds, from_glow_node_precision
+from ..configuration.nni import from_nni
+from ..configuration.options import LayerOptions, TensorOptions
+from ..configuration.selector import Selector
+from ..quantizers.backend import WEIGHT, BackendQuantizer
+from ..quantizers.base import Quantizer, annotations_of
+from ..quantizers.composable import ComposableQuantizer
+from ..quantizers.fixed_ranges import FIXED_RANGES
+from ..quantizers.slots import RECIPES, SLOTS, Slot, SlotQuantizer
+from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..specification.annotation import Annotations, QuantizationAnnotation
+from ..specification.qparams import QParams, bias_qparams, choose_qparams
+from ..specification.resolve import Quantization, resolve
+from ..specification.specification import (
     DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
     GroupDerivation,
@@ -25,7 +26,6 @@ from .specification import (
     spec_from_text,
     spec_to_text,
 )
-from .support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 
 __all__ = [
     "ANY_SPEC",

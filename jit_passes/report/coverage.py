@@ -7,11 +7,11 @@ from typing import Any, overload
 
 import torch
 
-from ..graph import GraphView
-from ..module import OperatorRecord, Report, check_module
-from ..normalize import normalize
-from ..observe import operator_records
-from ..quantizer import Annotations
+from ..graph.view import GraphView
+from ..specification.annotation import Annotations
+from ..stages.module import OperatorRecord, Report, check_module
+from ..stages.normalize import normalize
+from ..stages.observe import operator_records
 
 
 class Coverage(Sequence[OperatorRecord]):

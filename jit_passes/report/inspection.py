@@ -8,12 +8,14 @@ from typing import Any, overload
 
 import torch
 
-from ..graph import GraphView, NodeView, ValueView
-from ..module import check_module
-from ..observe import annotate, choose_quantizer, float_reason
-from ..quantizer import Annotations, Quantization, Quantizer, resolve
-from ..quantizer.disjoint import DisjointSets
-from ..quantizer.selection import LISTS, SHAPES
+from ..graph.view import GraphView, NodeView, ValueView
+from ..quantizers.base import Quantizer
+from ..quantizers.disjoint import DisjointSets
+from ..quantizers.selection import LISTS, SHAPES
+from ..specification.annotation import Annotations
+from ..specification.resolve import Quantization, resolve
+from ..stages.module import check_module
+from ..stages.observe import annotate, choose_quantizer, float_reason
 from ..targets import Target
 
 

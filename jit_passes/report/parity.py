@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..module import Report, stage_of, wrap
-from ..quantizer import QParams
+from ..passes.pipeline import wrap
+from ..specification.qparams import QParams
+from ..stages.module import Report, stage_of
 from .places import Pairs, Site, TrainedPlace, match, sites_of, trained_places
 from .recording import Recorder, batches, copy_of, tensors_of
 

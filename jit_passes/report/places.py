@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..convert import Groups, read_places, refusals
-from ..graph import GraphView, NodeView
-from ..module import Report
-from ..quantizer import QParams
+from ..graph.view import GraphView, NodeView
+from ..specification.qparams import QParams
+from ..stages.convert import Groups, read_places, refusals
+from ..stages.module import Report
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")

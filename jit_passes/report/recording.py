@@ -9,8 +9,8 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..graph import GraphEditor, GraphView, NodeView
-from ..passes import Pipeline, passes, register_pass, wrap
+from ..graph.view import GraphEditor, GraphView, NodeView
+from ..passes.pipeline import Pipeline, passes, register_pass, wrap
 
 InputFn = Callable[[Any], Any]
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..graph import NodeView
+from ..graph.view import NodeView
 from ..observers import MinMax
-from ..quantizer import BackendQuantizer, OperatorSupport, QuantizationSpec, Role
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.support import OperatorSupport, Role
+from ..specification.specification import QuantizationSpec
 from .reference import Reference, support
 from .stock import Stock
 from .target import Target

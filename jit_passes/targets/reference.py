@@ -13,17 +13,12 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
-from ..graph import NodeView
-from ..passes import PassRecord, Pipeline
-from ..quantizer import (
-    FIXED_RANGES,
-    WEIGHT,
-    BackendQuantizer,
-    FixedQParamsQuantizationSpec,
-    OperatorSupport,
-    QuantizationSpec,
-    Role,
-)
+from ..graph.view import NodeView
+from ..passes.pipeline import PassRecord, Pipeline
+from ..quantizers.backend import WEIGHT, BackendQuantizer
+from ..quantizers.fixed_ranges import FIXED_RANGES
+from ..quantizers.support import OperatorSupport, Role
+from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
 
 _CLEAN = ("remove_dead_code", "pool_constants", "remove_unused_attributes")

@@ -14,17 +14,12 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, warn
-from ..graph import NodeView
+from ..graph.view import NodeView
 from ..observers import MinMax, PairSums
-from ..passes import PassRecord, Pipeline
-from ..quantizer import (
-    PER_TENSOR,
-    WEIGHT,
-    BackendQuantizer,
-    OperatorSupport,
-    QuantizationSpec,
-    SpecSupport,
-)
+from ..passes.pipeline import PassRecord, Pipeline
+from ..quantizers.backend import WEIGHT, BackendQuantizer
+from ..quantizers.support import PER_TENSOR, OperatorSupport, SpecSupport
+from ..specification.specification import QuantizationSpec
 from .stock_rules import SUMS, rules
 from .stock_support import adds_pairs_in_int16, support, without_fixed, without_means
 from .target import Target

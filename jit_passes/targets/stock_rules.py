@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..rewrite import Match, RewriteRule
+from ..passes.rewrite import Match, RewriteRule
 
 QUANTIZE = "jit_passes::quantize(%{0}, %scale, %zero_point, %low, %high, %dtype)"
 TAIL = ("scale", "zero_point", "low", "high", "dtype")

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 
 from .. import _C
-from ..graph import NodeView
-from ..quantizer import FixedQParamsQuantizationSpec, OperatorSupport, Role
+from ..graph.view import NodeView
+from ..quantizers.support import OperatorSupport, Role
+from ..specification.specification import FixedQParamsQuantizationSpec
 
 
 def _constants(node: NodeView, *operands: int) -> str | None:

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ..passes import PassRecord
-from ..quantizer import BackendQuantizer, OperatorSupport, Role
-from ..quantizer.annotation import describe as brief
+from ..passes.pipeline import PassRecord
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.support import OperatorSupport, Role
+from ..specification.annotation import describe as brief
 
 HEADER = ("operator", "how", "operands", "weights", "ranks", "absorbs")
 

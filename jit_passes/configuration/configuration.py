@@ -1,0 +1,170 @@
+"""Layer by layer, how a model is quantized: options for everything, then rules that change them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import JitPassesError
+from ..graph.view import GraphView, NodeView, ValueView
+from .options import LayerOptions, TensorOptions
+from .selector import Selector, explain_nothing, is_operator, is_value, known_names
+
+__all__ = [
+    "Configuration",
+    "LayerOptions",
+    "ResolvedConfiguration",
+    "Rule",
+    "Selector",
+    "TensorOptions",
+]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Options for what a selector matches.
+
+    Attributes:
+        selector: which operators or values.
+        options: `LayerOptions` for operators, or `TensorOptions` for values, wherever these are
+            quantized; for the latter the selector names values.
+        allow_unmatched: whether it may match nothing.
+        where: where it was written, `layers.yaml:12:5`, for messages; "" for rules of Python.
+
+    Raises:
+        ValueError: the options change nothing, or are for values and the selector has none.
+    """
+
+    selector: Selector
+    options: LayerOptions | TensorOptions
+    allow_unmatched: bool = False
+    where: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.selector, Selector):
+            raise ValueError(f"selector is a Selector, not {self.selector!r}")
+        if not isinstance(self.options, LayerOptions | TensorOptions):
+            raise ValueError(
+                f"options are LayerOptions, or TensorOptions for values, not {self.options!r}"
+            )
+        if self.options in (LayerOptions(), TensorOptions()):
+            raise ValueError("the rule changes nothing: give it an option")
+        if isinstance(self.options, TensorOptions) and self.selector.value is None:
+            raise ValueError(
+                "options of one tensor need a selector with value; those of a layer go under "
+                "input, weight, output or bias"
+            )
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Options for all operators, and rules that change them for some; later rules win.
+
+    Attributes:
+        everywhere: the options of operators that no rule is about.
+        rules: in order.
+        allow_unmatched: whether any rule may match nothing.
+        where: where `everywhere` was written, for messages.
+
+    Raises:
+        ValueError: everywhere or a rule is of another class.
+    """
+
+    everywhere: LayerOptions = field(default_factory=LayerOptions)
+    rules: tuple[Rule, ...] = ()
+    allow_unmatched: bool = False
+    where: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.everywhere, LayerOptions):
+            raise ValueError(f"everywhere is LayerOptions, not {self.everywhere!r}")
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise ValueError(f"rules are Rules, not {rule!r}")
+
+    def resolve(self, graph: GraphView) -> ResolvedConfiguration:
+        """Return the options of each operator and value of a normalized graph.
+
+        Raises:
+            JitPassesError: rules match nothing; it names them, and names that are like theirs.
+        """
+        resolved = ResolvedConfiguration(self.everywhere)
+        nodes = [node for node in graph.nodes if is_operator(node)]
+        made = [value for node in graph.nodes for value in node.outputs]
+        values = [value for value in (*graph.inputs, *made) if is_value(value)]
+        if self.everywhere.keep_float is not None:
+            place = self.where or "the global section"
+            resolved.decided_by.update((node.index, place) for node in nodes)
+        names = known_names(nodes, values)
+        problems = []
+        for number, rule in enumerate(self.rules, 1):
+            place = rule.where or f"rule {number} ({rule.selector})"
+            matched = _apply(rule, place, resolved, nodes, values)
+            if not (rule.allow_unmatched or self.allow_unmatched):
+                why = explain_nothing(rule.selector, names)
+                if why is None and not matched:
+                    why = f"{rule.selector}: each matches something, but nothing matches them all"
+                if why is not None:
+                    problems.append(f"{place}: {why}")
+        if problems:
+            raise JitPassesError(
+                "\n".join(problems) + "\n(correct the pattern, or set allow_unmatched if the rule "
+                "is meant for other models too)"
+            )
+        return resolved
+
+
+@dataclass(eq=False)
+class ResolvedConfiguration:
+    """The options of each operator and value of one graph. Others than its own get the global ones.
+
+    Attributes:
+        everywhere: the options of operators that no rule is about.
+        layers: the others', by index of the node.
+        values: those of values that a rule is about, by id.
+        decided_by: where the last word on keep_float was written, by index of the node.
+    """
+
+    everywhere: LayerOptions
+    layers: dict[int, LayerOptions] = field(default_factory=dict)
+    values: dict[int, TensorOptions] = field(default_factory=dict)
+    decided_by: dict[int, str] = field(default_factory=dict)
+
+    def of(self, node: NodeView) -> LayerOptions:
+        """Return the options of an operator: the global ones updated by the matching rules."""
+        return self.layers.get(node.index, self.everywhere)
+
+    def of_value(self, value: ValueView) -> TensorOptions:
+        """Return what rules say about a value itself, whichever operators make and use it."""
+        return self.values.get(value.id, TensorOptions())
+
+    def last_rule(self, node: NodeView) -> str:
+        """Return where it was last said whether the operator stays in float; "" for nowhere."""
+        return self.decided_by.get(node.index, "")
+
+
+def _apply(
+    rule: Rule,
+    place: str,
+    resolved: ResolvedConfiguration,
+    nodes: list[NodeView],
+    values: list[ValueView],
+) -> bool:
+    """Apply a rule to all it matches, and say whether that is anything."""
+    matched = False
+    if isinstance(rule.options, TensorOptions):
+        for value in filter(rule.selector.matches_value, values):
+            matched = True
+            resolved.values[value.id] = resolved.of_value(value).updated(rule.options)
+        return matched
+    # By id of the former options, which most nodes share; kept beside, so that no id is used twice.
+    updated: dict[int, tuple[LayerOptions, LayerOptions]] = {}
+    for node in filter(rule.selector.matches, nodes):
+        matched = True
+        former = resolved.of(node)
+        if id(former) not in updated:
+            updated[id(former)] = (former, former.updated(rule.options))
+        resolved.layers[node.index] = updated[id(former)][1]
+        if rule.options.keep_float is not None:
+            resolved.decided_by[node.index] = place
+    return matched

@@ -1,0 +1,322 @@
+"""What a configuration says about one tensor, and about the tensors of one layer."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError, nearest
+from ..observers import Fixed, Observer
+from ..specification.specification import DTYPES, FixedQParamsQuantizationSpec, QuantizationSpec
+
+FLOAT = "float"
+OPTION_DTYPES = (*DTYPES, FLOAT)
+OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
+
+# What says the same thing in another way: of these, the later one replaces the earlier ones.
+_REPLACES: dict[str, tuple[str, ...]] = {
+    "scale": ("range", "calibration", "scheme", "channelwise"),
+    "range": ("scale", "zero_point", "calibration"),
+    "calibration": ("scale", "zero_point", "range"),
+    "scheme": ("scale", "zero_point"),
+    "channelwise": ("scale", "zero_point"),
+}
+
+
+class OptionError(ValueError):
+    """An option that cannot be.
+
+    Attributes:
+        option: its name.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+@dataclass(frozen=True)
+class TensorOptions:
+    """How one tensor is quantized, as far as it differs from what its backend does.
+
+    None leaves an option as it is.
+
+    Attributes:
+        bits: bits of a code, 2 to 16.
+        dtype: the integer type that stores codes, "int8", "uint8", "int16" or "int32"; codes of
+            int types are signed. "float" leaves the tensor as it is.
+        scheme: "affine", "symmetric", "symmetric_with_uint8" or "power_of_two"; see
+            `QuantizationSpec`.
+        channelwise: whether each channel has a scale of its own.
+        calibration: the observer that finds the range.
+        scale: a scale known beforehand: goes with bits, dtype and zero_point only.
+        zero_point: the code that means 0, for a fixed scale; then 0 unless given.
+        range: (low, high) known beforehand, in place of a calibration.
+
+    Raises:
+        ValueError: an option is none of these, or two of them contradict each other.
+    """
+
+    bits: int | None = None
+    dtype: str | None = None
+    scheme: str | None = None
+    channelwise: bool | None = None
+    calibration: Observer | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_words()
+        self._check_numbers()
+        self._check_together()
+
+    def _check_words(self) -> None:
+        for name, words in (("dtype", OPTION_DTYPES), ("scheme", OPTION_SCHEMES)):
+            word = getattr(self, name)
+            if word is not None and word not in words:
+                close = f": {nearest(word, words)}" if isinstance(word, str) else ""
+                raise OptionError(name, f"{name} is one of {', '.join(words)}, not {word!r}{close}")
+        if not isinstance(self.channelwise, bool | None):
+            raise OptionError(
+                "channelwise", f"channelwise is True or False, not {self.channelwise!r}"
+            )
+        if not isinstance(self.calibration, Observer | None):
+            raise OptionError(
+                "calibration",
+                f"calibration is an observer, not {self.calibration!r}: give one of "
+                "jit_passes.observers, or what observer_of makes of a method's name",
+            )
+
+    def _check_numbers(self) -> None:
+        if self.bits is not None:
+            self._set("bits", _whole("bits", self.bits, "from 2 to 16"))
+            if not 2 <= self.bits <= 16:
+                raise OptionError("bits", f"bits is a whole number from 2 to 16, not {self.bits}")
+        if self.scale is not None:
+            self._set("scale", _finite("scale", self.scale))
+            if self.scale <= 0:
+                raise OptionError("scale", f"scale is above 0, not {self.scale}")
+        if self.zero_point is not None:
+            self._set("zero_point", _whole("zero_point", self.zero_point))
+        if self.range is not None:
+            if not isinstance(self.range, tuple | list) or len(self.range) != 2:
+                raise OptionError(
+                    "range", f"range is two numbers, low and high, not {self.range!r}"
+                )
+            low, high = (_finite("range", end) for end in self.range)
+            if low > high:
+                raise OptionError(
+                    "range", f"range is [low, high] with low <= high, not [{low}, {high}]"
+                )
+            self._set("range", (low, high))
+
+    def _check_together(self) -> None:
+        if self.dtype == FLOAT and len(given := self.given()) > 1:
+            other = next(name for name in given if name != "dtype")
+            raise OptionError(
+                other,
+                f"dtype float leaves the tensor as it is, so {other} has no meaning: drop one",
+            )
+        if self.bits is not None and self.dtype is not None and self.bits > _width(self.dtype):
+            raise OptionError(
+                "bits", f"bits is {self.bits}, and {self.dtype} has {_width(self.dtype)}"
+            )
+        for option in ("scale", "range"):
+            for other in _REPLACES[option]:
+                if getattr(self, option) is not None and getattr(self, other) is not None:
+                    raise OptionError(
+                        other, f"a fixed {option} and {other} exclude each other: drop one of them"
+                    )
+        if self.zero_point is not None and self.scale is None:
+            raise OptionError("zero_point", "zero_point belongs to a fixed scale: give a scale too")
+        if self.scale is not None and self.zero_point is None:
+            self._set("zero_point", 0)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that are not None, by name."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def updated(self, later: TensorOptions) -> TensorOptions:
+        """Return both together; where they say something about the same, the later one holds.
+
+        A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme
+        and channelwise, and each of these replaces it. dtype "float" replaces everything, and
+        anything replaces it. An earlier int8 becomes int16 if later bits need that; other dtypes
+        too small for them go. Earlier bits too many for a later dtype go.
+        """
+        new, kept = later.given(), self.given()
+        if not new or later.dtype == FLOAT:
+            return later if new else self
+        if self.dtype == FLOAT:
+            return later
+        for name in new:
+            for replaced in _REPLACES.get(name, ()):
+                kept.pop(replaced, None)
+        both = {**kept, **new}
+        if "bits" in both and "dtype" in both and both["bits"] > _width(both["dtype"]):
+            if "dtype" in new:
+                del both["bits"]
+            elif both["dtype"] == "int8":
+                both["dtype"] = "int16"
+            else:
+                del both["dtype"]
+        return TensorOptions(**both)
+
+    def apply(
+        self, spec: QuantizationSpec, ch_axis: int | None = None, where: str = ""
+    ) -> QuantizationSpec | FixedQParamsQuantizationSpec | None:
+        """Return the specification with these options; None for a tensor that stays float.
+
+        [quant_min, quant_max] stay as they are unless bits or sign change: then they are all codes
+        of so many bits, without the smallest if the specification's own codes are [-q, q]. A dtype
+        of another size has all its bits, unless bits says otherwise.
+
+        Args:
+            spec: what the backend does.
+            ch_axis: the axis of the tensor's channels, for channelwise on a per-tensor
+                specification; None if it has none.
+            where: what messages begin with: the configuration's line, the operator.
+
+        Raises:
+            JitPassesError: these options do not go with the specification.
+        """
+        if self.dtype == FLOAT:
+            return None
+        try:
+            return self._apply(spec, ch_axis)
+        except ValueError as error:
+            place = f"{where}: " if where else ""
+            base = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}] {spec.qscheme}"
+            raise JitPassesError(f"{place}{error}; without these options it is {base}") from error
+
+    def _apply(
+        self, spec: QuantizationSpec, ch_axis: int | None
+    ) -> QuantizationSpec | FixedQParamsQuantizationSpec:
+        dtype, quant_min, quant_max = self._codes(spec)
+        if self.scale is not None:
+            assert self.zero_point is not None
+            if not quant_min <= self.zero_point <= quant_max:
+                raise ValueError(
+                    f"zero_point is one of the codes {quant_min} to {quant_max}, "
+                    f"not {self.zero_point}"
+                )
+            if spec.rounding != "half_even":
+                raise ValueError(f"a fixed scale cannot round as {spec.rounding}: give a range")
+            return FixedQParamsQuantizationSpec(
+                self.scale, self.zero_point, dtype, quant_min, quant_max
+            )
+        scheme = self.scheme or spec.qscheme.split("_", 2)[2]  # per_tensor_, per_channel_
+        axis = spec.ch_axis
+        if self.channelwise is not None:
+            axis = (ch_axis if axis is None else axis) if self.channelwise else None
+            if self.channelwise and axis is None:
+                raise ValueError("channelwise needs a tensor with channels")
+        if axis is not None and self.calibration is not None and not has_channels(self.calibration):
+            raise ValueError(
+                f"{type(self.calibration).__name__} finds one range for a whole tensor: set "
+                "channelwise to false, or calibrate with min_max"
+            )
+        return replace(
+            spec,
+            dtype=dtype,
+            quant_min=quant_min,
+            quant_max=quant_max,
+            qscheme=f"per_{'tensor' if axis is None else 'channel'}_{scheme}",
+            ch_axis=axis,
+            observer=self._observer(spec),
+        )
+
+    def _codes(self, spec: QuantizationSpec) -> tuple[str, int, int]:
+        """Return dtype, quant_min and quant_max."""
+        was_signed = spec.quant_min < 0
+        signed = was_signed if self.dtype is None else self.dtype != "uint8"
+        had = (spec.quant_max - spec.quant_min).bit_length()
+        bits = self.bits
+        if bits is None:
+            same_size = self.dtype is None or _width(self.dtype) == _width(spec.dtype)
+            bits = had if same_size else _width(self.dtype or spec.dtype)
+        if signed == was_signed and bits == had:
+            return self.dtype or spec.dtype, spec.quant_min, spec.quant_max
+        narrow = signed and spec.quant_min == -spec.quant_max
+        low = -(2 ** (bits - 1)) if signed else 0
+        dtype = self.dtype or QuantizationSpec.of_bits(bits, signed).dtype
+        return dtype, low + narrow, low + 2**bits - 1
+
+    def _observer(self, spec: QuantizationSpec) -> Observer:
+        if self.range is not None:
+            return Fixed(*self.range)
+        return spec.observer if self.calibration is None else self.calibration
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """How the tensors of one operator are quantized.
+
+    Attributes:
+        input: its activations.
+        weight: its weight.
+        output: its result.
+        bias: its bias.
+        keep_float: whether it stays in float; None leaves that to others.
+    """
+
+    input: TensorOptions = field(default_factory=TensorOptions)
+    weight: TensorOptions = field(default_factory=TensorOptions)
+    output: TensorOptions = field(default_factory=TensorOptions)
+    bias: TensorOptions = field(default_factory=TensorOptions)
+    keep_float: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in TENSORS:
+            if not isinstance(getattr(self, name), TensorOptions):
+                raise OptionError(name, f"{name} is TensorOptions, not {getattr(self, name)!r}")
+        if not isinstance(self.keep_float, bool | None):
+            raise OptionError("keep_float", f"keep_float is True or False, not {self.keep_float!r}")
+
+    def updated(self, later: LayerOptions) -> LayerOptions:
+        """Return both together, tensor by tensor; see `TensorOptions.updated`."""
+        tensors = {name: getattr(self, name).updated(getattr(later, name)) for name in TENSORS}
+        keep_float = self.keep_float if later.keep_float is None else later.keep_float
+        return LayerOptions(**tensors, keep_float=keep_float)
+
+
+def has_channels(observer: Observer) -> bool:
+    """Say whether an observer's method works channel by channel."""
+    kind = type(observer)
+    by_histogram = kind.find_range is not Observer.find_range
+    return not by_histogram or kind.find_channel_ranges is not Observer.find_channel_ranges
+
+
+TENSORS = ("input", "weight", "output", "bias")
+
+
+def _width(dtype: str) -> int:
+    return torch.iinfo(DTYPES[dtype]).bits
+
+
+def _whole(name: str, value: Any, which: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        which = f" {which}" if which else ""
+        raise OptionError(name, f"{name} is a whole number{which}, not {value!r}")
+    return int(value)
+
+
+def _finite(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise OptionError(name, f"{name} is made of numbers, not {value!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise OptionError(name, f"{name} is finite, not {value!r}")
+    return number

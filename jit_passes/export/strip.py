@@ -1,0 +1,63 @@
+"""A trained model as the float model and the grids that its values have."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError
+from ..passes.pipeline import Pipeline, wrap
+from ..stages.convert import Groups, check_seen, read_places, refusals
+from ..stages.module import Report, stage_of
+from .encoding import Encodings
+from .reading import of_reference, reads
+
+_CLEAN = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
+# As convert has it, but for weights, which stay in float: their grids are spelled out then.
+QUANTIZED = Pipeline(
+    "encodings", ("fold_constant_lists", "insert_quantize_dequantize", "remove_dead_code")
+)
+STRIP = Pipeline("strip", ("fold_constant_lists", "insert_quantize_dequantize", *_CLEAN))
+
+
+def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encodings]:
+    """Return the float model that trained, and how its values are quantized.
+
+    For engines that quantize by themselves: `export_calibration(encodings, ...)` writes files, and
+    does so with `qat` too. The model is frozen and in eval mode, batch norms are folded into
+    weights, and nothing is left of quantization: torch loads it without this package. It computes
+    what `qat` does in eval mode after `disable_fake_quantize`, to within the rounding of float32.
+
+    Encodings are those of `encodings_of(jit_passes.convert(qat))`, with the same names, scales and
+    zero points. Those of weights have the codes that they trained with, where a reference model
+    shows only those that occur: LSQ rarely uses all. Biases are int32 in steps of input scale times
+    weight scale.
+
+    Args:
+        qat: from `prepare_qat`, in training or eval mode; it is not touched.
+
+    Raises:
+        JitPassesError: the model is no such model, or has not trained; or something in it has no
+            equal in PyTorch.
+    """
+    report = stage_of(qat, "qat", "call jit_passes.prepare_qat first, and train")
+    module, places = read_places(qat, report)
+    options = {"insert_quantize_dequantize": {"parameters": [None] * len(places)}}
+    module = STRIP.run(module, report.method, options=options).module
+    kinds = _C.node_kinds(module, report.method).items()
+    if left := [name for name, kind in kinds if kind.startswith("jit_passes::")]:
+        raise JitPassesError(f"'{left[0]}' has no equal in PyTorch: the model cannot do without")
+    return wrap(module), of_trained(qat, report)
+
+
+@reads("qat")
+def of_trained(qat: torch.jit.ScriptModule, report: Report) -> Encodings:
+    """Read a model that has trained: the encodings that `strip` returns."""
+    module, places = read_places(qat, report)
+    check_seen(places, report)
+    groups = Groups(places, refusals(places))
+    found = [groups.parameters_at(place) for place in places]
+    parameters = [p.as_options() if p is not None else None for p in found]
+    options = {"insert_quantize_dequantize": {"parameters": parameters}}
+    module = QUANTIZED.run(module, report.method, options=options).module
+    return of_reference(wrap(module), report)

@@ -1,0 +1,17 @@
+"""Graphs: the typed view and the editor, what changed, whether two modules compute the same."""
+
+from .diff import diff_graphs, diff_text, format_graph
+from .verify import Inputs, assert_equivalent
+from .view import GraphEditor, GraphView, NodeView, ValueView
+
+__all__ = [
+    "GraphEditor",
+    "GraphView",
+    "Inputs",
+    "NodeView",
+    "ValueView",
+    "assert_equivalent",
+    "diff_graphs",
+    "diff_text",
+    "format_graph",
+]

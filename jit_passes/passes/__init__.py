@@ -1,0 +1,1 @@
+"""Passes: the registry, pipelines, rewrite rules, schedules and packages with passes."""

@@ -1,0 +1,587 @@
+"""When passes run: on all that is compiled or prepared from now on, at one of three moments.
+
+    schedule("relu_to_gelu")                          # for the whole process
+    with scheduled(rule, stage=Stage.AFTER_FUSION):   # for this thread, inside the block
+        ...
+
+Before autograd the graph is the one that `torch.jit.script` or `torch.jit.trace` has compiled.
+After autograd and after fusion it is the executor's, and no module belongs to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError, PassError, first_line, warn
+from ..graph.view import GraphEditor, GraphView
+from .pipeline import (
+    RESOLVE,
+    GraphSubject,
+    ModuleSubject,
+    Pipeline,
+    is_own_work,
+    own,
+    own_work,
+    passes,
+    register_pass,
+)
+from .rewrite import RewriteRule, apply_rules
+
+Pass = str | Pipeline | RewriteRule | Callable[..., bool | None]
+Where = Callable[[GraphView], bool]
+_Subject = ModuleSubject | GraphSubject
+
+
+class Stage(Enum):
+    """When a pass runs, and which graph it sees.
+
+    BEFORE_AUTOGRAD: once, when something is compiled. The graph is the inlined one of a method,
+        with the module that it belongs to, or of a function; what a function forks is not in it.
+        What the pass changes, autograd differentiates.
+    AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
+        A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
+        differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
+        graphs of these parts, each by itself. What lies between the parts is not seen, and neither
+        is a part of a single operator, which PyTorch leaves to plain autograd. A change of a
+        forward part does not reach its backward graph.
+    AFTER_FUSION: the same graphs, after the fusers. What they fused is inside of a fusion group,
+        where passes do not look.
+    """
+
+    BEFORE_AUTOGRAD = "before autograd"
+    AFTER_AUTOGRAD = "after autograd"
+    AFTER_FUSION = "after fusion"
+
+
+class ScheduledPass:
+    """A pass that was scheduled: the handle to switch it off and on, and to take it back.
+
+    Attributes:
+        name: of the pass, pipeline, rule or function.
+        stage: when it runs.
+        runs: how often it ran, on graphs where `where` was true.
+        changed: how many of these runs changed the graph.
+        error: of its last run that failed, or None. PyTorch's interpreter passes the text of errors
+            on, but not their type.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        name: str,
+        stage: Stage,
+        where: Where | None,
+        order: int,
+        everywhere: bool,
+        run: Callable[[_Subject], bool],
+        close: Callable[[], object],
+    ) -> None:
+        self.name = name
+        self.stage = stage
+        self.runs = 0
+        self.changed = 0
+        self.error: PassError | None = None
+        self._order = order
+        self._everywhere = everywhere
+        self._where = where
+        self._run = run
+        self._close = close
+        self._enabled = True
+        self._removed = False
+        self._number = next(self._numbers)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it runs; False once it has been removed."""
+        return self._enabled and not self._removed
+
+    def enable(self) -> None:
+        """Let it run again."""
+        self._switch(True)
+
+    def disable(self) -> None:
+        """Let it rest; it keeps its place."""
+        self._switch(False)
+
+    @property
+    def order(self) -> int:
+        """Its place among the passes of the stage: lower first, then those scheduled earlier."""
+        return self._order
+
+    @order.setter
+    def order(self, order: int) -> None:
+        with _lock:
+            self._check()
+            self._order = order
+
+    def remove(self) -> None:
+        """Take it out of the schedule for good; what it has changed stays changed."""
+        with _lock:
+            self._check()
+            self._removed = True
+            _handles.remove(self)
+            _update()
+        self._close()
+
+    def __repr__(self) -> str:
+        state = "removed" if self._removed else "on" if self._enabled else "off"
+        return (
+            f"<ScheduledPass '{self.name}' {self.stage.value}, order {self._order}, {state}, "
+            f"runs {self.runs}, changed {self.changed}>"
+        )
+
+    def _switch(self, enabled: bool) -> None:
+        with _lock:
+            self._check()
+            self._enabled = enabled
+            _update()
+
+    def _check(self) -> None:
+        if self._removed:
+            raise JitPassesError(
+                f"the scheduled pass '{self.name}' was removed, or its `with` block has ended: "
+                "schedule it again"
+            )
+
+    def _apply(self, subject: _Subject) -> bool:
+        """Run on a module or graph that no one else holds; return whether it changed."""
+        try:
+            if self._where is not None and not self._where(_view(subject)):
+                return False
+            changed = self._run(subject)
+        except Exception as error:
+            done = error.done if isinstance(error, PassError) else ()
+            what = first_line(error)
+            if not isinstance(error, PassError):
+                what = f"`where` of '{self.name}' failed: {what}"
+            self.error = PassError(f"scheduled {self.stage.value}: {what}", self.name, done)
+            raise self.error from error
+        with _lock:
+            self.runs += 1
+            self.changed += changed
+        return changed
+
+
+# All handles that were not removed, those of other threads too.
+_handles: list[ScheduledPass] = []
+_lock = threading.RLock()
+# Those of `scheduled` blocks around the code that runs now.
+_here: ContextVar[tuple[ScheduledPass, ...]] = ContextVar("jit_passes_scheduled", default=())
+# Whether something is being compiled; what is compiled for it, a callee say, is part of it.
+_compiling: ContextVar[bool] = ContextVar("jit_passes_compiling", default=False)
+
+
+def schedule(
+    pass_: Pass,
+    *,
+    stage: Stage = Stage.BEFORE_AUTOGRAD,
+    where: Where | None = None,
+    order: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> ScheduledPass:
+    """Let a pass run on all that is compiled or prepared from now on, until the handle is removed.
+
+    Before autograd, it runs on what `torch.jit.script`, `torch.jit.trace` and
+    `torch.jit.trace_module` compile: on every method of a module, and on functions. These calls
+    return the same kind of object as always. The parameters are the user's; calls of submodules
+    have become part of the methods, and the submodules hold attributes only. PyTorch keeps
+    compiled functions and returns them again: they stay as they are, and the result is a new
+    function with the same name, arguments and defaults. What no pass changes comes back just as
+    PyTorch made it. So does, with a warning, what cannot be one graph: a module with hooks of its
+    own or with interfaces. What was compiled already, and what `torch.jit.load` reads, is left
+    alone.
+
+    After autograd and after fusion, it runs when PyTorch's executor prepares a graph: by default
+    at the second call, since the first one profiles, and one call later still for parts that are
+    differentiated. The executor then keeps what it has prepared, and so do all that share the
+    compiled code: the same function scripted again, other modules of the same type. A pass that
+    is scheduled later does not reach a graph that is ready, nor does removing a pass change it
+    back; `compiled._debug_flush_compilation_cache()` makes PyTorch begin anew.
+
+    A pass that fails raises its error out of the call, and the executor's graph is as it was. In
+    a part that is differentiated the interpreter turns the `PassError` into a RuntimeError with
+    the same text. A pass must not call the function that is being prepared: PyTorch holds its
+    lock. With `torch._C._jit_set_profiling_mode(False)` PyTorch calls no passes at all.
+
+    Args:
+        pass_: the name of a registered pass, a `Pipeline`, a `RewriteRule`, or a function as for
+            `register_pass`.
+        stage: when it runs, see `Stage`.
+        where: sees the graph, and says whether the pass runs; None: on every graph.
+        order: passes of a stage run in this order, lower first.
+        options: of the pass; of a pipeline, by the name of the pass.
+
+    Returns:
+        A handle.
+
+    Raises:
+        JitPassesError: there is no such pass, or a rule is not valid.
+    """
+    return _schedule(pass_, stage, where, order, options, everywhere=True)
+
+
+@contextmanager
+def scheduled(
+    pass_: Pass,
+    *,
+    stage: Stage = Stage.BEFORE_AUTOGRAD,
+    where: Where | None = None,
+    order: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[ScheduledPass]:
+    """Schedule a pass for the code inside the block, in this thread or task alone.
+
+    After autograd and after fusion, that is for graphs that this thread prepares in a call inside
+    the block. Those that PyTorch prepares in threads of its own are not reached: the backward of
+    CUDA tensors, and differentiated parts inside of `torch.jit.fork`.
+
+    Args:
+        pass_: what runs, as for `schedule`.
+        stage: when it runs.
+        where: on which graphs; None: on all.
+        order: its place among the passes of the stage.
+        options: of the pass; of a pipeline, by the name of the pass.
+
+    Yields:
+        The handle. When the block ends it counts as removed.
+
+    Raises:
+        JitPassesError: there is no such pass, or a rule is not valid.
+    """
+    handle = _schedule(pass_, stage, where, order, options, everywhere=False)
+    _here.set((*_here.get(), handle))
+    try:
+        yield handle
+    finally:
+        # Not by a token: a block that was entered later may still be open.
+        _here.set(tuple(other for other in _here.get() if other is not handle))
+        with _lock:
+            if not handle._removed:
+                handle.remove()
+
+
+class Schedule(tuple[ScheduledPass, ...]):
+    """Handles in the order in which the passes run; printing gives a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [("stage", "order", "pass", "state", "runs", "changed")]
+        for handle in self:
+            state = "on" if handle.enabled else "off"
+            counts = (str(handle.runs), str(handle.changed))
+            rows.append((handle.stage.value, str(handle.order), handle.name, state, *counts))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+
+def scheduled_passes() -> Schedule:
+    """Return what is scheduled for the code that runs now, by stage and order.
+
+    Passes that were switched off are there too; those of other threads are not.
+    """
+    stages = list(Stage)
+    with _lock:
+        handles = [handle for handle in _handles if _holds(handle)]
+    return Schedule(sorted(handles, key=lambda h: (stages.index(h.stage), h.order, h._number)))
+
+
+def _schedule(
+    pass_: Pass,
+    stage: Stage,
+    where: Where | None,
+    order: int,
+    options: Mapping[str, Any] | None,
+    everywhere: bool,
+) -> ScheduledPass:
+    if not isinstance(stage, Stage):
+        names = ", ".join(str(member) for member in Stage)
+        raise JitPassesError(f"the stage is one of {names}, not {stage!r}")
+    given = dict(options or {})
+    name, run, close = _runner(pass_, given)
+    handle = ScheduledPass(name, stage, where, order, everywhere, run, close)
+    with _lock:
+        _handles.append(handle)
+        _update()
+    return handle
+
+
+def _runner(
+    pass_: Pass, options: dict[str, Any]
+) -> tuple[str, Callable[[_Subject], bool], Callable[[], object]]:
+    """Return a name, what runs the pass, and what is to be done when it is removed."""
+    if isinstance(pass_, RewriteRule):
+        if options:
+            raise JitPassesError(f"rule '{pass_.name}' takes no options, got {', '.join(options)}")
+        pass_.compile()
+        return pass_.name, functools.partial(_run_rule, pass_), lambda: None
+    if isinstance(pass_, Pipeline):
+        pass_.check_names()
+        return pass_.name, functools.partial(_run_pipeline, pass_, options), lambda: None
+    if isinstance(pass_, str):
+        pipeline = Pipeline(pass_, (pass_,))
+        pipeline.check_names()
+        return pass_, functools.partial(_run_pipeline, pipeline, {pass_: options}), lambda: None
+    if not callable(pass_):
+        raise JitPassesError(
+            "what is scheduled is the name of a pass, a Pipeline, a RewriteRule, or a function "
+            f"that takes a GraphEditor, not {pass_!r}"
+        )
+    name = _register(pass_)
+    pipeline = Pipeline(name, (name,))
+    run = functools.partial(_run_pipeline, pipeline, {name: options})
+    return name, run, functools.partial(passes.remove, name)
+
+
+def _register(function: Callable[..., bool | None]) -> str:
+    """Register a function under its own name, or with a number behind it where that is taken."""
+    own_name = re.sub(r"\W+", "_", getattr(function, "__name__", "")).strip("_") or "function"
+
+    def run(graph: GraphEditor, **options: Any) -> bool | None:
+        return function(graph, **options)
+
+    with _lock:
+        candidates = itertools.chain([own_name], (f"{own_name}_{n}" for n in itertools.count(2)))
+        name = next(candidate for candidate in candidates if candidate not in passes)
+        register_pass(name, summary="A function that was scheduled.")(run)
+    return name
+
+
+def _run_rule(rule: RewriteRule, subject: _Subject) -> bool:
+    return any(not match.refused for match in apply_rules(subject, [rule]))
+
+
+def _run_pipeline(pipeline: Pipeline, options: dict[str, Any], subject: _Subject) -> bool:
+    return any(record.changed for record in pipeline.run_on(subject, options=options))
+
+
+def _view(subject: _Subject) -> GraphView:
+    if isinstance(subject, ModuleSubject):
+        return GraphView.of(subject.module, subject.method)
+    return GraphView.of_graph(subject.bare)
+
+
+def _holds(handle: ScheduledPass) -> bool:
+    return handle._everywhere or handle in _here.get()
+
+
+def _active(stage: Stage) -> list[ScheduledPass]:
+    """The passes that run now, in order."""
+    return [h for h in scheduled_passes() if h.stage is stage and h.enabled]
+
+
+# Before autograd: the functions of PyTorch that compile are replaced while there is such a pass.
+
+
+def _update() -> None:
+    """Make PyTorch call us for the stages that have a pass, and for no other; under the lock."""
+    stages = {handle.stage for handle in _handles if handle._enabled}
+    _patch(Stage.BEFORE_AUTOGRAD in stages)
+    _C.activate_hooks(Stage.AFTER_AUTOGRAD in stages, Stage.AFTER_FUSION in stages)
+
+
+def _around_script(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def script(
+        obj: Any, optimize: Any = None, _frames_up: int = 0, *rest: Any, **options: Any
+    ) -> Any:
+        with _compilation() as outermost:
+            # One frame more than without us, between the user's names and who looks for them.
+            compiled = original(obj, optimize, _frames_up + 1, *rest, **options)
+        return _process(compiled) if outermost and compiled is not obj else compiled
+
+    return script
+
+
+def _around_trace(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def trace(*arguments: Any, **options: Any) -> Any:
+        with _compilation() as outermost:
+            compiled = original(*arguments, **options)
+        given = (*arguments, options.get("func"), options.get("mod"))
+        is_new = all(compiled is not other for other in given)
+        return _process(compiled) if outermost and is_new else compiled
+
+    return trace
+
+
+def _around_make_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Only trace_module calls it. If nothing else of ours is on the way, that was called by a name
+    # which had been imported before it was replaced.
+    @functools.wraps(original)
+    def make_module(*arguments: Any, **options: Any) -> Any:
+        if not _compiling.get() and not is_own_work() and _active(Stage.BEFORE_AUTOGRAD):
+            warn(
+                "scheduled passes do not reach this call of trace_module, which was imported from "
+                "torch.jit before they were scheduled: call torch.jit.trace_module"
+            )
+        return original(*arguments, **options)
+
+    return make_module
+
+
+def _around_check(original: Callable[..., Any]) -> Callable[..., Any]:
+    # PyTorch traces again and compares: with the plain trace, so no pass must run on either.
+    @functools.wraps(original)
+    def check_trace(*arguments: Any, **options: Any) -> Any:
+        with _compilation():
+            return original(*arguments, **options)
+
+    return check_trace
+
+
+_PLACES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    # What `script` and `trace` call: it is there for whoever has imported these two before.
+    (torch.jit._script, "_script_impl", _around_script),
+    (torch.jit._trace, "_trace_impl", _around_trace),
+    (torch.jit._trace, "trace_module", _around_trace),
+    (torch.jit._trace, "make_module", _around_make_module),
+    (torch.jit._trace, "_check_trace", _around_check),
+    (torch.jit, "trace_module", _around_trace),
+)
+_patched: list[tuple[Any, str, Any, Any]] = []
+
+
+def _patch(wanted: bool) -> None:
+    if wanted and not _patched:
+        for owner, name, around in _PLACES:
+            original = getattr(owner, name)
+            replacement = around(original)
+            setattr(owner, name, replacement)
+            _patched.append((owner, name, original, replacement))
+    elif not wanted:
+        for owner, name, original, replacement in _patched:
+            # Where someone has wrapped ours, theirs stays: ours inside of it does nothing now.
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+        _patched.clear()
+
+
+@contextmanager
+def _compilation() -> Iterator[bool]:
+    """Yield whether what is compiled inside is a whole, not part of something else."""
+    outermost = not _compiling.get() and not is_own_work()
+    token = _compiling.set(True)
+    try:
+        yield outermost
+    finally:
+        _compiling.reset(token)
+
+
+def _process(compiled: Any) -> Any:
+    handles = _active(Stage.BEFORE_AUTOGRAD)
+    if not handles:
+        return compiled
+    with own_work():
+        if isinstance(compiled, torch.jit.ScriptModule):
+            _process_module(compiled, handles)
+        elif isinstance(compiled, torch.jit.ScriptFunction):
+            return _process_function(compiled, handles)
+    return compiled
+
+
+def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]) -> None:
+    # Those like __len__ are for Python, and compute no tensors.
+    methods = [name for name in module._c._method_names() if not name.startswith("__")]
+    if not methods:
+        return
+    try:
+        cpp_module = own(module, methods[0]).module
+        for method in methods[1:]:
+            RESOLVE.run_on(ModuleSubject(cpp_module, method))
+        for method in methods:
+            _require_one_graph(ModuleSubject(cpp_module, method))
+    except JitPassesError as error:
+        _warn(f"the module {module.original_name}", error, handles)
+        return
+    changed = False
+    for method in methods:
+        if not cpp_module._has_method(method):
+            names = ", ".join(f"'{handle.name}'" for handle in handles)
+            raise PassError(
+                f"scheduled before autograd: {names} left no method '{method}', and a pass here "
+                "must keep all methods: run it with Pipeline.run on one",
+                handles[-1].name,
+                (),
+            )
+        subject = ModuleSubject(cpp_module, method)
+        for handle in handles:
+            changed |= handle._apply(subject)
+        cpp_module = subject.module
+    if changed:
+        module._reconstruct(cpp_module)
+
+
+def _process_function(function: Any, handles: list[ScheduledPass]) -> Any:
+    subject = GraphSubject(function.graph.copy())
+    try:
+        _C.inline_graph(subject.bare)
+        RESOLVE.run_on(subject)
+        _require_one_graph(subject)
+    except (JitPassesError, RuntimeError) as error:
+        _warn(f"the function {function.name}", error, handles)
+        return function
+    changes = [handle._apply(subject) for handle in handles]
+    if not any(changes):
+        return function
+    made = _C.rebuild_function(function, subject.bare)
+    for name in ("__doc__", "__name__", "__qualname__"):
+        if hasattr(function, name):
+            setattr(made, name, getattr(function, name))
+    # Without `_torchdynamo_inline`: torch.compile would go by the Python source, around the passes.
+    return made
+
+
+def _require_one_graph(subject: ModuleSubject | GraphSubject) -> None:
+    problem = subject.check("inlined")
+    if problem:
+        raise JitPassesError(problem)
+
+
+def _warn(what: str, error: Exception, handles: list[ScheduledPass]) -> None:
+    names = ", ".join(f"'{handle.name}'" for handle in handles)
+    warn(
+        f"{what} stays as PyTorch compiled it, and was not seen by the scheduled {names}: "
+        f"{first_line(error)}"
+    )
+
+
+# After autograd and after fusion: the executor calls, with a graph that it is about to use.
+
+
+def _on_graph(stage: Stage, graph: Any) -> Any:
+    """Return the graph to go on with, or None for the same one."""
+    if is_own_work():
+        return None
+    handles = _active(stage)
+    if not handles:
+        return None
+    with own_work():
+        subject = GraphSubject(graph.copy())
+        profile = _C.take_profile(subject.bare)
+        changes = [handle._apply(subject) for handle in handles]
+        if not any(changes):
+            return None
+        _C.put_profile(subject.bare, profile)
+    return subject.bare
+
+
+# Now, not at the first use: the executor goes through its passes in the order in which they came,
+# and fusers that are switched on later, oneDNN's say, must come after ours.
+_C.hook_after_autograd(functools.partial(_on_graph, Stage.AFTER_AUTOGRAD))
+_C.hook_after_fusion(functools.partial(_on_graph, Stage.AFTER_FUSION))

@@ -1,0 +1,1 @@
+"""Quantizers: from a graph to annotations."""

@@ -1,0 +1,157 @@
+"""The quantizer that follows a backend's support table, and what users say about single layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..configuration.configuration import Configuration, Rule
+from ..configuration.file import read_configuration
+from ..configuration.options import LayerOptions, TensorOptions
+from ..configuration.selector import Selector
+from ..graph.view import GraphView, NodeView
+from ..observers import MinMax
+from ..specification.annotation import Annotations
+from ..specification.specification import QuantizationSpec
+from .base import Quantizer
+from .selection import Selection
+from .support import ANY_SPEC, OperatorSupport, SpecSupport
+from .writer import ALL_FLOAT, AnnotationWriter, result_options
+
+ACTIVATION = QuantizationSpec("uint8")
+WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
+
+
+class BackendQuantizer(Quantizer):
+    """Quantize all that a backend can do: weighted operators, and what lies between them.
+
+    What the methods `set_*` and `skip` say holds in the order in which they are called, later ones
+    win; each returns the quantizer.
+
+    Args:
+        support: the backend's table, by operator kind.
+        activation: specification of activations.
+        sums: weighted operators to which the backend can add another tensor before it rounds.
+        weight_of: specification of an operator's weight; where the table says that the backend has
+            no per-channel weights for it, its scheme is replaced by the per-tensor one.
+        activations: the specifications of activations that the backend can compute with.
+        weights: the same of weights.
+        mixed: whether an operator may have some operands in float and others quantized, and
+            results of its own specification where the table says that they share.
+        equal_operands: operators whose operands must have the same parameters.
+        unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
+            specification has signed ones: as many, so steps of half the size.
+        target: the backend, taken where a caller of `prepare` says "auto".
+    """
+
+    def __init__(
+        self,
+        support: Mapping[str, OperatorSupport],
+        activation: QuantizationSpec = ACTIVATION,
+        sums: tuple[str, ...] = (),
+        weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT,
+        *,
+        activations: SpecSupport = ANY_SPEC,
+        weights: SpecSupport = ANY_SPEC,
+        mixed: bool = False,
+        equal_operands: tuple[str, ...] = (),
+        unsigned: bool = False,
+        target: Any = None,
+    ) -> None:
+        self.support = support
+        self.activation = activation
+        self.sums = sums
+        self.weight_of = weight_of
+        self.activations = activations
+        self.weights = weights
+        self.mixed = mixed
+        self.equal_operands = equal_operands
+        self.unsigned = unsigned
+        self.target = target
+        self.configuration = Configuration()
+
+    def set_global(self, options: LayerOptions) -> BackendQuantizer:
+        """Say how operators are quantized that nothing more special is said about."""
+        everywhere = self.configuration.everywhere.updated(options)
+        self.configuration = replace(self.configuration, everywhere=everywhere)
+        return self
+
+    def set_module_name(self, name: str, options: LayerOptions | None) -> BackendQuantizer:
+        """Say it for modules by their paths, a glob; None leaves them in float."""
+        return self._add(Selector(module=name), options)
+
+    def set_module_type(self, name: str, options: LayerOptions | None) -> BackendQuantizer:
+        """Say it for modules by their class's name, a glob; None leaves them in float."""
+        return self._add(Selector(module_type=name), options)
+
+    def set_op(self, op: str, options: LayerOptions | None) -> BackendQuantizer:
+        """Say it for operators, `conv2d`, a glob; None leaves them in float."""
+        return self._add(Selector(op=op), options)
+
+    def set_value(self, name: str, options: TensorOptions) -> BackendQuantizer:
+        """Say how a value is quantized, by its stable name, a glob."""
+        return self._add(Selector(value=name), options)
+
+    def skip(self, **selector: Any) -> BackendQuantizer:
+        """Leave operators in float; the arguments are those of `Selector`."""
+        return self._add(Selector(**selector), None)
+
+    def configure(self, configuration: Any) -> BackendQuantizer:
+        """Add what a configuration says: a path, a dict, or a `Configuration`."""
+        if not isinstance(configuration, Configuration):
+            configuration = read_configuration(configuration)
+        self.configuration = replace(
+            configuration,
+            everywhere=self.configuration.everywhere.updated(configuration.everywhere),
+            rules=(*self.configuration.rules, *configuration.rules),
+        )
+        return self
+
+    def configured(self, configuration: Any) -> BackendQuantizer:
+        """Return a copy with what a configuration says."""
+        return copy.copy(self).configure(configuration)
+
+    def _add(self, selector: Selector, options: Any) -> BackendQuantizer:
+        rule = Rule(selector, LayerOptions(keep_float=True) if options is None else options)
+        rules = (*self.configuration.rules, rule)
+        self.configuration = replace(self.configuration, rules=rules)
+        return self
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        resolved = self.configuration.resolve(graph)
+        refused = {
+            node.index: f"kept in float by {resolved.last_rule(node) or 'the configuration'}"
+            for node in graph.nodes
+            if resolved.of(node).keep_float
+        }
+        kept = frozenset(refused)
+        float_results = frozenset(
+            node.index
+            for node in graph.nodes
+            if node.kind in self.support
+            and len(node.outputs) == 1
+            and result_options(resolved, node, self.support[node.kind]).dtype == "float"
+        )
+        own_results = frozenset(
+            index for index, options in resolved.layers.items() if options.output.given()
+        )
+        while True:  # what cannot be quantized changes what is left between the others
+            selection = Selection(
+                self.support, graph, self.sums, refused, float_results, own_results
+            )
+            selection.run()
+            writer = AnnotationWriter(self, selection, resolved)
+            if not (found := writer.refusals()):
+                break
+            refused |= found
+        annotations = writer.write()
+        kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
+        annotations.kept = {selection.nodes[index].name for index in kept}
+        annotations.refused = {
+            selection.nodes[index].name: reason
+            for index, reason in refused.items()
+            if index not in kept
+        }
+        return annotations

@@ -1,0 +1,100 @@
+"""Several quantizers, one after another."""
+
+from __future__ import annotations
+
+import warnings
+
+from ..errors import JitPassesError, JitPassesWarning
+from ..graph.view import GraphEditor, GraphView, NodeView
+from ..specification.annotation import Annotations
+from ..specification.specification import EdgeOrNode
+from .base import Quantizer, annotations_of
+
+
+class ComposableQuantizer(Quantizer):
+    """Runs quantizers in order; where two annotate the same operator, the later one's holds.
+
+    Args:
+        quantizers: at least one.
+
+    Attributes:
+        overwritten: after `annotate`: operator, and which quantizer's annotation was overwritten
+            by which other one's.
+
+    Raises:
+        JitPassesError: there is none, or they are made for different backends.
+    """
+
+    def __init__(self, *quantizers: Quantizer) -> None:
+        if not quantizers:
+            raise JitPassesError("no quantizers were given: ComposableQuantizer(first, second)")
+        made_for = {repr(q.target): q.target for q in quantizers if q.target is not None}
+        if len(made_for) > 1:
+            names = ", ".join(sorted(made_for))
+            raise JitPassesError(f"the quantizers are made for different backends: {names}")
+        self.quantizers = quantizers
+        self.overwritten: list[tuple[str, str, str]] = []
+        self.target = next(iter(made_for.values()), None)
+
+    def transform_for_annotation(self, graph: GraphEditor) -> None:
+        for quantizer in self.quantizers:
+            quantizer.transform_for_annotation(graph)
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        """Annotate with each quantizer.
+
+        What a later one annotates is no longer among the reasons, refusals and shared operands of
+        earlier ones.
+
+        Warns:
+            JitPassesWarning: one overwrote what another had said; see `overwritten`.
+        """
+        annotations = Annotations()
+        owners: dict[NodeView, str] = {}
+        self.overwritten = []
+        for number, quantizer in enumerate(self.quantizers, 1):
+            name = f"{number}. {type(quantizer).__name__}"
+            found = annotations_of(quantizer, graph)
+            for node in found:
+                if node in annotations and annotations[node] != found[node]:
+                    self.overwritten.append((node.name, owners[node], name))
+                annotations[node] = found[node]
+                owners[node] = name
+            annotations.reasons = {
+                node: reason
+                for node, reason in {**annotations.reasons, **found.reasons}.items()
+                if node not in annotations.quantized
+            }
+            annotations.kept |= found.kept
+            annotations.refused = {
+                node: reason
+                for node, reason in {**annotations.refused, **found.refused}.items()
+                if node not in annotations.quantized
+            }
+            annotations.shared = _about_others(annotations.shared, found) + found.shared
+        if self.overwritten:
+            shown = "; ".join(f"'{n}': {new} over {old}" for n, old, new in self.overwritten[:5])
+            more = len(self.overwritten) - 5
+            warnings.warn(
+                f"quantizers overwrote each other's annotations of {len(self.overwritten)} "
+                f"operators: {shown}" + (f"; and {more} more" if more > 0 else ""),
+                JitPassesWarning,
+                stacklevel=4,
+            )
+        return annotations
+
+    def validate(self, annotations: Annotations) -> None:
+        for quantizer in self.quantizers:
+            quantizer.validate(annotations)
+
+
+def _about_others(
+    shared: list[tuple[EdgeOrNode, ...]], annotations: Annotations
+) -> list[tuple[EdgeOrNode, ...]]:
+    """Return what is shared but for the operands of operators that are annotated now."""
+    rest = []
+    for places in shared:
+        kept = [p for p in places if not (isinstance(p, tuple) and p[1] in annotations)]
+        if len(kept) > 1 or len(kept) == len(places):
+            rest.append(tuple(kept))
+    return rest

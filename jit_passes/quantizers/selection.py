@@ -1,0 +1,309 @@
+"""Which operators of a graph a backend quantizes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ..graph.view import GraphView, NodeView, ValueView
+from .boundaries import FLOAT, INTEGERS, Flow, on_integers
+from .support import OperatorSupport, Role
+
+LISTS = ("prim::ListConstruct", "prim::ListUnpack")
+DROPOUTS = ("aten::dropout", "aten::feature_dropout")
+SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
+
+
+def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
+    """Return the value that is quantized: the node's result, or that of the clip behind it."""
+    value = node.output
+    # Who asks for the shape of what is in between would be in the way of fusing.
+    if value.written or value.is_result or len(value.uses) != 1 or value.uses[0][1] != 0:
+        return value
+    user = value.uses[0][0]
+    if user.kind not in row.clips or user.block != node.block:
+        return value
+    if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
+        return value
+    return user.output
+
+
+def passes_on(node: NodeView) -> bool:
+    """Say whether a node only rearranges what it is given; dropout by the mode does, in use."""
+    return node.moves_data or (node.kind in DROPOUTS and not node.inputs[2].is_constant)
+
+
+def _clamp_is_absorbed(node: NodeView) -> bool:
+    """Saturation implements a clamp whose range contains 0, since ranges are widened to 0."""
+    low, high = (value.constant for value in node.inputs[1:3])
+    numbers = all(
+        value.is_constant and not isinstance(value.constant, torch.Tensor)
+        for value in node.inputs[1:3]
+    )
+    return numbers and (low is None or low <= 0) and (high is None or high >= 0)
+
+
+@dataclass
+class Selection:
+    """Which nodes are quantized.
+
+    A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
+    selected node computes it, or when a selected weighted node reads it.
+
+    Attributes:
+        support: the backend's table.
+        graph: the graph.
+        sums: weighted operators to which the backend can add another tensor before it rounds.
+        refused: why operators must not be selected, by index.
+        float_results: indices of operators whose results stay in float.
+        own_results: indices of operators whose results are to be quantized by themselves.
+        inner: operators that a table computes on the way to another one's result: that one, by
+            index.
+        selected: rows of the table of the operators that are selected, by index.
+        by_output: the selected operators whose results are quantized, by id of the result.
+        summed: the weighted operator that an addition is computed within, by index of the addition.
+        reasons: why weighted operators are not selected, by name.
+    """
+
+    support: Mapping[str, OperatorSupport]
+    graph: GraphView
+    sums: tuple[str, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+    float_results: frozenset[int] = frozenset()
+    own_results: frozenset[int] = frozenset()
+    inner: dict[int, NodeView] = field(default_factory=dict)
+    inner_values: set[int] = field(default_factory=set)
+    summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
+    selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
+    reasons: dict[str, str] = field(default_factory=dict)
+    origins: dict[int, ValueView] = field(default_factory=dict)
+    quantized: set[int] = field(default_factory=set)  # ids of origins
+    by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
+    results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
+
+    def __post_init__(self) -> None:
+        self.nodes = {node.index: node for node in self.graph.nodes}
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is not None and len(node.outputs) == 1:
+                self.results.add(clipped_output(node, row).id)
+        self.select_weighted()
+        self.select_between()
+        self.drop_for_fewest_conversions()
+        self.join_tables()
+        self.fuse_sums()
+
+    def origin(self, value: ValueView) -> ValueView:
+        known = self.origins.get(value.id)
+        if known is None:
+            known = self.find_origin(value)
+            self.origins[value.id] = known
+        return known
+
+    def find_origin(self, value: ValueView) -> ValueView:
+        seen = value
+        while (node := seen.producer) is not None and not seen.written:
+            if seen.id in self.results:
+                break
+            if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
+                if not passes_on(maker):
+                    break
+                node = maker
+            elif not passes_on(node):
+                break
+            if node.inputs[0].written:
+                break
+            seen = node.inputs[0]
+        return seen
+
+    def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
+        """Return (user, operand, value) of the activations, the elements of lists one by one."""
+        found = []
+        row = self.support[node.kind]
+        for index in row.operands:
+            value = node.inputs[index]
+            maker = value.producer
+            if row.elementwise and value.is_constant:
+                continue
+            if maker is not None and maker.kind == "prim::ListConstruct":
+                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
+            else:
+                found.append((node, index, value))
+        return found
+
+    def add(self, node: NodeView, row: OperatorSupport) -> None:
+        self.selected[node.index] = row
+        if node.index in self.float_results:
+            return
+        value = clipped_output(node, row)
+        self.by_output[value.id] = node
+        self.quantized.add(value.id)
+
+    def select_weighted(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or row.role is not Role.WEIGHTED:
+                continue
+            reason = self.refused.get(node.index) or weighted_reason(node)
+            reason = reason or (row.check(node) if row.check else None)
+            if reason:
+                self.reasons[node.name] = reason
+            else:
+                self.add(node, row)
+        for index in list(self.selected):
+            self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
+
+    def select_between(self) -> None:
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or row.role is Role.WEIGHTED or len(node.outputs) != 1:
+                continue
+            if node.index in self.refused:
+                self.reasons[node.name] = self.refused[node.index]
+                continue
+            reason = self.reason_between(node) or (row.check(node) if row.check else None)
+            if reason:
+                self.reasons[node.name] = reason
+            else:
+                self.add(node, row)
+
+    def reason_between(self, node: NodeView) -> str | None:
+        """Say why an operator without weights cannot be quantized.
+
+        Its operands must be quantized already: of others it is not known that they are float.
+        """
+        values = [value for _, _, value in self.operands(node)]
+        if not values:
+            return "it has no operand"
+        for value in values:
+            if not value.is_tensor or value.is_constant:
+                return "one of its operands is a constant"
+            if value.written:
+                return f"its operand '{value.name}' is written in place"
+            if self.origin(value).id not in self.quantized:
+                return f"its operand '{value.name}' is in float"
+        return None
+
+    def drop_for_fewest_conversions(self) -> None:
+        """Of the operators between weighted ones, keep those with which the fewest are converted.
+
+        Of several such choices the one with the fewest integers: float is more exact, and as fast.
+        """
+        flows = self.flows()
+        chosen = on_integers(flows)
+        for index, row in list(self.selected.items()):
+            if row.role is not Role.WEIGHTED and index not in chosen:
+                value = clipped_output(self.nodes[index], row)
+                del self.selected[index]
+                self.by_output.pop(value.id, None)
+                name = self.nodes[index].name
+                self.reasons[name] = "on integers, no fewer values would be converted"
+
+    def flows(self) -> list[Flow]:
+        """Return who makes and who reads each value that selected operators make or read."""
+        origins: dict[int, ValueView] = {}
+        for index, row in self.selected.items():
+            node = self.nodes[index]
+            made = clipped_output(node, row)
+            for value in (made, *(self.origin(value) for _, _, value in self.operands(node))):
+                origins[value.id] = value
+        return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
+
+    def side_of(self, value: ValueView) -> Hashable:
+        node = self.by_output.get(value.id)
+        if node is None:
+            return FLOAT
+        return INTEGERS if self.selected[node.index].role is Role.WEIGHTED else node.index
+
+    def readers(self, value: ValueView) -> list[Hashable]:
+        """Return who reads a value, through operators that only move data."""
+        found: list[Hashable] = []
+        pending = [value]
+        while pending:
+            seen = pending.pop()
+            if seen.is_result or seen.written:
+                found.append(FLOAT)
+            for user, operand in seen.uses:
+                row = self.selected.get(user.index)
+                if row is not None and operand in row.operands:
+                    found.append(INTEGERS if row.role is Role.WEIGHTED else user.index)
+                elif user.kind in LISTS or (passes_on(user) and operand == 0):
+                    pending += user.outputs
+                elif user.kind not in SHAPES:
+                    found.append(FLOAT)
+        return found
+
+    def join_tables(self) -> None:
+        """Find results that only functions of the same tensor read: one table computes them all."""
+        nodes = [self.nodes[i] for i in sorted(self.selected) if self.selected[i].elementwise]
+        results = {node.index: clipped_output(node, self.selected[node.index]) for node in nodes}
+        makers = {value.id: index for index, value in results.items()}
+        inner = {node.index for node in nodes if self.is_read_by_tables(node, results)}
+        while True:
+            sources: dict[int, set[int]] = {}  # ids of the tensors that each depends on
+            for node in nodes:
+                sources[node.index] = set()
+                for _, _, value in self.operands(node):
+                    maker = makers.get(value.id, -1)
+                    found = sources[maker] if maker in inner else {self.origin(value).id}
+                    sources[node.index] |= found
+            several = {
+                i for i in inner if any(len(sources[u.index]) > 1 for u, _ in results[i].uses)
+            }
+            if not several:
+                break
+            inner -= several
+        for index in sorted(inner, reverse=True):
+            reader = results[index].uses[0][0]
+            self.inner[index] = self.inner.get(reader.index, reader)
+            self.inner_values.add(results[index].id)
+            self.by_output.pop(results[index].id, None)
+
+    def is_read_by_tables(self, node: NodeView, results: Mapping[int, ValueView]) -> bool:
+        value = results[node.index]
+        return (
+            node.index not in self.own_results
+            and not (value.is_result or value.written)
+            and bool(value.uses)
+            and all(user.index in results and user.block == node.block for user, _ in value.uses)
+        )
+
+    def is_inner(self, value: ValueView) -> bool:
+        """Whether a table computes it on the way: it never is quantized."""
+        return value.id in self.inner_values
+
+    def fuse_sums(self) -> None:
+        """Let the backend add before it rounds: the weighted node's own result is not quantized."""
+        for node in self.graph.nodes:
+            if node.kind != "aten::add" or node.index not in self.selected:
+                continue
+            for value in node.inputs[:2]:
+                weighted = self.by_output.get(value.id)
+                if (
+                    weighted is not None
+                    and weighted.kind in self.sums
+                    and weighted.output is value
+                    and weighted.block == node.block
+                    and len(value.uses) == 1
+                    and not (value.is_result or value.written)
+                ):
+                    self.summed[node.index] = weighted
+                    break
+
+
+def weighted_reason(node: NodeView) -> str | None:
+    """Say why a convolution or linear cannot be quantized by any backend."""
+    weight, bias = node.inputs[1], node.inputs[2]
+    if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
+        return "its weight is computed by the model"
+    if weight.constant.dtype != torch.float32:
+        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
+    if not weight.constant.isfinite().all():
+        return "its weight holds a NaN or an infinity"
+    if not bias.is_constant:
+        return "its bias is computed by the model"
+    return None

@@ -1,0 +1,104 @@
+"""What a backend can compute on integers: the table that a backend's quantizer goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ..graph.view import NodeView
+from ..specification.specification import SCHEMES, FixedQParamsQuantizationSpec, QuantizationSpec
+
+
+class Role(Enum):
+    """How an operator takes part in quantization.
+
+    WEIGHTED operators multiply by a constant weight and start a quantized region; all others are
+    quantized only between quantized neighbours, where staying float would cost two conversions.
+    """
+
+    WEIGHTED = "input, weight, bias; result with its own parameters"
+    OWN = "result with its own parameters"
+    SHARED = "result with the parameters of the first operand"
+    FIXED = "result with parameters known beforehand"
+
+
+@dataclass(frozen=True)
+class SpecSupport:
+    """The specifications that a backend can compute with, for activations or for weights.
+
+    Attributes:
+        grids: by dtype, the smallest and the largest code.
+        qschemes: the schemes.
+        whole: whether the codes must be all of that grid: kernels saturate at its ends.
+    """
+
+    grids: Mapping[str, tuple[int, int]]
+    qschemes: tuple[str, ...]
+    whole: bool = False
+
+    def __str__(self) -> str:
+        """Return dtypes and schemes in one line."""
+        grids = ", ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
+        schemes = "any scheme" if set(self.qschemes) == set(SCHEMES) else ", ".join(self.qschemes)
+        return f"{grids}{' or fewer codes' * (not self.whole)}; {schemes}"
+
+    def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
+        """Say what the backend cannot do about a specification; None when it can."""
+        grid = self.grids.get(spec.dtype)
+        codes = (spec.quant_min, spec.quant_max)
+        if grid is None or (codes != grid if self.whole else not _within(codes, grid)):
+            can = " or ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
+            return f"{spec.dtype} [{codes[0]}, {codes[1]}], and the target has {can}"
+        if spec.qscheme not in self.qschemes:
+            return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
+        if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
+            return f"rounded {spec.rounding}, and the target rounds halves to even"
+        return None
+
+
+def _within(codes: tuple[int, int], grid: tuple[int, int]) -> bool:
+    return grid[0] <= codes[0] and codes[1] <= grid[1]
+
+
+PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
+DIALECT_GRIDS = {
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+}
+# What the reference model computes: everything.
+ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES)
+
+Check = Callable[[NodeView], str | None]
+
+
+@dataclass(frozen=True)
+class OperatorSupport:
+    """One row of a support table.
+
+    Attributes:
+        kind: qualified operator name.
+        role: see `Role`.
+        operands: the operands that must be quantized; for a list operand, all its elements.
+        clips: the operators that become part of it when they follow: the result's range clips.
+        ranks: numbers of dimensions of the result that the backend can do.
+        check: says why a node cannot be quantized, or None when it can.
+        per_channel: whether weights may have a scale for each output channel.
+        fixed: the parameters, for Role.FIXED.
+        elementwise: whether the target computes it by a table when it depends on one tensor only:
+            functions of functions are then rounded once, at the end. Operands may be numbers.
+        input_range: beyond which the operator is flat; its operand's range is taken within that.
+    """
+
+    kind: str
+    role: Role
+    operands: tuple[int, ...] = (0,)
+    clips: tuple[str, ...] = ()
+    ranks: tuple[int, int] = (1, 8)
+    check: Check | None = None
+    per_channel: bool = True
+    fixed: FixedQParamsQuantizationSpec | None = None
+    elementwise: bool = False
+    input_range: tuple[float, float] | None = None

@@ -1,0 +1,325 @@
+"""What is selected and what users say of it, as annotations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..configuration.configuration import ResolvedConfiguration
+from ..configuration.options import TensorOptions
+from ..graph.view import NodeView, ValueView
+from ..observers import MinMax, MinMaxWithin, PairSums
+from ..specification.annotation import Annotations, QuantizationAnnotation
+from ..specification.qparams import bias_qparams
+from ..specification.specification import (
+    AnySpec,
+    DerivedQuantizationSpec,
+    EdgeOrNode,
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+    SharedQuantizationSpec,
+    ValueOrNode,
+)
+from .selection import Selection, clipped_output
+from .signs import can_be_negative
+from .support import OperatorSupport, Role
+
+if TYPE_CHECKING:
+    from .backend import BackendQuantizer
+
+BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
+BIAS_LIMIT = 2**31 - 1
+
+ALL_FLOAT = "its input and its weight are to stay in float"
+
+OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
+
+
+@dataclass
+class AnnotationWriter:
+    """Turns a selection into annotations."""
+
+    quantizer: BackendQuantizer
+    selection: Selection
+    resolved: ResolvedConfiguration
+    annotations: Annotations = field(default_factory=Annotations)
+    results: dict[int, AnySpec | None] = field(default_factory=dict)  # by index of the node
+    negative: dict[int, bool] = field(default_factory=dict)  # what can be below 0, by id
+
+    def __post_init__(self) -> None:
+        self.nodes = self.selection.nodes
+        self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
+        for index in sorted(self.selection.selected):
+            for _, _, value in self.selection.operands(self.nodes[index]):
+                origin = self.selection.origin(value)
+                self.readers.setdefault(origin.id, []).append(self.nodes[index])
+
+    def write(self) -> Annotations:
+        self.annotations.reasons = self.selection.reasons
+        summed = {weighted.index for weighted in self.selection.summed.values()}
+        for index in sorted(self.selection.selected):
+            has_result = index not in summed and index not in self.selection.inner
+            self.annotate(self.nodes[index], has_result)
+        return self.annotations
+
+    def refusals(self) -> dict[int, str]:
+        """Return, by index of the operator, what the backend cannot do of what is wanted."""
+        found = {}
+        for index in self.selection.selected:
+            if reason := self.refusal(self.nodes[index]):
+                found[index] = reason
+        return found
+
+    def refusal(self, node: NodeView) -> str | None:
+        quantizer, row = self.quantizer, self.selection.selected[node.index]
+        for value in self.values(node):
+            spec = self.operand(node, value)
+            quantized = self.is_produced(value) or self.selection.is_inner(value)
+            if spec is None and not quantizer.mixed and not quantized:
+                return "its input is to stay in float"
+            if isinstance(spec, OwnSpec) and (why := quantizer.activations.refusal(spec)):
+                return f"its input is to be {why}"
+        result = self.result(node)
+        if row.role is Role.SHARED and isinstance(result, OwnSpec) and not quantizer.mixed:
+            return "its result has the parameters of its operand in the target"
+        if isinstance(result, OwnSpec) and row.fixed is not result:
+            if why := quantizer.activations.refusal(result):
+                return f"its result is to be {why}"
+            if row.role is Role.FIXED and not quantizer.mixed:
+                return "its result has fixed parameters in the target"
+        return self.weight_refusal(node, row) if row.role is Role.WEIGHTED else None
+
+    def weight_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
+        weight = self.weight(node, row)
+        if weight is None:
+            said = self.resolved.of(node).output
+            floats = not self.quantized_values(node) and not (
+                said.given() and said.dtype != "float"
+            )
+            if floats:  # a result that nobody asked for is no reason to call it quantized
+                return ALL_FLOAT
+            return None if self.quantizer.mixed else "its weight is to stay in float"
+        if why := self.quantizer.weights.refusal(weight):
+            return f"its weight is to be {why}"
+        if isinstance(weight, QuantizationSpec):
+            if weight.ch_axis is not None and not row.per_channel:
+                return "its weight is to be per channel, which the target does not do for it"
+            own = self.quantizer.weight_of(node).observer
+            if isinstance(own, PairSums) and weight.observer != own:
+                return "its kernel adds pairs of products in int16: calibrate with pair_sums"
+        return None
+
+    def annotate(self, node: NodeView, has_result: bool) -> None:
+        row = self.selection.selected[node.index]
+        operands = self.operands(node)
+        # An operand that is quantized anew is not to share with others of an equal specification.
+        anew = any(self.is_produced(v) for v in operands if isinstance(v, ValueView))
+        owner = self.selection.summed.get(node.index, node)
+        owner = self.selection.inner.get(node.index, owner)
+        if row.role is Role.WEIGHTED:
+            operands.update(self.constants(node, row))
+        part_of = None if owner is node else owner
+        ranks = self.selection.selected[owner.index].ranks
+        result = self.result(node) if has_result else None
+        value = clipped_output(node, row)
+        maker = value.producer
+        own_result = value is node.output or maker is None
+        self.annotations[node] = QuantizationAnnotation(
+            operands, result if own_result else None, not anew, part_of, ranks
+        )
+        if not own_result:
+            assert maker is not None
+            own = self.annotations.get(maker, QuantizationAnnotation(part_of=owner))
+            self.annotations[maker] = replace(own, output_qspec=result, ranks=ranks)
+        if self.has_equal_operands(node):
+            places = [
+                (value, node) if value in operands else self.source(node, value)
+                for value in self.quantized_values(node)
+            ]
+            self.annotations.share(*places)
+
+    def values(self, node: NodeView) -> list[ValueView]:
+        return [value for _, _, value in self.selection.operands(node)]
+
+    def quantized_values(self, node: NodeView) -> list[ValueView]:
+        """Return the operands that are not left in float, each once."""
+        values = dict.fromkeys(self.values(node))
+        return [v for v in values if self.is_produced(v) or self.operand(node, v) is not None]
+
+    def is_produced(self, value: ValueView) -> bool:
+        """Whether a selected operator's result is quantized and the value goes back to it."""
+        return not value.written and self.selection.origin(value).id in self.selection.by_output
+
+    def operands(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
+        specs = {value: self.operand(node, value) for value in dict.fromkeys(self.values(node))}
+        if self.has_equal_operands(node):
+            self.make_equal(node, specs)
+        return {value: spec for value, spec in specs.items() if spec is not None}
+
+    def has_equal_operands(self, node: NodeView) -> bool:
+        """Whether its operands must share: not within a table, which adds real numbers."""
+        within = any(self.selection.is_inner(value) for value in self.values(node))
+        return node.kind in self.quantizer.equal_operands and not within
+
+    def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
+        """Quantize anew what has another specification than the first; what is float stays so.
+
+        Of unsigned and signed ones a signed one counts as the first: without negative codes,
+        negative numbers would be lost.
+        """
+        present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
+        found = list(present.values())
+        if self.quantizer.unsigned:
+            found.sort(key=lambda spec: isinstance(spec, OwnSpec) and spec.quant_min >= 0)
+        first = next(iter(found), None)
+        for value, spec in present.items():
+            if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
+                specs[value] = first
+
+    def operand(self, node: NodeView, value: ValueView) -> AnySpec | None:
+        """Return how an operand is quantized; None as its maker's result is, or not at all."""
+        if self.selection.is_inner(value):
+            return None
+        options = self.resolved.of(node).input
+        if not self.is_produced(value):
+            if not options.given():
+                options = self.wanted_by_readers(self.selection.origin(value), node)
+            return self.apply(options.updated(self.resolved.of_value(value)), node, value)
+        if not options.given() or options.dtype == "float":
+            return None
+        spec = self.apply(options, node, value)
+        return None if spec == self.produced(value) else spec
+
+    def produced(self, value: ValueView) -> AnySpec | None:
+        """Return the specification of the result that the value goes back to."""
+        maker = self.selection.by_output.get(self.selection.origin(value).id)
+        if maker is None:
+            return None
+        spec = self.result(maker)
+        if not isinstance(spec, SharedQuantizationSpec):
+            return spec
+        first = self.quantized_values(maker)[0]
+        return self.operand(maker, first) or self.produced(first)
+
+    def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
+        spec = options.apply(self.quantizer.activation, where=f"'{node.name}'")
+        unsigned = self.quantizer.unsigned and isinstance(spec, QuantizationSpec)
+        if not unsigned or can_be_negative(value, self.negative):
+            return spec
+        assert isinstance(spec, QuantizationSpec)
+        return spec.without_sign()
+
+    def result(self, node: NodeView) -> AnySpec | None:
+        if node.index not in self.results:
+            self.results[node.index] = self.find_result(node)
+        return self.results[node.index]
+
+    def find_result(self, node: NodeView) -> AnySpec | None:
+        row = self.selection.selected[node.index]
+        value = clipped_output(node, row)
+        layers, values = self.resolved.layers, self.resolved.values
+        options = result_options(self.resolved, node, row)
+        if options.dtype == "float":
+            return None
+        is_special = (
+            speaker(self.resolved, node, row).index in layers
+            and options != self.resolved.everywhere.output
+        ) or value.id in values
+        if not (is_special and options.given()):
+            if row.role is Role.FIXED:
+                return row.fixed
+            quantized = self.quantized_values(node)
+            if row.role is Role.SHARED and quantized:
+                # Within the range of its operands, if these are all in the group.
+                within = len(quantized) == len(set(self.values(node)))
+                return SharedQuantizationSpec(self.source(node, quantized[0]), observed=not within)
+        if not options.given():
+            options = self.wanted_by_readers(value, node)
+        return self.apply(options, node, value)
+
+    def wanted_by_readers(self, value: ValueView, node: NodeView) -> TensorOptions:
+        """Return what all that read a result want of it, where nothing is said of itself.
+
+        What the backend cannot do is a reason to leave the reader in float, not what it reads.
+        """
+        wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
+        if not wanted or any(options != wanted[0] for options in wanted):
+            return TensorOptions()
+        spec = self.apply(wanted[0], node, value)
+        refused = spec is None or self.quantizer.activations.refusal(spec) is not None
+        return TensorOptions() if refused else wanted[0]
+
+    def wanted_by(self, reader: NodeView) -> TensorOptions:
+        options = self.resolved.of(reader).input
+        flat = self.selection.selected[reader.index].input_range
+        if options.given() or flat is None or reader.index in self.selection.inner:
+            return options
+        return TensorOptions(calibration=MinMaxWithin(*flat))
+
+    def weight(self, node: NodeView, row: OperatorSupport) -> OwnSpec | None:
+        spec = self.quantizer.weight_of(node)
+        if not row.per_channel and spec.ch_axis is not None:
+            spec = replace(spec, qscheme=spec.qscheme.replace("channel", "tensor"), ch_axis=None)
+        channels = 1 if "transpose" in node.kind else 0
+        options = self.resolved.of(node).weight
+        return options.apply(spec, channels, f"weight of '{node.name}'")
+
+    def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
+        """Return the weight's specification, and the bias's: in steps of the accumulator."""
+        weight, bias = node.inputs[1:3]
+        spec = self.weight(node, row)
+        specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
+        if (of_bias := self.bias(node, bias, spec)) is not None:
+            specs[bias] = of_bias
+        return specs
+
+    def bias(self, node: NodeView, bias: ValueView, weight: OwnSpec | None) -> AnySpec | None:
+        """Return how a bias is quantized; None where there is none, or for not at all."""
+        inputs = node.inputs[0]
+        options = self.resolved.of(node).bias
+        if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
+            return None
+        if options.given():
+            return options.apply(BIAS, 0, f"bias of '{node.name}'")
+        if weight is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
+            per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
+            return DerivedQuantizationSpec(
+                (self.source(node, inputs), (node.inputs[1], node)),
+                bias_qparams,
+                "int32",
+                -BIAS_LIMIT,
+                BIAS_LIMIT,
+                "per_channel_symmetric" if per_channel else "per_tensor_symmetric",
+                0 if per_channel else None,
+            )
+        return None
+
+    def source(self, node: NodeView, value: ValueView) -> EdgeOrNode:
+        """Return what is quantized that the node's operand is, or is a rearrangement of."""
+        if self.is_produced(value) and self.operand(node, value) is None:
+            return self.selection.origin(value)
+        return value, node
+
+
+def speaker(resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport) -> NodeView:
+    """Return whose output options hold: the operator's, or its clip's if only that has a rule."""
+    clip = clipped_output(node, row).producer
+    own = node.index in resolved.layers or clip is None or clip.index not in resolved.layers
+    return node if own or clip is None else clip
+
+
+def result_options(
+    resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport
+) -> TensorOptions:
+    """Return what is said about the result of an operator, or of the clip behind it."""
+    said = resolved.of(speaker(resolved, node, row)).output
+    return said.updated(resolved.of_value(clipped_output(node, row)))
+
+
+def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:
+    """Say whether two specifications differ in the observer at most."""
+    if isinstance(spec, QuantizationSpec) and isinstance(other, QuantizationSpec):
+        return replace(spec, observer=other.observer) == other
+    return spec == other

@@ -1,0 +1,1 @@
+"""How values are quantized: specifications, annotations, and who shares parameters with whom."""

@@ -1,0 +1,410 @@
+"""How a value is to be quantized."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import JitPassesError
+from ..graph.view import NodeView, ValueView
+from ..observers import Histogram, Observer, observer_from_dict
+
+if TYPE_CHECKING:
+    from .qparams import QParams
+
+DTYPES = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+}
+DEFAULT_OBSERVER = Histogram()
+SCHEMES = (
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_tensor_symmetric_with_uint8",
+    "per_tensor_power_of_two",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_symmetric_with_uint8",
+    "per_channel_power_of_two",
+)
+RANGE_FORMS = ("pytorch", "glow")
+ROUNDINGS = ("half_even", "half_away", "half_up", "floor", "ceil", "toward_zero")
+LARGEST_SPAN = 2**16 - 1  # of a calibrated range, in steps: 16 bits
+_OF_DTYPE: Any = None  # as default: all that the dtype holds
+
+# A value at all its uses (a node stands for its only result), or at one of its users.
+ValueOrNode = ValueView | NodeView
+EdgeOrNode = ValueOrNode | tuple[ValueOrNode, NodeView]
+
+
+def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tuple[str, int, int]:
+    """Return the name of the dtype and the range of codes, which is all of it where it is None.
+
+    Raises:
+        ValueError: there is no such dtype, or it does not hold the range.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
+    limits = torch.iinfo(DTYPES[name])
+    low = limits.min if quant_min is None else quant_min
+    high = limits.max if quant_max is None else quant_max
+    if not limits.min <= low < high <= limits.max:
+        raise ValueError(
+            f"[quant_min, quant_max] = [{low}, {high}] does not fit {name}, which holds "
+            f"[{limits.min}, {limits.max}]"
+        )
+    return name, low, high
+
+
+def check_scheme(qscheme: Any, ch_axis: int | None) -> str:
+    """Return the name of the scheme.
+
+    Raises:
+        ValueError: there is none such, or it and ch_axis do not go together.
+    """
+    name = str(qscheme).removeprefix("torch.")
+    if name not in SCHEMES:
+        raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {qscheme!r}")
+    if (ch_axis is not None) != name.startswith("per_channel"):
+        raise ValueError(f"ch_axis = {ch_axis} does not go with {name}")
+    return name
+
+
+def refuse_dynamic(is_dynamic: bool) -> None:
+    """Raise ValueError for parameters chosen anew for each batch, which no target can do yet."""
+    if is_dynamic:
+        raise ValueError(
+            "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
+            "each batch"
+        )
+
+
+@dataclass(frozen=True)
+class QuantizationSpec:
+    """Quantization of one value with parameters found by calibration.
+
+    q = clamp(round(x / scale) + zero_point, quant_min, quant_max)
+
+    Attributes:
+        dtype: integer type that stores q: uint8, int8, int16 or int32, by name or as torch.dtype.
+        quant_min: smallest q; None for the dtype's.
+        quant_max: largest q; None for the dtype's.
+        qscheme: per_tensor_ (one scale) or per_channel_ (one for each index along ch_axis), then
+            affine; symmetric (zero_point in the middle of the range); symmetric_with_uint8
+            (affine where nothing is below 0, so that all codes are used, otherwise symmetric); or
+            power_of_two (zero_point 0, the smallest power of two as scale with which nothing is
+            clipped).
+        ch_axis: the channel axis, for per-channel schemes only; from the end if below 0.
+        observer: what watches the value during calibration.
+        rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
+            half_even are for fake quantization: backends' kernels round halves to even.
+        range_form: whose formulas take a range to scale and zero point: pytorch (see
+            `affine_qparams`) or glow (see `glow_qparams`). They differ in how symmetric and
+            power_of_two treat the one code more below 0 than above, and in the scale of zeros.
+        is_dynamic: False; here so that who expects it of PyTorch's specification is told.
+        observer_or_fake_quant_ctr: what PyTorch's specification calls `observer`; an observer or
+            its class. Only to construct with.
+
+    Raises:
+        ValueError: the range does not fit the dtype or has more than 16 bits; qscheme, rounding or
+            range_form is unknown; or ch_axis and qscheme do not go together.
+    """
+
+    dtype: str = "uint8"
+    quant_min: int = _OF_DTYPE
+    quant_max: int = _OF_DTYPE
+    qscheme: str = "per_tensor_affine"
+    ch_axis: int | None = None
+    observer: Observer = DEFAULT_OBSERVER
+    rounding: str = "half_even"
+    range_form: str = "pytorch"
+    is_dynamic: bool = False
+    observer_or_fake_quant_ctr: InitVar[Observer | type[Observer] | None] = None
+
+    @classmethod
+    def of_bits(
+        cls, bits: int, signed: bool = True, qscheme: str = "per_tensor_affine", **options: Any
+    ) -> QuantizationSpec:
+        """Return a specification whose codes are all that so many bits hold, in the least dtype.
+
+        [quant_min, quant_max] = [-2**(bits - 1), 2**(bits - 1) - 1], or [0, 2**bits - 1] unsigned.
+
+        Args:
+            bits: from 2 to 16.
+            signed: whether codes are signed. Unsigned ones of more than 8 bits are int32.
+            qscheme: as in the class.
+            options: the class's other attributes.
+
+        Raises:
+            ValueError: bits is none of these, or what the class raises.
+        """
+        if not isinstance(bits, int) or not 2 <= bits <= 16:
+            raise ValueError(f"bits is a whole number from 2 to 16, not {bits!r}")
+        low = -(2 ** (bits - 1)) if signed else 0
+        narrow = bits <= 8
+        dtype = ("int8" if narrow else "int16") if signed else ("uint8" if narrow else "int32")
+        return cls(dtype, low, low + 2**bits - 1, qscheme, **options)
+
+    def __post_init__(self, constructor: Observer | type[Observer] | None) -> None:
+        refuse_dynamic(self.is_dynamic)
+        dtype, low, high = check_grid(self.dtype, self.quant_min, self.quant_max)
+        scheme = check_scheme(self.qscheme, self.ch_axis)
+        for name, value in (("dtype", dtype), ("quant_min", low), ("quant_max", high)):
+            object.__setattr__(self, name, value)  # how frozen dataclasses normalize
+        object.__setattr__(self, "qscheme", scheme)
+        if isinstance(constructor, type):
+            constructor = constructor()
+        if constructor is not None:
+            object.__setattr__(self, "observer", constructor)
+        if not isinstance(self.observer, Observer):
+            raise ValueError(
+                f"observer is one of jit_passes.observers, not a {type(self.observer).__name__}"
+            )
+        if high - low > LARGEST_SPAN:
+            raise ValueError(
+                f"[quant_min, quant_max] = [{low}, {high}] has more than 2**16 codes: give a "
+                "range of 16 bits or less"
+            )
+        if self.power_of_two and not self.quant_min <= 0 < self.quant_max:
+            raise ValueError(
+                f"[quant_min, quant_max] = [{self.quant_min}, {self.quant_max}] does not hold 0, "
+                f"the zero point of {self.qscheme}, and a number above it"
+            )
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding is one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
+        if self.range_form not in RANGE_FORMS:
+            raise ValueError(
+                f"range_form is one of {', '.join(RANGE_FORMS)}, not {self.range_form!r}"
+            )
+        if self.range_form == "glow" and self.quant_max - self.quant_min < 2:
+            raise ValueError("range_form glow needs a code on either side of 0")
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the zero point is fixed in the middle of the range."""
+        return self.qscheme.endswith("symmetric")
+
+    @property
+    def power_of_two(self) -> bool:
+        """Whether the scale is a power of two."""
+        return self.qscheme.endswith("power_of_two")
+
+    @property
+    def centred(self) -> bool:
+        """Whether as many steps lie below 0 as above, but for one."""
+        return self.symmetric or (self.power_of_two and self.quant_min < 0)
+
+    def without_sign(self) -> QuantizationSpec:
+        """Return the specification with as many codes from 0 on, for values that are never below.
+
+        Of others than signed ones, the specification itself.
+        """
+        if self.quant_min >= 0:
+            return self
+        codes = self.quant_max - self.quant_min
+        dtype = "uint8" if codes <= torch.iinfo(torch.uint8).max else "int32"
+        return replace(self, dtype=dtype, quant_min=0, quant_max=codes)
+
+    def for_range(self, low: float) -> QuantizationSpec:
+        """Return the specification for values from there on: symmetric_with_uint8 is resolved."""
+        granularity, mixed, _ = self.qscheme.partition("symmetric_with_uint8")
+        if not mixed:
+            return self
+        return replace(self, qscheme=granularity + ("affine" if low >= 0 else "symmetric"))
+
+
+@dataclass(frozen=True)
+class SharedQuantizationSpec:
+    """The parameters of another value.
+
+    Attributes:
+        edge_or_node: whose: a value (or the node that makes it) that is quantized for all its
+            users, or the pair of a value and one of its users.
+        observed: whether the numbers of this value count too when parameters are chosen. False
+            for results that lie within what they share with, as those of pools do.
+    """
+
+    edge_or_node: EdgeOrNode
+    observed: bool = True
+
+
+@dataclass(frozen=True)
+class FixedQParamsQuantizationSpec:
+    """Parameters known beforehand, for operators whose results have a known range.
+
+    Attributes:
+        scale: input units per step.
+        zero_point: the q that means 0.
+        dtype: integer type that stores q, by name or as torch.dtype.
+        quant_min: smallest q; None for the dtype's.
+        quant_max: largest q; None for the dtype's.
+        qscheme: "per_tensor_affine", or another per-tensor one: for those who read it.
+
+    Raises:
+        ValueError: the range does not fit the dtype, zero_point is outside of it, scale is not
+            finite and above 0, or the scheme is one per channel.
+    """
+
+    scale: float
+    zero_point: int
+    dtype: str = "uint8"
+    quant_min: int = _OF_DTYPE
+    quant_max: int = _OF_DTYPE
+    qscheme: str = "per_tensor_affine"
+    is_dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_dynamic(self.is_dynamic)
+        dtype, low, high = check_grid(self.dtype, self.quant_min, self.quant_max)
+        scheme = check_scheme(self.qscheme, None)
+        for name, value in (("dtype", dtype), ("quant_min", low), ("quant_max", high)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "qscheme", scheme)
+        if not 0 < self.scale < float("inf"):
+            raise ValueError(f"scale is finite and above 0, not {self.scale}")
+        if not low <= self.zero_point <= high:
+            raise ValueError(f"zero_point = {self.zero_point} is not within [{low}, {high}]")
+
+
+# Makes scale and zero point out of the parameters of other values. Tensors for one per channel.
+Derivation = Callable[[Sequence["QParams"]], tuple[float | torch.Tensor, int | torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class DerivedQuantizationSpec:
+    """Parameters computed from those of other values, as a bias's from input and weight.
+
+    Attributes:
+        derived_from: edges, values or nodes, as in `SharedQuantizationSpec`.
+        derive_qparams_fn: takes their parameters, in that order, and returns (scale, zero_point):
+            numbers, or tensors [channels] with ch_axis. A prepared model keeps the function's name;
+            one that is loaded in another process needs the module that defines it imported, and
+            the function marked with `derivation`.
+        dtype: integer type that stores q, by name or as torch.dtype.
+        quant_min: smallest q; None for the dtype's.
+        quant_max: largest q; None for the dtype's.
+        qscheme: per_tensor_affine, per_channel_symmetric, ...
+        ch_axis: the channel axis, for per-channel schemes only.
+
+    Raises:
+        ValueError: the range does not fit the dtype, nothing is derived from, or ch_axis and
+            qscheme do not go together.
+    """
+
+    derived_from: tuple[EdgeOrNode, ...]
+    derive_qparams_fn: Derivation
+    dtype: str = "int32"
+    quant_min: int = _OF_DTYPE
+    quant_max: int = _OF_DTYPE
+    qscheme: str = "per_tensor_symmetric"
+    ch_axis: int | None = None
+    is_dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_dynamic(self.is_dynamic)
+        dtype, low, high = check_grid(self.dtype, self.quant_min, self.quant_max)
+        scheme = check_scheme(self.qscheme, self.ch_axis)
+        for name, value in (("dtype", dtype), ("quant_min", low), ("quant_max", high)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "qscheme", scheme)
+        object.__setattr__(self, "derived_from", tuple(self.derived_from))
+        if not self.derived_from:
+            raise ValueError("derived_from names no value: give those to derive from")
+
+
+@dataclass(frozen=True)
+class GroupDerivation:
+    """A `DerivedQuantizationSpec` as a prepared model keeps it.
+
+    Attributes:
+        groups: numbers of the groups of values that parameters are derived from.
+        function: name of the function: see `derivation`.
+        ch_axis: the channel axis, if there is one.
+    """
+
+    groups: tuple[int, ...]
+    function: str
+    dtype: str
+    quant_min: int
+    quant_max: int
+    qscheme: str
+    ch_axis: int | None
+
+
+_DERIVATIONS: dict[str, Derivation] = {}
+
+
+def derivation(function: Derivation) -> Derivation:
+    """Mark a function that derives parameters, so that a saved prepared model finds it again."""
+    _DERIVATIONS[_name_of(function)] = function
+    return function
+
+
+def derivation_name(function: Derivation) -> str:
+    """Return the name that a prepared model keeps; the function can be found by it from now on."""
+    name = _name_of(function)
+    if _DERIVATIONS.setdefault(name, function) is not function:
+        name = f"{name}#{len(_DERIVATIONS)}"  # a closure, made anew for each operator
+        _DERIVATIONS[name] = function
+    return name
+
+
+def find_derivation(name: str) -> Derivation:
+    """Return the function of that name.
+
+    Raises:
+        JitPassesError: it is not known in this process.
+    """
+    if name not in _DERIVATIONS:
+        raise JitPassesError(
+            f"the model derives parameters with the function '{name}', which this process does not "
+            "have: mark it with @jit_passes.quantizer.derivation and import the module it is in"
+        )
+    return _DERIVATIONS[name]
+
+
+def _name_of(function: Derivation) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
+
+
+AnySpec = (
+    QuantizationSpec
+    | SharedQuantizationSpec
+    | FixedQParamsQuantizationSpec
+    | DerivedQuantizationSpec
+)
+# What is left when it is known who shares with whom.
+ResolvedSpec = QuantizationSpec | FixedQParamsQuantizationSpec | GroupDerivation
+_BY_KIND: dict[str, type[ResolvedSpec]] = {
+    "observed": QuantizationSpec,
+    "fixed": FixedQParamsQuantizationSpec,
+    "derived": GroupDerivation,
+}
+
+
+def spec_to_text(spec: ResolvedSpec, **extra: Any) -> str:
+    """Return the JSON that an observer carries in the graph."""
+    fields = asdict(spec)
+    if isinstance(spec, QuantizationSpec):
+        fields["observer"] = {"kind": type(spec.observer).__name__, **asdict(spec.observer)}
+    kind = next(name for name, known in _BY_KIND.items() if isinstance(spec, known))
+    return json.dumps({"spec": {"kind": kind, **fields}, **extra}, sort_keys=True)
+
+
+def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
+    """Read what `spec_to_text` wrote: the specification and the extra fields."""
+    extra = json.loads(text)
+    fields = extra.pop("spec")
+    kind = _BY_KIND[fields.pop("kind")]
+    if "observer" in fields:
+        fields["observer"] = observer_from_dict(fields["observer"])
+    if "groups" in fields:
+        fields["groups"] = tuple(fields["groups"])
+    return kind(**fields), extra

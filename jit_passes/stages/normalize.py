@@ -1,0 +1,106 @@
+"""Stage 1: one inlined graph in canonical form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.jit._trace import TopLevelTracedModule
+
+from ..graph.view import GraphView
+from ..passes.pipeline import Pipeline, PipelineResult, own
+from .module import check_module
+
+NORMALIZE = Pipeline(
+    "normalize",
+    (
+        "freeze",
+        "remove_dropout",
+        "replace_inplace",
+        "resolve_none_checks",
+        "propagate_constants",
+        "unroll_loops",
+        "propagate_constants",
+        "fold_constant_lists",
+        "canonicalize_convolution",
+        "remove_rank_checks",
+        "canonicalize_padding",
+        "canonicalize_linear",
+        "canonicalize_clamp",
+        "canonicalize_view",
+        "fold_batch_norm",
+        "remove_dead_code",
+        "pool_constants",
+        "remove_unused_attributes",
+    ),
+)
+
+
+# The same for models that go on training: parameters, dropout and batch norms stay.
+NORMALIZE_TRAINING = Pipeline(
+    "normalize_training",
+    (
+        "follow_mode",
+        "fold_attributes",
+        "propagate_constants",
+        "replace_inplace",
+        "resolve_none_checks",
+        "propagate_constants",
+        "unroll_loops",
+        "propagate_constants",
+        "fold_constant_lists",
+        "canonicalize_convolution",
+        "remove_rank_checks",
+        "canonicalize_padding",
+        "canonicalize_linear",
+        "canonicalize_clamp",
+        "canonicalize_view",
+        "pool_attributes",
+        "defer_batch_norm",
+        "remove_dead_code",
+        "pool_constants",
+    ),
+)
+
+
+def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -> Any:
+    """Return a C++ module whose graph is inlined and in canonical form, with its parameters.
+
+    Args:
+        model: it is not touched; the result has its parameters and buffers, the same tensors.
+        method: the method that is changed.
+
+    Raises:
+        JitPassesError: the model is no ScriptModule, has no such method, or hooks of its own.
+    """
+    subject = own(model, method)
+    # What comes out of torch.jit.trace knows it, and what comes out of a file does not.
+    traced = isinstance(model, TopLevelTracedModule)
+    NORMALIZE_TRAINING.run_on(subject, options={"follow_mode": {"traced": traced}})
+    return subject.module
+
+
+def normalize(module: Any, method: str = "forward") -> PipelineResult:
+    """Return a module with one method, whose graph is inlined, frozen and in canonical form.
+
+    Args:
+        module: a C++ module (`model._c`); it is not touched, the result shares its weights.
+        method: the method to keep.
+    """
+    return NORMALIZE.run(module, method)
+
+
+def normalized_graph(model: torch.jit.ScriptModule, method: str = "forward") -> GraphView:
+    """Return the graph that quantizers annotate: what `prepare` first makes of a model.
+
+    Its names are those that configurations, profiles and reports go by.
+
+    Args:
+        model: scripted, traced or loaded, in eval mode. It is not touched.
+        method: the method to look at.
+
+    Raises:
+        JitPassesError: the model is not a ScriptModule, is in training mode or has no such method.
+    """
+    check_module(model, method)
+    return GraphView.of(normalize(model._c, method).module, method)

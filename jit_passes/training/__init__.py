@@ -1,0 +1,1 @@
+"""Training models as they will be quantized."""

@@ -1,0 +1,69 @@
+"""The parameters that quantization adds to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .. import _C
+from ..stages.module import Report, stage_of
+
+TRAINED = ("scale", "offset", "log2_threshold")
+
+
+def named_quantization_parameters(
+    model: torch.nn.Module,
+) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the scales, offsets and thresholds that are trained, with their names.
+
+    Args:
+        model: from `prepare_qat`, or a module that holds such models: DistributedDataParallel,
+            say, or a part of a bigger one.
+
+    Raises:
+        JitPassesError: the model is a ScriptModule that does not train with quantization.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        stage_of(model, "qat", "call jit_passes.prepare_qat(model) first")
+    for prefix, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and Report.read(module) is not None:
+            names = quantization_names(module)
+            front = f"{prefix}." if prefix else ""
+            for name, parameter in module.named_parameters():
+                if name in names:
+                    yield front + name, parameter
+
+
+def quantization_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the scales, offsets and thresholds that are trained, for groups of their own.
+
+        torch.optim.SGD([
+            {"params": jit_passes.model_parameters(qat), "lr": 0.01},
+            {"params": jit_passes.quantization_parameters(qat), "lr": 0.001, "weight_decay": 0},
+        ])
+
+    Args:
+        model: see `named_quantization_parameters`.
+
+    Raises:
+        JitPassesError: the model is a ScriptModule that does not train with quantization.
+    """
+    return [parameter for _, parameter in named_quantization_parameters(model)]
+
+
+def model_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the model's own parameters: all but `quantization_parameters`.
+
+    Raises:
+        JitPassesError: the model is a ScriptModule that does not train with quantization.
+    """
+    added = {id(parameter) for parameter in quantization_parameters(model)}
+    return [parameter for parameter in model.parameters() if id(parameter) not in added]
+
+
+def quantization_names(module: torch.jit.ScriptModule) -> set[str]:
+    """Return the names of the parameters that the module's places are trained with."""
+    report = Report.read(module)
+    method = report.method if report else "forward"
+    return set(_C.trained_parameters(module._c, method))

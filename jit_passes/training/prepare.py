@@ -1,0 +1,238 @@
+"""A model that trains as it will be quantized."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..configuration.configuration import Rule
+from ..configuration.options import LayerOptions, OptionError, TensorOptions
+from ..configuration.selector import Selector
+from ..errors import JitPassesError
+from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
+from ..graph.view import GraphView
+from ..passes.pipeline import Pipeline, wrap
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.base import Quantizer
+from ..quantizers.support import Role
+from ..specification.resolve import resolve
+from ..stages.module import Report, attribute_of, check_script
+from ..stages.normalize import normalize_training
+from ..stages.observe import (
+    annotate_graph,
+    check_places,
+    check_refusals,
+    choose_quantizer,
+    operator_records,
+)
+from ..targets import Target
+from .optimizers import watch
+from .parameters import model_parameters, quantization_parameters
+from .plan import Plan, check_forward_only
+
+QUANTIZE = Pipeline(
+    "quantize_training",
+    ("insert_fake_quantize", "add_statistics_switch", "switch_folding", "pool_constants"),
+)
+
+
+def prepare_qat(
+    model: torch.jit.ScriptModule,
+    quantizer: Quantizer | None = None,
+    *,
+    fake_quantizer: str | FakeQuantizer = "lsq",
+    bits: int | Mapping[str, int] | None = None,
+    first_last_bits: int | None = None,
+    target: str | Target = "auto",
+    config: Any = None,
+    strict: bool = False,
+    method: str = "forward",
+) -> torch.jit.ScriptModule:
+    """Return a model that trains with the quantization it will have.
+
+    Fake quantization stands in the graph ahead of autograd, where `prepare` would have observers:
+    the same annotations say where. The result has the model's own parameters, the same tensors
+    with the same names in the same order, and its buffers, so training one trains both; scales and
+    thresholds come on top, named `<module>.<slot>_scale`, ..., see `fake_quantizers`. Build the
+    optimizer afterwards, so that it knows them: see `quantization_parameters`.
+
+    Batch norms behind convolutions and linears stay where they are and train as ever; weights are
+    quantized as they will be once these are folded into them. `train()` and `eval()` mean what they
+    did; ranges follow and scales begin in training mode only. `disable_observers`,
+    `disable_fake_quantize` and `freeze_statistics` are for schedules.
+
+    Under DistributedDataParallel, call this after `init_process_group`: first values and ranges are
+    then those of all ranks' batches together, and wrap the result, without further arguments:
+    scales, thresholds and ranges stay equal on all ranks. `find_unused_parameters=True` is for
+    models with branches, and while thresholds are frozen.
+
+    Args:
+        model: scripted, traced or loaded, with its parameters, in training or eval mode. A traced
+            model keeps the mode that it was traced in. It is not touched.
+        quantizer: decides what is quantized and how; None for the target's own.
+        fake_quantizer: how: "lsq", "lsq_plus", "tqt", "moving_average", or one of
+            `jit_passes.fake_quantizers`.
+        bits: of weights and of what weighted operators read, 2 to 16; or by slot, {"weight": 4,
+            "input": 8, "output": 8}. None for the target's. With it, "auto" means "reference".
+        first_last_bits: of the same of the first and last weighted operators, otherwise.
+        target: the backend that the model is for; see `prepare`.
+        config: layer by layer, what is to be done otherwise; see `prepare`.
+        strict: raise an error for convolutions, linears and matrix products that would stay in
+            float and were not asked to.
+        method: the method to quantize; the others stay in float.
+
+    Raises:
+        JitPassesError: the model is no ScriptModule, has no parameters (it was frozen), or is
+            quantized already; the method, the target or the configuration is wrong; bits are out of
+            range; nothing can be quantized.
+
+    Warns:
+        JitPassesWarning: what is asked for is more than the target can do: these operators stay in
+            float.
+
+    Source: Jacob et al., "Quantization and training of neural networks for efficient
+    integer-arithmetic-only inference", arXiv:1712.05877; for the methods, see their classes.
+    """
+    trainer = fake_quantizer_of(fake_quantizer)
+    check_trainable(model, method)
+    if target == "auto" and bits is not None and quantizer is None:
+        target = "reference"
+    backend, chosen = choose_quantizer(quantizer, target, config)
+    module = normalize_training(model, method)
+    chosen = with_bits(chosen, bits, first_last_bits, module, method)
+    module, graph, annotations = annotate_graph(module, method, chosen, parameters=True)
+    operators = tuple(operator_records(graph, annotations, backend))
+    check_refusals(annotations, operators, strict)
+    places = resolve(graph, annotations)
+    if not places:
+        raise JitPassesError(nothing_to_train(operators))
+    check_places(places, backend)
+    check_forward_only(places)
+    plan = Plan(graph, lambda path: attribute_of(model, path), trainer)
+    plan.add_all(places)
+    module = QUANTIZE.run(module, method, options=plan.options()).module
+    if (group := default_group()) is not None:
+        _C.set_string_attribute(module, "process_group", group)
+    Report("qat", method, backend.name, backend.options, operators).write(module)
+    result = wrap(module)
+    result.train(getattr(model, "training", True))
+    watch(result, model_parameters(result), quantization_parameters(result))
+    return result
+
+
+def check_trainable(model: Any, method: str) -> None:
+    """Check that the model is a ScriptModule with parameters, and not quantized.
+
+    Raises:
+        JitPassesError: it is not; the message says what to do.
+    """
+    check_script(model, method)
+    if (report := Report.read(model)) is not None:
+        raise JitPassesError(
+            f"the model is {report.stage} already: start from the float model"
+            + (", or go on training" if report.stage == "qat" else "")
+        )
+    if not any(True for _ in model.parameters()):
+        raise JitPassesError(
+            "the model has no parameters to train: freezing (torch.jit.freeze, "
+            "optimize_for_inference) made constants of them, and they cannot come back. Start from "
+            "the module that was scripted, traced or saved before freezing"
+        )
+
+
+def with_bits(
+    quantizer: Quantizer,
+    bits: int | Mapping[str, int] | None,
+    first_last_bits: int | None,
+    module: Any,
+    method: str,
+) -> Quantizer:
+    """Return a quantizer with these numbers of bits.
+
+    Raises:
+        JitPassesError: they are out of range, of unknown slots, or the quantizer takes none.
+    """
+    if bits is None and first_last_bits is None:
+        return quantizer
+    if not isinstance(quantizer, BackendQuantizer):
+        raise JitPassesError(
+            f"bits change what a backend's quantizer does, and {type(quantizer).__name__} is none: "
+            "say them in its specifications"
+        )
+    own = quantizer.configuration
+    everywhere, rules = own.everywhere, own.rules  # what these say is more special
+    if bits is not None:
+        given = _layer_options(bits if isinstance(bits, Mapping) else _both(bits))
+        everywhere = given.updated(everywhere)
+    if first_last_bits is not None:
+        options = _layer_options(_both(first_last_bits))
+        names = first_and_last(GraphView.of(module, method, parameters=True), quantizer)
+        rules = (*(Rule(Selector(value=name), options) for name in names), *rules)
+    changed = copy.copy(quantizer)
+    changed.configuration = replace(own, everywhere=everywhere, rules=rules)
+    return changed
+
+
+def _both(bits: int) -> dict[str, int]:
+    return {"weight": bits, "input": bits}
+
+
+def _layer_options(bits: Mapping[str, int]) -> LayerOptions:
+    unknown = [slot for slot in bits if slot not in ("weight", "input", "output", "bias")]
+    if unknown:
+        raise JitPassesError(f"bits are of weight, input, output or bias, not of {unknown[0]!r}")
+    try:
+        options = {slot: TensorOptions(bits=count) for slot, count in bits.items()}
+    except OptionError as error:
+        raise JitPassesError(str(error)) from None
+    none = TensorOptions()
+    return LayerOptions(
+        input=options.get("input", none),
+        weight=options.get("weight", none),
+        output=options.get("output", none),
+        bias=options.get("bias", none),
+    )
+
+
+def first_and_last(graph: GraphView, quantizer: BackendQuantizer) -> list[str]:
+    """Return the names of weighted operators with none in front of them, or none behind."""
+    weighted = [
+        node
+        for node in graph.nodes
+        if node.kind in quantizer.support and quantizer.support[node.kind].role is Role.WEIGHTED
+    ]
+    behind: set[int] = set()  # values that depend on a weighted operator
+    ahead: set[int] = set()  # values that a weighted operator depends on
+    for node in graph.nodes:
+        if node in weighted or any(value.id in behind for value in node.inputs):
+            behind.update(value.id for value in node.outputs)
+    for node in reversed(graph.nodes):
+        if node in weighted or any(value.id in ahead for value in node.outputs):
+            ahead.update(value.id for value in node.inputs)
+    return [
+        node.name
+        for node in weighted
+        if not any(value.id in behind for value in node.inputs) or node.output.id not in ahead
+    ]
+
+
+def default_group() -> str | None:
+    """Return the name of the group of processes that train together, if there are several."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    world = distributed.group.WORLD
+    return world.group_name if world is not None and world.size() > 1 else None
+
+
+def nothing_to_train(operators: tuple[Any, ...]) -> str:
+    """Say why no operator trains with quantization."""
+    reasons = list(dict.fromkeys(row.reason for row in operators if row.reason))[:3]
+    return "nothing can be quantized: " + (
+        "; ".join(reasons) or "the model has no convolution, linear or matrix product"
+    )

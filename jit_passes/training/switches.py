@@ -1,0 +1,69 @@
+"""Turning observers, fake quantization and the statistics of batch norms on and off."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import JitPassesError
+from ..stages.module import stage_of
+
+OBSERVE, QUANTIZE, FREEZE = "observer_enabled", "fake_quantize_enabled", "statistics_frozen"
+
+
+def enable_observers(model: torch.jit.ScriptModule) -> None:
+    """Let ranges follow the data, and scales that have not begun begin, in training mode."""
+    _switch(model, OBSERVE, on=True)
+
+
+def disable_observers(model: torch.jit.ScriptModule) -> None:
+    """Let ranges stand still. Trained scales and thresholds are trained all the same.
+
+    On a GPU this also saves asking, in each step, whether a scale has begun.
+    """
+    _switch(model, OBSERVE, on=False)
+
+
+def enable_fake_quantize(model: torch.jit.ScriptModule) -> None:
+    """Compute with quantized values, which is how a model comes from `prepare_qat`."""
+    _switch(model, QUANTIZE, on=True)
+
+
+def disable_fake_quantize(model: torch.jit.ScriptModule) -> None:
+    """Compute in float. Observers go on, so a model can see data first and be quantized later."""
+    _switch(model, QUANTIZE, on=False)
+
+
+def freeze_statistics(model: torch.jit.ScriptModule) -> None:
+    """Let batch norms normalize by their running statistics from now on, in training mode too.
+
+    Their weights and biases go on training. This is what the folded model will do, so training
+    ends with it: after most of the epochs (Krishnamoorthi, arXiv:1806.08342, section 3.2.2), or
+    after the first (TQT).
+    """
+    _switch(model, FREEZE, on=True)
+
+
+def unfreeze_statistics(model: torch.jit.ScriptModule) -> None:
+    """Let batch norms normalize by the batch again in training mode."""
+    _switch(model, FREEZE, on=False)
+
+
+def scale_corrections(model: torch.jit.ScriptModule) -> int:
+    """Return how many scales a step has taken to 0 or below, and that were put back."""
+    _check(model)
+    counter = getattr(model, "scale_corrections", None)
+    return int(counter) if isinstance(counter, torch.Tensor) else 0
+
+
+def _check(model: torch.jit.ScriptModule) -> None:
+    stage_of(model, "qat", "call jit_passes.prepare_qat(model) first")
+
+
+def _switch(model: torch.jit.ScriptModule, name: str, *, on: bool) -> None:
+    _check(model)
+    switch = getattr(model, name, None)
+    if switch is None:
+        return  # nothing in the model asks for it
+    if not isinstance(switch, torch.Tensor):
+        raise JitPassesError(f"'{name}' is a switch, a bool tensor, not {type(switch).__name__}")
+    switch.fill_(on)  # in place: modules that share the buffer see it

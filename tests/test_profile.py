@@ -342,6 +342,8 @@ def test_merge(name: str) -> None:
     sent = pickle.loads(pickle.dumps(parts))  # by workers
     assert (sent[0] + sent[1]) + (sent[2] + sent[3]) == whole
     assert parts[0] + (parts[1] + parts[2]) != whole
+    assert parts[0].merge(*parts[1:]) == whole
+    assert parts[0].merge(parts[1:]) == Profile.merge(parts) == whole
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -382,6 +384,8 @@ def test_merge_refusals() -> None:
     profile = profile_of("plain", weights=True)
     with pytest.raises(JitPassesError, match="nothing to merge"):
         Profile.merge()
+    with pytest.raises(JitPassesError, match="takes profiles, not str"):
+        profile.merge("other.yaml")
     with pytest.raises(
         JitPassesError, match=r"profile 1 is of another graph.*are missing: conv:conv2d"
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -55,15 +55,22 @@ class Profile:
             return NotImplemented
         return Profile.merge(self, other)
 
-    @staticmethod
-    def merge(*profiles: Profile) -> Profile:
+    def merge(*given: Profile | Iterable[Profile]) -> Profile:
         """Return the profile of all data that the given ones are profiles of parts of.
 
         It is exactly that of one run over everything, whatever the parts and their order.
 
+            a.merge(b, c)
+            Profile.merge(a, b, c)
+            Profile.merge(shards)
+
+        Args:
+            given: profiles, and lists of them. Called on a profile, that one is the first.
+
         Raises:
             JitPassesError: there is none; they are of several graphs, numbers of bins or weights.
         """
+        profiles = list(_flat(given))
         if not profiles:
             raise JitPassesError("there is nothing to merge: pass at least one profile")
         first = profiles[0]
@@ -156,6 +163,18 @@ class Profile:
         for value in self.values.values():
             lines.append(f"{value.name:<{width}}  {_row(value)}".rstrip())
         return "\n".join(lines)
+
+
+def _flat(given: Iterable[Profile | Iterable[Profile]]) -> Iterator[Profile]:
+    for item in given:
+        if isinstance(item, Profile):
+            yield item
+        elif isinstance(item, Iterable) and not isinstance(item, str | bytes):
+            yield from _flat(item)
+        else:
+            raise JitPassesError(
+                f"merge takes profiles, not {type(item).__name__}: read a file with Profile.load"
+            )
 
 
 def describe_difference(wanted: Iterable[str], found: Iterable[str]) -> str:

@@ -39,6 +39,13 @@ def freeze_statistics(model: torch.jit.ScriptModule) -> None:
     Their weights and biases go on training. This is what the folded model will do, so training
     ends with it: after most of the epochs (Krishnamoorthi, arXiv:1806.08342, section 3.2.2), or
     after the first (TQT).
+
+    Warning:
+        Lower the rate first. With the statistics of the batch, scaling the weights in front of a
+        batch norm changes nothing, and their gradient is small. With frozen ones it does, and the
+        gradient of the first layers grows several times over: a rate that trained well can
+        diverge within an epoch. A cosine schedule is at 15 % of its rate when the last quarter
+        begins, which is a good moment.
     """
     _switch(model, FREEZE, on=True)
 

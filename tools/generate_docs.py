@@ -1,0 +1,217 @@
+"""Write the tables of the documents from what the package itself knows.
+
+    python tools/generate_docs.py            # writes
+    python tools/generate_docs.py --check    # says what is out of date, and fails
+
+A table stands between `<!-- generated: name -->` and `<!-- end -->`. The function of that name below
+makes it. `tests/test_documents.py` runs the check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch
+from torch import nn
+
+import jit_passes
+from jit_passes import _C, Pipeline
+
+MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WIDTH = 110
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [list(head), ["---"] * len(list(head)), *map(list, rows)]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def block(text: str) -> str:
+    """Return text as it is, in a fence; long lines are cut."""
+    lines = [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in text.split("\n")]
+    return "```\n" + "\n".join(lines).strip("\n") + "\n```"
+
+
+def code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def passes() -> str:
+    """All registered passes of the package."""
+    rows = []
+    for name, info in jit_passes.passes.items():
+        options = code(str(option) for option in info.options)
+        rows.append((f"`{name}`", info.summary, options, code(info.ensures)))
+    return table(("pass", "summary", "options", "ensures"), rows)
+
+
+def invariants() -> str:
+    """What passes and pipelines can require and ensure."""
+    rows = [(f"`{name}`", info[0]) for name, info in _C.invariants().items()]
+    return table(("invariant", "holds when"), rows)
+
+
+def pipelines() -> str:
+    """Every pipeline that a module of the package defines, and the targets' own."""
+    found: dict[str, Pipeline] = {}
+    for module in pkgutil.walk_packages(jit_passes.__path__, "jit_passes."):
+        if not module.name.endswith("._C"):
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, Pipeline):
+                    found[value.name] = value
+    for target in (jit_passes.targets.Stock(), jit_passes.targets.Reference()):
+        found[target.lowering().name] = target.lowering()
+    rows = [(f"`{name}`", ", ".join(map(str, found[name].steps))) for name in sorted(found)]
+    return table(("pipeline", "steps, in order"), rows)
+
+
+def operators() -> str:
+    """The dialect: schemas and summaries."""
+    rows = []
+    for name, (summary,) in sorted(_C.ops().items()):
+        for schema in torch._C._jit_get_schemas_for_operator(f"jit_passes::{name}"):
+            rows.append((f"`{str(schema).removeprefix('jit_passes::')}`", summary))
+    return table(("operator", "meaning"), rows)
+
+
+def target(make: str) -> str:
+    """What a target can do, as it prints itself."""
+    made = eval(
+        make, {"Stock": jit_passes.targets.Stock, "Reference": jit_passes.targets.Reference}
+    )
+    return f"`print(jit_passes.targets.{make})`:\n\n{block(str(made))}"
+
+
+def first_line(kind: Any) -> str:
+    return (kind.__doc__ or "").strip().split("\n")[0]
+
+
+def calibrations() -> str:
+    """Calibration methods by name."""
+    rows = [
+        (f"`{name}`", f"`{k.__name__}`", first_line(k))
+        for name, k in jit_passes.observers.methods().items()
+    ]
+    return table(("`calibration:`", "class", "range"), rows)
+
+
+def training_methods() -> str:
+    """Methods of training by name."""
+    methods = jit_passes.fake_quantizers.methods()
+    rows = [(f"`{name}`", f"`{k.__name__}`", first_line(k)) for name, k in methods.items()]
+    return table(("`fake_quantizer=`", "class", "method"), rows)
+
+
+class Net(nn.Module):
+    """A convolution, its batch norm and a relu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, bias=False)
+        self.bn = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.bn(self.conv(x)))
+
+
+def stages() -> dict[str, torch.jit.ScriptModule]:
+    """Take the net through all stages."""
+    torch.manual_seed(0)
+    scripted = torch.jit.script(Net().eval())
+    target = jit_passes.targets.Stock("x86", reduce_range=False)
+    prepared = jit_passes.prepare(scripted, target=target)
+    calibrated = jit_passes.calibrate(prepared, [torch.randn(4, 3, 8, 8)])
+    reference = jit_passes.convert(prepared if calibrated is None else calibrated)
+    return {
+        "prepared": prepared,
+        "reference": reference,
+        "lowered": jit_passes.lower(reference),
+        "training": jit_passes.prepare_qat(scripted, target=target),
+    }
+
+
+def life(stage: str) -> Callable[[], str]:
+    return lambda: block(jit_passes.format_graph(STAGES[stage]))
+
+
+def training_life() -> str:
+    """The part of the training graph that is about the convolution."""
+    lines = jit_passes.format_graph(STAGES["training"]).split("\n")
+    names = ("fold_", "deferred_", "train_", "aten::conv2d", "aten::relu")
+    return block("\n".join(line for line in lines if any(name in line for name in names)))
+
+
+def canonical() -> str:
+    """The graph that quantizers annotate."""
+    torch.manual_seed(0)
+    nodes = jit_passes.normalized_graph(torch.jit.script(Net().eval())).nodes
+    rows = [
+        f"{n.name:12} {n.kind:16} {', '.join(v.name for v in n.inputs if v.name)}"
+        for n in nodes
+        if n.name
+    ]
+    return block("\n".join(rows))
+
+
+STAGES: dict[str, torch.jit.ScriptModule] = {}
+MAKERS: dict[str, Callable[[], str]] = {
+    "passes": passes,
+    "invariants": invariants,
+    "pipelines": pipelines,
+    "operators": operators,
+    "calibrations": calibrations,
+    "training_methods": training_methods,
+    "target_x86": lambda: target('Stock("x86", reduce_range=False)'),
+    "target_qnnpack": lambda: target('Stock("qnnpack", reduce_range=False)'),
+    "target_reference": lambda: target("Reference()"),
+    "life_canonical": canonical,
+    "life_prepared": life("prepared"),
+    "life_reference": life("reference"),
+    "life_lowered": life("lowered"),
+    "life_training": training_life,
+}
+
+
+def generate(text: str) -> str:
+    """Return a document with its tables made anew."""
+    return MARK.sub(lambda m: f"{m[1]}{MAKERS[m[2]]()}\n{m[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if something is old"
+    )
+    check = parser.parse_args().check
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        STAGES.update(stages())
+        old = []
+        for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+            text = path.read_text(encoding="utf-8")
+            new = generate(text)
+            if new != text:
+                old.append(str(path.relative_to(ROOT)))
+                if not check:
+                    path.write_text(new, encoding="utf-8")
+    verb = "out of date" if check else "written"
+    print(f"{verb}: {', '.join(old)}" if old else "all tables are up to date")
+    return 1 if old and check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,8 +2,8 @@
 
 A change of structure must not change results. From the repository root, before and after it::
 
-    python tests/snapshot.py save before.json
-    python tests/snapshot.py compare before.json
+    PYTHONPATH=.:tests .venv/bin/python tests/snapshot.py save before.json
+    PYTHONPATH=.:tests .venv/bin/python tests/snapshot.py compare before.json
 
 The models are those of `tests/models`, scripted and traced, and the benchmark networks on small
 images. Each is quantized for two targets, trained for two steps and converted, and profiled. A
@@ -26,8 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-
 import torch
 from models import CASES, Case
 
@@ -38,6 +36,8 @@ REPORT = "jit_passes_report"
 IMAGE_SIZE = 64
 Batches = list[Any]
 Digest = dict[str, str]
+Build = Callable[[], torch.jit.ScriptModule]
+Draw = Callable[[], Batches]
 
 
 def sha(content: bytes) -> str:
@@ -56,16 +56,16 @@ def digest(model: torch.jit.ScriptModule) -> Digest:
     return {"file": sha(whole.getvalue()), "without report": sha(bare.getvalue())}
 
 
-def train(model: torch.jit.ScriptModule, batches: Batches, fake_quantizer: str) -> Any:
-    """Prepare a model for training, take two steps, convert it."""
-    qat = jit_passes.prepare_qat(model, fake_quantizer=fake_quantizer, bits=4).train()
+def trained(build: Build, draw: Draw, fake_quantizer: str) -> Digest:
+    """Return the digest of a model that took two steps and was converted."""
+    qat = jit_passes.prepare_qat(build(), fake_quantizer=fake_quantizer, bits=4).train()
     optimizer = torch.optim.SGD(qat.parameters(), lr=1e-3)
-    for batch in batches:
+    for batch in draw():
         torch.manual_seed(0)
         optimizer.zero_grad()
         total(call(qat, batch)).backward()
         optimizer.step()
-    return jit_passes.convert(qat)
+    return digest(jit_passes.convert(qat))
 
 
 def call(model: Any, batch: Any) -> Any:
@@ -84,21 +84,17 @@ def total(result: Any) -> torch.Tensor:
     return sum((total(item) for item in items), torch.zeros(())) if nested else torch.zeros(())
 
 
-def profile(model: torch.jit.ScriptModule, batches: Batches) -> Digest:
+def profiled(build: Build, draw: Draw) -> Digest:
     """Return the digest of a profile's file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.yaml"
-        jit_passes.profile(model, batches).save(path)
+        jit_passes.profile(build(), draw()).save(path)
         return {"file": sha(path.read_bytes())}
 
 
-def quantize(model: torch.jit.ScriptModule, batches: Batches, target: str, method: str) -> Digest:
+def quantized(build: Build, draw: Draw, target: str, method: str) -> Digest:
     """Return the digest of the quantized model."""
-    return digest(jit_passes.quantize_script(model, batches, target=target, method=method))
-
-
-Build = Callable[[], torch.jit.ScriptModule]
-Draw = Callable[[], Batches]
+    return digest(jit_passes.quantize_script(build(), draw(), target=target, method=method))
 
 
 def models() -> Iterator[tuple[str, Build, Draw, str]]:
@@ -131,11 +127,11 @@ def jobs(pattern: str) -> Iterator[tuple[str, str, Callable[[], Digest]]]:
         if pattern not in name:
             continue
         for target in ("stock", "reference"):
-            yield name, target, lambda: quantize(build(), draw(), target, method)
+            yield name, target, partial(quantized, build, draw, target, method)
         if method == "forward":
             for fake_quantizer in ("lsq", "moving_average"):
-                yield name, fake_quantizer, lambda: digest(train(build(), draw(), fake_quantizer))
-            yield name, "profile", lambda: profile(build(), draw())
+                yield name, fake_quantizer, partial(trained, build, draw, fake_quantizer)
+            yield name, "profile", partial(profiled, build, draw)
 
 
 def in_child(run: Callable[[], Digest]) -> Digest:

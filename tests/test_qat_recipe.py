@@ -18,8 +18,8 @@ import jit_passes
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 EPOCHS = 6
-# Training again moves some five of 597 digits. With 4 bits and as few epochs, depthwise convolutions
-# lose up to 3 points. A training that diverges ends below 0.5.
+# Training again moves some five of 597 digits. With 4 bits and as few epochs, depthwise
+# convolutions lose up to 3 points. A training that diverges ends below 0.5.
 TOLERANCE = {8: 0.02, 4: 0.05}
 
 

@@ -1,9 +1,9 @@
 """Write the tables of the documents from what the package itself knows.
 
-    python tools/generate_docs.py            # writes
-    python tools/generate_docs.py --check    # says what is out of date, and fails
+    python -m tools.generate_docs            # writes
+    python -m tools.generate_docs --check    # says what is out of date, and fails
 
-A table stands between `<!-- generated: name -->` and `<!-- end -->`. The function of that name below
+A table stands between `<!-- generated: name -->` and `<!-- end -->`. `MAKERS` says which function
 makes it. `tests/test_documents.py` runs the check.
 """
 
@@ -15,12 +15,8 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 import torch
 from torch import nn
@@ -28,6 +24,7 @@ from torch import nn
 import jit_passes
 from jit_passes import _C, Pipeline
 
+ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 110
 
@@ -96,23 +93,22 @@ def target(make: str) -> str:
     return f"`print(jit_passes.targets.{make})`:\n\n{block(str(made))}"
 
 
-def first_line(kind: Any) -> str:
-    return (kind.__doc__ or "").strip().split("\n")[0]
+def by_name(kinds: Mapping[str, type]) -> list[tuple[str, str, str]]:
+    """Return rows of name, class, and the first line of its docstring."""
+    return [
+        (f"`{name}`", f"`{kind.__name__}`", (kind.__doc__ or "").strip().split("\n")[0])
+        for name, kind in kinds.items()
+    ]
 
 
 def calibrations() -> str:
     """Calibration methods by name."""
-    rows = [
-        (f"`{name}`", f"`{k.__name__}`", first_line(k))
-        for name, k in jit_passes.observers.methods().items()
-    ]
-    return table(("`calibration:`", "class", "range"), rows)
+    return table(("`calibration:`", "class", "range"), by_name(jit_passes.observers.methods()))
 
 
 def training_methods() -> str:
     """Methods of training by name."""
-    methods = jit_passes.fake_quantizers.methods()
-    rows = [(f"`{name}`", f"`{k.__name__}`", first_line(k)) for name, k in methods.items()]
+    rows = by_name(jit_passes.fake_quantizers.methods())
     return table(("`fake_quantizer=`", "class", "method"), rows)
 
 

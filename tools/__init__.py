@@ -1,0 +1,1 @@
+"""What writes parts of this repository from other parts."""

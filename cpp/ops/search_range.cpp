@@ -54,7 +54,7 @@ float searchFactorAround(Error error, float centre) {
 std::tuple<double, double> searchRangeL2(
     const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
     int64_t quant_max, bool symmetric) {
-  const Grid grid{quant_min, quant_max, symmetric};
+  const IntegerGrid grid{quant_min, quant_max, symmetric};
   const auto bins = binsOf(histogram, exponent, offset, min, max);
   float low = std::min(min, 0.0), high = std::max(max, 0.0);
   if (symmetric) {

@@ -18,7 +18,7 @@ std::tuple<double, double> searchRangeExhaustive(
     const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
     int64_t quant_max, bool symmetric, int64_t factors) {
   TORCH_CHECK(factors > 0, "the search needs at least one factor, not ", factors);
-  const Grid grid{quant_min, quant_max, symmetric};
+  const IntegerGrid grid{quant_min, quant_max, symmetric};
   const auto bins = binsOf(histogram, exponent, offset, min, max);
   float low = std::min(min, 0.0), high = std::max(max, 0.0);
   if (symmetric) {

@@ -54,7 +54,7 @@ Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, doubl
   return bins;
 }
 
-float errorOf(const Bins& bins, const Grid& grid, float min, float max) {
+float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
   const float steps = static_cast<float>(grid.quant_max - grid.quant_min);
   const float low = std::min(min, 0.0f), high = std::max(max, 0.0f);
   const float scale = grid.symmetric ? 2 * std::max(-low, high) / steps : (high - low) / steps;

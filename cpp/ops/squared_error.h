@@ -19,7 +19,7 @@ struct Bins {
   std::vector<float> counts;
 };
 
-struct Grid {
+struct IntegerGrid {
   int64_t quant_min;
   int64_t quant_max;
   bool symmetric;
@@ -30,6 +30,6 @@ struct Grid {
 Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max);
 
 // Infinite for an empty range.
-float errorOf(const Bins& bins, const Grid& grid, float min, float max);
+float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max);
 
 } // namespace jit_passes

@@ -193,8 +193,9 @@ def _any_fits(given: Patterns, name: str) -> bool:
 
 @lru_cache(1024)
 def _fit_of(given: Patterns) -> Callable[[str], bool]:
-    """Return whether a name fits, as a function: names without wildcards, of which lists may hold
-    thousands, are looked up.
+    """Return whether a name fits, as a function.
+
+    Names without wildcards, of which lists may hold thousands, are looked up.
     """
     exact = {pattern for pattern in _several(given) if not _WILDCARDS.search(pattern)}
     globs = [re.compile(translate(p)).match for p in _several(given) if p not in exact]

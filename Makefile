@@ -4,42 +4,68 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
 STAMP := $(VENV)/.installed
-SOURCES := $(shell find cpp -name '*.cpp' -o -name '*.h') setup.py
+CPP := $(shell find cpp -name '*.cpp' -o -name '*.h')
+SOURCES := $(CPP) setup.py tools/unity.py
 BUILT := build/.built
+# Tests of whole models and of modules drawn at random: two thirds of the time of all.
+SLOW := properties qat_models qat_training tutorials freeze
+# A copy of the working tree, with its own environment and build.
+OTHER := .torch-$(TORCH)
 
 export JIT_PASSES_WERROR = 1
 export PYTHONPATH = $(CURDIR)
 
-.PHONY: demo test lint format bench wheel sdist clean
+# One process for each core; some tests, of one xdist_group, stay together.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-demo: $(BUILT)
+.PHONY: help demo build test test-fast test-torch lint stub format bench wheel sdist clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(BUILT) ## train, quantize, save and reload two small networks
 	$(BIN)/python tutorials/demo.py
 
-# One process for each core; some tests, of one xdist_group, stay together.
-test: $(BUILT)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+build: $(BUILT) ## compile what changed
 
-lint: $(BUILT)
+test: $(BUILT) ## run all tests; TESTS="tests/test_ops.py -k lsq" runs some
+	$(PYTEST)
+
+test-fast: $(BUILT) ## run all but the slowest tests
+	$(PYTEST) $(SLOW:%=--ignore tests/test_%.py)
+
+test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
+	mkdir -p $(OTHER)
+	rm -rf $(OTHER)/cpp $(OTHER)/jit_passes $(OTHER)/tests $(OTHER)/build/.built
+	tar -c --exclude './.venv' --exclude './.torch-*' --exclude './.git' --exclude './build' \
+	  --exclude './dist' --exclude '*.so' --exclude __pycache__ . | tar -x -C $(OTHER)
+	$(MAKE) -C $(OTHER) TORCH=$(TORCH) test
+
+lint: $(BUILT) ## check style, types, the stub and the direction of imports; change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(shell find cpp -name '*.cpp' -o -name '*.h')
+	$(BIN)/python -m tools.stub --check
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/lint-imports
 
-format: $(STAMP)
+stub: $(BUILT) ## write jit_passes/_C.pyi anew from the extension
+	$(BIN)/python -m tools.stub
+
+format: $(STAMP) ## format Python and C++
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/clang-format -i $(shell find cpp -name '*.cpp' -o -name '*.h')
+	$(BIN)/clang-format -i $(CPP)
 
-bench: $(BUILT)
+bench: $(BUILT) ## install the peers and run the benchmarks; about an hour
 	$(BIN)/python -m pip install --quiet -r requirements/benchmarks.txt
 	$(BIN)/python -m benchmarks.latency
 	$(BIN)/python -m benchmarks.quantize_time
 
-wheel: $(STAMP)
+wheel: $(STAMP) ## put a wheel into dist/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation
 
-sdist: $(STAMP)
+sdist: $(STAMP) ## put a source archive into dist/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --sdist --no-isolation
 
 # The CPU build of torch where the index offers one: its version carries the suffix +cpu.
@@ -58,5 +84,5 @@ $(BUILT): $(STAMP) $(SOURCES)
 	  > build/build.log 2>&1 || { cat build/build.log; exit 1; }
 	@touch $@
 
-clean:
+clean: ## remove what was built, but no environment
 	rm -rf build dist jit_passes/*.so jit_passes/include *.egg-info

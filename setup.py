@@ -12,6 +12,9 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))  # a build front end does not put it there
+from tools.unity import write_units  # noqa: E402
+
 MIN_TORCH = (2, 13)
 PYTHONS = ((3, 10), (3, 13))
 
@@ -46,15 +49,22 @@ def system_includes() -> list[str]:
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """Compile with a precompiled header: parsing torch's JIT headers takes 30 s otherwise."""
+    """Compile a few units of many files each, with a precompiled header.
+
+    Parsing torch's JIT headers takes 15 s for every unit otherwise.
+    """
 
     def build_extensions(self) -> None:
-        header = self.precompile(Path(self.build_temp).resolve() / "precompiled")
+        temporary = Path(self.build_temp).resolve()
+        header = self.precompile(temporary / "precompiled")
+        units = [str(path) for path in write_units(ROOT / "cpp", temporary / "units")]
         for extension in self.extensions:
             flags = [*COMPILE_FLAGS, *system_includes(), f"-I{ROOT / 'cpp'}"]
             if header is not None:
                 flags += ["-include", str(header), "-Winvalid-pch"]
             extension.extra_compile_args = {"cxx": flags}
+            extension.depends += extension.sources
+            extension.sources = units
         super().build_extensions()
 
     def precompile(self, folder: Path) -> Path | None:

@@ -1,4 +1,6 @@
 // The Python face of the extension. Nothing outside of this folder includes Python.
+#include <torch/version.h>
+
 #include "conversions.h"
 
 #include "core/module.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <torch/csrc/jit/python/pybind_utils.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "core/registry.h"
 #include "core/snapshot.h"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Modules on the way from a caller to a warning: torch calls back where it compiles.
 _NOT_THE_CALLERS = ("jit_passes", "torch", "contextlib")
@@ -50,6 +50,12 @@ def first_line(error: BaseException) -> str:
     return (text if ours else f"{type(error).__name__}: {text}") or type(error).__name__
 
 
+def shortened(names: Sequence[str], shown: int = 5) -> str:
+    """Return the first names of a list, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
     """Return the end of a message about an unknown name: those it may stand for, or some there are.
 
@@ -65,5 +71,4 @@ def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
     close = difflib.get_close_matches(word.lower(), by_case, min(shown, 3), 0.6)
     if close:
         return f"did you mean {' or '.join(repr(by_case[name]) for name in close)}?"
-    more = f" and {len(known) - shown} more" if len(known) > shown else ""
-    return f"there are {', '.join(map(repr, known[:shown]))}{more}"
+    return f"there are {shortened([repr(name) for name in known], shown)}"

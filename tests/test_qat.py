@@ -387,6 +387,30 @@ def test_a_branch_that_was_never_reached_stays_float(method: str) -> None:
     assert torch.allclose(reference(far), model(far))
 
 
+class OnlyBranch(nn.Module):
+    """All that could be quantized stands in a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rarely = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 1e6:
+            return self.rarely(x)
+        return x
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_but_a_branch_that_was_never_reached(method: str) -> None:
+    """The message names the values, and says that batches must take the branch."""
+    prepared = prepare_qat(torch.jit.script(OnlyBranch()), fake_quantizer=method)
+    prepared.train()(batch(*IMAGES))
+    with pytest.raises(
+        jit_passes.JitPassesError, match=r"no batch .* came by 'x -> rarely.*take them"
+    ):
+        jit_passes.convert(prepared)
+
+
 def custom_annotation(graph: Any) -> Any:
     """Weight and input of the first convolution only."""
     annotations = Annotations()

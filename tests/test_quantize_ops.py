@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import jit_passes  # noqa: F401  registers the operators
+from tests.codes import unrounded_code
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per")
 quantize = torch.ops.jit_passes.quantize
@@ -28,19 +29,19 @@ def limits(dtype: torch.dtype) -> tuple[int, int]:
     return info.min, info.max
 
 
-def code(x: float, scale: float, zero_point: int, low: int, high: int) -> int:
-    """The definition, number by number: a product with the float32 reciprocal, half to even."""
-    inverse = np.float32(1) / np.float32(scale)
-    with np.errstate(over="ignore"):
-        product = float(np.float32(x) * inverse)
-    if math.isinf(product):
-        return high if product > 0 else low
-    return min(max(round(product) + zero_point, low), high)
+def code(x: float, scale: float, zero_point: int, low: int, high: int, fused: bool) -> int:
+    """The definition, number by number, half to even."""
+    unrounded = unrounded_code(x, scale, zero_point, fused=fused)
+    if math.isinf(unrounded):
+        return high if unrounded > 0 else low
+    return min(max(round(unrounded), low), high)
 
 
-def codes(x: Tensor, scale: float, zero_point: int, low: int, high: int) -> list[int]:
+def codes(
+    x: Tensor, scale: float, zero_point: int, low: int, high: int, fused: bool = True
+) -> list[int]:
     """All codes in the order of the elements."""
-    return [code(v, scale, zero_point, low, high) for v in x.float().reshape(-1).tolist()]
+    return [code(v, scale, zero_point, low, high, fused) for v in x.float().reshape(-1).tolist()]
 
 
 def values(seed: int = 0) -> Tensor:
@@ -48,13 +49,6 @@ def values(seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(257, generator=generator)
     return torch.cat([x, 100 * x, 1e-6 * x, torch.tensor([0.0, -0.0, 1e30, -1e30, 1e-42])])
-
-
-def assert_as_theirs(ours: Tensor, theirs: Tensor, steps: Tensor) -> None:
-    """Asserts equal codes, but for ties: PyTorch adds an odd zero point before it rounds those."""
-    apart = ours != theirs
-    assert (ours[apart].int() - theirs[apart].int()).abs().le(1).all()
-    assert ((steps[apart].double() % 1) - 0.5).abs().lt(1e-4).all()
 
 
 def awkward(layout: str) -> Tensor:
@@ -87,15 +81,8 @@ LAYOUTS += ["half", "bfloat16", "double", "double_sliced"]
 def test_definition(dtype: torch.dtype, scale: float, zero_point: int) -> None:
     """Every code is what exact arithmetic gives, saturation included."""
     low, high = limits(dtype)
-    if dtype == torch.int32:  # float32 does not have the ends of its range
-        low, high = -(2**30), 2**30
-        x = values()[:600]
-        inverse = float(np.float32(1) / np.float32(scale))
-        exact = [round(v * inverse) + zero_point for v in x.tolist()]
-        expected = [min(max(e, low), high) for e in exact]
-    else:
-        x = values()
-        expected = codes(x, scale, zero_point, low, high)
+    x = values()
+    expected = codes(x, scale, zero_point, low, high, fused=dtype != torch.int32)
     found = quantize(x, scale, zero_point, low, high, dtype)
     assert found.dtype == dtype
     assert found.tolist() == expected
@@ -110,33 +97,66 @@ def test_int32_range_ends() -> None:
     assert inner.tolist() == [high - 99, low + 99, 0]
 
 
-@pytest.mark.parametrize("dtype", BYTES, ids=str)
-@pytest.mark.parametrize("scale", [1.0, 0.1, 0.0235, 1 / 3, 255.0])
-def test_as_pytorch(dtype: torch.dtype, scale: float) -> None:
-    """The same integers as torch.quantize_per_tensor."""
-    x = values(2)
-    x = x[x.abs() < 1e9]
-    for zero_point in (0, 5, 127):
+def near_ties(count: int, scale: float, seed: int) -> Tensor:
+    """Halves of a step as float32 has them, their neighbours, and normally distributed numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(-400, 400, (count,), generator=generator) + 0.5
+    ties = (steps.double() * scale).float()
+    inf = torch.full_like(ties, math.inf)
+    normal = 80 * scale * torch.randn(count, generator=generator)
+    choice = torch.randint(0, 4, (count,), generator=generator)
+    return torch.stack(
+        [ties, torch.nextafter(ties, inf), torch.nextafter(ties, -inf), normal]
+    ).gather(0, choice[None])[0]
+
+
+COUNTS = (*range(1, 40), 64, 127, 1001, 40_003)
+
+
+@pytest.mark.parametrize("dtype", [*BYTES, torch.int32], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_as_pytorch(seed: int, dtype: torch.dtype) -> None:
+    """The integers of torch.quantize_per_tensor, ties and rests of vectors too: over a million."""
+    generator = np.random.default_rng(seed)
+    scale = float(np.float32(2.0 ** generator.integers(-8, 3) if seed % 3 == 0
+                             else 10 ** generator.uniform(-3, 1)))  # fmt: skip
+    for i, count in enumerate(COUNTS):
+        zero_point = int(generator.integers(0, 64)) * 2 + (i % 4 > 0)  # most of them odd
+        x = near_ties(count, scale, seed + i)
         theirs = torch.quantize_per_tensor(x, scale, zero_point, QUANTIZED[dtype])
         ours = quantize(x, scale, zero_point, *limits(dtype), dtype)
-        assert_as_theirs(ours, theirs.int_repr(), x / scale)
-        back = dequantize(theirs.int_repr(), scale, zero_point)
-        assert torch.equal(back, theirs.dequantize())
+        assert torch.equal(ours, theirs.int_repr())
+        assert torch.equal(dequantize(ours, scale, zero_point), theirs.dequantize())
+
+
+@pytest.mark.parametrize("dtype", [*BYTES, torch.int32], ids=str)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_as_pytorch_per_channel(axis: int, dtype: torch.dtype) -> None:
+    """The integers of torch.quantize_per_channel, ties and odd zero points too: two millions."""
+    scales = torch.tensor([0.25, 0.0271, 1 / 3, 0.0282094423, 1.7, 0.1, 0.5], dtype=torch.float64)
+    zero_points = torch.tensor([1, 3, 0, 117, 64, 5, 127])
+    rows = [near_ties(100_003, scale, i) for i, scale in enumerate(scales.tolist())]
+    x = torch.stack(rows).reshape(7, 1, -1).transpose(0, axis).contiguous()
+    theirs = torch.quantize_per_channel(x, scales, zero_points, axis, QUANTIZED[dtype])
+    ours = quantize_per_channel(x, scales, zero_points, axis, *limits(dtype), dtype)
+    assert torch.equal(ours, theirs.int_repr())
+
+
+def test_next_to_a_tie() -> None:
+    """67.49999997 steps and a zero point of 139: the product alone rounds up to 67.5."""
+    x = torch.tensor([1.9041372537612915])
+    assert quantize(x, 0.028209442272782326, 139, 0, 255, torch.uint8).item() == 206
 
 
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
 @pytest.mark.parametrize("scale", [1.0, 0.5, 0.25])
 def test_ties_go_to_even(dtype: torch.dtype, scale: float) -> None:
-    """Halves of a step, exactly."""
+    """Codes that are halves, exactly: the zero point is part of them."""
     x = (torch.arange(-400, 400) + 0.5) * scale
-    for zero_point in (0, 1, 64):
-        ours = quantize(x, scale, zero_point, *limits(dtype), dtype)
-        if zero_point % 2 == 0:
-            theirs = torch.quantize_per_tensor(x, scale, zero_point, QUANTIZED[dtype])
-            assert torch.equal(ours, theirs.int_repr())
-        low, high = limits(dtype)
-        even = [min(max(round(v / scale) + zero_point, low), high) for v in x.tolist()]
-        assert ours.tolist() == even
+    low, high = limits(dtype)
+    for zero_point in (0, 1, 64, 77):
+        even = [min(max(round(v / scale + zero_point), low), high) for v in x.tolist()]
+        assert quantize(x, scale, zero_point, low, high, dtype).tolist() == even
 
 
 @pytest.mark.parametrize("grid", [(0, 127), (-127, 127), (-8, 7), (3, 4), (0, 1)], ids=str)
@@ -164,7 +184,7 @@ def test_layouts(layout: str, dtype: torch.dtype) -> None:
     grid = (0 if dtype == torch.uint8 else -100, 100)
     found = quantize(x, 0.05, 2, *grid, dtype)
     assert found.shape == x.shape
-    assert found.reshape(-1).tolist() == codes(x, 0.05, 2, *grid)
+    assert found.reshape(-1).tolist() == codes(x, 0.05, 2, *grid, dtype != torch.int32)
     assert torch.equal(x, before)
     back = dequantize(found, 0.05, 2)
     assert back.dtype == torch.float32
@@ -198,7 +218,7 @@ def test_many_elements() -> None:
     x = 4 * torch.randn(300_007, generator=torch.Generator().manual_seed(4))
     ours = quantize(x, 0.031, 128, 0, 255, torch.uint8)
     theirs = torch.quantize_per_tensor(x, 0.031, 128, torch.quint8)
-    assert_as_theirs(ours, theirs.int_repr(), x / 0.031)
+    assert torch.equal(ours, theirs.int_repr())
     assert torch.equal(dequantize(theirs.int_repr(), 0.031, 128), theirs.dequantize())
 
 
@@ -216,7 +236,7 @@ def test_round_trip(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("axis", [0, 1, 3])
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
 def test_per_channel(dtype: torch.dtype, axis: int, layout: str) -> None:
-    """Each channel is what quantize gives for it alone, and what PyTorch gives for all."""
+    """Each channel by the definition, and what PyTorch gives for all."""
     x = awkward(layout)
     channels = x.size(axis)
     scales = torch.linspace(0.01, 0.2, channels, dtype=torch.float64)
@@ -228,15 +248,13 @@ def test_per_channel(dtype: torch.dtype, axis: int, layout: str) -> None:
     for i in range(channels):
         scale, zero_point = scales[i].item(), int(zero_points[i])
         row = x.select(axis, i)
-        alone = quantize(row, scale, zero_point, low, high, dtype)
-        assert torch.equal(found.select(axis, i), alone)
+        alone = found.select(axis, i)
+        assert alone.reshape(-1).tolist() == codes(row, scale, zero_point, low, high, fused=False)
         assert torch.equal(back.select(axis, i), dequantize(alone, scale, zero_point))
     theirs = torch.quantize_per_channel(
         x.float().contiguous(), scales, zero_points, axis, QUANTIZED[dtype]
     )
-    shape = [1, 1, 1, 1]
-    shape[axis] = channels
-    assert_as_theirs(found, theirs.int_repr(), x.float() / scales.reshape(shape))
+    assert torch.equal(found, theirs.int_repr())
     back = dequantize_per_channel(theirs.int_repr(), scales, zero_points, axis)
     assert torch.allclose(back, theirs.dequantize(), rtol=1e-6, atol=0)
 

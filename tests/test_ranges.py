@@ -26,6 +26,7 @@ from jit_passes.observers import (
 from jit_passes.quantizer import QuantizationSpec, spec_from_text, spec_to_text
 from jit_passes.specification.qparams import SMALLEST_SCALE, affine_qparams, choose_qparams
 
+search_range_l2 = torch.ops.jit_passes.search_range_l2
 AFFINE = QuantizationSpec()
 SYMMETRIC = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric")
 SEVEN_BITS = QuantizationSpec(quant_max=127)
@@ -420,3 +421,25 @@ def test_options_that_make_no_sense(make: object, message: str) -> None:
     """The message names the option."""
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("exponent", [-90, -60, 55, 63, 100])
+def test_least_squared_error_of_any_magnitude(exponent: int, symmetric: bool) -> None:
+    """A power of two in front of all numbers is one in front of the range, and changes no more.
+
+    Squares of the smallest and the largest of these are beyond float32.
+    """
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(3))
+    x[0] = 40
+    low, high = (-8, 7) if symmetric else (0, 15)
+
+    def found(data: Tensor) -> tuple[float, float]:
+        state, counts = state_of(data).range, state_of(data).histogram
+        layout = (int(state[4]), int(state[5]), float(state[0]), float(state[1]))
+        return search_range_l2(counts, *layout, low, high, symmetric)
+
+    power = 2.0**exponent
+    expected = found(x)
+    assert expected[1] < 20  # not the largest number
+    assert found(x * power) == (expected[0] * power, expected[1] * power)

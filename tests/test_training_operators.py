@@ -278,12 +278,46 @@ def test_lsq_plus(grid: tuple[int, int]) -> None:
         outside = (steps <= grid[0]) | (steps >= grid[1])
         slope = torch.where(outside, steps.clamp(*grid), steps.round() - steps)
         of_offset = g * (gradient * outside).sum()
-        v = offset / 0.125
-        inside = -grid[1] <= round(v) <= -grid[0]
         of_scale = g * (gradient * slope).sum()
-        of_scale += of_offset * (round(v) - v if inside else whole / 0.125)
         torch.testing.assert_close(found[1], of_scale.reshape(1), rtol=1e-5, atol=1e-4)
-        torch.testing.assert_close(found[2], of_offset.reshape(1) * inside, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[2], of_offset.reshape(1), rtol=1e-5, atol=1e-5)
+        assert leaves[2]._version == 0  # autograd knows nothing of what is put back
+        assert leaves[2].item() == pytest.approx(
+            min(max(offset, -grid[1] * 0.125), -grid[0] * 0.125)
+        )
+
+
+def test_lsq_plus_as_autograd() -> None:
+    """In double, by rounding that autograd takes for the identity, with the offset a constant."""
+    x, gradient = numbers(200, seed=9).double(), numbers(200, seed=10).double()
+    for s, o in ((0.2, -0.71), (0.3, -0.4), (0.11, -1.3)):
+        leaves = [t.double().requires_grad_() for t in (x, torch.tensor([s]), torch.tensor([o]))]
+        scale, offset = leaves[1:]
+        whole = offset + ((offset / scale).round() * scale - offset).detach()
+        steps = ((leaves[0] - whole) / scale).clamp(0, 15)
+        code = steps + (steps.round() - steps).detach()
+        expected = torch.autograd.grad(code * scale + whole, leaves, gradient)
+        given = [t.detach().clone().requires_grad_() for t in leaves]
+        ours = lsq_plus(given[0], given[1], given[2], (0, 15), per_sample=True)
+        found = torch.autograd.grad(ours, given, gradient)
+        g = 1 / math.sqrt(200 / 200 * 15)  # a sample has one feature
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
+        for left, right in zip(found[1:], expected[1:], strict=True):
+            torch.testing.assert_close(left, g * right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("start", [3.0, -50.0])
+def test_an_offset_comes_back(start: float) -> None:
+    """From beyond either end of its range, by steps of an optimizer."""
+    x = torch.linspace(-1, 1, 64)
+    scale = torch.tensor([2 / 15])
+    offset = torch.tensor([start]).requires_grad_()
+    optimizer = torch.optim.SGD([offset], lr=0.2)
+    for _ in range(200):
+        optimizer.zero_grad()
+        (lsq_plus(x, scale, offset, (0, 15)) - x).square().sum().backward()
+        optimizer.step()
+    assert offset.item() == pytest.approx(-1, abs=0.15)
 
 
 def observed(x: Tensor) -> ObserverState:

@@ -1,13 +1,13 @@
 // jit_passes::fake_quantize: quantize and dequantize in one step, in float, with a gradient.
 //
-//   code = round(x / scale) + zero_point
+//   code = round(x / scale + zero_point)
 //   x^   = (clamp(code, quant_min, quant_max) - zero_point) * scale
 //   dx   = g where quant_min <= code <= quant_max, else 0          (straight through)
 //
-// The numbers are those of quantize followed by dequantize: in float32 the division is a
-// multiplication by 1 / scale. Half types are computed in float32 and rounded once, at the end;
-// doubles in double, with a true division, so that references are exact. A NaN stays a NaN, and its
-// gradient is 0. A negative scale mirrors the grid.
+// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. What is rounded is
+// the code, zero point included, as in QONNX's Quant: half_away and toward_zero are about code 0. Half types
+// are computed in float32 and rounded once, at the end; doubles in double, with a true division, so that
+// references are exact. A NaN stays a NaN, and its gradient is 0. A negative scale mirrors the grid.
 //
 // The mask of the gradient is kept as bool rather than made again from x. Forward and backward then
 // move 18 bytes for each float32 instead of 20, autograd holds 1 byte for it instead of 4, and an
@@ -32,9 +32,9 @@ using c10::string_view;
 
 template <typename Rounding, bool kMasked, typename Number>
 inline void fakeQuantizeOne(
-    Number x, Number* result, bool* inside, Number scale, Number inverse_scale, Number zero_point, Number low,
+    Number unrounded, Number* result, bool* inside, Number scale, Number zero_point, Number low,
     Number high) {
-  const Number code = Rounding::round(inSteps(x, scale, inverse_scale)) + zero_point;
+  const Number code = Rounding::round(unrounded);
   *result = (clampTo(code, low, high) - zero_point) * scale;
   if constexpr (kMasked) {
     *inside = (code >= low) & (code <= high);
@@ -43,12 +43,11 @@ inline void fakeQuantizeOne(
 
 template <typename Rounding, bool kMasked, typename Number>
 JIT_PASSES_VECTORIZED void fakeQuantizeRow(
-    const Number* x, Number* result, bool* inside, int64_t count, Number scale, Number zero_point, Number low,
+    const Number* x, Number* result, bool* inside, int64_t count, CodeOf<Number> code_of, Number low,
     Number high) {
-  const Number inverse_scale = 1 / scale;
   for (int64_t i = 0; i < count; ++i) {
     fakeQuantizeOne<Rounding, kMasked>(
-        x[i], result + i, inside + i, scale, inverse_scale, zero_point, low, high);
+        code_of(x[i]), result + i, inside + i, code_of.scale, code_of.zero_point, low, high);
   }
 }
 
@@ -58,8 +57,9 @@ JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
     const Number* x, Number* result, bool* inside, int64_t count, const Number* scales,
     const Number* inverse_scales, const Number* zero_points, Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
+    const Number unrounded = rounded(inSteps(x[i], scales[i], inverse_scales[i])) + zero_points[i];
     fakeQuantizeOne<Rounding, kMasked>(
-        x[i], result + i, inside + i, scales[i], inverse_scales[i], zero_points[i], low, high);
+        unrounded, result + i, inside + i, scales[i], zero_points[i], low, high);
   }
 }
 
@@ -92,8 +92,8 @@ void run(
       layout,
       [&](int64_t begin, int64_t count, int64_t channel) {
         fakeQuantizeRow<Rounding, kMasked>(
-            from + begin, to + begin, mask_at(begin), count, grid.scales[channel], grid.offsets[channel],
-            grid.low, grid.high);
+            from + begin, to + begin, mask_at(begin), count,
+            {grid.scales[channel], grid.offsets[channel], axis.has_value()}, grid.low, grid.high);
       },
       [&](int64_t begin) {
         fakeQuantizeAcross<Rounding, kMasked>(
@@ -141,9 +141,8 @@ std::pair<Tensor, Tensor> byOperators(
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
   const auto dtype = computedIn(x);
   const auto step = alongAxis(scale.to(dtype), x, axis), zero = alongAxis(zero_point.to(dtype), x, axis);
-  const auto in_steps = inSteps(x.to(dtype), step);
-  const auto code =
-      dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(in_steps); }) + zero;
+  const auto unrounded = codeOf(x.to(dtype), step, zero, axis.has_value());
+  const auto code = dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(unrounded); });
   const auto result = (at::clamp(code, quant_min, quant_max) - zero) * step;
   return {result.to(x.scalar_type()), at::logical_and(at::ge(code, quant_min), at::le(code, quant_max))};
 }

@@ -32,7 +32,7 @@ inline Number quantized(
 template <typename Number>
 JIT_PASSES_VECTORIZED void quantizeRow(
     const Number* x, Number* result, int64_t count, Number scale, Number offset, Number low, Number high) {
-  const Number inverse_scale = 1 / scale;
+  const Number inverse_scale = inverseOf(scale);
   for (int64_t i = 0; i < count; ++i) {
     result[i] = quantized(x[i], scale, inverse_scale, offset, low, high);
   }

@@ -30,6 +30,17 @@ inline Number clampTo(Number v, Number low, Number high) {
   return above > high ? high : above;
 }
 
+// Finite: that of a denormal scale may not be, and 0 would be no number of steps.
+template <typename Number>
+inline Number inverseOf(Number scale) {
+  constexpr Number largest = std::numeric_limits<Number>::max();
+  return clampTo(1 / scale, -largest, largest);
+}
+inline at::Tensor inverseOf(const at::Tensor& scale) {
+  constexpr double largest = std::numeric_limits<float>::max();
+  return at::clamp(at::reciprocal(scale), -largest, largest);
+}
+
 // Rounding looks at the number of steps twice, which keeps compilers from fusing the product with a sum:
 // a fused one is not rounded, and ties would go one way or the other by the vector unit.
 template <typename Number>
@@ -48,7 +59,41 @@ inline Number rounded(Number product) {
 }
 
 inline at::Tensor inSteps(const at::Tensor& x, const at::Tensor& scale) {
-  return x.scalar_type() == at::kDouble ? at::div(x, scale) : at::mul(x, at::reciprocal(scale));
+  return x.scalar_type() == at::kDouble ? at::div(x, scale) : at::mul(x, inverseOf(scale));
+}
+
+// The code of a number before it is rounded, x / scale + zero_point: in float32 that of PyTorch's
+// quantize_per_tensor and quantize_per_channel, to the bit. Both multiply by 1 / scale. With a scale for the
+// tensor, product and sum are rounded once, by a fused multiply-add; GCC makes one of an expression, for
+// processors that have it. For others both round the product too, and so does what an older GCC compiles for
+// AVX2: codes next to a tie may then be the other one. With a scale for each channel the product is always
+// rounded. One loop does both: `first` and `second` are 1 and 1 / scale, or 1 / scale and 1.
+template <typename Number>
+struct CodeOf {
+  CodeOf(Number scale, Number zero_point, bool per_channel)
+      : scale(scale),
+        zero_point(zero_point),
+        first(per_channel ? inverseOf(scale) : 1),
+        second(per_channel ? 1 : inverseOf(scale)) {}
+
+  Number operator()(Number x) const {
+    if constexpr (std::is_same_v<Number, float>) {
+      return x * first * second + zero_point;
+    } else {
+      return x / scale + zero_point;
+    }
+  }
+
+  Number scale, zero_point, first, second;
+};
+
+// Products of float32 are exact in double.
+inline at::Tensor codeOf(
+    const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point, bool per_channel) {
+  if (per_channel || x.scalar_type() == at::kDouble) {
+    return inSteps(x, scale) + zero_point;
+  }
+  return at::addcmul(zero_point.to(at::kDouble), x, inverseOf(scale).to(at::kDouble)).to(at::kFloat);
 }
 
 inline at::ScalarType computedIn(const at::Tensor& x) {
@@ -87,7 +132,7 @@ struct Grid {
       TORCH_CHECK(
           step != 0 && std::isfinite(step), "scale must be finite and not 0, got ", step,
           ": derive it from a range that is finite and not empty");
-      inverse_scales.push_back(1 / step);
+      inverse_scales.push_back(inverseOf(step));
     }
   }
 

@@ -1,40 +1,25 @@
 // jit_passes::quantize and jit_passes::dequantize: float <-> plain integers.
 //
-//   q = clamp(round(x / scale) + zero_point, quant_min, quant_max)     round: half to even
+//   q = clamp(round(x / scale + zero_point), quant_min, quant_max)     round: half to even
 //   x = (q - zero_point) * scale
 //
 // Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)].
-// The division is a multiplication by 1 / scale in float32, as in PyTorch's own quantize kernels,
-// so that both give the same integers.
-#include "core/registry.h"
+// The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included: see
+// CodeOf. For int32 both round the product of x and 1 / scale.
 #include "core/vectorize.h"
+#include "grid.h"
 
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;
-
 template <typename Int>
 JIT_PASSES_VECTORIZED void quantizeRow(
-    const float* x, Int* q, int64_t count, float scale, int64_t zero_point, int64_t quant_min,
-    int64_t quant_max) {
-  const float inverse_scale = 1.0f / scale, shift = zero_point, low = quant_min, high = quant_max;
+    const float* x, Int* q, int64_t count, CodeOf<float> code_of, int64_t quant_min, int64_t quant_max) {
+  // float32 does not have the ends of int32.
+  using Number = std::conditional_t<std::is_same_v<Int, int32_t>, double, float>;
+  const Number low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
-    const float value = __builtin_rintf(x[i] * inverse_scale) + shift;
-    const float above = value < low ? low : value;
-    q[i] = static_cast<Int>(above > high ? high : above);
-  }
-}
-
-// int32 codes do not fit float32's 24 bits: the same in double.
-template <>
-void quantizeRow<int32_t>(
-    const float* x, int32_t* q, int64_t count, float scale, int64_t zero_point, int64_t quant_min,
-    int64_t quant_max) {
-  const double low = quant_min, high = quant_max, inverse_scale = 1.0f / scale;
-  for (int64_t i = 0; i < count; ++i) {
-    const double value = std::nearbyint(static_cast<double>(x[i]) * inverse_scale) + zero_point;
-    q[i] = static_cast<int32_t>(std::min<double>(std::max<double>(value, low), high));
+    q[i] = static_cast<Int>(clampTo<Number>(nearestEven(code_of(x[i])), low, high));
   }
 }
 
@@ -80,7 +65,9 @@ at::Tensor quantize(
     Int* to = codes.mutable_data_ptr<Int>();
     at::parallel_for(0, values.numel(), kGrain, [&](int64_t begin, int64_t end) {
       quantizeRow<Int>(
-          from + begin, to + begin, end - begin, static_cast<float>(scale), zero_point, quant_min, quant_max);
+          from + begin, to + begin, end - begin,
+          {static_cast<float>(scale), static_cast<float>(zero_point), std::is_same_v<Int, int32_t>},
+          quant_min, quant_max);
     });
   });
   return codes;
@@ -110,12 +97,6 @@ void checkChannels(
       zero_points.numel());
 }
 
-at::Tensor alongAxis(const at::Tensor& parameter, const at::Tensor& x, int64_t axis, at::ScalarType dtype) {
-  std::vector<int64_t> shape(x.dim(), 1);
-  shape[axis] = x.size(axis);
-  return parameter.to(dtype).view(shape);
-}
-
 at::Tensor quantizePerChannel(
     const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
     int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
@@ -138,8 +119,10 @@ at::Tensor quantizePerChannel(
       for (int64_t channel = begin; channel < end; ++channel) {
         const int64_t at = channel * count;
         quantizeRow<Int>(
-            from + at, to + at, count, steps.const_data_ptr<float>()[channel],
-            shifts.const_data_ptr<int64_t>()[channel], quant_min, quant_max);
+            from + at, to + at, count,
+            {steps.const_data_ptr<float>()[channel],
+             static_cast<float>(shifts.const_data_ptr<int64_t>()[channel]), /*per_channel=*/true},
+            quant_min, quant_max);
       }
     });
   });
@@ -149,8 +132,8 @@ at::Tensor quantizePerChannel(
 at::Tensor dequantizePerChannel(
     const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
   checkChannels(q, scales, zero_points, axis);
-  const auto steps = q.to(at::kInt) - alongAxis(zero_points, q, axis, at::kInt);
-  return steps.to(at::kFloat) * alongAxis(scales, q, axis, at::kFloat);
+  const auto steps = q.to(at::kInt) - alongAxis(zero_points.to(at::kInt), q, axis);
+  return steps.to(at::kFloat) * alongAxis(scales.to(at::kFloat), q, axis);
 }
 
 const RegisterOp quantize_op{"quantize", "Float to integers, one scale and zero point for the tensor."};

@@ -39,12 +39,14 @@ JIT_PASSES_VECTORIZED float squaredError(
 Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max) {
   Bins bins;
   const int64_t* counts = histogram.const_data_ptr<int64_t>();
-  const double width = std::ldexp(1.0, exponent);
+  bins.unit = std::ldexp(1.0, exponent);
+  min /= bins.unit;
+  max /= bins.unit;
   bins.centres.resize(histogram.numel());
   bins.counts.resize(histogram.numel());
   size_t filled = 0; // without a branch: which bins are empty cannot be predicted
   for (int64_t bin = 0; bin < histogram.numel(); ++bin) {
-    const double centre = (static_cast<double>(offset + bin) + 0.5) * width; // exact
+    const double centre = static_cast<double>(offset + bin) + 0.5; // exact
     bins.centres[filled] = static_cast<float>(std::min(std::max(centre, min), max));
     bins.counts[filled] = static_cast<float>(counts[bin]);
     filled += counts[bin] != 0;
@@ -56,7 +58,8 @@ Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, doubl
 
 float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
   const float steps = static_cast<float>(grid.quant_max - grid.quant_min);
-  const float low = std::min(min, 0.0f), high = std::max(max, 0.0f);
+  const auto low = static_cast<float>(std::min(min, 0.0f) / bins.unit);
+  const auto high = static_cast<float>(std::max(max, 0.0f) / bins.unit);
   const float scale = grid.symmetric ? 2 * std::max(-low, high) / steps : (high - low) / steps;
   const float middle = static_cast<float>((grid.quant_min + grid.quant_max + 1) / 2);
   const float zero_point =

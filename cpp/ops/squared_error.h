@@ -14,7 +14,9 @@
 
 namespace jit_passes {
 
+// In units of a bin, a power of two: sums of squares neither overflow nor vanish, whatever is quantized.
 struct Bins {
+  double unit;
   std::vector<float> centres;
   std::vector<float> counts;
 };
@@ -29,7 +31,7 @@ struct IntegerGrid {
 // reach beyond it.
 Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max);
 
-// Infinite for an empty range.
+// In squared units; infinite for an empty range.
 float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max);
 
 } // namespace jit_passes

@@ -48,8 +48,7 @@ Tensor trainBias(
                        scaleOf(weight_state, weight_rule, weight_min, weight_max).to(at::kDouble))
                           .to(at::kFloat);
     const auto values = x.to(at::kFloat);
-    // As fake_quantize does it: a multiplication by the inverse, in float32.
-    const auto codes = at::clamp(at::round(values * at::reciprocal(step)), quant_min, quant_max);
+    const auto codes = at::clamp(at::round(inSteps(values, step)), quant_min, quant_max);
     const auto known = at::logical_and(at::isfinite(step), at::gt(step, 0));
     rounded = at::where(known, codes * step, values).to(x.scalar_type());
   }

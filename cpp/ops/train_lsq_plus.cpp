@@ -5,11 +5,11 @@
 //   scale       = (high - low) / (quant_max - quant_min)
 //   offset      = low - quant_min * scale
 //   result      = fake_quantize_lsq_plus(x, scale, o, gradient_scale = 1 / sqrt(N * quant_max))
-//   o           = fake_quantize_learnable(offset, scale, -quant_max, -quant_min)
+//   o           = clip(round(offset / scale), -quant_max, -quant_min) * scale
 //
-// o is a whole number of steps, from -quant_max to -quant_min of them: the zero point is -o / scale. The
-// mask is not LSQ's, which excludes the ends: an offset of 0, as after a relu, is at an end where quant_min
-// is 0, and would stay there for good.
+// o is a whole number of steps: the zero point is -o / scale. Its gradient goes straight through to the
+// offset, and none of it to the scale, so both gradients are the paper's, at o. An offset that a step of the
+// optimizer took beyond the ends is put back there, so that the next can take it back.
 //
 // Source: Bhalgat et al., arXiv:2004.09576.
 #include "fake_quantize.h"
@@ -22,6 +22,17 @@ namespace {
 
 using at::Tensor;
 using c10::string_view;
+
+// Other devices would have to be waited for to know whether there is something to put back.
+template <bool kCpu>
+void guardOffset(const Tensor& offset, const Tensor& scale, int64_t quant_min, int64_t quant_max) {
+  const auto step = scale.reshape(offset.sizes());
+  const auto nearest = at::minimum(at::maximum(offset, -quant_max * step), -quant_min * step);
+  if (!kCpu || !at::equal(nearest, offset)) {
+    at::AutoDispatchBelowADInplaceOrView guard; // nor a word to the counter that backward compares
+    offset.copy_(nearest);
+  }
+}
 
 template <bool kCpu>
 void prepareLsqPlus(
@@ -44,6 +55,7 @@ void prepareLsqPlus(
     TORCH_CHECK_VALUE(
         !kCpu || std::isfinite(offset.item<double>()), "the trained offset of '", name, "' is ", offset,
         ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
+    guardOffset<kCpu>(offset, scale, quant_min, quant_max);
   }
 }
 
@@ -67,8 +79,10 @@ Tensor trainLsqPlus(
   if (x.sym_numel() == 0) {
     return ofNothing(x, scale, offset);
   }
+  const auto known = offset.detach(), step = scale.detach();
   const auto whole =
-      callFakeQuantizeLearnable(offset, scale, -quant_max, -quant_min, std::nullopt, "half_even");
+      (offset - known) + // 0, with the gradient
+      callFakeQuantizeLearnable(known, step, -quant_max, -quant_min, std::nullopt, "half_even");
   return callFakeQuantizeLsqPlus(
       x, scale, whole, quant_min, quant_max, gradientScale(x, quant_max, std::nullopt, per_sample),
       std::nullopt);

@@ -60,7 +60,7 @@ template <typename Rule, bool kOffset, typename Number>
 JIT_PASSES_VECTORIZED void gradientsOfRow(
     const Number* gradient, const Number* x, Number* result, int64_t count, Number scale, Number offset,
     Number low, Number high, double* slopes, double* outside) {
-  const Number inverse_scale = 1 / scale;
+  const Number inverse_scale = inverseOf(scale);
   double slope_lanes[kLanes] = {}, outside_lanes[kLanes] = {};
   for (int64_t begin = 0; begin < count; begin += kLanes) {
     const int64_t length = count - begin < kLanes ? count - begin : kLanes;

@@ -46,11 +46,13 @@ class LSQ(FakeQuantizer):
     training mode:
 
     "lsq":                 2 mean|x| / sqrt(Q_P)
-    "max":                 max|x| / Q_P
+    "max":                 max|x| / max(Q_N, Q_P)
     "three_sigma":         max(|mean - 3 std|, |mean + 3 std|) / max(Q_N, Q_P)
     "klj":                 as the observer `KLJ`, activations only
     "mean_squared_error":  the least squared error, activations only
 
+    "max" clips a positive maximum by a step rather than leave a code unused: max|x| / Q_P has 2.6
+    times the squared error on normally distributed numbers with 2 bits, 1.8 with 3 and 1.3 with 4.
     Values that cannot be below 0 have Q_N = 0. A scale that a step takes to 0 or below is put back,
     told and counted: see `scale_corrections`.
 
@@ -126,7 +128,7 @@ def scale_of(place: Place, rule: str, low: int, high: int) -> torch.Tensor:
     if rule == "lsq":
         scale = 2 * rows.abs().mean(1) / math.sqrt(high)
     elif rule == "max":
-        scale = rows.abs().amax(1) / high
+        scale = rows.abs().amax(1) / max(-low, high)
     else:
         mean, deviation = rows.mean(1), rows.std(1, correction=0)
         largest = torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs())

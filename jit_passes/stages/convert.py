@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..errors import JitPassesError, warn
+from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
 from ..observers import ObserverState
 from ..passes.pipeline import Pipeline, wrap
@@ -89,7 +89,8 @@ SETTLE = Pipeline(
 
 NO_DATA = {
     "prepared": "the model was not calibrated: call jit_passes.calibrate(model, data)",
-    "qat": "the model has not trained, so its scales have not begun: run batches in training mode",
+    "qat": "the model has not trained: no batch in training mode came by {names}, so no scale has "
+    "begun; run batches in training mode, and where these stand in branches, some that take them",
 }
 
 
@@ -138,7 +139,8 @@ def check_seen(places: list[QuantizedPlace], report: Report) -> None:
     """Raise a JitPassesError for a model that has seen no data; weights alone need none."""
     seen = report.calibrated or any(place.seen for place in places)
     if not seen and not all(place.reached for place in places):
-        raise JitPassesError(NO_DATA[report.stage])
+        unreached = [f"'{place.name}'" for place in places if not place.reached]
+        raise JitPassesError(NO_DATA[report.stage].format(names=shortened(unreached)))
 
 
 def _observed(op: str, name: str, text: str, range_: Any, histogram: Any) -> QuantizedPlace:
@@ -279,9 +281,8 @@ def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecor
 def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:
     unreached = [name for name, reason in refused.items() if "never reached" in reason]
     if unreached:
-        more = f" and {len(unreached) - 5} more" if len(unreached) > 5 else ""
         warn(
-            f"data never reached {', '.join(unreached[:5])}{more}: they stay float; "
+            f"data never reached {shortened(unreached)}: they stay float; "
             "calibrate with data that takes these branches to quantize them"
         )
     if not quantized:

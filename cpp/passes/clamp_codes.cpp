@@ -1,0 +1,102 @@
+// Clamp codes to a range that is narrower than their dtype: PyTorch's quantized operators saturate at the
+// ends of the dtype. Where kernels add pairs of products in int16, codes beyond the range would overflow.
+//
+//   %q = jit_passes::quantize(%x, scale, zero_point, 0, 127, uint8)
+//     ->  %all = jit_passes::quantize(%x, scale, zero_point, 0, 255, uint8)
+//         %q = aten::clamp(%all, -zero_point * scale, (127 - zero_point) * scale)
+//
+// The bounds are numbers, not codes, as for tensors of PyTorch's quantized dtypes, which these become next.
+// QNNPACK's clamp takes any tensor for a contiguous one: with the option `contiguous` it gets one.
+// A range that a clamp or an average of such codes keeps within stays as it is.
+#include <limits>
+
+#include "core/graph.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+using c10::Symbol;
+
+const auto quantize = Symbol::fromQualString("jit_passes::quantize");
+const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
+
+bool isAverage(const Node* node) {
+  static const std::unordered_set<std::string> kinds{
+      "aten::avg_pool2d", "aten::avg_pool3d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
+      "aten::mean"};
+  return kinds.count(node->kind().toQualString()) > 0;
+}
+
+struct Grid {
+  double scale, zero_point, low, high;
+
+  double codeOf(double x) const { return std::nearbyint(x / scale + zero_point); }
+};
+
+// Whether all that is quantized has codes within the range.
+bool isWithin(const Node* node, const Grid& grid) {
+  const Node* made = node->input(0)->node();
+  if (made->kind() == c10::aten::clamp) {
+    const auto low = constantNumber(made->input(1)), high = constantNumber(made->input(2));
+    return low && high && grid.codeOf(*low) >= grid.low && grid.codeOf(*high) <= grid.high;
+  }
+  if (!isAverage(made) || made->input(0)->node()->kind() != dequantize) {
+    return false;
+  }
+  const Node* operand = made->input(0)->node();
+  return operand->input(1) == node->input(1) && operand->input(2) == node->input(2);
+}
+
+template <typename Code>
+bool clampCodes(Node* node, const Grid& grid, bool contiguous) {
+  using Limits = std::numeric_limits<Code>;
+  if ((grid.low <= Limits::min() && grid.high >= Limits::max()) || isWithin(node, grid)) {
+    return false;
+  }
+  std::vector<Value*> operands(node->inputs().begin(), node->inputs().end());
+  operands[3] = insertConstant(node, int64_t{Limits::min()});
+  operands[4] = insertConstant(node, int64_t{Limits::max()});
+  Node* all = insertNode(node, quantize, operands, node);
+  if (contiguous) {
+    Value* layout = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
+    all = insertNode(node, c10::aten::contiguous, {all->output(), layout}, node);
+  }
+  const auto bound = [&](double code) { return insertConstant(node, (code - grid.zero_point) * grid.scale); };
+  Node* clamp = insertNode(node, c10::aten::clamp, {all->output(), bound(grid.low), bound(grid.high)}, node);
+  replaceNode(node, clamp->output());
+  return true;
+}
+
+bool clampAllCodes(PassContext& context) {
+  const auto option = context.options().find("contiguous");
+  const bool contiguous = option != context.options().end() && option->second.toBool();
+  bool changed = false;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (node->kind() != quantize) {
+      return;
+    }
+    const auto number = [&](size_t i) { return constantNumber(node->input(i)); };
+    const auto scale = number(1), zero_point = number(2), low = number(3), high = number(4),
+               dtype = number(5);
+    if (!scale || !zero_point || !low || !high || !dtype) {
+      return;
+    }
+    const Grid grid{*scale, *zero_point, *low, *high};
+    switch (static_cast<at::ScalarType>(*dtype)) {
+      case at::kByte: changed |= clampCodes<uint8_t>(node, grid, contiguous); break;
+      case at::kChar: changed |= clampCodes<int8_t>(node, grid, contiguous); break;
+      default: break; // which PyTorch's quantized operators do not have
+    }
+  });
+  return changed;
+}
+
+const RegisterPass registration{
+    "clamp_codes",
+    "Clamp codes to a range that is narrower than their dtype.",
+    clampAllCodes,
+    {"no_observers"}};
+
+} // namespace
+} // namespace jit_passes

@@ -56,6 +56,11 @@ def shortened(names: Sequence[str], shown: int = 5) -> str:
     return ", ".join(names[:shown]) + more
 
 
+def count_of(count: int, noun: str) -> str:
+    """Return `1 operator`, `2 operators`: a count and what is counted."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
     """Return the end of a message about an unknown name: those it may stand for, or some there are.
 

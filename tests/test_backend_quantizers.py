@@ -440,7 +440,7 @@ def test_strict() -> None:
     script = torch.jit.script(seeded(Products))
     with pytest.raises(JitPassesError) as error:
         jit_passes.prepare(script, target="stock", strict=True)
-    assert "strict: 1 operators would stay in float" in str(error.value)
+    assert "strict: 1 operator would stay in float" in str(error.value)
     assert "\n  matmul: the target 'stock' has no int8 form of it" in str(error.value)
     assert "keep_float: true" in str(error.value)
     kept = {"version": 1, "rules": [{"op": "matmul", "keep_float": True}]}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning
+from jit_passes.targets import X86Quantizer
 
 DATA = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 
@@ -321,3 +323,95 @@ def test_coverage_of_what_is_no_model() -> None:
     """The report asks for a ScriptModule as the stages do."""
     with refused("ScriptModule"):
         jit_passes.coverage(Net().eval())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m: quantize(m),
+        jit_passes.prepare,
+        jit_passes.inspect,
+        jit_passes.prepare_qat,
+        lambda m: jit_passes.profile(m, DATA),
+    ],
+)
+def test_meta_device(function: Callable[[Any], Any]) -> None:
+    """Weights without numbers are named, before anything reads them."""
+    with torch.device("meta"):
+        model = torch.jit.script(Net().eval())
+    with refused("'stem.weight' is on the meta device", "load_state_dict"):
+        function(model)
+
+
+@pytest.mark.parametrize("function", [quantize, lambda m: jit_passes.profile(m, DATA)])
+def test_weight_that_is_nan(function: Callable[[Any], Any]) -> None:
+    """The data are not blamed for it."""
+    net = Net().eval()
+    net.stem.weight.data[0, 0] = float("nan")
+    with refused("weight 'stem.weight', which 'stem:conv2d' reads, holds a NaN", "not to blame"):
+        function(torch.jit.script(net))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_data_that_are_nan(model: torch.jit.ScriptModule, value: float) -> None:
+    """And a weight is not blamed for the data."""
+    with refused("the value 'images", "look at the calibration data"):
+        quantize(model, [torch.full((1, 3, 8, 8), value)])
+
+
+def test_names_that_a_file_has_lost(model: torch.jit.ScriptModule, tmp_path: Path) -> None:
+    """A frozen model from a file has no modules to write rules about; operators it has."""
+    torch.jit.freeze(model).save(str(tmp_path / "frozen.pt"))
+    frozen = torch.jit.load(str(tmp_path / "frozen.pt"))
+    rule = {"module": "stem", "keep_float": True}
+    with refused("no operator is known to belong to a module", "frozen", "use op"):
+        quantize(frozen, config={"version": 1, "rules": [rule]})
+    by_op = {"version": 1, "rules": [{"op": "conv2d", "keep_float": True}]}
+    rows = jit_passes.coverage(quantize(frozen, config=by_op))
+    assert {row.kind: row.dtype for row in rows}["conv2d"] == "float"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("version: 1\nglobal:\n  input: {scale: 0.1, zero_point: 300}\n", ":3:35: 'stem:conv2d'"),
+        (
+            "version: 1\nglobal:\n  input: {scale: 0.1}\nrules:\n"
+            "  - module: stem\n    input: {scale: 0.2, zero_point: 300}\n",
+            ":6:37: 'stem:conv2d'",
+        ),
+    ],
+)
+def test_line_of_what_the_backend_cannot(
+    model: torch.jit.ScriptModule, text: str, place: str
+) -> None:
+    """Which codes there are is known once there is a target; the line is still said."""
+    with refused(place, "zero_point is one of the codes 0 to 255, not 300"):
+        quantize(model, config=text)
+
+
+@pytest.mark.parametrize(
+    "function", [quantize, jit_passes.prepare, jit_passes.prepare_qat, jit_passes.inspect]
+)
+def test_quantizer_that_is_none(
+    model: torch.jit.ScriptModule, function: Callable[..., Any]
+) -> None:
+    """A class in place of an instance, and something else."""
+    with refused("instance of Quantizer", r"call it, X86Quantizer\(\)"):
+        function(model, quantizer=X86Quantizer)
+    with refused("instance of Quantizer, not 'x86'"):
+        function(model, quantizer="x86")
+
+
+def test_verify_with_one_tensor(model: torch.jit.ScriptModule) -> None:
+    """A tensor is the only argument, and is not taken apart; a number is refused."""
+    jit_passes.run_pass("remove_dropout", model, verify=DATA[0])
+    with refused("a tuple or dict of arguments, or a tensor", "not int"):
+        jit_passes.run_pass("remove_dropout", model, verify=3)
+
+
+def test_one_operator() -> None:
+    """Messages count in English."""
+    assert str(
+        jit_passes.inspect(torch.jit.script(nn.Sequential(nn.Linear(4, 4)).eval()))
+    ).startswith("1 of 1 operator in int8, in 1 island; 1 value quantized")

@@ -163,7 +163,7 @@ def test_options_are_completed() -> None:
     assert TensorOptions(range=[-1, 1]) == TensorOptions(range=(-1.0, 1.0))  # type: ignore[arg-type]
     for dtype, bits in [("int8", 8), ("uint8", 8), ("int16", 16), ("int32", 16)]:
         assert TensorOptions(bits=bits, dtype=dtype).bits == bits
-    assert tuple(option.name for option in fields(TensorOptions)) == TENSOR_KEYS
+    assert tuple(o.name for o in fields(TensorOptions) if o.compare) == TENSOR_KEYS
     with pytest.raises(ValueError, match="weight is TensorOptions"):
         LayerOptions(weight=8)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keep_float is True or False"):
@@ -1003,7 +1003,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(JitPassesError, match="Is a directory"):
         read_configuration(tmp_path)
     (tmp_path / "latin.yml").write_bytes(b"version: 1 # \xe9\n")
-    with pytest.raises(JitPassesError, match="not text in UTF-8"):
+    with pytest.raises(JitPassesError, match=r"latin.yml:1: .*not text in UTF-8(?!.*did you mean)"):
         read_configuration(str(tmp_path / "latin.yml"))
     with pytest.raises(JitPassesError, match="neither a path that ends in"):
         read_configuration("layers.txt")

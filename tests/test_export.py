@@ -201,6 +201,32 @@ def test_weights_of_four_bits() -> None:
     assert encoding.quant_max == 7 and encoding.quant_min in (-8, -7)
 
 
+def test_lowered_for_the_reference() -> None:
+    """What lowers for it says the same; a table in it has the scale of what it replaces."""
+    model, _ = reference("reference")
+    expected = jit_passes.encodings_of(model)
+    found = jit_passes.encodings_of(jit_passes.lower(model))
+    assert found.parameters == expected.parameters
+    for ours, layer in zip(found.layers, expected.layers, strict=True):
+        assert (ours.name, ours.weight, ours.bias) == (layer.name, layer.weight, layer.bias)
+        assert ours.input.scale == layer.input.scale
+        assert ours.input.zero_point == layer.input.zero_point
+    tables = jit_passes.encodings_of(_sigmoid("reference"))
+    encoding = tables["2:linear[0]"]
+    assert (encoding.scale, encoding.zero_point, encoding.kind) == ((1 / 256,), (0,), "activation")
+    assert (encoding.quant_min, encoding.quant_max) == (0, 255)
+    assert tables.layer("2").input == encoding
+
+
+def _sigmoid(target: str) -> torch.jit.ScriptModule:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)).eval()
+    data = [torch.randn(8, 4) for _ in range(3)]
+    model = jit_passes.quantize_script(torch.jit.script(net), data, target=target, progress=False)
+    assert "lookup_table" in str(model.graph)
+    return model
+
+
 def test_reference_model_that_was_saved(tmp_path: Path) -> None:
     model, _ = reference("reference")
     model.save(tmp_path / "model.pt")
@@ -543,7 +569,7 @@ def test_errors_of_export() -> None:
         jit_passes.export_calibration(ONE_LAYER, version="1.0")
     with pytest.raises(JitPassesError, match="got one that was not quantized"):
         jit_passes.export_calibration(torch.jit.script(Net().eval()))
-    model, _ = reference("reference")
+    model, _ = reference("stock")
     with pytest.raises(JitPassesError, match="got a lowered one"):
         jit_passes.encodings_of(jit_passes.lower(model))
 

@@ -387,7 +387,7 @@ def test_merge_refusals() -> None:
     with pytest.raises(JitPassesError, match="takes profiles, not str"):
         profile.merge("other.yaml")
     with pytest.raises(
-        JitPassesError, match=r"profile 1 is of another graph.*are missing: conv:conv2d"
+        JitPassesError, match=r"profile 1 is of another graph.*values missing: conv:conv2d"
     ):
         profile + profile_of("transformer")
     with pytest.raises(JitPassesError, match="has 64 bins and the first one 2048"):

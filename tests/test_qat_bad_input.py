@@ -284,3 +284,20 @@ def test_a_net_of_bad_shape_says_what_torch_says() -> None:
     model = prepare_qat(compiled(seeded(Net), batch(*IMAGES))).train()
     with pytest.raises(RuntimeError, match="channels"):
         model(batch(2, 5, 8, 8))
+
+
+def test_a_deep_copy_trains() -> None:
+    """copy.deepcopy makes parameters that are no leaves; training is of the copy's, as ever."""
+    original = scripted()
+    model = copy.deepcopy(original)
+    assert not any(parameter.is_leaf for parameter in model.parameters())
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    qat = prepare_qat(model)
+    optimizer = torch.optim.SGD(qat.parameters(), lr=0.1)
+    qat.train()(batch(*IMAGES)).square().mean().backward()
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert parameter.is_leaf and parameter is not before[name]
+    assert any(not torch.equal(v, before[n]) for n, v in model.named_parameters())
+    assert all(torch.equal(v, before[n]) for n, v in original.named_parameters())
+    assert all(parameter.grad is None for parameter in original.parameters())

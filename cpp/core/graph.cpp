@@ -16,10 +16,19 @@ std::string withoutBacktrace(const std::exception& error) {
   return error.what();
 }
 
-// Modules appear as "name(Type)"; methods that were inlined within one module and free functions
-// appear as placeholders, which say nothing about where the node belongs.
-bool isPlaceholder(const std::string& name) {
-  return name.empty() || name == "SELF" || name == "UNKNOWN_INSTANCE";
+// Path and type of the module that a call was of; nothing for free functions. See calls.cpp; in graphs that
+// PyTorch inlined, the last part of the path.
+std::optional<std::pair<std::string, std::string>> calledModule(const torch::jit::InlinedCallStack& call) {
+  if (const auto module = call.module_instance()) {
+    const auto name = module->instance_name();
+    const bool known = module->class_type() && name != "SELF" && name != "INSTANCE_NAME_UNKNOWN";
+    return known ? std::optional(std::pair(name, module->class_type()->name()->name())) : std::nullopt;
+  }
+  const auto& name = call.function_name();
+  const size_t open = name.find('(');
+  return open == std::string::npos
+             ? std::nullopt
+             : std::optional(std::pair(name.substr(0, open), name.substr(open + 1, name.size() - open - 2)));
 }
 
 std::string lineOf(const torch::jit::SourceRange& range) {
@@ -95,23 +104,24 @@ std::string sourceLine(const Node* node) {
 }
 
 std::pair<std::string, std::string> moduleOf(const Node* node) {
-  const std::string hierarchy = torch::jit::utils::getNodesModuleHierarchy(*node);
-  std::string path, type;
-  for (size_t begin = 0; begin < hierarchy.size();) {
-    const size_t open = hierarchy.find('(', begin);
-    const size_t close = open == std::string::npos ? open : hierarchy.find(')', open);
-    if (close == std::string::npos) {
-      break;
+  std::vector<std::pair<std::string, std::string>> frames(1); // path and type; the first is the root
+  for (auto call = node->callstack(); call; call = (*call)->callee()) {
+    const auto called = calledModule(**call);
+    if (!called) {
+      frames.push_back(frames.back());
+      continue;
     }
-    std::string name = hierarchy.substr(begin, open - begin);
-    begin = close + 1;
-    name.erase(0, name.find_first_not_of('.'));
-    if (!isPlaceholder(name)) {
-      path += (path.empty() ? "" : ".") + name;
-      type = hierarchy.substr(open + 1, close - open - 1);
+    const auto& [name, type] = *called;
+    const size_t begin = std::min(name.find_first_not_of('^'), name.size());
+    std::string path = frames.at(frames.size() - 1 - std::min(begin, frames.size() - 1)).first;
+    if (!name.empty() && name.front() == '.') {
+      path = name.substr(1);
+    } else if (begin < name.size()) {
+      path += (path.empty() ? "" : ".") + name.substr(begin);
     }
+    frames.emplace_back(path, path.empty() ? "" : type); // what the root calls of its own is the root's
   }
-  return {path, type};
+  return frames.back();
 }
 
 std::string operatorMismatch(const Node* node) {

@@ -1,5 +1,7 @@
 #include "module.h"
 
+#include "calls.h"
+
 namespace jit_passes {
 namespace {
 
@@ -246,57 +248,6 @@ Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& n
   return graph.insert(c10::aten::Bool, {graph.insertGetAttr(graph.inputs().at(0), name)});
 }
 
-namespace {
-
-// Whether Inline can replace the call by the graph of a function.
-bool canInline(const Node* node) {
-  if (node->kind() == c10::prim::CallFunction) {
-    const auto type = node->input(0)->type()->cast<c10::FunctionType>();
-    return type != nullptr && torch::jit::tryToGraphFunction(*type->function()) != nullptr;
-  }
-  const auto type = node->input(0)->type()->cast<c10::ClassType>();
-  auto* method = type == nullptr ? nullptr : type->findMethod(node->s(c10::attr::name));
-  return method != nullptr && torch::jit::tryToGraphFunction(*method) != nullptr;
-}
-
-bool hasCallToInline(Graph& graph) {
-  bool found = false;
-  forEachNode(graph, [&](Node* node) {
-    const bool calls = node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction;
-    found = found || (calls && canInline(node));
-  });
-  return found;
-}
-
-} // namespace
-
-void inlineAll(Graph& graph) {
-  do {
-    torch::jit::Inline(graph);
-  } while (hasCallToInline(graph));
-}
-
-void inlineCalls(Graph& graph) {
-  inlineAll(graph);
-  forEachNode(graph, [](Node* node) {
-    if (node->kind() == c10::prim::fork) {
-      inlineCalls(*node->g(c10::attr::Subgraph));
-    }
-  });
-}
-
-const Node* findCall(Graph& graph) {
-  const Node* call = nullptr;
-  forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::CallMethod || node->kind() == c10::prim::CallFunction) {
-      call = call == nullptr ? node : call;
-    } else if (node->kind() == c10::prim::fork && call == nullptr) {
-      call = findCall(*node->g(c10::attr::Subgraph));
-    }
-  });
-  return call;
-}
-
 Module cloneModule(const Module& original) {
   Methods methods;
   for (const auto& method : original.get_methods()) {
@@ -306,9 +257,11 @@ Module cloneModule(const Module& original) {
       const Module clone = original.clone();
       for (const auto& other : clone.get_methods()) {
         inlineCalls(*other.graph());
+        nameModules(*other.graph(), clone);
       }
       return clone;
     }
+    nameModules(*graph, original);
     methods.emplace_back(method.name(), std::move(graph));
   }
   const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
@@ -318,6 +271,7 @@ Module cloneModule(const Module& original) {
 Module cloneModule(const Module& original, const std::string& method) {
   const auto graph = original.get_method(method).graph()->copy();
   inlineCalls(*graph);
+  nameModules(*graph, original);
   const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
   return rebuildModule(original, {{method, graph}}, all, Values::Shared);
 }

@@ -43,13 +43,4 @@ Value* readAttribute(Graph& graph, Node* before, const std::string& path);
 // Reads a switch of the module, a bool buffer of that name, which is added where it is missing.
 Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& name, bool initially);
 
-// PyTorch's inlining, again for what has come in: functions that first ran under
-// torch.jit.optimized_execution(False) keep their calls.
-void inlineAll(Graph& graph);
-
-// Inlines all calls, those of forked branches too.
-void inlineCalls(Graph& graph);
-// The first call that inlining has left, or nothing.
-const Node* findCall(Graph& graph);
-
 } // namespace jit_passes JIT_PASSES_API

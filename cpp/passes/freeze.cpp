@@ -8,6 +8,7 @@
 // PyTorch's own freezing takes a time that grows with the square of the graph, and takes for
 // constant what is written to as part of a list or in batch norms that train.
 #include "core/alias.h"
+#include "core/calls.h"
 #include "core/module.h"
 #include "core/registry.h"
 
@@ -72,10 +73,12 @@ class Freezer {
   std::optional<Module> run() {
     do {
       inlineCalls(*graph_);
+      inlineForks(*graph_);
     } while (bindModules());
     if (!allModulesBound()) {
       return std::nullopt;
     }
+    nameModules(*graph_, module_);
     // Tracing notes the shapes of its example, and simplification would take them for granted.
     torch::jit::EraseShapeInformation(graph_);
     // Without what happens in training only, less is written to.
@@ -101,8 +104,7 @@ class Freezer {
     });
   }
 
-  void inlineCalls(Graph& graph) {
-    inlineAll(graph);
+  void inlineForks(Graph& graph) {
     std::vector<Node*> forks;
     forEachNode(graph, [&](Node* node) {
       if (node->kind() == c10::prim::fork) {
@@ -110,7 +112,7 @@ class Freezer {
       }
     });
     for (Node* fork : forks) {
-      inlineCalls(*fork->g(c10::attr::Subgraph));
+      inlineForks(*fork->g(c10::attr::Subgraph));
       inlineFork(fork);
     }
   }
@@ -322,7 +324,7 @@ class Freezer {
 
 // For modules in loops, in lists and behind branches.
 Module freezeByPyTorch(const Module& module, const std::string& method) {
-  auto frozen = torch::jit::freeze_module(module, {method}).deepcopy();
+  auto frozen = torch::jit::freeze_module(cloneModule(module), {method}).deepcopy();
   for (const auto& other : frozen.get_methods()) {
     if (other.name() != method) {
       frozen.type()->unsafeRemoveMethod(other.name());

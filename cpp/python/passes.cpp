@@ -1,6 +1,7 @@
 // Passes: what is registered, running them, and passes written in Python.
 #include "conversions.h"
 
+#include "core/calls.h"
 #include "core/editor.h"
 #include "core/executor.h"
 #include "core/lint.h"

@@ -178,7 +178,7 @@ def _checked(
 ) -> TensorOptions:
     """Return the options; an error has the place of the one that it is about."""
     try:
-        return TensorOptions(**options)
+        return TensorOptions(**options, where={name: entries[name].place for name in options})
     except OptionError as error:
         raise entries.get(error.option, source).error(str(error)) from error
 

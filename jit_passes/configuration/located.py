@@ -126,11 +126,15 @@ def from_file(path: Path) -> Located:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        if isinstance(error, UnicodeDecodeError):
+            line = error.object[: error.start].count(b"\n") + 1
+            raise JitPassesError(
+                f"{path}:{line}: this is not text in UTF-8: save the file in that encoding"
+            ) from error
         folder = path.parent
         others = [p.name for p in folder.glob("*.y*ml")] if folder.is_dir() else []
         hint = f"; in its folder, {nearest(path.name, others)}" if others else ""
-        raise JitPassesError(f"cannot read '{path}': {why}{hint}") from error
+        raise JitPassesError(f"cannot read '{path}': {error.strerror}{hint}") from error
     return from_yaml(text, str(path))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -56,6 +57,7 @@ class TensorOptions:
         scale: a scale known beforehand: goes with bits, dtype and zero_point only.
         zero_point: the code that means 0, for a fixed scale; then 0 unless given.
         range: (low, high) known beforehand, in place of a calibration.
+        where: where options were written, by name, for messages.
 
     Raises:
         ValueError: an option is none of these, or two of them contradict each other.
@@ -69,6 +71,7 @@ class TensorOptions:
     scale: float | None = None
     zero_point: int | None = None
     range: tuple[float, float] | None = None
+    where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check_words()
@@ -142,7 +145,9 @@ class TensorOptions:
 
     def given(self) -> dict[str, Any]:
         """Return the options that are not None, by name."""
-        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        values = {
+            option.name: getattr(self, option.name) for option in fields(self) if option.compare
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     def updated(self, later: TensorOptions) -> TensorOptions:
@@ -169,7 +174,7 @@ class TensorOptions:
                 both["dtype"] = "int16"
             else:
                 del both["dtype"]
-        return TensorOptions(**both)
+        return TensorOptions(**both, where={**self.where, **later.where})
 
     def apply(
         self, spec: QuantizationSpec, ch_axis: int | None = None, where: str = ""
@@ -194,7 +199,8 @@ class TensorOptions:
         try:
             return self._apply(spec, ch_axis)
         except ValueError as error:
-            place = f"{where}: " if where else ""
+            line = self.where.get(getattr(error, "option", ""), "")
+            place = "".join(f"{part}: " for part in (line, where) if part)
             base = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}] {spec.qscheme}"
             raise JitPassesError(f"{place}{error}; without these options it is {base}") from error
 
@@ -205,12 +211,15 @@ class TensorOptions:
         if self.scale is not None:
             assert self.zero_point is not None
             if not quant_min <= self.zero_point <= quant_max:
-                raise ValueError(
+                raise OptionError(
+                    "zero_point",
                     f"zero_point is one of the codes {quant_min} to {quant_max}, "
-                    f"not {self.zero_point}"
+                    f"not {self.zero_point}",
                 )
             if spec.rounding != "half_even":
-                raise ValueError(f"a fixed scale cannot round as {spec.rounding}: give a range")
+                raise OptionError(
+                    "scale", f"a fixed scale cannot round as {spec.rounding}: give a range"
+                )
             return FixedQParamsQuantizationSpec(
                 self.scale, self.zero_point, dtype, quant_min, quant_max
             )
@@ -219,11 +228,12 @@ class TensorOptions:
         if self.channelwise is not None:
             axis = (ch_axis if axis is None else axis) if self.channelwise else None
             if self.channelwise and axis is None:
-                raise ValueError("channelwise needs a tensor with channels")
+                raise OptionError("channelwise", "channelwise needs a tensor with channels")
         if axis is not None and self.calibration is not None and not has_channels(self.calibration):
-            raise ValueError(
+            raise OptionError(
+                "calibration",
                 f"{type(self.calibration).__name__} finds one range for a whole tensor: set "
-                "channelwise to false, or calibrate with min_max"
+                "channelwise to false, or calibrate with min_max",
             )
         return replace(
             spec,

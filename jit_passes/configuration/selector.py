@@ -173,6 +173,8 @@ def _like(name: str, pattern: str, known: set[str]) -> str:
         return f"no operator stands in it itself, write '{pattern}.*' for the modules in it"
     if name == "op" and pattern.startswith("prim::"):
         return "what is in prim:: is not quantized"
+    if name in ("module", "module_regex", "module_type") and known <= {""}:
+        return "no operator is known to belong to a module, as in a file of a frozen model: use op"
     return nearest(pattern, known - {""})
 
 

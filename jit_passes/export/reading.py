@@ -10,6 +10,7 @@ import torch
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
 from ..stages.module import Report
+from ..targets.reference import Reference
 from .encoding import TENSORS, Encoding, Encodings, Layer, bits_of, middle
 
 Reader = Callable[[torch.jit.ScriptModule, Report], Encodings]
@@ -45,9 +46,11 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     """Return how a quantized model quantizes its values.
 
     Raises:
-        JitPassesError: the model is of a stage that says nothing of scales and zero points.
+        JitPassesError: the model says nothing of scales and zero points: a backend's kernels do.
     """
     report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    if report is not None and (report.stage, report.target) == ("lowered", Reference.name):
+        return of_reference(model, report)  # what lowers for it is still the reference model
     if report is None or report.stage not in READERS:
         found = "one that was not quantized" if report is None else f"a {report.stage} one"
         raise JitPassesError(
@@ -70,6 +73,9 @@ def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
     theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
     for each, called after the operator that reads it: `relu -> conv2:conv2d`.
+
+    Lowered for the target "reference", results of lookup tables are called after the operator that
+    reads them, `head:linear[0]`, and their grids are found as those of weights.
 
     A file keeps no module paths of a graph, but for the operators of the report: those and their
     weights are called alike after loading, other values `relu#1`, as if all stood at the top.
@@ -96,6 +102,11 @@ class _GraphReader:
                 self.read_quantize(node)
             elif node.kind in _DEQUANTIZE and _is_tensor(node.inputs[0]):
                 self.read_constant(node)
+            elif node.kind in _DEQUANTIZE and (table := _table_of(node)) is not None:
+                _, zero_point, _ = _parameters(node)
+                user, operand = node.output.uses[0]
+                name = f"{self.name(user) or 'result'}[{operand}]"
+                self.add(node, "activation", *_grid(table, zero_point), name)
         layers = [layer for node in self.weighted if (layer := self.layer(node)) is not None]
         return Encodings(tuple(self.found.values()), tuple(layers))
 
@@ -203,6 +214,15 @@ def _number(value: ValueView, node: NodeView) -> int:
 
 def _is_tensor(value: ValueView) -> bool:
     return isinstance(value.constant, torch.Tensor)
+
+
+def _table_of(dequantize: NodeView) -> torch.Tensor | None:
+    """Return the table that makes the codes, in a lowered model."""
+    codes = dequantize.inputs[0].producer
+    if codes is None or codes.kind != "jit_passes::lookup_table":
+        return None
+    table = codes.inputs[1].constant
+    return table if isinstance(table, torch.Tensor) else None
 
 
 def _grid(codes: torch.Tensor, zero_point: tuple[int, ...]) -> tuple[int, int]:

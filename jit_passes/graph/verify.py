@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from ..errors import JitPassesError
 
-Inputs = tuple[Any, ...] | Mapping[str, Any]
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 def assert_equivalent(
@@ -38,7 +39,7 @@ def assert_equivalent(
     Args:
         before: a ScriptModule.
         after: another one, with parameters of the same names where these are to be compared.
-        inputs: arguments, a tuple or a dict.
+        inputs: arguments, a tuple or a dict; a tensor is the only one.
         method: the method to call.
         gradients: whether to compare gradients, where outputs have any.
         tolerance: None for 1e-5 in float32, 1e-12 in float64, 1e-2 below; 0 asks for equal bits.
@@ -100,6 +101,13 @@ def observe(
 ) -> dict[str, Any]:
     """Return by name what a copy of the module computes: outputs, gradients, what it wrote to."""
     runner = _deepcopy(module)
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
+    if not isinstance(inputs, tuple | list | Mapping):
+        raise JitPassesError(
+            "example inputs are a tuple or dict of arguments, or a tensor if there is one only, "
+            f"not {type(inputs).__name__}"
+        )
     leaves = _fresh(inputs, gradients)
     given = _arguments(leaves)  # which a module may write to, as it may not to leaves of autograd
     with torch.random.fork_rng(), torch.set_grad_enabled(gradients):

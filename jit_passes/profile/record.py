@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from ..errors import JitPassesError
+from ..errors import JitPassesError, count_of
 from . import form, glow
 from .value import MOST_BINS, State, ValueProfile
 
@@ -183,8 +183,9 @@ def describe_difference(wanted: Iterable[str], found: Iterable[str]) -> str:
     missing = [name for name in ours if name not in theirs]
     added = [name for name in theirs if name not in ours]
     parts = [
-        f"{len(names)} {what}: {', '.join(islice(names, 4))}{', ...' if len(names) > 4 else ''}"
-        for names, what in ((missing, "values are missing"), (added, "values are its own"))
+        f"{count_of(len(names), 'value')} {what}: {', '.join(islice(names, 4))}"
+        + (", ..." if len(names) > 4 else "")
+        for names, what in ((missing, "missing"), (added, "of its own"))
         if names
     ]
     return "; ".join(parts) or "the names are the same, operators or constants are not"

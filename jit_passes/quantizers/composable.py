@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ..errors import JitPassesError, JitPassesWarning
+from ..errors import JitPassesError, JitPassesWarning, count_of
 from ..graph.view import GraphEditor, GraphView, NodeView
 from ..specification.annotation import Annotations
 from ..specification.specification import EdgeOrNode
@@ -76,8 +76,9 @@ class ComposableQuantizer(Quantizer):
             shown = "; ".join(f"'{n}': {new} over {old}" for n, old, new in self.overwritten[:5])
             more = len(self.overwritten) - 5
             warnings.warn(
-                f"quantizers overwrote each other's annotations of {len(self.overwritten)} "
-                f"operators: {shown}" + (f"; and {more} more" if more > 0 else ""),
+                f"quantizers overwrote each other's annotations of "
+                f"{count_of(len(self.overwritten), 'operator')}: {shown}"
+                + (f"; and {more} more" if more > 0 else ""),
                 JitPassesWarning,
                 stacklevel=4,
             )

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import torch
 
+from ..errors import count_of
 from ..graph.view import GraphView
 from ..specification.annotation import Annotations
 from ..stages.module import OperatorRecord, Report, check_module
@@ -48,7 +49,7 @@ class Coverage(Sequence[OperatorRecord]):
             return "no convolution, linear or matrix product"
         width = max(len(row.name) for row in self)
         kinds = max(len(row.kind) for row in self)
-        lines = [f"{len(self.int8)} of {len(self)} operators in int8"]
+        lines = [f"{len(self.int8)} of {count_of(len(self), 'operator')} in int8"]
         for row in self:
             why = f"  {row.reason} ({row.source})" if row.reason and row.source else ""
             why = why or (f"  {row.reason}" if row.reason else "")

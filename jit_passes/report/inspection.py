@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import torch
 
+from ..errors import count_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.base import Quantizer
 from ..quantizers.disjoint import DisjointSets
@@ -82,10 +83,10 @@ class Inspection(Sequence[OperatorInspection]):
         names = max((len(row.name) for row in self), default=0)
         kinds = max((len(row.kind) for row in self), default=0)
         int8 = sum(row.dtype == "int8" for row in self)
-        islands = f"{len(self.islands)} island{'' if len(self.islands) == 1 else 's'}"
         lines = [
-            f"{int8} of {len(self)} operators in int8, in {islands}; "
-            f"{self.quantizes} values quantized, {self.dequantizes} dequantized"
+            f"{int8} of {count_of(len(self), 'operator')} in int8, in "
+            f"{count_of(len(self.islands), 'island')}; {count_of(self.quantizes, 'value')} "
+            f"quantized, {self.dequantizes} dequantized"
         ]
         for row in self:
             island = "" if row.island is None else f"island {row.island}"

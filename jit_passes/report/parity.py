@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError
+from ..errors import JitPassesError, count_of
 from ..passes.pipeline import wrap
 from ..specification.qparams import QParams
 from ..stages.module import Report, stage_of
@@ -119,7 +119,7 @@ class Parity:
         ]
         if self.unmatched:
             some = ", ".join(self.unmatched[:5]) + (", ..." if len(self.unmatched) > 5 else "")
-            lines.append(f"not compared: {len(self.unmatched)} values: {some}")
+            lines.append(f"not compared: {count_of(len(self.unmatched), 'value')}: {some}")
         return "\n".join([*lines, self.summary])
 
     @property
@@ -132,7 +132,7 @@ class Parity:
             own = sum(row.own_different > 0 for row in self.rows)
             return (
                 f"within {'one step' if self.atol_steps <= 1 else f'{self.atol_steps:g} steps'}: "
-                f"{own} of {len(self.rows)} values differ by themselves, by at most "
+                f"differences of their own: {own} of {count_of(len(self.rows), 'value')}, at most "
                 f"{self.largest_own_steps:.3g} steps; with what they inherit, by "
                 f"{self.largest_steps:.3g}"
             )

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from .. import _C
 from ..errors import JitPassesError
+from ..graph.view import GraphView
 from .module import stage_of
 
 InputFn = Callable[[Any], Any]
@@ -45,7 +46,6 @@ def calibrate(
             or infinite, which the message names.
     """
     report = stage_of(prepared, "prepared", "call jit_passes.prepare(model) first")
-    method = getattr(prepared, report.method)
     show = sys.stderr.isatty() if progress is None else progress
     batches = 0
     before = _C.deepcopy(prepared._c)
@@ -54,7 +54,7 @@ def calibrate(
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             for batch in tqdm(_iterate(data), desc="calibrate", unit="batch", disable=not show):
                 args, kwargs = _arguments(batch if input_fn is None else input_fn(batch))
-                _run(method, args, kwargs, batches)
+                _run(prepared, report.method, args, kwargs, batches)
                 batches += 1
     finally:  # counters and other state of the model's own are not the data's business
         _C.restore_state(prepared._c, before)
@@ -88,18 +88,43 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(batch) if isinstance(batch, tuple) else (batch,)), {}
 
 
-def _run(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int) -> None:
+def _run(
+    model: torch.jit.ScriptModule,
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    number: int,
+) -> None:
+    method = getattr(model, name)
     try:
         method(*args, **kwargs)
     except Exception as error:
         if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
-            raise JitPassesError(f"calibration batch {number}: {unmeasurable[0]}") from error
+            message = _bad_weight(model, name) or unmeasurable[0]
+            raise JitPassesError(f"calibration batch {number}: {message}") from error
         got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
         raise JitPassesError(
             f"calibration batch {number} does not run. The model takes {_parameters(method)}; the "
             f"batch gives ({got}). If batches hold more than the model's inputs, pass "
             f"input_fn=lambda batch: ... to pick them. PyTorch says: {last_line(error)}"
         ) from error
+
+
+def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:
+    """Say which weight holds a NaN, so that data are not to blame; None if none does."""
+    for node in GraphView.of(model, method).nodes:
+        for value in node.inputs:
+            tensor = value.constant
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.is_floating_point()
+                and bool(tensor.isnan().any())
+            ):
+                return (
+                    f"the weight '{value.name}', which '{node.name}' reads, holds a NaN: the data "
+                    "are not to blame; look at the state_dict of the model"
+                )
+    return None
 
 
 def last_line(error: BaseException) -> str:

@@ -282,8 +282,8 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quanti
     unreached = [name for name, reason in refused.items() if "never reached" in reason]
     if unreached:
         warn(
-            f"data never reached {shortened(unreached)}: they stay float; "
-            "calibrate with data that takes these branches to quantize them"
+            f"data never reached {shortened(unreached)}, left in float: calibrate with "
+            "data that takes such branches"
         )
     if not quantized:
         reasons = Counter(row.reason for row in operators)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, warn
+from ..errors import JitPassesError, count_of, warn
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
 from ..passes.pipeline import Pipeline, passes, register_pass, wrap
@@ -94,8 +94,11 @@ def choose_quantizer(
     """Return the backend, and the quantizer with what a configuration says.
 
     Raises:
-        JitPassesError: the target is unknown, or the quantizer takes no configuration.
+        JitPassesError: the target is unknown, the quantizer is none, or takes no configuration.
     """
+    if quantizer is not None and not isinstance(quantizer, Quantizer):
+        call = f": call it, {quantizer.__name__}()" if isinstance(quantizer, type) else ""
+        raise JitPassesError(f"a quantizer is an instance of Quantizer, not {quantizer!r}{call}")
     made_for = quantizer.target if quantizer is not None else None
     backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
     chosen = quantizer or backend.quantizer()
@@ -163,8 +166,8 @@ def check_refusals(
     if strict and unwanted:
         rows = "".join(f"\n  {row.name}: {row.reason}" for row in unwanted)
         raise JitPassesError(
-            f"strict: {len(unwanted)} operators would stay in float:{rows}\nkeep them in float "
-            "explicitly (keep_float: true), or leave strict out"
+            f"strict: {count_of(len(unwanted), 'operator')} would stay in float:{rows}\n"
+            "say keep_float: true where that is meant, or leave strict out"
         )
     if annotations.refused:
         refused = list(annotations.refused.items())

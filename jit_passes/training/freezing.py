@@ -144,6 +144,11 @@ class ThresholdFreezer:
         self._step = 0
         self._order: list[str] = []
         self._thresholds: dict[str, _Threshold] = {}
+        if isinstance(parameters, torch.nn.Module):
+            raise JitPassesError(
+                "names and log2 thresholds are needed, not a model: pass those of "
+                "jit_passes.named_quantization_parameters(model) that are thresholds"
+            )
         for name, parameter in parameters:
             if name in self._thresholds:
                 raise JitPassesError(f"two thresholds are called '{name}'")

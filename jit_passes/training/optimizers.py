@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..errors import warn
+from ..errors import count_of, warn
 
 _PATIENCE = 2  # steps with the weights, before the first one with quantization parameters
 
@@ -84,8 +84,8 @@ def _on_step(optimizer: Optimizer, arguments: Any, options: Any) -> None:
         if watched.steps[optimizer] >= _PATIENCE:
             _watched.pop(key, None)
             warn(
-                f"the optimizer knows {held} weights of the prepared model and none of its "
-                f"{len(trained)} quantization parameters, which do not train: build it after "
-                'prepare_qat, or add them with optimizer.add_param_group({"params": '
+                f"the optimizer knows {count_of(held, 'weight')} of the prepared model and none of "
+                f"its {count_of(len(trained), 'quantization parameter')}, so none of these trains: "
+                'build it after prepare_qat, or add them with optimizer.add_param_group({"params": '
                 "jit_passes.quantization_parameters(model)})"
             )

@@ -62,6 +62,16 @@ def model_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in model.parameters() if id(parameter) not in added]
 
 
+def make_leaves(model: torch.nn.Module) -> None:
+    """Let parameters be leaves of autograd again, which copy.deepcopy of a ScriptModule makes not.
+
+    In place, as what is trained are these tensors: autograd forgets that they are copies.
+    """
+    for parameter in model.parameters():
+        if not parameter.is_leaf:
+            parameter.detach_().requires_grad_()
+
+
 def quantization_names(module: torch.jit.ScriptModule) -> set[str]:
     """Return the names of the parameters that the module's places are trained with."""
     report = Report.read(module)

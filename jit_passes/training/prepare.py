@@ -32,7 +32,7 @@ from ..stages.observe import (
 )
 from ..targets import Target
 from .optimizers import watch
-from .parameters import model_parameters, quantization_parameters
+from .parameters import make_leaves, model_parameters, quantization_parameters
 from .plan import Plan, check_forward_only
 
 QUANTIZE = Pipeline(
@@ -73,7 +73,9 @@ def prepare_qat(
 
     Args:
         model: scripted, traced or loaded, with its parameters, in training or eval mode. A traced
-            model keeps the mode that it was traced in. It is not touched.
+            model keeps the mode that it was traced in. It is not touched, but for parameters that
+            are no leaves of autograd, as copy.deepcopy of a ScriptModule leaves them: they are
+            again.
         quantizer: decides what is quantized and how; None for the target's own.
         fake_quantizer: how: "lsq", "lsq_plus", "tqt", "moving_average", or one of
             `jit_passes.fake_quantizers`.
@@ -121,6 +123,7 @@ def prepare_qat(
     Report("qat", method, backend.name, backend.options, operators).write(module)
     result = wrap(module)
     result.train(getattr(model, "training", True))
+    make_leaves(model)
     watch(result, model_parameters(result), quantization_parameters(result))
     return result
 

@@ -1,0 +1,18 @@
+// Calls of methods and functions, and what is left of them when they are inlined: the path of the module
+// that a node belongs to, which moduleOf reads.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes JIT_PASSES_API {
+
+// Inlines all calls, those of forked branches too. PyTorch's own inlining keeps the last part of a module's
+// path only ("0" of enc.0), and in branches nothing.
+void inlineCalls(Graph& graph);
+// The first call that inlining has left, or nothing.
+const Node* findCall(Graph& graph);
+
+// Gives nodes of modules that have several names the first one, as named_modules does.
+void nameModules(Graph& graph, const torch::jit::Module& root);
+
+} // namespace jit_passes JIT_PASSES_API

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class EveryOperator(Quantizer):
         annotations = Annotations()
         activation = QuantizationSpec()
         for node in graph.nodes:
-            row = self.target.support.get(node.kind)
+            row = self.target.capability.operators.get(node.kind)
             absorbed = node in annotations
             if (
                 row is None
@@ -52,9 +52,7 @@ class EveryOperator(Quantizer):
             if row.role is Role.SHARED:
                 spec = SharedQuantizationSpec((node.inputs[0], node), observed=False)
             if row.role is Role.WEIGHTED:
-                weight = self.target.weight_specification(node)
-                if not row.per_channel:
-                    weight = replace(weight, qscheme="per_tensor_symmetric", ch_axis=None)
+                weight = self.target.quantizer().policy.weight_of(node)
                 operands[node.inputs[1]] = weight
                 if isinstance(node.inputs[2].constant, Tensor):
                     operands[node.inputs[2]] = bias_spec(node, weight)

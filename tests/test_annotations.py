@@ -228,8 +228,10 @@ def test_refused_derived(chain: Nodes) -> None:
         UINT8,
         QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 1, MinMax()),
         QuantizationSpec.of_bits(13, False, observer=MovingAverageMinMax(0.3)),
-        QuantizationSpec.of_bits(4, qscheme="per_tensor_power_of_two", observer=KLJ(512)),
-        QuantizationSpec(observer=Entropy("glow", 1024), rounding="half_up", range_form="glow"),
+        QuantizationSpec.of_bits(4, qscheme="per_tensor_power_of_two", observer=KLJ(bins=512)),
+        QuantizationSpec(
+            observer=Entropy("glow", bins=1024), rounding="half_up", range_form="glow"
+        ),
         QuantizationSpec(observer=MeanSquaredError(50)),
         FIXED,
         GroupDerivation((3, 1), "a.b", "int32", -5, 5, "per_channel_affine", 0),

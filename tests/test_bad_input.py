@@ -213,7 +213,7 @@ def test_error_of_the_data_is_not_hidden(model: torch.jit.ScriptModule) -> None:
 @pytest.mark.parametrize("target", ["tpu", "", 7], ids=["name", "empty", "number"])
 def test_unknown_target(model: torch.jit.ScriptModule, target: Any) -> None:
     """The message lists the targets there are."""
-    with unchanged(model), refused("unknown target", "stock", "auto"):
+    with unchanged(model), refused("no target", "stock", "auto"):
         quantize(model, target=target)
 
 

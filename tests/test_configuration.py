@@ -20,7 +20,6 @@ from jit_passes.configuration.glow import GLOW_KINDS
 from jit_passes.errors import nearest
 from jit_passes.graph.view import GraphView, NodeView, ValueView
 from jit_passes.observers import (
-    _KINDS,
     KLJ,
     Entropy,
     Fixed,
@@ -28,6 +27,7 @@ from jit_passes.observers import (
     MinMax,
     Observer,
     Percentile,
+    methods,
     observer_of,
     parameters_of,
 )
@@ -50,6 +50,9 @@ from jit_passes.stages.normalize import normalize
 ACTIVATION = QuantizationSpec()
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 FLOAT = TensorOptions(dtype="float")
+METHODS = {
+    name: kind for name, kind in methods().items() if kind.__module__.startswith("jit_passes.")
+}
 
 
 class Block(nn.Module):
@@ -336,11 +339,11 @@ def test_apply_says_what_does_not_fit(
 
 
 def test_every_observer_has_a_method() -> None:
-    assert {type(observer_of(parameters_of(kind())[0])) for kind in _KINDS.values()} == set(
-        _KINDS.values()
-    )
+    assert len(METHODS) == 11
+    for name, kind in METHODS.items():
+        assert parameters_of(kind()) == (name, {}) and observer_of(name) == kind()
     assert observer_of("kl_j") == KLJ()
-    assert observer_of("percentile", percentile=99, bins=64) == Percentile(99.0, 64)
+    assert observer_of("percentile", percentile=99, bins=64) == Percentile(99.0, bins=64)
     assert parameters_of(Entropy("glow")) == ("entropy", {"form": "glow"})
     assert parameters_of(Histogram()) == ("histogram", {})
 
@@ -673,7 +676,7 @@ def test_round_trip() -> None:
             keep(module_regex=r"layer\d+\.(?:a|b).*\"'#"),
             Rule(Selector(value="x"), options(scale=1e-7, zero_point=-3, dtype="int8")),
             Rule(Selector(value="y"), options(range=(-1e30, 1e-300))),
-            Rule(Selector(value="z"), options(calibration=Percentile(99.9, 512))),
+            Rule(Selector(value="z"), options(calibration=Percentile(99.9, bins=512))),
         ),
         allow_unmatched=True,
     )  # fmt: skip
@@ -687,7 +690,7 @@ def random_options(draw: random.Random) -> TensorOptions:
         {"dtype": draw.choice(["uint8", "int8", "int16", "int32", "float"])},
         {"scheme": draw.choice(["affine", "symmetric", "power_of_two"])},
         {"channelwise": draw.random() < 0.5},
-        {"calibration": draw.choice([kind() for kind in _KINDS.values()])},
+        {"calibration": draw.choice([kind() for kind in METHODS.values()])},
         {"scale": draw.uniform(1e-9, 9), "zero_point": draw.randint(-9, 9)},
         {"range": (-draw.random(), draw.random())},
     ]
@@ -715,14 +718,16 @@ def test_round_trip_of_random_configurations() -> None:
         assert read_configuration(write_configuration(configuration)) == configuration
 
 
-def test_observers_of_the_callers_own_cannot_be_written() -> None:
+def test_observers_of_the_callers_own_are_written_with_their_path() -> None:
     @dataclass(frozen=True)
     class Mine(Observer):
         op: ClassVar[str] = "observe_min_max"
+        ends: tuple[float, ...] = (0.0, 1.0)
 
-    mine = Configuration(LayerOptions(input=options(calibration=Mine())))
-    with pytest.raises(JitPassesError, match="the observer Mine has no name"):
-        write_configuration(mine)
+    mine = Configuration(LayerOptions(input=options(calibration=Mine((0.5, 2.0)))))
+    text = write_configuration(mine)
+    assert "test_configuration:test_observers_of_the_callers_own" in text
+    assert read_configuration(text) == mine
 
 
 def rule(text: str) -> str:
@@ -1206,8 +1211,8 @@ def test_the_document_has_every_key_and_its_examples_can_be_read() -> None:
     text = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
     for key in (*TENSOR_KEYS, "module", "module_regex", "module_type", "op", "value", "keep_float"):
         assert f"`{key}`" in text, key
-    for kind in _KINDS.values():
-        assert f"`{parameters_of(kind())[0]}`" in text, kind
+    for name in METHODS:
+        assert f"`{name}`" in text, name
     blocks = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
     assert blocks
     for block in blocks:

@@ -173,7 +173,7 @@ def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(
-    "observer", [Histogram(), Histogram(512), MinMax(), Entropy("glow")], ids=str
+    "observer", [Histogram(), Histogram(bins=512), MinMax(), Entropy("glow")], ids=str
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_same_as_calibrating(name: str, observer: Observer, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_same_for_odd_models(case: Case, frontend: str) -> None:
 def test_weights_of_one_scale(observer: Observer) -> None:
     """Weights whose observers are those of activations are measured in the model."""
     spec = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric", observer=observer)
-    quantizer = TargetQuantizer(resolve_target("auto"), weight_of=lambda node: spec)
+    quantizer = TargetQuantizer(resolve_target("auto"), weight=spec)
     script, data = script_of("plain"), images(0, 3)
     filled = jit_passes.prepare(script, quantizer=quantizer)
     jit_passes.fill(filled, jit_passes.profile(script, data))

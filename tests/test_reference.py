@@ -123,7 +123,7 @@ def test_fixed_parameters(net: Net) -> None:
             grids[node.inputsAt(0).node().kind()] = (scale, zero_point)
     assert grids["aten::sigmoid"] == (1 / 256, 0)
     assert grids["aten::tanh"] == (1 / 128, 128)
-    table = Reference().support
+    table = Reference().capability.operators
     assert table["aten::sigmoid"].role is Role.FIXED and table["aten::gelu"].role is Role.OWN
 
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import jit_passes
+from jit_passes import GraphView, JitPassesError
+from jit_passes.observers import MinMax, PairSums
 from jit_passes.quantizer import (
     PER_TENSOR,
+    Annotations,
+    BackendQuantizer,
+    Capability,
     FixedQParamsQuantizationSpec,
+    OperatorSupport,
+    QuantizationAnnotation,
     QuantizationSpec,
+    Quantizer,
+    Role,
     SpecSupport,
 )
 from jit_passes.targets import Reference, Stock
@@ -61,3 +73,116 @@ def test_refusals(support: SpecSupport, spec: QuantizationSpec, reason: str | No
     """What does not fit is named, with what would."""
     found = support.refusal(spec)
     assert found is None if reason is None else found is not None and re.search(reason, found)
+
+
+WEIGHT = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric", observer=MinMax())
+X86 = torch.backends.quantized.supported_engines and Stock(reduce_range=False)
+
+
+class WeightedAs(Quantizer):
+    """Quantizes the first weighted operator, and its weight as it is told."""
+
+    target = X86
+
+    def __init__(self, weight: QuantizationSpec) -> None:
+        self.weight = weight
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        node = next(node for node in graph.nodes if "conv" in node.kind)
+        operands = {node.inputs[0]: QuantizationSpec(), node.inputs[1]: self.weight}
+        annotations = Annotations()
+        annotations[node] = QuantizationAnnotation(operands, output_qspec=QuantizationSpec())
+        return annotations
+
+
+@pytest.mark.skipif(not X86, reason="this build of PyTorch has no quantized engine")
+@pytest.mark.parametrize(
+    ("layer", "refused", "why", "allowed"),
+    [
+        (
+            lambda: nn.ConvTranspose2d(4, 4, 3, bias=False),
+            WEIGHT,
+            r"int8 \[-127, 127\], and the target has int8 \[-127, 126\]",
+            replace(WEIGHT, quant_max=126),
+        ),
+        (
+            lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False),
+            WEIGHT,
+            "calibrated with min_max, and the target's kernel adds pairs of products in int16",
+            replace(WEIGHT, qscheme="per_channel_symmetric", ch_axis=0, observer=PairSums()),
+        ),
+    ],
+    ids=["transposed", "depthwise"],
+)
+def test_weights_that_kernels_overflow_with(
+    layer: object, refused: QuantizationSpec, why: str, allowed: QuantizationSpec
+) -> None:
+    """Whoever annotates them: codes that the kernel shifts, and pairs of products."""
+    torch.manual_seed(0)
+    model = nn.Sequential(layer()).eval()  # type: ignore[operator]
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+        model[0].weight[0, 0] = 2.0  # the largest codes, next to each other
+    x = torch.rand(2, 4, 6, 6)
+    script = torch.jit.script(model)
+    with pytest.raises(JitPassesError, match=why):
+        jit_passes.prepare(script, quantizer=WeightedAs(refused))
+    prepared = jit_passes.prepare(script, quantizer=WeightedAs(allowed))
+    reference = jit_passes.convert(jit_passes.calibrate(prepared, [x], progress=False))
+    lowered = jit_passes.lower(reference)
+    step = jit_passes.encodings_of(reference).activations[-1].scale[0]
+    assert (lowered(x) - reference(x)).abs().max() <= step * 1.001
+    assert reference(x).abs().max() > 100 * step
+
+
+def test_what_comes_nearest() -> None:
+    """Defaults follow from what there is; what is asked for is only made narrower."""
+    affine = QuantizationSpec()
+    assert SUPPORT.nearest(affine) == affine
+    assert NARROW.nearest(affine) == QuantizationSpec(
+        "int8", -127, 127, "per_channel_symmetric", 0, affine.observer
+    )
+    assert NARROW.narrow(affine) == affine
+    four = QuantizationSpec("int8", -8, 7)
+    wide = SpecSupport({"int8": (-4, 127)}, PER_TENSOR)
+    assert (wide.narrow(four).quant_min, wide.narrow(four).quant_max) == (-4, 7)
+    channels = replace(WEIGHT, qscheme="per_channel_symmetric", ch_axis=1)
+    assert wide.narrow(channels) == replace(WEIGHT, quant_min=-4)
+
+
+def test_a_capability_shows_what_it_is() -> None:
+    row = OperatorSupport("aten::linear", Role.WEIGHTED, ranks=(2, 3), weights=NARROW)
+    shown = str(Capability({row.kind: row}, SUPPORT, WEIGHTS)).splitlines()
+    assert shown[1] == "  weights      int8 [-127, 127] or fewer codes; per_tensor_symmetric"
+    assert shown[-1] == "aten::linear  weighted  0         per channel  2 to 3"
+
+
+WEIGHTS = SpecSupport({"int8": (-127, 127)}, ("per_tensor_symmetric",))
+
+
+def test_biases_are_what_accumulators_hold() -> None:
+    """In steps of the accumulator, as far as that reaches; and as options say, if it can."""
+    row = OperatorSupport("aten::linear", Role.WEIGHTED)
+    narrow = SpecSupport({"int16": (-300, 300)}, PER_TENSOR)
+    quantizer = BackendQuantizer(Capability({row.kind: row}, accumulators=narrow))
+    model = nn.Sequential(nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.copy_(torch.tensor([0.01, 100.0]))
+    script, x = torch.jit.script(model.eval()), torch.linspace(-1, 1, 32).reshape(8, 4)
+    prepared = jit_passes.prepare(script, quantizer=quantizer, target="reference")
+    reference = jit_passes.convert(jit_passes.calibrate(prepared, [x], progress=False))
+    codes, scale = next(
+        (node.inputs[0].constant, node.inputs[1].constant)
+        for node in GraphView.of(reference).nodes
+        if "dequantize" in node.kind
+        and isinstance(node.inputs[0].constant, torch.Tensor)
+        and node.inputs[0].constant.dim() == 1
+    )
+    step = float(torch.as_tensor(scale).reshape(-1)[0])
+    assert step == pytest.approx(1 / 127 * 2 / 255, rel=1e-2)
+    assert codes.dtype == torch.int16
+    assert codes.tolist() == [round(0.01 / step), 300]
+    wide = {"version": 1, "global": {"bias": {"dtype": "int32", "bits": 16}}}
+    with pytest.warns(jit_passes.JitPassesWarning, match="its bias is to be int32 .* has int16"):
+        jit_passes.prepare(script, quantizer=quantizer, target="reference", config=wide)

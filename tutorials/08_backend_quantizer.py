@@ -582,8 +582,8 @@ assert "in a circle" in message
 # %% [markdown]
 # ## 10. Without a quantizer of your own
 #
-# Much of this can be had without writing `annotate`. `BackendQuantizer` follows a table of what a
-# backend computes, and takes options layer by layer; `TargetQuantizer`, `X86Quantizer`,
+# Much of this can be had without writing `annotate`. `BackendQuantizer` follows what a target can
+# compute, its `Capability`, and takes options layer by layer; `X86Quantizer`,
 # `QnnpackQuantizer` and `PowerOfTwoQuantizer` in `jit_passes.targets` are made with it. For rules 5
 # and 6 it has `equal_operands` and roles. Tutorial 09 uses it:
 # [09_layerwise_and_profile.py](09_layerwise_and_profile.py). All rules of specifications and

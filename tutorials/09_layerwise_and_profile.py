@@ -26,8 +26,8 @@ from torch import Tensor
 import jit_passes
 from jit_passes import GraphView, JitPassesError, Profile, format_graph
 from jit_passes.observers import observer_of
-from jit_passes.quantizer import LayerOptions, TensorOptions, from_nni
-from jit_passes.targets import PowerOfTwoQuantizer, Reference, TargetQuantizer
+from jit_passes.quantizer import BackendQuantizer, LayerOptions, TensorOptions, from_nni
+from jit_passes.targets import PowerOfTwoQuantizer, Reference
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
 torch.set_num_threads(1)  # results then do not depend on the number of cores
@@ -217,7 +217,7 @@ file.write_text(LAYERS)
 
 # %%
 entropy = TensorOptions(calibration=observer_of("entropy"))
-quantizer = TargetQuantizer(Reference())
+quantizer = BackendQuantizer(Reference())
 quantizer.set_global(LayerOptions(input=entropy, output=entropy, weight=TensorOptions(bits=6)))
 for name in ("conv1", "fc"):
     quantizer.set_module_name(name, LayerOptions(weight=TensorOptions(bits=8)))

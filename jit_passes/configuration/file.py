@@ -63,11 +63,7 @@ def read_configuration(source: str | Path | Mapping[str, Any]) -> Configuration:
 
 
 def write_configuration(configuration: Configuration) -> str:
-    """Return YAML that `read_configuration` makes an equal configuration of.
-
-    Raises:
-        JitPassesError: a calibration is an observer of the caller's own.
-    """
+    """Return YAML that `read_configuration` makes an equal configuration of."""
     data: dict[str, Any] = {"version": VERSION}
     if configuration.allow_unmatched:
         data["allow_unmatched"] = True
@@ -239,11 +235,7 @@ def _tensor_data(options: TensorOptions) -> dict[str, Any]:
     if options.range is not None:
         data["range"] = list(options.range)
     if options.calibration is not None:
-        try:
-            method, parameters = parameters_of(options.calibration)
-        except ValueError as error:
-            raise JitPassesError(
-                f"{error}: a file can only name those of jit_passes.observers"
-            ) from error
-        data["calibration"] = {"method": method, **parameters} if parameters else method
+        method, parameters = parameters_of(options.calibration)
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in parameters.items()}
+        data["calibration"] = {"method": method, **plain} if plain else method
     return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import JitPassesError, nearest
+from ..errors import JitPassesError
 from ..specification.qparams import QParams, fixed_qparams
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
@@ -29,46 +29,44 @@ __all__ = [
     "Place",
     "State",
     "fake_quantizer_of",
+    "methods",
     "trained_qparams",
 ]
 
-_METHODS: dict[str, type[FakeQuantizer]] = {
-    "moving_average": MovingAverage,
-    "lsq": LSQ,
-    "lsq_plus": LSQPlus,
-    "tqt": TQT,
-}
-_ALIASES = {"ste": "moving_average", "lsq+": "lsq_plus"}
-_BY_KIND = {kind: method for method in _METHODS.values() for kind in method.kinds}
+
+def methods() -> dict[str, type[FakeQuantizer]]:
+    """Return the training methods by name: ours, and those that others have defined."""
+    return FakeQuantizer.named()
 
 
 def fake_quantizer_of(method: str | FakeQuantizer) -> FakeQuantizer:
     """Return a method by its name.
 
     Args:
-        method: "moving_average" (also "ste"), "lsq", "lsq_plus" (also "lsq+") or "tqt"; or a
-            method, which is returned as it is.
+        method: one of `methods`, "lsq" say, or an alias; or a method, which is returned as it is.
 
     Raises:
         JitPassesError: there is none of that name.
     """
-    if isinstance(method, FakeQuantizer):
-        return method
-    kind = _METHODS.get(_ALIASES.get(method, method)) if isinstance(method, str) else None
-    if kind is None:
-        raise JitPassesError(
-            f"no training method {method!r}: {nearest(str(method), (*_METHODS, *_ALIASES))}"
-        )
-    return kind()
+    return method if isinstance(method, FakeQuantizer) else FakeQuantizer.make(method)
 
 
-def trained_qparams(kind: str, operands: Mapping[str, Any], spec: ResolvedSpec) -> QParams | None:
+def trained_qparams(
+    kind: str,
+    operands: Mapping[str, Any],
+    spec: ResolvedSpec,
+    method: Mapping[str, Any] | None = None,
+) -> QParams | None:
     """Return the parameters of a place that has trained; None where no batch came by, or derived.
 
     Args:
         kind: the operator there, in the namespace jit_passes.
         operands: by their names in its schema.
         spec: the specification of the value.
+        method: the record of the method that put the operator there.
+
+    Raises:
+        JitPassesError: this process does not have the method's class, or no method is recorded.
     """
     if isinstance(spec, GroupDerivation):
         return None
@@ -76,4 +74,10 @@ def trained_qparams(kind: str, operands: Mapping[str, Any], spec: ResolvedSpec) 
         return fixed_qparams(spec)
     if kind == "derive_quantization":  # a bias, which a batch norm has become part of
         return measured_qparams(operands["x"], spec)
-    return _BY_KIND[kind].qparams(kind, operands, spec)
+    if method is None:
+        raise JitPassesError(
+            f"the operator {kind} at '{operands['name']}' does not say which method trained it: a "
+            "FakeQuantizer gives it `place.text` as its operand `spec`; a model that was saved by "
+            "an earlier version has to be prepared anew"
+        )
+    return FakeQuantizer.from_record(method).qparams(kind, operands, spec)

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..registered import Registered
 from ..specification.qparams import QParams
 from ..specification.specification import QuantizationSpec
 from .place import Operator, Place, fixed_or_derived
 
 
 @dataclass(frozen=True)
-class FakeQuantizer:
+class FakeQuantizer(Registered, noun="training method"):
     """Base of all methods. Subclasses are frozen dataclasses whose fields are their options.
 
-    Attributes:
-        kinds: the operators that it inserts, in the namespace jit_passes.
+    Defining one registers it, under its `name`: see `Registered`.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ()
-
     def at(self, place: Place) -> Operator:
-        """Return what is inserted at a place.
+        """Return what is inserted at a place, which from then on is this method's.
+
+        A method that leaves a place to another one calls this of that one: `LSQ().at(place)`.
 
         Raises:
             JitPassesError: the method cannot do what the place's specification says.
         """
-        return fixed_or_derived(place) or self.operator(place)
+        text = json.dumps({**json.loads(place.text), "method": self.record()}, sort_keys=True)
+        return fixed_or_derived(place) or self.operator(replace(place, text=text))
 
     def operator(self, place: Place) -> Operator:
         """Return what is inserted at a place with a `QuantizationSpec`."""
         raise NotImplementedError
 
-    @classmethod
     def qparams(
-        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+        self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return the parameters that training came to; None where no batch came by.
 
         Args:
-            kind: the operator.
+            kind: the operator, in the namespace jit_passes.
             operands: by their names in its schema: numbers, texts, and tensors of parameters,
                 buffers and weights.
             spec: the specification of the value.

@@ -66,7 +66,7 @@ class LSQ(FakeQuantizer):
     sections 2.1 and 2.2.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("train_lsq",)
+    name: ClassVar[str] = "lsq"
     weights: str = "lsq"
     activations: str = "lsq"
     per_sample: bool = True
@@ -107,9 +107,8 @@ class LSQ(FakeQuantizer):
             scale=("scale", low, high),
         )
 
-    @classmethod
     def qparams(
-        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+        self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return the trained scale, and the code that means 0."""
         return scale_qparams(operands["scale"], operands["quant_min"], spec)

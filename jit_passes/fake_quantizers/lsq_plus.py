@@ -36,18 +36,19 @@ class LSQPlus(FakeQuantizer):
     better initialization", arXiv:2004.09576, sections 3 and 4.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("train_lsq_plus",)
+    name: ClassVar[str] = "lsq_plus"
+    aliases: ClassVar[tuple[str, ...]] = ("lsq+",)
     per_sample: bool = True
 
     def operator(self, place: Place) -> Operator:
-        """Return train_lsq_plus, or train_lsq where there is no offset."""
+        """Return train_lsq_plus; where there is no offset, what LSQ does."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
         if (ranged := by_range(place)) is not None:
             return ranged
         if place.is_parameter or not spec.qscheme.endswith("affine") or spec.ch_axis is not None:
             without = LSQ("three_sigma", "mean_squared_error", self.per_sample)
-            return without.operator(place)
+            return without.at(place)
         return Operator(
             "train_lsq_plus",
             (
@@ -67,9 +68,8 @@ class LSQPlus(FakeQuantizer):
             scale=("scale", spec.quant_min, spec.quant_max),
         )
 
-    @classmethod
     def qparams(
-        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+        self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return the trained scale, and the offset in steps of it."""
         scale, offset = positive(operands["scale"]), operands["offset"].detach().cpu()

@@ -30,7 +30,8 @@ class MovingAverage(FakeQuantizer):
         averaging_constant: weight of the newest batch, in (0, 1].
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("fake_quantize_moving_average",)
+    name: ClassVar[str] = "moving_average"
+    aliases: ClassVar[tuple[str, ...]] = ("ste",)
     averaging_constant: float = 0.01
 
     def __post_init__(self) -> None:
@@ -67,9 +68,8 @@ class MovingAverage(FakeQuantizer):
             scale=(spec.qscheme, spec.quant_min, spec.quant_max),
         )
 
-    @classmethod
     def qparams(
-        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+        self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return what follows from the range: of weights, that of their numbers as they are now."""
         spec = replace(spec, qscheme=operands["qscheme"])
@@ -85,7 +85,7 @@ def by_range(place: Place) -> Operator | None:
     """
     spec = place.spec
     ranged = isinstance(spec, QuantizationSpec) and isinstance(spec.observer, PairSums | Fixed)
-    return MovingAverage().operator(place) if ranged else None
+    return MovingAverage().at(place) if ranged else None
 
 
 def unseen(place: Place) -> torch.Tensor:

@@ -62,7 +62,7 @@ class TQT(FakeQuantizer):
     inference of deep neural networks", arXiv:1903.08066, equations 4, 7 and 8, and table 2.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("train_tqt",)
+    name: ClassVar[str] = "tqt"
     weights: str = "three_sigma"
     activations: str = "klj"
 
@@ -100,9 +100,8 @@ class TQT(FakeQuantizer):
             scale=("log2_threshold", low, high),
         )
 
-    @classmethod
     def qparams(
-        cls, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
+        self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
         """Return the power of two that the threshold stands for, and the code that means 0."""
         threshold = operands["log2_threshold"].detach().cpu()

@@ -8,12 +8,6 @@ from torch import Tensor
 from .observer import ObserverState
 
 
-def check_bins(bins: int) -> None:
-    """Raise a ValueError for a number of bins that is too small."""
-    if bins < 2:
-        raise ValueError(f"a histogram needs at least two bins, not {bins}")
-
-
 def filled_bins(state: ObserverState) -> tuple[Tensor, int, float]:
     """Return the counts from the first to the last bin that is not empty, and where they are.
 

@@ -7,14 +7,15 @@ from typing import ClassVar
 
 import torch
 
-from .bins import check_bins, clip, filled_bins, levels, magnitudes, mirrored_bins
-from .observer import Observer, ObserverState
+from .bins import clip, filled_bins, levels, magnitudes, mirrored_bins
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 FORMS = ("nvidia", "glow")
 
 
 @dataclass(frozen=True)
-class Entropy(Observer):
+class Entropy(HistogramObserver):
     """Quantize the range that loses the least information, by one of two definitions.
 
     D = sum of P ln(P / Q): P are the counts with those outside the range added to its ends, Q those
@@ -29,17 +30,15 @@ class Entropy(Observer):
 
     Attributes:
         form: "nvidia" or "glow".
-        bins: number of bins.
     """
 
-    op: ClassVar[str] = "observe_histogram"
+    name: ClassVar[str] = "entropy"
     form: str = "nvidia"
-    bins: int = 2048
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
-        check_bins(self.bins)
+        super().__post_init__()
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from .bins import check_bins
-from .observer import Observer, ObserverState
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 
 @dataclass(frozen=True)
-class Fixed(Observer):
+class Fixed(HistogramObserver):
     """Quantize [low, high], whatever the values are.
 
     They are counted all the same: a value that is never computed is still reported, and another
@@ -22,18 +22,16 @@ class Fixed(Observer):
     Attributes:
         low: lower end.
         high: upper end.
-        bins: number of bins.
     """
 
-    op: ClassVar[str] = "observe_histogram"
+    name: ClassVar[str] = "fixed"
     low: float = -1.0
     high: float = 1.0
-    bins: int = 2048
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.high < math.inf:
             raise ValueError(f"[{self.low}, {self.high}] is not a finite range")
-        check_bins(self.bins)
+        super().__post_init__()
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

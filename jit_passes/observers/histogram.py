@@ -7,26 +7,15 @@ from typing import ClassVar
 
 import torch
 
-from .bins import check_bins
-from .observer import Observer, ObserverState
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 
 @dataclass(frozen=True)
-class Histogram(Observer):
-    """Quantize the range with the least mean squared error over a histogram of all values.
+class Histogram(HistogramObserver):
+    """Quantize the range with the least mean squared error over a histogram of all values."""
 
-    The bins' width is a power of two, so that the histogram depends neither on the order of the
-    batches nor on how the data was split.
-
-    Attributes:
-        bins: number of bins.
-    """
-
-    op: ClassVar[str] = "observe_histogram"
-    bins: int = 2048
-
-    def __post_init__(self) -> None:
-        check_bins(self.bins)
+    name: ClassVar[str] = "histogram"
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

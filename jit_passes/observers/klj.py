@@ -7,28 +7,23 @@ from typing import ClassVar
 
 import torch
 
-from .bins import check_bins, clip, levels, magnitudes
-from .observer import Observer, ObserverState
+from .bins import clip, levels, magnitudes
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 
 @dataclass(frozen=True)
-class KLJ(Observer):
+class KLJ(HistogramObserver):
     """Quantize [-t, t] with the least Kullback-Leibler-J divergence.
 
     D = sum of (cdf - q) log2(cdf / q): cdf is the cumulative distribution of |x|; q is it too, but
     1 behind t, and before t interpolated from as many points as there are codes. t is the middle of
     the bin behind the best one. Algorithm 1 of D'Alberto and Dasdan, arXiv:1805.07941; TQT (Jain et
     al., arXiv:1903.08066) calibrates activations with it.
-
-    Attributes:
-        bins: number of bins.
     """
 
-    op: ClassVar[str] = "observe_histogram"
-    bins: int = 2048
-
-    def __post_init__(self) -> None:
-        check_bins(self.bins)
+    name: ClassVar[str] = "klj"
+    aliases: ClassVar[tuple[str, ...]] = ("kl_j",)
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

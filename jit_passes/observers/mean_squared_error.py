@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from .bins import check_bins
-from .observer import Observer, ObserverState
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 
 @dataclass(frozen=True)
-class MeanSquaredError(Observer):
+class MeanSquaredError(HistogramObserver):
     """Quantize the range of a grid with the least mean squared error over a histogram.
 
     [a / factors * low, b / factors * high]     a, b in 1 .. factors
@@ -23,17 +23,15 @@ class MeanSquaredError(Observer):
 
     Attributes:
         factors: steps of the grid.
-        bins: number of bins.
     """
 
-    op: ClassVar[str] = "observe_histogram"
+    name: ClassVar[str] = "mean_squared_error"
     factors: int = 100
-    bins: int = 2048
 
     def __post_init__(self) -> None:
         if self.factors < 1:
             raise ValueError(f"the search needs at least one factor, not {self.factors}")
-        check_bins(self.bins)
+        super().__post_init__()
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

@@ -12,4 +12,4 @@ from .observer import Observer
 class MinMax(Observer):
     """Quantize [min, max] of all values seen, per tensor or per channel: nothing is clipped."""
 
-    op: ClassVar[str] = "observe_min_max"
+    name: ClassVar[str] = "min_max"

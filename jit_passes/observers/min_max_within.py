@@ -20,7 +20,7 @@ class MinMaxWithin(Observer):
         high: nothing above is told apart; at least 0.
     """
 
-    op: ClassVar[str] = "observe_min_max"
+    name: ClassVar[str] = "min_max_within"
     low: float = -1.0
     high: float = 1.0
 

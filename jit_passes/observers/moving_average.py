@@ -19,6 +19,7 @@ class MovingAverageMinMax(Observer):
         averaging_constant: weight of the newest batch, in (0, 1].
     """
 
+    name: ClassVar[str] = "moving_average"
     op: ClassVar[str] = "observe_moving_average"
     averaging_constant: float = 0.01
 

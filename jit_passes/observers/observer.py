@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import torch
 
+from ..registered import Registered
+
 
 @dataclass(frozen=True)
 class ObserverState:
@@ -34,15 +36,17 @@ class ObserverState:
 
 
 @dataclass(frozen=True)
-class Observer:
+class Observer(Registered, noun="calibration method"):
     """Base of all observers. Subclasses are frozen dataclasses whose fields are their options.
+
+    Defining one registers it, under its `name`: see `Registered`.
 
     Attributes:
         op: the operator that does the watching, in the namespace jit_passes.
         per_channel_op: the same for specifications with a channel axis.
     """
 
-    op: ClassVar[str]
+    op: ClassVar[str] = "observe_min_max"
     per_channel_op: ClassVar[str] = "observe_per_channel_min_max"
 
     def find_range(

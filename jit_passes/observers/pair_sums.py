@@ -18,5 +18,5 @@ class PairSums(Observer):
     and of its pairs' sums: between 8 and 7 bits, as little as the weights at hand need.
     """
 
-    op: ClassVar[str] = "observe_min_max"
+    name: ClassVar[str] = "pair_sums"
     per_channel_op: ClassVar[str] = "observe_pair_sums"

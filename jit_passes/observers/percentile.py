@@ -7,23 +7,22 @@ from typing import ClassVar
 
 import torch
 
-from .observer import Observer, ObserverState
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 
 @dataclass(frozen=True)
-class Percentile(Observer):
+class Percentile(HistogramObserver):
     """Quantize the range that leaves (100 - percentile) % of the values out, half at each end.
 
     Resolved to the bins of a histogram, within the range that was seen.
 
     Attributes:
         percentile: in (50, 100].
-        bins: number of bins.
     """
 
-    op: ClassVar[str] = "observe_histogram"
+    name: ClassVar[str] = "percentile"
     percentile: float = 99.99
-    bins: int = 2048
 
     def __post_init__(self) -> None:
         if not 50 < self.percentile <= 100:

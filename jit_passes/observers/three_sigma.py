@@ -7,27 +7,21 @@ from typing import ClassVar
 
 import torch
 
-from .bins import check_bins, clip, filled_bins
-from .observer import Observer, ObserverState
+from .bins import clip, filled_bins
+from .histogram_observer import HistogramObserver
+from .observer import ObserverState
 
 
 @dataclass(frozen=True)
-class ThreeSigma(Observer):
+class ThreeSigma(HistogramObserver):
     """Quantize [-t, t] with t = |mean(x + 1e-6)| + 3 std(x).
 
     TQT (Jain et al., arXiv:1903.08066, "3SD") calibrates weights with it. Mean and deviation are
     those of the bins' centres, within the values seen: each is off by half a bin at most, so t by
     two bins. Where the values are spread evenly, a symmetric range reaches beyond all of them.
-
-    Attributes:
-        bins: number of bins.
     """
 
-    op: ClassVar[str] = "observe_histogram"
-    bins: int = 2048
-
-    def __post_init__(self) -> None:
-        check_bins(self.bins)
+    name: ClassVar[str] = "three_sigma"
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

@@ -69,7 +69,7 @@ def profile(
     if planned:
         options = {"insert_observers": {"observations": planned}}
         module = OBSERVE.run(module, method, options=options).module
-    Report("prepared", method, "profile", {}).write(module)
+    Report("prepared", method, {}).write(module)
     calibrate(wrap(module), data, input_fn=input_fn, progress=progress)
     states = {
         name: State(range_, histogram)

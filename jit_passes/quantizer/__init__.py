@@ -6,10 +6,12 @@ from ..configuration.glow import from_glow_kinds, from_glow_node_precision
 from ..configuration.nni import from_nni
 from ..configuration.options import LayerOptions, TensorOptions
 from ..configuration.selector import Selector
-from ..quantizers.backend import WEIGHT, BackendQuantizer
+from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
+from ..quantizers.capability import WEIGHT, Capability
 from ..quantizers.composable import ComposableQuantizer
 from ..quantizers.fixed_ranges import FIXED_RANGES
+from ..quantizers.policy import Policy
 from ..quantizers.slots import RECIPES, SLOTS, Slot, SlotQuantizer
 from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.annotation import Annotations, QuantizationAnnotation
@@ -36,6 +38,7 @@ __all__ = [
     "WEIGHT",
     "Annotations",
     "BackendQuantizer",
+    "Capability",
     "ComposableQuantizer",
     "Configuration",
     "DerivedQuantizationSpec",
@@ -43,6 +46,7 @@ __all__ = [
     "GroupDerivation",
     "LayerOptions",
     "OperatorSupport",
+    "Policy",
     "QParams",
     "Quantization",
     "QuantizationAnnotation",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +10,15 @@ from ..configuration.configuration import Configuration, Rule
 from ..configuration.file import read_configuration
 from ..configuration.options import LayerOptions, TensorOptions
 from ..configuration.selector import Selector
-from ..graph.view import GraphView, NodeView
-from ..observers import MinMax
+from ..errors import JitPassesError
+from ..graph.view import GraphView
 from ..specification.annotation import Annotations
 from ..specification.specification import QuantizationSpec
 from .base import Quantizer
+from .capability import ACTIVATION, WEIGHT, Capability
+from .policy import Policy
 from .selection import Selection
-from .support import ANY_SPEC, OperatorSupport, SpecSupport
 from .writer import ALL_FLOAT, AnnotationWriter, result_options
-
-ACTIVATION = QuantizationSpec("uint8")
-WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
 
 class BackendQuantizer(Quantizer):
@@ -31,45 +28,50 @@ class BackendQuantizer(Quantizer):
     win; each returns the quantizer.
 
     Args:
-        support: the backend's table, by operator kind.
-        activation: specification of activations.
-        sums: weighted operators to which the backend can add another tensor before it rounds.
-        weight_of: specification of an operator's weight; where the table says that the backend has
-            no per-channel weights for it, its scheme is replaced by the per-tensor one.
-        activations: the specifications of activations that the backend can compute with.
-        weights: the same of weights.
-        mixed: whether an operator may have some operands in float and others quantized, and
-            results of its own specification where the table says that they share.
+        target: the backend, a `Target`, which is taken where a caller of `prepare` says "auto"; or
+            the `Capability` of one that has none here.
+        capability: what of the backend is used, where that is less than all.
+        activation: specification of activations; None for uint8, affine, or what comes nearest to
+            it of what the backend has.
+        weight: specification of weights, see `Policy`; None for int8, symmetric, per channel, or
+            what comes nearest.
         equal_operands: operators whose operands must have the same parameters.
         unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
             specification has signed ones: as many, so steps of half the size.
-        target: the backend, taken where a caller of `prepare` says "auto".
+
+    Attributes:
+        policy: all that, as it was settled.
+        configuration: what is said of single layers.
+
+    Raises:
+        JitPassesError: the target is neither.
     """
 
     def __init__(
         self,
-        support: Mapping[str, OperatorSupport],
-        activation: QuantizationSpec = ACTIVATION,
-        sums: tuple[str, ...] = (),
-        weight_of: Callable[[NodeView], QuantizationSpec] = lambda node: WEIGHT,
+        target: Any,
         *,
-        activations: SpecSupport = ANY_SPEC,
-        weights: SpecSupport = ANY_SPEC,
-        mixed: bool = False,
+        capability: Capability | None = None,
+        activation: QuantizationSpec | None = None,
+        weight: QuantizationSpec | None = None,
         equal_operands: tuple[str, ...] = (),
         unsigned: bool = False,
-        target: Any = None,
     ) -> None:
-        self.support = support
-        self.activation = activation
-        self.sums = sums
-        self.weight_of = weight_of
-        self.activations = activations
-        self.weights = weights
-        self.mixed = mixed
-        self.equal_operands = equal_operands
-        self.unsigned = unsigned
-        self.target = target
+        own = target if isinstance(target, Capability) else getattr(target, "capability", None)
+        if not isinstance(own, Capability):
+            raise JitPassesError(
+                f"a backend's quantizer is made for a Target or a Capability, not for {target!r}: "
+                "pass jit_passes.targets.Stock(), say"
+            )
+        can = capability or own
+        self.target = None if target is own else target
+        self.policy = Policy(
+            can,
+            activation or can.activations.nearest(ACTIVATION),
+            weight or can.weights.nearest(WEIGHT),
+            equal_operands,
+            unsigned,
+        )
         self.configuration = Configuration()
 
     def set_global(self, options: LayerOptions) -> BackendQuantizer:
@@ -121,6 +123,7 @@ class BackendQuantizer(Quantizer):
 
     def annotate(self, graph: GraphView) -> Annotations:
         resolved = self.configuration.resolve(graph)
+        operators = self.policy.capability.operators
         refused = {
             node.index: f"kept in float by {resolved.last_rule(node) or 'the configuration'}"
             for node in graph.nodes
@@ -130,19 +133,19 @@ class BackendQuantizer(Quantizer):
         float_results = frozenset(
             node.index
             for node in graph.nodes
-            if node.kind in self.support
+            if node.kind in operators
             and len(node.outputs) == 1
-            and result_options(resolved, node, self.support[node.kind]).dtype == "float"
+            and result_options(resolved, node, operators[node.kind]).dtype == "float"
         )
         own_results = frozenset(
             index for index, options in resolved.layers.items() if options.output.given()
         )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(
-                self.support, graph, self.sums, refused, float_results, own_results
+                self.policy.capability, graph, refused, float_results, own_results
             )
             selection.run()
-            writer = AnnotationWriter(self, selection, resolved)
+            writer = AnnotationWriter(self.policy, selection, resolved)
             if not (found := writer.refusals()):
                 break
             refused |= found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from ..errors import JitPassesError, JitPassesWarning, count_of
+from ..errors import JitPassesError, count_of, warn
 from ..graph.view import GraphEditor, GraphView, NodeView
 from ..specification.annotation import Annotations
 from ..specification.specification import EdgeOrNode
@@ -75,12 +73,10 @@ class ComposableQuantizer(Quantizer):
         if self.overwritten:
             shown = "; ".join(f"'{n}': {new} over {old}" for n, old, new in self.overwritten[:5])
             more = len(self.overwritten) - 5
-            warnings.warn(
-                f"quantizers overwrote each other's annotations of "
+            warn(
+                "quantizers overwrote each other's annotations of "
                 f"{count_of(len(self.overwritten), 'operator')}: {shown}"
-                + (f"; and {more} more" if more > 0 else ""),
-                JitPassesWarning,
-                stacklevel=4,
+                + (f"; and {more} more" if more > 0 else "")
             )
         return annotations
 

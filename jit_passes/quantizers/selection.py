@@ -9,6 +9,7 @@ import torch
 
 from ..graph.view import GraphView, NodeView, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
+from .capability import Capability
 from .support import OperatorSupport, Role
 
 LISTS = ("prim::ListConstruct", "prim::ListUnpack")
@@ -53,9 +54,8 @@ class Selection:
     selected node computes it, or when a selected weighted node reads it.
 
     Attributes:
-        support: the backend's table.
+        capability: what the backend can do.
         graph: the graph.
-        sums: weighted operators to which the backend can add another tensor before it rounds.
         refused: why operators must not be selected, by index.
         float_results: indices of operators whose results stay in float.
         own_results: indices of operators whose results are to be quantized by themselves.
@@ -67,9 +67,8 @@ class Selection:
         reasons: why weighted operators are not selected, by name.
     """
 
-    support: Mapping[str, OperatorSupport]
+    capability: Capability
     graph: GraphView
-    sums: tuple[str, ...] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     float_results: frozenset[int] = frozenset()
     own_results: frozenset[int] = frozenset()
@@ -85,6 +84,7 @@ class Selection:
 
     def __post_init__(self) -> None:
         self.nodes = {node.index: node for node in self.graph.nodes}
+        self.support = self.capability.operators
 
     def run(self) -> None:
         for node in self.graph.nodes:
@@ -148,8 +148,7 @@ class Selection:
             row = self.support.get(node.kind)
             if row is None or row.role is not Role.WEIGHTED:
                 continue
-            reason = self.refused.get(node.index) or weighted_reason(node)
-            reason = reason or (row.check(node) if row.check else None)
+            reason = self.refused.get(node.index) or self.capability.refusal(node)
             if reason:
                 self.reasons[node.name] = reason
             else:
@@ -165,7 +164,7 @@ class Selection:
             if node.index in self.refused:
                 self.reasons[node.name] = self.refused[node.index]
                 continue
-            reason = self.reason_between(node) or (row.check(node) if row.check else None)
+            reason = self.reason_between(node) or self.capability.refusal(node)
             if reason:
                 self.reasons[node.name] = reason
             else:
@@ -285,7 +284,7 @@ class Selection:
                 weighted = self.by_output.get(value.id)
                 if (
                     weighted is not None
-                    and weighted.kind in self.sums
+                    and weighted.kind in self.capability.sums
                     and weighted.output is value
                     and weighted.block == node.block
                     and len(value.uses) == 1
@@ -293,17 +292,3 @@ class Selection:
                 ):
                     self.summed[node.index] = weighted
                     break
-
-
-def weighted_reason(node: NodeView) -> str | None:
-    """Say why a convolution or linear cannot be quantized by any backend."""
-    weight, bias = node.inputs[1], node.inputs[2]
-    if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
-        return "its weight is computed by the model"
-    if weight.constant.dtype != torch.float32:
-        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
-    if not weight.constant.isfinite().all():
-        return "its weight holds a NaN or an infinity"
-    if not bias.is_constant:
-        return "its bias is computed by the model"
-    return None

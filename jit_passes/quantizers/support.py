@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..graph.view import NodeView
@@ -43,6 +43,31 @@ class SpecSupport:
         schemes = "any scheme" if set(self.qschemes) == set(SCHEMES) else ", ".join(self.qschemes)
         return f"{grids}{' or fewer codes' * (not self.whole)}; {schemes}"
 
+    @property
+    def per_channel(self) -> bool:
+        """Whether there may be a scale for each channel."""
+        return any(scheme.startswith("per_channel") for scheme in self.qschemes)
+
+    def narrow(self, spec: QuantizationSpec) -> QuantizationSpec:
+        """Return the specification with no more codes and no more scales than there can be."""
+        if spec.ch_axis is not None and not self.per_channel:
+            spec = per_tensor(spec)
+        low, high = self.grids.get(spec.dtype, (spec.quant_min, spec.quant_max))
+        if not self.whole:
+            low, high = max(low, spec.quant_min), min(high, spec.quant_max)
+        return replace(spec, quant_min=low, quant_max=high) if low < high else spec
+
+    def nearest(self, spec: QuantizationSpec) -> QuantizationSpec:
+        """Return the specification, or what comes nearest to it of what there is."""
+        spec = self.narrow(spec)
+        if spec.dtype not in self.grids:
+            dtype, (low, high) = next(iter(self.grids.items()))
+            spec = replace(spec, dtype=dtype, quant_min=low, quant_max=high)
+        if spec.qscheme not in self.qschemes:
+            axis = (spec.ch_axis or 0) if self.qschemes[0].startswith("per_channel") else None
+            spec = replace(spec, qscheme=self.qschemes[0], ch_axis=axis)
+        return spec
+
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
         """Say what the backend cannot do about a specification; None when it can."""
         grid = self.grids.get(spec.dtype)
@@ -55,6 +80,11 @@ class SpecSupport:
         if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
             return f"rounded {spec.rounding}, and the target rounds halves to even"
         return None
+
+
+def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
+    """Return a specification of the same kind with one scale."""
+    return replace(spec, qscheme=spec.qscheme.replace("per_channel", "per_tensor"), ch_axis=None)
 
 
 def _within(codes: tuple[int, int], grid: tuple[int, int]) -> bool:
@@ -85,7 +115,8 @@ class OperatorSupport:
         clips: the operators that become part of it when they follow: the result's range clips.
         ranks: numbers of dimensions of the result that the backend can do.
         check: says why a node cannot be quantized, or None when it can.
-        per_channel: whether weights may have a scale for each output channel.
+        weights: the specifications of its weight, where the backend can do less than for others.
+        adds_pairs: says whether its kernel for a node adds pairs of products in int16.
         fixed: the parameters, for Role.FIXED.
         elementwise: whether the target computes it by a table when it depends on one tensor only:
             functions of functions are then rounded once, at the end. Operands may be numbers.
@@ -98,7 +129,8 @@ class OperatorSupport:
     clips: tuple[str, ...] = ()
     ranks: tuple[int, int] = (1, 8)
     check: Check | None = None
-    per_channel: bool = True
+    weights: SpecSupport | None = None
+    adds_pairs: Callable[[NodeView], bool] | None = None
     fixed: FixedQParamsQuantizationSpec | None = None
     elementwise: bool = False
     input_range: tuple[float, float] | None = None

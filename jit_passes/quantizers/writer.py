@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import TensorOptions
 from ..graph.view import NodeView, ValueView
-from ..observers import MinMax, MinMaxWithin, PairSums
+from ..observers import MinMax, MinMaxWithin
 from ..specification.annotation import Annotations, QuantizationAnnotation
 from ..specification.qparams import bias_qparams
 from ..specification.specification import (
@@ -22,15 +21,13 @@ from ..specification.specification import (
     SharedQuantizationSpec,
     ValueOrNode,
 )
+from .policy import Policy
 from .selection import Selection, clipped_output
 from .signs import can_be_negative
-from .support import OperatorSupport, Role
-
-if TYPE_CHECKING:
-    from .backend import BackendQuantizer
+from .support import OperatorSupport, Role, SpecSupport
 
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
-BIAS_LIMIT = 2**31 - 1
+INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
 
 ALL_FLOAT = "its input and its weight are to stay in float"
 
@@ -41,7 +38,7 @@ OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
 class AnnotationWriter:
     """Turns a selection into annotations."""
 
-    quantizer: BackendQuantizer
+    policy: Policy
     selection: Selection
     resolved: ResolvedConfiguration
     annotations: Annotations = field(default_factory=Annotations)
@@ -73,26 +70,26 @@ class AnnotationWriter:
         return found
 
     def refusal(self, node: NodeView) -> str | None:
-        quantizer, row = self.quantizer, self.selection.selected[node.index]
-        for value in self.values(node):
+        can, row = self.policy.capability, self.selection.selected[node.index]
+        for user, operand, value in self.selection.operands(node):
             spec = self.operand(node, value)
             quantized = self.is_produced(value) or self.selection.is_inner(value)
-            if spec is None and not quantizer.mixed and not quantized:
+            if spec is None and not can.mixed and not quantized:
                 return "its input is to stay in float"
-            if isinstance(spec, OwnSpec) and (why := quantizer.activations.refusal(spec)):
+            if isinstance(spec, OwnSpec) and (why := can.refusal(user, operand, spec)):
                 return f"its input is to be {why}"
         result = self.result(node)
-        if row.role is Role.SHARED and isinstance(result, OwnSpec) and not quantizer.mixed:
+        if row.role is Role.SHARED and isinstance(result, OwnSpec) and not can.mixed:
             return "its result has the parameters of its operand in the target"
         if isinstance(result, OwnSpec) and row.fixed is not result:
-            if why := quantizer.activations.refusal(result):
+            if why := can.refusal(node, None, result):
                 return f"its result is to be {why}"
-            if row.role is Role.FIXED and not quantizer.mixed:
+            if row.role is Role.FIXED and not can.mixed:
                 return "its result has fixed parameters in the target"
-        return self.weight_refusal(node, row) if row.role is Role.WEIGHTED else None
+        return self.weight_refusal(node) if row.role is Role.WEIGHTED else None
 
-    def weight_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
-        weight = self.weight(node, row)
+    def weight_refusal(self, node: NodeView) -> str | None:
+        weight = self.weight(node)
         if weight is None:
             said = self.resolved.of(node).output
             floats = not self.quantized_values(node) and not (
@@ -100,15 +97,12 @@ class AnnotationWriter:
             )
             if floats:  # a result that nobody asked for is no reason to call it quantized
                 return ALL_FLOAT
-            return None if self.quantizer.mixed else "its weight is to stay in float"
-        if why := self.quantizer.weights.refusal(weight):
+            return None if self.policy.capability.mixed else "its weight is to stay in float"
+        if why := self.policy.capability.refusal(node, 1, weight):
             return f"its weight is to be {why}"
-        if isinstance(weight, QuantizationSpec):
-            if weight.ch_axis is not None and not row.per_channel:
-                return "its weight is to be per channel, which the target does not do for it"
-            own = self.quantizer.weight_of(node).observer
-            if isinstance(own, PairSums) and weight.observer != own:
-                return "its kernel adds pairs of products in int16: calibrate with pair_sums"
+        bias = self.bias(node, node.inputs[2], weight)
+        if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
+            return f"its bias is to be {why}"
         return None
 
     def annotate(self, node: NodeView, has_result: bool) -> None:
@@ -119,7 +113,7 @@ class AnnotationWriter:
         owner = self.selection.summed.get(node.index, node)
         owner = self.selection.inner.get(node.index, owner)
         if row.role is Role.WEIGHTED:
-            operands.update(self.constants(node, row))
+            operands.update(self.constants(node))
         part_of = None if owner is node else owner
         ranks = self.selection.selected[owner.index].ranks
         result = self.result(node) if has_result else None
@@ -161,7 +155,7 @@ class AnnotationWriter:
     def has_equal_operands(self, node: NodeView) -> bool:
         """Whether its operands must share: not within a table, which adds real numbers."""
         within = any(self.selection.is_inner(value) for value in self.values(node))
-        return node.kind in self.quantizer.equal_operands and not within
+        return node.kind in self.policy.equal_operands and not within
 
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
         """Quantize anew what has another specification than the first; what is float stays so.
@@ -171,7 +165,7 @@ class AnnotationWriter:
         """
         present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
         found = list(present.values())
-        if self.quantizer.unsigned:
+        if self.policy.unsigned:
             found.sort(key=lambda spec: isinstance(spec, OwnSpec) and spec.quant_min >= 0)
         first = next(iter(found), None)
         for value, spec in present.items():
@@ -204,8 +198,8 @@ class AnnotationWriter:
         return self.operand(maker, first) or self.produced(first)
 
     def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
-        spec = options.apply(self.quantizer.activation, where=f"'{node.name}'")
-        unsigned = self.quantizer.unsigned and isinstance(spec, QuantizationSpec)
+        spec = options.apply(self.policy.activation, where=f"'{node.name}'")
+        unsigned = self.policy.unsigned and isinstance(spec, QuantizationSpec)
         if not unsigned or can_be_negative(value, self.negative):
             return spec
         assert isinstance(spec, QuantizationSpec)
@@ -248,7 +242,7 @@ class AnnotationWriter:
         if not wanted or any(options != wanted[0] for options in wanted):
             return TensorOptions()
         spec = self.apply(wanted[0], node, value)
-        refused = spec is None or self.quantizer.activations.refusal(spec) is not None
+        refused = spec is None or self.policy.capability.refusal(node, None, spec) is not None
         return TensorOptions() if refused else wanted[0]
 
     def wanted_by(self, reader: NodeView) -> TensorOptions:
@@ -258,18 +252,16 @@ class AnnotationWriter:
             return options
         return TensorOptions(calibration=MinMaxWithin(*flat))
 
-    def weight(self, node: NodeView, row: OperatorSupport) -> OwnSpec | None:
-        spec = self.quantizer.weight_of(node)
-        if not row.per_channel and spec.ch_axis is not None:
-            spec = replace(spec, qscheme=spec.qscheme.replace("channel", "tensor"), ch_axis=None)
+    def weight(self, node: NodeView) -> OwnSpec | None:
+        spec = self.policy.weight_of(node)
         channels = 1 if "transpose" in node.kind else 0
         options = self.resolved.of(node).weight
         return options.apply(spec, channels, f"weight of '{node.name}'")
 
-    def constants(self, node: NodeView, row: OperatorSupport) -> dict[ValueOrNode, AnySpec]:
+    def constants(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
         """Return the weight's specification, and the bias's: in steps of the accumulator."""
         weight, bias = node.inputs[1:3]
-        spec = self.weight(node, row)
+        spec = self.weight(node)
         specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
         if (of_bias := self.bias(node, bias, spec)) is not None:
             specs[bias] = of_bias
@@ -285,12 +277,14 @@ class AnnotationWriter:
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
         if weight is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
             per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
+            accumulators = self.policy.capability.accumulators or INT32
+            dtype, (low, high) = next(iter(accumulators.grids.items()))
             return DerivedQuantizationSpec(
                 (self.source(node, inputs), (node.inputs[1], node)),
                 bias_qparams,
-                "int32",
-                -BIAS_LIMIT,
-                BIAS_LIMIT,
+                dtype,
+                low,
+                high,
                 "per_channel_symmetric" if per_channel else "per_tensor_symmetric",
                 0 if per_channel else None,
             )

@@ -393,7 +393,7 @@ def spec_to_text(spec: ResolvedSpec, **extra: Any) -> str:
     """Return the JSON that an observer carries in the graph."""
     fields = asdict(spec)
     if isinstance(spec, QuantizationSpec):
-        fields["observer"] = {"kind": type(spec.observer).__name__, **asdict(spec.observer)}
+        fields["observer"] = spec.observer.record()
     kind = next(name for name, known in _BY_KIND.items() if isinstance(spec, known))
     return json.dumps({"spec": {"kind": kind, **fields}, **extra}, sort_keys=True)
 

@@ -161,7 +161,7 @@ def _observed(op: str, name: str, text: str, range_: Any, histogram: Any) -> Qua
 def _trained(kind: str, operands: dict[str, Any]) -> QuantizedPlace:
     name, text = operands["name"], operands["spec"]
     spec, fields = _fields(text)
-    parameters = trained_qparams(kind, operands, spec)
+    parameters = trained_qparams(kind, operands, spec, fields.pop("method", None))
     reached = parameters is not None or isinstance(spec, GroupDerivation)
     begins = operands.get("observe") is not True and not isinstance(operands["x"], torch.Tensor)
 

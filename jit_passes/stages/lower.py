@@ -9,7 +9,7 @@ import torch
 from .. import _C
 from ..errors import JitPassesError
 from ..passes.pipeline import wrap
-from ..targets import Target, make_target, resolve_target
+from ..targets import Target, resolve_target
 from .module import stage_of
 
 
@@ -28,12 +28,12 @@ def lower(
             than the model was prepared for.
     """
     report = stage_of(reference, "reference", "call jit_passes.convert(prepared) first")
-    backend = make_target(report.target, report.target_options)
-    wanted = backend if target == "auto" else resolve_target(target)
-    if (wanted.name, wanted.options) != (backend.name, backend.options):
+    made_for = Target.from_record(report.target)
+    backend = made_for if target == "auto" else resolve_target(target)
+    if backend != made_for:
         raise JitPassesError(
-            f"the model was prepared for {backend!r}, not for {wanted!r}: pass the same target to "
-            "prepare and lower"
+            f"the model was prepared for {made_for!r}, not for {backend!r}: pass the same target "
+            "to prepare and lower"
         )
     module, left, _ = backend.lower(_C.clone(reference._c, report.method), report.method)
     operators = tuple(
@@ -42,6 +42,6 @@ def lower(
         else row
         for row in report.operators
     )
-    lowered = replace(report, stage="lowered", target=backend.name, operators=operators)
+    lowered = replace(report, stage="lowered", operators=operators)
     lowered.write(module)
     return wrap(module)

@@ -43,16 +43,14 @@ class Report:
     Attributes:
         stage: prepared, qat, reference or lowered.
         method: the quantized method.
-        target: name of the backend.
-        target_options: the arguments that it was made with.
+        target: the backend's record, see `Target.from_record`.
         operators: all convolutions, linears and matrix products.
         calibrated: whether `calibrate` has run batches through it.
     """
 
     stage: str
     method: str
-    target: str
-    target_options: dict[str, Any]
+    target: dict[str, Any]
     operators: tuple[OperatorRecord, ...] = field(default=())
     calibrated: bool = False
 

@@ -15,7 +15,6 @@ from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
 from ..quantizers.slots import channels_of, slot_of_split
-from ..quantizers.support import Role
 from ..specification.annotation import Annotations
 from ..specification.resolve import Quantization, resolve
 from ..specification.specification import (
@@ -84,7 +83,7 @@ def prepare(
     if observations:
         options = {"insert_observers": {"observations": observations}}
         module = OBSERVE.run(module, method, options=options).module
-    Report("prepared", method, backend.name, backend.options, operators).write(module)
+    Report("prepared", method, backend.record(), operators).write(module)
     return wrap(module)
 
 
@@ -182,29 +181,17 @@ def check_refusals(
 def check_places(places: Sequence[Quantization], target: Target) -> None:
     """Raise an error for specifications that the target's operators do not compute with.
 
-    Those of a target's own quantizer have passed this already. Biases are not looked at: kernels
-    take them in float.
+    Those of a target's own quantizer have passed this already.
     """
-    own = target.quantizer()
     for place in places:
-        spec = place.spec
-        if isinstance(spec, GroupDerivation):
+        if isinstance(place.spec, GroupDerivation):
             continue
-        operands = {operand for node, operand in place.uses if is_weighted(node, own)}
-        if place.value.is_constant and operands and 1 not in operands:
-            continue
-        can = own.weights if place.value.is_constant and operands else own.activations
-        if why := can.refusal(spec):
-            raise JitPassesError(
-                f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare for "
-                "another target"
-            )
-
-
-def is_weighted(node: NodeView, quantizer: BackendQuantizer) -> bool:
-    """Say whether a backend's table has the operator as one with weights."""
-    row = quantizer.support.get(node.kind)
-    return row is not None and row.role is Role.WEIGHTED
+        for node, operand in place.uses or ((place.node, None),):
+            if why := target.refusal(node, operand, place.spec):
+                raise JitPassesError(
+                    f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
+                    "for another target"
+                )
 
 
 def is_quantized(graph: GraphView) -> bool:
@@ -234,9 +221,11 @@ def float_reason(node: NodeView, annotations: Annotations, target: Target | None
     """Say why an operator that is not annotated stays in float."""
     if node.name in annotations.reasons:
         return annotations.reasons[node.name]
-    if target is None or node.kind in target.support:
+    refusal = target.refusal(node) if target is not None else None
+    if refusal is None:
         return "the quantizer did not annotate it"
-    return f"the target '{target.name}' has no int8 form of it"
+    assert target is not None
+    return refusal.replace("the target", f"the target '{target.name}'", 1)
 
 
 def plan_observations(quantizations: Sequence[Quantization]) -> list[Observation]:

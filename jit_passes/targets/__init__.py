@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import JitPassesError
+from ..registered import UnknownError
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
 from .reference import Reference
 from .stock import Stock
@@ -23,29 +25,31 @@ __all__ = [
     "targets",
 ]
 
-targets: dict[str, type[Target]] = {Stock.name: Stock, Reference.name: Reference}
+targets = Target.registered
 
 
 def resolve_target(target: str | Target) -> Target:
-    """Return the backend that a name stands for; "auto" is the best one for this machine."""
+    """Return the backend that a name stands for; "auto" is the best one for this machine.
+
+    Raises:
+        JitPassesError: there is none of that name, or it cannot be had here.
+    """
     if isinstance(target, Target):
         return target
     if target == "auto":
         return Stock()
-    if not isinstance(target, str) or target not in targets:
+    try:
+        return Target.make(target)
+    except UnknownError as error:
         raise JitPassesError(
-            f"unknown target {target!r}: use 'auto', {', '.join(map(repr, targets))}, or a Target "
-            "such as jit_passes.targets.Stock(engine='onednn')"
-        )
-    return targets[target]()
+            f"{error}; or 'auto', or a Target such as jit_passes.targets.Stock(engine='onednn')"
+        ) from None
 
 
-def make_target(name: str, options: dict[str, Any]) -> Target:
-    """Return the backend of that name with the arguments that `Target.options` gave.
+def make_target(name: str, options: Mapping[str, Any]) -> Target:
+    """Return the backend of that name with the options that `Target.options` gave.
 
     Raises:
-        JitPassesError: it cannot be had here.
+        JitPassesError: there is none, it has no such option, or it cannot be had here.
     """
-    if name not in targets:
-        raise JitPassesError(f"unknown target {name!r}: known are {', '.join(map(repr, targets))}")
-    return targets[name](**options)
+    return Target.make(name, **options)

@@ -1,4 +1,4 @@
-"""Quantizers by name: backends' own, ready to be told more about single layers."""
+"""Quantizers of backends by name: policies over what `Stock` and `Reference` can do."""
 
 from __future__ import annotations
 
@@ -6,40 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..graph.view import NodeView
 from ..observers import MinMax
 from ..quantizers.backend import BackendQuantizer
-from ..quantizers.support import OperatorSupport, Role
+from ..quantizers.support import OperatorSupport, Role, per_tensor
 from ..specification.specification import QuantizationSpec
-from .reference import Reference, support
+from .reference import Reference, capability_of
 from .stock import Stock
-from .target import Target
 
 EQUAL_OPERANDS = ("aten::add", "aten::sub", "aten::cat", "aten::maximum", "aten::minimum")
 SHARED_RESULTS = ("aten::cat", "aten::maximum", "aten::minimum")
 
 
-class TargetQuantizer(BackendQuantizer):
-    """The quantizer of a backend.
-
-    Args:
-        target: the backend.
-        options: what `BackendQuantizer` is made with, where it is not what the backend says.
-    """
-
-    def __init__(self, target: Target, **options: Any) -> None:
-        own = target.quantizer()
-        arguments: dict[str, Any] = {
-            name: getattr(own, name)
-            for name in (
-                "support", "activation", "sums", "weight_of", "activations", "weights", "mixed",
-                "equal_operands", "unsigned",
-            )
-        }  # fmt: skip
-        super().__init__(**{**arguments, "target": target, **options})
+TargetQuantizer = BackendQuantizer  # its name before it took a target
 
 
-class X86Quantizer(TargetQuantizer):
+class X86Quantizer(BackendQuantizer):
     """For PyTorch's kernels on x86: uint8 activations, int8 weights per channel, symmetric.
 
     Args:
@@ -47,10 +28,10 @@ class X86Quantizer(TargetQuantizer):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(Stock("x86", **options))
+        super().__init__(Stock.make("stock", engine="x86", **options))
 
 
-class QnnpackQuantizer(TargetQuantizer):
+class QnnpackQuantizer(BackendQuantizer):
     """For PyTorch's QNNPACK kernels: everything symmetric, one scale for each tensor.
 
     Activations are uint8 with zero point 128, weights int8 in [-127, 127].
@@ -60,18 +41,13 @@ class QnnpackQuantizer(TargetQuantizer):
     """
 
     def __init__(self, **options: Any) -> None:
-        target = Stock("qnnpack", **options)
-        own = target.quantizer()
-
-        def weight_of(node: NodeView) -> QuantizationSpec:
-            spec = own.weight_of(node)
-            return replace(spec, qscheme="per_tensor_symmetric", ch_axis=None)
-
-        activation = replace(own.activation, qscheme="per_tensor_symmetric")
-        super().__init__(target, activation=activation, weight_of=weight_of)
+        target = Stock.make("stock", engine="qnnpack", **options)
+        default = target.quantizer().policy
+        activation = replace(default.activation, qscheme="per_tensor_symmetric")
+        super().__init__(target, activation=activation, weight=per_tensor(default.weight))
 
 
-class PowerOfTwoQuantizer(TargetQuantizer):
+class PowerOfTwoQuantizer(BackendQuantizer):
     """For hardware that multiplies by shifting, as FPGAs do: every scale is a power of two.
 
     Activations, weights and biases are signed, but for `unsigned`, with zero point 0 and one scale
@@ -103,22 +79,21 @@ class PowerOfTwoQuantizer(TargetQuantizer):
         scheme = "per_tensor_power_of_two"
         activation = QuantizationSpec.of_bits(bits, qscheme=scheme)
         weight = QuantizationSpec.of_bits(weight_bits, qscheme=scheme, observer=MinMax())
-        table = dict(support(activation))
-        for kind in SHARED_RESULTS:
-            table[kind] = replace(table[kind], role=Role.SHARED)
+        can = capability_of(activation)
         super().__init__(
             Reference(lookup_tables),
-            support=_of_shared(table),
+            capability=replace(can, operators=_with_shared(can.operators)),
             activation=activation,
-            weight_of=lambda node: weight,
+            weight=weight,
             equal_operands=EQUAL_OPERANDS,
             unsigned=unsigned,
         )
 
 
-def _of_shared(table: Mapping[str, OperatorSupport]) -> Mapping[str, OperatorSupport]:
-    """A result that shares its operands' parameters cannot absorb a clip."""
+def _with_shared(table: Mapping[str, OperatorSupport]) -> Mapping[str, OperatorSupport]:
+    """Return a table in which results share, and so absorb no clip, where integers are joined."""
+    rows = {**table, **{k: replace(table[k], role=Role.SHARED) for k in SHARED_RESULTS}}
     return {
         kind: replace(row, clips=()) if row.role is Role.SHARED else row
-        for kind, row in table.items()
+        for kind, row in rows.items()
     }

@@ -6,8 +6,8 @@ tables. To load it, `import jit_passes` first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from .. import _C
 from ..graph.view import NodeView
 from ..passes.pipeline import PassRecord, Pipeline
-from ..quantizers.backend import WEIGHT, BackendQuantizer
+from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.support import OperatorSupport, Role
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
@@ -25,7 +25,6 @@ _CLEAN = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
 CLEAN = Pipeline("lower_reference", _CLEAN)
 TO_TABLES = Pipeline("lower_reference_tables", ("fold_lookup_tables", *_CLEAN))
 
-ACTIVATION = QuantizationSpec()
 CLIPS = ("aten::relu", "aten::clamp")
 WEIGHTED = ("linear", *(f"conv{t}{dims}d" for t in ("", "_transpose") for dims in (1, 2, 3)))
 OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
@@ -57,8 +56,9 @@ def _options(node: NodeView) -> str | None:
     return None if constant else "an operand other than the first is computed by the model"
 
 
-def support(activation: QuantizationSpec) -> dict[str, OperatorSupport]:
-    """Return the support table for activations of that specification, by operator kind.
+@cache
+def capability_of(activation: QuantizationSpec) -> Capability:
+    """Return what the reference model can compute, for activations of that specification.
 
     The results of sigmoid and tanh take all codes of uint8; of other dtypes they are calibrated.
     """
@@ -93,9 +93,10 @@ def support(activation: QuantizationSpec) -> dict[str, OperatorSupport]:
             table[kind] = replace(table[kind], role=Role.FIXED, fixed=spec)
     for kind, (ends, _) in FIXED_RANGES.items():
         table[kind] = replace(table[kind], input_range=ends)
-    return table
+    return Capability(table, mixed=True)
 
 
+@dataclass(frozen=True)
 class Reference(Target):
     """The reference model itself: nothing is lowered to PyTorch's kernels.
 
@@ -109,41 +110,11 @@ class Reference(Target):
     """
 
     name: ClassVar[str] = "reference"
-
-    def __init__(self, lookup_tables: bool = True) -> None:
-        self.lookup_tables = lookup_tables
-
-    def __repr__(self) -> str:
-        return f"Reference(lookup_tables={self.lookup_tables})"
+    lookup_tables: bool = True
 
     @property
-    def support(self) -> Mapping[str, OperatorSupport]:
-        return support(ACTIVATION)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"lookup_tables": self.lookup_tables}
-
-    def quantizer(self) -> BackendQuantizer:
-        return BackendQuantizer(
-            self.support,
-            ACTIVATION,
-            weight_of=self.weight_specification,
-            mixed=True,
-            target=self,
-        )
-
-    def weight_specification(self, node: NodeView) -> QuantizationSpec:
-        """Return the specification of an operator's weight: int8, symmetric, per output channel.
-
-        Transposed convolutions in groups have one scale: their weight has an axis for the output
-        channels of one group only.
-        """
-        if "conv_transpose" not in node.kind:
-            return WEIGHT
-        if node.inputs[6].constant == 1:
-            return replace(WEIGHT, ch_axis=1)
-        return replace(WEIGHT, qscheme="per_tensor_symmetric", ch_axis=None)
+    def capability(self) -> Capability:
+        return capability_of(ACTIVATION)
 
     def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
         lowered = (TO_TABLES if self.lookup_tables else CLEAN).run(module, method)

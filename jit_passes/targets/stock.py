@@ -6,34 +6,19 @@ PyTorch or LibTorch does, without this package.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from .. import _C
 from ..errors import JitPassesError, warn
-from ..graph.view import NodeView
-from ..observers import MinMax, PairSums
 from ..passes.pipeline import PassRecord, Pipeline
-from ..quantizers.backend import WEIGHT, BackendQuantizer
-from ..quantizers.support import PER_TENSOR, OperatorSupport, SpecSupport
-from ..specification.specification import QuantizationSpec
+from ..quantizers.capability import Capability
 from .stock_rules import SUMS, rules
-from .stock_support import adds_pairs_in_int16, support, without_fixed, without_means
+from .stock_support import capability_of
 from .target import Target
 
-# The kernels take weights of any bits in int8, around 0.
-WEIGHTS = SpecSupport(
-    {"int8": (-127, 127)},
-    (
-        "per_tensor_symmetric",
-        "per_channel_symmetric",
-        "per_tensor_power_of_two",
-        "per_channel_power_of_two",
-    ),
-)
 PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
 
 TO_INTEGERS = Pipeline(
@@ -63,6 +48,7 @@ TO_QUANTIZED_DTYPES = Pipeline(
 )
 
 
+@dataclass(frozen=True)
 class Stock(Target):
     """PyTorch's quantized operators on one of its engines.
 
@@ -77,7 +63,6 @@ class Stock(Target):
         integer_pools: compute adaptive average pools and means on integers. PyTorch's kernels give
             the result the scale of their operand, too coarse for the average of many values: on
             ResNet-18 that alone costs 1.3 dB, and saves next to no time.
-
         fuse_sums: on the engine onednn, add within convolutions, so that their own result is not
             rounded: 0.9 dB more on ResNet-18. The kernel overwrites the tensor it adds, so it
             gets a copy, and ResNet-50 takes a third longer. Such a model runs only where
@@ -88,66 +73,30 @@ class Stock(Target):
     """
 
     name: ClassVar[str] = "stock"
+    engine: str = None  # type: ignore[assignment]  # both are settled below
+    reduce_range: bool = None  # type: ignore[assignment]
+    integer_pools: bool = False
+    fuse_sums: bool = False
 
-    def __init__(
-        self,
-        engine: str | None = None,
-        reduce_range: bool | None = None,
-        integer_pools: bool = False,
-        fuse_sums: bool = False,
-    ) -> None:
-        self.integer_pools = integer_pools
-        self.fuse_sums = fuse_sums
+    def __post_init__(self) -> None:
         available = [e for e in PREFERENCE if e in torch.backends.quantized.supported_engines]
-        if engine is not None and engine not in available:
+        if self.engine is not None and self.engine not in available:
             raise JitPassesError(
-                f"the target 'stock' has no engine {engine!r} here: this build of PyTorch offers "
-                f"{', '.join(available) or 'none'}"
+                f"the target 'stock' has no engine {self.engine!r} here: this build of PyTorch "
+                f"offers {', '.join(available) or 'none'}"
             )
         if not available:
             raise JitPassesError("this build of PyTorch has no quantized engine at all")
-        self.engine = engine or available[0]
-        self.reduce_range = (
-            needs_reduced_range(self.engine) if reduce_range is None else reduce_range
-        )
-
-    def __repr__(self) -> str:
-        return f"Stock({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+        engine = self.engine or available[0]
+        object.__setattr__(self, "engine", engine)  # how frozen dataclasses normalize
+        if self.reduce_range is None:
+            object.__setattr__(self, "reduce_range", needs_reduced_range(engine))
 
     @property
-    def support(self) -> Mapping[str, OperatorSupport]:
-        table = support(self.engine)
-        table = without_fixed(table) if self.reduce_range else table
-        return table if self.integer_pools else without_means(table)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "engine": self.engine,
-            "reduce_range": self.reduce_range,
-            "integer_pools": self.integer_pools,
-            "fuse_sums": self.fuse_sums,
-        }
-
-    def quantizer(self) -> BackendQuantizer:
-        highest = 127 if self.reduce_range else 255
-        return BackendQuantizer(
-            self.support,
-            QuantizationSpec("uint8", 0, highest),
-            SUMS if self.fuse_sums and self.engine == "onednn" else (),
-            self.weight_specification,
-            activations=SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True),
-            weights=WEIGHTS,
-            target=self,
-        )
-
-    def weight_specification(self, node: NodeView) -> QuantizationSpec:
-        """Return the specification of an operator's weight: int8, symmetric, per output channel."""
-        overflows = adds_pairs_in_int16(node) and not self.reduce_range
-        weight = replace(WEIGHT, observer=PairSums() if overflows else MinMax())
-        if "conv_transpose" in node.kind:
-            return replace(weight, quant_max=126)  # room for the shift, see stock_rules.WEIGHTS
-        return weight
+    def capability(self) -> Capability:
+        can = capability_of(self.engine, self.reduce_range, self.integer_pools)
+        fused = self.fuse_sums and self.engine == "onednn"
+        return replace(can, sums=SUMS) if fused else can
 
     def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
         contiguous = {"clamp_codes": {"contiguous": self.engine == "qnnpack"}}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 
 from .. import _C
 from ..graph.view import NodeView
-from ..quantizers.support import OperatorSupport, Role
+from ..quantizers.capability import Capability
+from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.specification import FixedQParamsQuantizationSpec
 
 
@@ -52,8 +54,7 @@ def adds_pairs_in_int16(node: NodeView) -> bool:
     FBGEMM's depthwise kernels do so even on processors that have VNNI. Whatever engine the model
     is made for, its file may be loaded under one that hands the convolution to FBGEMM.
     """
-    convolution = node.kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d")
-    return convolution and is_depthwise(node)
+    return is_depthwise(node)
 
 
 def _slow(node: NodeView, engine: str) -> str | None:
@@ -145,6 +146,20 @@ def _transposed(node: NodeView, engine: str) -> str | None:
     return None
 
 
+# The kernels take weights of any bits in int8, around 0.
+WEIGHTS = SpecSupport(
+    {"int8": (-127, 127)},
+    (
+        "per_tensor_symmetric",
+        "per_channel_symmetric",
+        "per_tensor_power_of_two",
+        "per_channel_power_of_two",
+    ),
+)
+# One scale, and room for the shift of the codes: see stock_rules.WEIGHTS.
+SHIFTED_WEIGHTS = SpecSupport(
+    {"int8": (-127, 126)}, ("per_tensor_symmetric", "per_tensor_power_of_two")
+)
 CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
@@ -159,7 +174,7 @@ _ROWS = (
         clips=CLIPS,
         ranks=(3, 3),
         check=_convolution,
-        per_channel=False,
+        weights=SHIFTED_WEIGHTS,
     ),
     OperatorSupport(
         "aten::conv_transpose2d",
@@ -167,7 +182,7 @@ _ROWS = (
         clips=CLIPS,
         ranks=(4, 4),
         check=_convolution,
-        per_channel=False,
+        weights=SHIFTED_WEIGHTS,
     ),
     OperatorSupport(
         "aten::conv_transpose3d",
@@ -175,7 +190,7 @@ _ROWS = (
         clips=CLIPS,
         ranks=(5, 5),
         check=_convolution,
-        per_channel=False,
+        weights=SHIFTED_WEIGHTS,
     ),
     OperatorSupport("aten::add", _OWN, (0, 1), clips=CLIPS, check=_add),
     OperatorSupport("aten::mul", _OWN, (0, 1), clips=CLIPS, check=_tensors),
@@ -201,18 +216,12 @@ _ROWS = (
 MEANS = ("aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", "aten::mean")
 
 
-def without_means(table: dict[str, OperatorSupport]) -> dict[str, OperatorSupport]:
-    """Return the table without averages of many values, see `Stock.integer_pools`."""
-    return {kind: row for kind, row in table.items() if kind not in MEANS}
+@cache
+def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capability:
+    """Return what an engine can compute; the arguments are those of `Stock`.
 
-
-def without_fixed(table: dict[str, OperatorSupport]) -> dict[str, OperatorSupport]:
-    """Return the table without operators whose result always takes all 8 bits."""
-    return {kind: row for kind, row in table.items() if row.role is not Role.FIXED}
-
-
-def support(engine: str) -> dict[str, OperatorSupport]:
-    """Return the support table of an engine, by operator kind."""
+    With a reduced range it does without operators whose results always take all 8 bits.
+    """
 
     def convolution(node: NodeView) -> str | None:
         return _convolution(node) or _slow(node, engine)
@@ -220,9 +229,17 @@ def support(engine: str) -> dict[str, OperatorSupport]:
     def transposed(node: NodeView) -> str | None:
         return _convolution(node) or _transposed(node, engine)
 
+    pairs = None if reduce_range else adds_pairs_in_int16
     rows = {row.kind: row for row in _ROWS}
-    for kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d"):
-        rows[kind] = replace(rows[kind], check=convolution)
-    for kind in ("aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d"):
-        rows[kind] = replace(rows[kind], check=transposed)
-    return rows
+    for dims in (1, 2, 3):
+        plain, other = f"aten::conv{dims}d", f"aten::conv_transpose{dims}d"
+        rows[plain] = replace(rows[plain], check=convolution, adds_pairs=pairs)
+        rows[other] = replace(rows[other], check=transposed)
+    operators = {
+        kind: row
+        for kind, row in rows.items()
+        if (integer_pools or kind not in MEANS) and not (reduce_range and row.role is Role.FIXED)
+    }
+    highest = 127 if reduce_range else 255
+    activations = SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True)
+    return Capability(operators, activations, WEIGHTS)

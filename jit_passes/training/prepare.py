@@ -19,7 +19,6 @@ from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from ..quantizers.support import Role
 from ..specification.resolve import resolve
 from ..stages.module import Report, attribute_of, check_script
 from ..stages.normalize import normalize_training
@@ -120,7 +119,7 @@ def prepare_qat(
     module = QUANTIZE.run(module, method, options=plan.options()).module
     if (group := default_group()) is not None:
         _C.set_string_attribute(module, "process_group", group)
-    Report("qat", method, backend.name, backend.options, operators).write(module)
+    Report("qat", method, backend.record(), operators).write(module)
     result = wrap(module)
     result.train(getattr(model, "training", True))
     make_leaves(model)
@@ -204,11 +203,7 @@ def _layer_options(bits: Mapping[str, int]) -> LayerOptions:
 
 def first_and_last(graph: GraphView, quantizer: BackendQuantizer) -> list[str]:
     """Return the names of weighted operators with none in front of them, or none behind."""
-    weighted = [
-        node
-        for node in graph.nodes
-        if node.kind in quantizer.support and quantizer.support[node.kind].role is Role.WEIGHTED
-    ]
+    weighted = [node for node in graph.nodes if quantizer.policy.capability.is_weighted(node)]
     behind: set[int] = set()  # values that depend on a weighted operator
     ahead: set[int] = set()  # values that a weighted operator depends on
     for node in graph.nodes:

@@ -1,0 +1,139 @@
+"""What a backend can compute on integers, as data, and the one place that says what it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..graph.view import NodeView
+from ..observers import MinMax, PairSums
+from ..specification.annotation import describe
+from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
+from .support import ANY_SPEC, OperatorSupport, Role, SpecSupport
+
+Spec = QuantizationSpec | FixedQParamsQuantizationSpec
+ACTIVATION = QuantizationSpec("uint8")
+WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
+
+_WEIGHT, _BIAS = 1, 2  # the operands of all weighted operators
+HEADER = ("operator", "how", "operands", "weights", "ranks", "absorbs")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a backend can compute on integers.
+
+    Attributes:
+        operators: its operators, by kind.
+        activations: the specifications of activations that it can compute with.
+        weights: those of weights, where an operator has none of its own.
+        accumulators: those of biases, which are added to a sum of products; None where it takes
+            them in float.
+        mixed: whether an operator may have some operands in float and others quantized, and
+            results of its own specification where the table says that they share.
+        sums: weighted operators to which it can add another tensor before it rounds.
+    """
+
+    operators: Mapping[str, OperatorSupport]
+    activations: SpecSupport = ANY_SPEC
+    weights: SpecSupport = ANY_SPEC
+    accumulators: SpecSupport | None = None
+    mixed: bool = False
+    sums: tuple[str, ...] = ()
+
+    def is_weighted(self, node: NodeView) -> bool:
+        """Say whether the backend has the operator as one with weights."""
+        row = self.operators.get(node.kind)
+        return row is not None and row.role is Role.WEIGHTED
+
+    def specs(self, node: NodeView, operand: int | None = None) -> SpecSupport | None:
+        """Return the specifications that an operator's operand, or its result, can have.
+
+        None where it is taken in float.
+        """
+        if operand not in (_WEIGHT, _BIAS) or not self.is_weighted(node):
+            return self.activations
+        if not node.inputs[operand].is_constant:
+            return self.activations
+        own = self.operators[node.kind].weights
+        return (own or self.weights) if operand == _WEIGHT else self.accumulators
+
+    def refusal(
+        self, node: NodeView, operand: int | None = None, spec: Spec | None = None
+    ) -> str | None:
+        """Say why the backend cannot do what is asked of an operator; None when it can.
+
+        Args:
+            node: the operator. Without a specification: whether it has an integer form at all.
+            operand: which of its operands the specification is for; None for its result.
+            spec: what "is to be" is said of: "uint8 [0, 15], and the target has uint8 [0, 255]".
+        """
+        if spec is None:
+            row = self.operators.get(node.kind)
+            if row is None:
+                return "the target has no int8 form of it"
+            reason = weighted_reason(node) if row.role is Role.WEIGHTED else None
+            return reason or (row.check(node) if row.check else None)
+        can = self.specs(node, operand)
+        if can is not None and (why := can.refusal(spec)):
+            return why
+        if operand == _WEIGHT and isinstance(spec, QuantizationSpec) and self.adds_pairs(node):
+            found = spec.observer
+            if not isinstance(found, PairSums):
+                return (
+                    f"calibrated with {found.name}, and the target's kernel adds pairs of products "
+                    "in int16: calibrate with pair_sums"
+                )
+        return None
+
+    def adds_pairs(self, node: NodeView) -> bool:
+        """Say whether the operator's kernel adds pairs of products in int16; see `PairSums`."""
+        row = self.operators.get(node.kind)
+        if row is None or row.adds_pairs is None or not node.inputs[_WEIGHT].is_constant:
+            return False
+        return row.adds_pairs(node)
+
+    def __str__(self) -> str:
+        """Return all of it as a table."""
+        default = describe(self.activations.nearest(ACTIVATION))
+        lines = [
+            f"  activations  {self.activations}; by default {default}",
+            f"  weights      {self.weights}",
+        ]
+        rows: list[tuple[str, ...]] = [HEADER]
+        rows += [self._columns(row) for _, row in sorted(self.operators.items())]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            cells = (f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def _columns(self, row: OperatorSupport) -> tuple[str, ...]:
+        weights = ""
+        if row.role is Role.WEIGHTED:
+            weights = f"per {'channel' if (row.weights or self.weights).per_channel else 'tensor'}"
+        low, high = row.ranks
+        return (
+            row.kind,
+            row.role.name.lower(),
+            ", ".join(map(str, row.operands)),
+            weights,
+            str(low) if low == high else f"{low} to {high}",
+            ", ".join(clip.removeprefix("aten::") for clip in row.clips),
+        )
+
+
+def weighted_reason(node: NodeView) -> str | None:
+    """Say why a convolution or linear cannot be quantized by any backend."""
+    weight, bias = node.inputs[1], node.inputs[2]
+    if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
+        return "its weight is computed by the model"
+    if weight.constant.dtype != torch.float32:
+        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
+    if not weight.constant.isfinite().all():
+        return "its weight holds a NaN or an infinity"
+    if not bias.is_constant:
+        return "its bias is computed by the model"
+    return None

@@ -1,0 +1,54 @@
+"""What a quantizer chooses of all that a backend can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..graph.view import NodeView
+from ..observers import MinMax, PairSums
+from ..specification.specification import QuantizationSpec
+from .capability import Capability
+from .support import per_tensor
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a quantizer chooses of all that a backend can do.
+
+    Attributes:
+        capability: what the backend can do.
+        activation: specification of activations.
+        weight: specification of weights. Operators that have less than the backend's others get
+            what they have of it: one scale for the whole tensor, fewer codes.
+        equal_operands: operators whose operands must have the same parameters.
+        unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
+            specification has signed ones: as many, so steps of half the size.
+    """
+
+    capability: Capability
+    activation: QuantizationSpec
+    weight: QuantizationSpec
+    equal_operands: tuple[str, ...] = ()
+    unsigned: bool = False
+
+    def weight_of(self, node: NodeView) -> QuantizationSpec:
+        """Return the specification of an operator's weight."""
+        spec, own = self.weight, self.capability.operators[node.kind].weights
+        if spec.ch_axis is not None:
+            axis = output_channels(node)
+            spec = per_tensor(spec) if axis is None else replace(spec, ch_axis=axis)
+        if own is not None:
+            spec = own.narrow(spec)
+        if self.capability.adds_pairs(node) and spec.observer == MinMax():
+            spec = replace(spec, observer=PairSums())
+        return spec
+
+
+def output_channels(node: NodeView) -> int | None:
+    """Return the axis of a weight along which the output channels lie.
+
+    None for transposed convolutions in groups, whose weight has those of one group only.
+    """
+    if "conv_transpose" not in node.kind:
+        return 0
+    return 1 if node.inputs[6].constant == 1 else None

@@ -1,0 +1,1 @@
+"""What others add: a backend, a calibration, a training method."""

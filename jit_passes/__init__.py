@@ -12,10 +12,14 @@ from .export.strip import strip
 from .graph.diff import diff_graphs, format_graph
 from .graph.verify import assert_equivalent
 from .graph.view import GraphEditor, GraphView, NodeView, ValueView
-from .passes.pipeline import Pipeline, passes, register_pass, run_pass
+from .passes.pipeline import Pipeline, run_pass
 from .passes.plugins import Plugin, load_plugins
-from .passes.rewrite import Match, RewriteRule, register_rules, replace_pattern, rewrite
+from .passes.registry import invariants, passes, register_invariant, register_pass
+from .passes.rewrite import rewrite
+from .passes.rule import Match, RewriteRule, register_rules, replace_pattern
 from .passes.schedule import ScheduledPass, Stage, schedule, scheduled, scheduled_passes
+from .passes.steps import PassCall, RuleSet
+from .passes.subject import Remark
 from .profile import Profile, ValueProfile, fill, profile
 from .quantize import quantize_script
 from .quantizers.slots import Slot
@@ -55,11 +59,14 @@ __all__ = [
     "Match",
     "NodeView",
     "Parity",
+    "PassCall",
     "PassError",
     "Pipeline",
     "Plugin",
     "Profile",
+    "Remark",
     "RewriteRule",
+    "RuleSet",
     "ScheduledPass",
     "Slot",
     "Stage",
@@ -83,6 +90,7 @@ __all__ = [
     "freeze_statistics",
     "include_paths",
     "inspect",
+    "invariants",
     "library_path",
     "load_plugins",
     "lower",
@@ -99,6 +107,7 @@ __all__ = [
     "quantize_script",
     "quantize_slots",
     "quantizer",
+    "register_invariant",
     "register_pass",
     "register_rules",
     "replace_pattern",

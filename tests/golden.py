@@ -120,7 +120,7 @@ def text_of(module: Any) -> str:
 
 def run(golden: Golden, module: Any) -> tuple[Any, bool]:
     """Run the file's pass, lint what it leaves, and remove what that left dead."""
-    module, changed = _C.run_pass(golden.run, module, "forward", golden.options)
+    module, changed, _ = _C.run_pass(golden.run, module, "forward", golden.options)
     _C.lint(module, "forward")
     torch._C._jit_pass_dce(module._get_method("forward").graph)
     return module, changed

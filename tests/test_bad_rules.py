@@ -233,7 +233,7 @@ def raises(match: Any) -> Any:
     ("more", "message"),
     [
         ({"check": raises}, "oh no"),
-        ({"check": lambda m: 3}, "returns True, False, None or a reason, not 3"),
+        ({"check": lambda m: 3}, "returns True, False or a reason, not 3"),
         ({"check": lambda m, n: True}, "argument"),
         ({"check": 3}, "callable"),
     ],

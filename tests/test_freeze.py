@@ -32,7 +32,7 @@ PRIVATE = set(vars(nn.Module())) - {"training"}  # how nn.Module keeps what it h
 
 def freeze(module: Script, method: str = "forward") -> Script:
     """Freeze one method; the graph is sound, has no calls, and its module is in eval mode."""
-    frozen, changed = _C.run_pass("freeze", module._c, method, {})
+    frozen, changed, _ = _C.run_pass("freeze", module._c, method, {})
     assert changed
     _C.lint(frozen, method)
     assert _C.check_invariant("inlined", frozen, method) is None

@@ -10,8 +10,8 @@ import jit_passes
 FILES = files()
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# Need attributes, calls or numbers, or what reading IR does already: see test_rewrites.py,
-# test_slots.py and test_qat_passes.py.
+# Need attributes, calls or numbers, or what reading IR does already, or only make remarks: see
+# test_rewrites.py, test_slots.py, test_qat_passes.py and test_invariants.py.
 ELSEWHERE = {
     "defer_batch_norm",
     "fold_attributes",
@@ -24,6 +24,7 @@ ELSEWHERE = {
     "pool_attributes",
     "pool_constants",
     "propagate_constants",
+    "remark_float",
     "remove_rank_checks",
     "remove_unused_attributes",
     "resolve_none_checks",

@@ -64,10 +64,10 @@ def test_fold_batch_norm(name: str, affine: bool, how: str) -> None:
     norm = nn.BatchNorm2d(8, affine=affine)
     model = with_statistics(nn.Sequential(convolution, norm)).eval()
     float_model = torch.jit.trace(model, X) if how == "trace" else torch.jit.script(model)
-    unfolded = tuple(name for name in NORMALIZE.passes if name != "fold_batch_norm")
+    unfolded = tuple(name for name in NORMALIZE.steps if name != "fold_batch_norm")
     module = Pipeline("unfolded", unfolded).run(float_model._c).module
     assert "aten::batch_norm" in kinds(module)
-    module, changed = _C.run_pass("fold_batch_norm", module, "forward", {})
+    module, changed, _ = _C.run_pass("fold_batch_norm", module, "forward", {})
     assert changed and "aten::batch_norm" not in kinds(module)
     assert not _C.run_pass("fold_batch_norm", module, "forward", {})[1]
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_remove_rank_checks(rank: int, stays: int) -> None:
     float_model = script(ChecksRank(rank))
     module = Pipeline("before", ("freeze", "propagate_constants")).run(float_model._c).module
     assert kinds(module).count("prim::If") == 1
-    module, changed = _C.run_pass("remove_rank_checks", module, "forward", {})
+    module, changed, _ = _C.run_pass("remove_rank_checks", module, "forward", {})
     assert changed == (not stays) and kinds(module).count("prim::If") == stays
     assert not _C.run_pass("remove_rank_checks", module, "forward", {})[1]
     if rank == 4:
@@ -160,8 +160,8 @@ class OverTime(nn.Module):
 def test_batch_norm_that_must_stay(kind: type[nn.Module]) -> None:
     """The numbers are the same because nothing was folded."""
     float_model = script(with_statistics(kind()))
-    module, _ = _C.run_pass("freeze", float_model._c, "forward", {})
-    module, changed = _C.run_pass("fold_batch_norm", module, "forward", {})
+    module, _, _ = _C.run_pass("freeze", float_model._c, "forward", {})
+    module, changed, _ = _C.run_pass("fold_batch_norm", module, "forward", {})
     assert not changed and "aten::batch_norm" in kinds(module)
     assert torch.equal(wrap(module)(X), float_model(X))
 
@@ -207,7 +207,7 @@ class Branch(nn.Module):
 
 def test_pool_and_propagate_constants() -> None:
     """One constant for each number, and arithmetic on constants done."""
-    module, _ = _C.run_pass("freeze", script(Branch())._c, "forward", {})
+    module, _, _ = _C.run_pass("freeze", script(Branch())._c, "forward", {})
     _C.run_pass("pool_constants", module, "forward", {})
     numbers = [
         node.output().toIValue()
@@ -262,7 +262,9 @@ def test_insert_observers_and_convert() -> None:
     target = jit_passes.targets.Stock()
     graph = GraphView.of(module, "forward")
     plan = plan_observations(resolve(graph, target.quantizer().annotate(graph)))
-    observed, changed = _C.run_pass("insert_observers", module, "forward", {"observations": plan})
+    observed, changed, _ = _C.run_pass(
+        "insert_observers", module, "forward", {"observations": plan}
+    )
     assert changed and len(_C.observations(observed, "forward")) == len(plan) > 3
     assert not _C.run_pass("insert_observers", observed, "forward", {"observations": []})[1]
     with torch.no_grad():
@@ -270,7 +272,7 @@ def test_insert_observers_and_convert() -> None:
     options = {"parameters": [None] * len(plan)}
     with pytest.raises(RuntimeError, match="one entry for each observer"):
         _C.run_pass("insert_quantize_dequantize", observed, "forward", {"parameters": []})
-    plain, changed = _C.run_pass("insert_quantize_dequantize", observed, "forward", options)
+    plain, changed, _ = _C.run_pass("insert_quantize_dequantize", observed, "forward", options)
     assert changed and not any(kind.startswith("jit_passes::") for kind in kinds(plain))
     assert _C.check_invariant("no_observers", plain, "forward") is None
     with torch.no_grad():

@@ -152,6 +152,10 @@ class Hooked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x)
 
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.relu(x)
+
 
 def hook(self: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     """Doubles the result."""
@@ -170,6 +174,10 @@ def test_hooks() -> None:
         getattr(net, name)(hook if name == "register_forward_hook" else before)
         with pytest.raises(JitPassesError, match="forward hooks of its own"):
             run_pass(TANH, torch.jit.script(net))
+    net = Hooked()
+    net.register_forward_hook(hook)
+    encoded = run_pass(TANH, torch.jit.script(net), method="encode").encode(shape(3))
+    assert torch.equal(encoded, torch.tanh(shape(3)))  # hooks of forward are not its
     net = Hooked()
     net.layer.register_forward_hook(hook)
     net.layer.register_forward_pre_hook(before)

@@ -453,11 +453,11 @@ def test_insert_fake_quantize() -> None:
     module = SPLIT.run(_C.clone(model._c, "forward"), "forward").module
     before = str(module._get_method("forward").graph)
     options: dict[str, Any] = {"fake_quantizations": (), "states": ()}
-    module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
+    module, changed, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
     assert not changed and str(module._get_method("forward").graph) == before
     graph = GraphView.of(module, "forward", parameters=True)
     options = planned(graph, SlotQuantizer(RECIPE).annotate(graph))
-    module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
+    module, changed, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
     _C.lint(module, "forward")
     kinds = [node.kind for node in GraphView.of(module, "forward").nodes]
     assert changed and kinds.count("jit_passes::fake_quantize_moving_average") == 5
@@ -495,7 +495,7 @@ def test_written_values(write: bool) -> None:
         if node.kind in ("aten::sigmoid", "aten::tanh"):
             annotations[node] = QuantizationAnnotation({graph.inputs[0]: spec})
     options = planned(graph, annotations)
-    module, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
+    module, _, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
     _C.lint(module, "forward")
     kinds = [node.kind for node in GraphView.of(module, "forward").nodes]
     assert kinds.count("jit_passes::fake_quantize_moving_average") == (2 if write else 1)

@@ -56,7 +56,7 @@ def reloaded(script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 def run_pass(name: str, script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     """Run a pass that changes something, and nothing when it runs again."""
     script = wrap(_C.clone(script._c, "forward"))
-    module, changed = _C.run_pass(name, script._c, "forward", {})
+    module, changed, _ = _C.run_pass(name, script._c, "forward", {})
     assert changed
     _C.lint(module, "forward")
     torch._C._jit_pass_lint(module._get_method("forward").graph)
@@ -397,7 +397,7 @@ def test_number_of_axes(known: bool) -> None:
     script = inlined(torch.jit.script(Flat(known)))
     x, weight, bias = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4)
     copied = wrap(_C.clone(script._c, "forward"))
-    module, changed = _C.run_pass("split_conv_bias", copied._c, "forward", {})
+    module, changed, _ = _C.run_pass("split_conv_bias", copied._c, "forward", {})
     assert changed == known and (convolutions(wrap(module)) == convolutions(script)) != known
     assert_close([wrap(module)(x, weight, bias)], [script(x, weight, bias)], exact=not known)
     if known:
@@ -515,9 +515,9 @@ def test_every_model(case: Case, frontend: str) -> None:
     if frontend == "script" and case.name != "forked":
         model = inlined(script, method)._c
     else:
-        model, _ = _C.run_pass("freeze", script._c, method, {})
+        model, _, _ = _C.run_pass("freeze", script._c, method, {})
     has_some = any("conv" in node.kind for node in GraphView.of(model, method).nodes)
-    parts, changed = _C.run_pass("split_conv_bias", _C.clone(model, method), method, {})
+    parts, changed, _ = _C.run_pass("split_conv_bias", _C.clone(model, method), method, {})
     found = [node.kind for node in GraphView.of(parts, method).nodes]
     assert changed == has_some == ("jit_passes::correlation" in found)
     assert not any("conv" in kind for kind in found)
@@ -525,7 +525,7 @@ def test_every_model(case: Case, frontend: str) -> None:
         return
     _C.lint(parts, method)
     assert not _C.run_pass("split_conv_bias", parts, method, {})[1]
-    whole, changed = _C.run_pass("merge_conv_bias", _C.clone(parts, method), method, {})
+    whole, changed, _ = _C.run_pass("merge_conv_bias", _C.clone(parts, method), method, {})
     _C.lint(whole, method)
     assert changed and not DIALECT & {node.kind for node in GraphView.of(whole, method).nodes}
     results = []

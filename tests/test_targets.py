@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import jit_passes
-from jit_passes import GraphView, JitPassesError
+from jit_passes import GraphEditor, GraphView, JitPassesError, Pipeline
 from jit_passes.observers import MinMax, PairSums
 from jit_passes.quantizer import (
     PER_TENSOR,
@@ -186,3 +187,41 @@ def test_biases_are_what_accumulators_hold() -> None:
     wide = {"version": 1, "global": {"bias": {"dtype": "int32", "bits": 16}}}
     with pytest.warns(jit_passes.JitPassesWarning, match="its bias is to be int32 .* has int16"):
         jit_passes.prepare(script, quantizer=quantizer, target="reference", config=wide)
+
+
+@dataclass(frozen=True)
+class Press(Reference):
+    """A target of somebody else's: its own lowering, with a function and a remark as steps."""
+
+    name: ClassVar[str] = "press"
+    lookup_tables: bool = False
+    size: int = 3
+
+    def lowering(self) -> Pipeline:
+        def leave(graph: GraphEditor) -> None:
+            """Say which convolutions the press has no kernel for."""
+            for node in graph.nodes:
+                if node.kind == "aten::conv2d":
+                    graph.remark(node, "the press has no kernel of this size")
+
+        return Pipeline("lower_press", (leave, *super().lowering().steps))
+
+
+def test_a_target_of_ones_own() -> None:
+    """Is used as it is given, and its remarks are the report's reasons."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()).eval())
+    data = [torch.randn(1, 2, 6, 6)]
+    prepared = jit_passes.calibrate(jit_passes.prepare(model, target=Press()), data, progress=False)
+    reference = jit_passes.convert(prepared)
+    (row,) = jit_passes.coverage(reference)
+    assert (row.dtype, row.reason) == ("int8", "")
+    lowered = jit_passes.lower(reference, Press())
+    (row,) = jit_passes.coverage(lowered)
+    assert (row.name, row.dtype) == ("0:conv2d", "float")
+    assert row.reason == "not fused: the press has no kernel of this size"
+    assert torch.equal(lowered(data[0]), reference(data[0]))
+    with pytest.raises(JitPassesError, match=r"prepared for Press\(.*size=3\)"):
+        jit_passes.lower(reference, Press(size=7))
+    with pytest.raises(JitPassesError, match="prepared for Press"):
+        jit_passes.lower(reference, "stock")

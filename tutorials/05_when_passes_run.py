@@ -267,7 +267,7 @@ if torch.backends.mkldnn.is_available():
 #
 # `schedule` is for the whole process, all threads, until its handle is removed. Handles can be
 # switched off and on. Passes of a stage run in the order of their handles, lower numbers first;
-# what is scheduled can be a name, a `Pipeline`, a `RewriteRule`, or a function.
+# a name, a `Pipeline`, a `RewriteRule` or a function can be scheduled.
 
 
 # %%

@@ -1,5 +1,7 @@
 #include "registry.h"
 
+#include "graph.h"
+
 namespace jit_passes {
 namespace {
 
@@ -11,6 +13,17 @@ struct Table {
   std::map<std::string, Info> copy() {
     const std::lock_guard<std::mutex> guard(mutex);
     return entries;
+  }
+
+  std::optional<Info> find(const std::string& name) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    const auto found = entries.find(name);
+    return found == entries.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  bool remove(const std::string& name) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    return entries.erase(name) > 0;
   }
 };
 
@@ -33,12 +46,29 @@ void add(const char* what, Info info) {
 
 } // namespace
 
+void PassContext::remark(const torch::jit::Node* node, std::string reason) {
+  pending_.emplace_back(node, Remark{describe(node), std::move(reason)});
+}
+
+std::vector<Remark> PassContext::remarks() const {
+  std::vector<Remark> all = named_;
+  if (pending_.empty()) {
+    return all;
+  }
+  const NodeNames names = nodeNames(*graph());
+  for (const auto& [node, remark] : pending_) { // which may be gone: it is only looked up
+    const auto found = names.find(node);
+    all.push_back({found == names.end() ? remark.name : found->second, remark.reason});
+  }
+  return all;
+}
+
 RegisterPass::RegisterPass(
     std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_,
-    std::vector<std::string> ensures) {
-  add("pass",
-      PassInfo{
-          std::move(name), std::move(summary), std::move(run), std::move(requires_), std::move(ensures)});
+    std::vector<std::string> ensures, std::vector<PassOption> options) {
+  add("pass", PassInfo{
+                  std::move(name), std::move(summary), std::move(run), std::move(requires_),
+                  std::move(ensures), std::move(options)});
 }
 
 RegisterInvariant::RegisterInvariant(std::string name, std::string summary, InvariantFunction check) {
@@ -49,9 +79,12 @@ RegisterOp::RegisterOp(std::string name, std::string summary) {
   add("op", OpInfo{std::move(name), std::move(summary)});
 }
 
-bool removePass(const std::string& name) {
-  const std::lock_guard<std::mutex> guard(table<PassInfo>().mutex);
-  return table<PassInfo>().entries.erase(name) > 0;
+bool removePass(const std::string& name) { return table<PassInfo>().remove(name); }
+bool removeInvariant(const std::string& name) { return table<InvariantInfo>().remove(name); }
+
+std::optional<PassInfo> findPass(const std::string& name) { return table<PassInfo>().find(name); }
+std::optional<InvariantInfo> findInvariant(const std::string& name) {
+  return table<InvariantInfo>().find(name);
 }
 
 std::map<std::string, PassInfo> passes() { return table<PassInfo>().copy(); }

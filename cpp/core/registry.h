@@ -11,6 +11,12 @@ namespace jit_passes JIT_PASSES_API {
 
 using Options = std::unordered_map<std::string, c10::IValue>;
 
+// A message for the user about a node: why a pass left it alone, say.
+struct Remark {
+  std::string name; // stable name of the node
+  std::string reason;
+};
+
 // What a pass works on: a method of a module, or a graph alone, which is what PyTorch's executor
 // has after autograd and what a scripted function is. A pass may edit the graph, add or remove
 // attributes of the module, or replace the module altogether; the runner hands it a copy that no
@@ -47,15 +53,31 @@ class PassContext {
   }
   const Options& options() const { return options_; }
 
+  // For the user: why nothing was done at this node, which must be in the graph.
+  void remark(const torch::jit::Node* node, std::string reason);
+  void remark(Remark remark) { named_.push_back(std::move(remark)); }
+  // All of them. Nodes have the names that they have in the graph as it is now.
+  std::vector<Remark> remarks() const;
+
  private:
   std::optional<torch::jit::Module> module_;
   std::string method_;
   std::shared_ptr<torch::jit::Graph> graph_;
   const Options& options_;
+  std::vector<Remark> named_;
+  std::vector<std::pair<const torch::jit::Node*, Remark>> pending_; // named once the pass is done
 };
 
 // Returns whether anything changed.
 using PassFunction = std::function<bool(PassContext&)>;
+
+// An option of a pass. Its type is bool, int, float, str, None, Tensor, list, a list of one of these such as
+// list[int], several of them with | in between, or Any.
+struct PassOption {
+  std::string name;
+  std::string type;
+  std::optional<c10::IValue> value = std::nullopt; // unless it is given; nothing: the pass needs it
+};
 
 struct PassInfo {
   std::string name;
@@ -63,9 +85,11 @@ struct PassInfo {
   PassFunction run;
   std::vector<std::string> requires_; // invariants that must hold before
   std::vector<std::string> ensures;   // invariants that hold after
+  std::vector<PassOption> options;
 };
 
-// Returns why the invariant does not hold, or nothing when it does.
+// Returns why the invariant does not hold, or nothing when it does. The context has the remarks of all
+// passes that have run in the pipeline.
 using InvariantFunction = std::function<std::optional<std::string>(const PassContext&)>;
 
 struct InvariantInfo {
@@ -82,7 +106,7 @@ struct OpInfo {
 struct RegisterPass {
   RegisterPass(
       std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_ = {},
-      std::vector<std::string> ensures = {});
+      std::vector<std::string> ensures = {}, std::vector<PassOption> options = {});
 };
 
 struct RegisterInvariant {
@@ -93,8 +117,12 @@ struct RegisterOp {
   RegisterOp(std::string name, std::string summary);
 };
 
-// For passes that come and go while the program runs. Returns whether there was one.
+// For what comes and goes while the program runs. Returns whether there was one.
 bool removePass(const std::string& name);
+bool removeInvariant(const std::string& name);
+
+std::optional<PassInfo> findPass(const std::string& name);
+std::optional<InvariantInfo> findInvariant(const std::string& name);
 
 // Copies, ordered by name: tables made from them are stable, and other threads may register.
 std::map<std::string, PassInfo> passes();

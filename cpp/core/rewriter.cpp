@@ -247,6 +247,26 @@ std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules) {
   return Rewriter(context, rules).run();
 }
 
+PassFunction passOf(const Rules& rules) {
+  return [rules](PassContext& context) {
+    const auto rewrites = rewrite(context, rules);
+    std::set<std::string> rewritten;
+    for (const auto& record : rewrites) {
+      if (record.refused.empty()) {
+        rewritten.insert(record.name);
+      }
+    }
+    std::set<std::pair<std::string, std::string>> said; // by several rules alike
+    for (const auto& record : rewrites) {
+      if (!record.refused.empty() && !rewritten.count(record.name) &&
+          said.emplace(record.name, record.refused).second) {
+        context.remark({record.name, record.refused});
+      }
+    }
+    return !rewritten.empty();
+  };
+}
+
 std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
   const auto graph = context.graph();
   const auto names = nodeNames(*graph);

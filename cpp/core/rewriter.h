@@ -19,6 +19,9 @@ struct Rewrite {
 // Matches are refused where a check says so, or where a write to memory makes them wrong.
 std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules);
 
+// The rules as a pass. It remarks on matches that were refused, where no rule has rewritten the operator.
+PassFunction passOf(const Rules& rules);
+
 struct Explanation {
   std::string name;
   std::string source;

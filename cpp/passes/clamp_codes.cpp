@@ -69,8 +69,7 @@ bool clampCodes(Node* node, const Grid& grid, bool contiguous) {
 }
 
 bool clampAllCodes(PassContext& context) {
-  const auto option = context.options().find("contiguous");
-  const bool contiguous = option != context.options().end() && option->second.toBool();
+  const bool contiguous = context.option("contiguous").toBool();
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
     if (node->kind() != quantize) {
@@ -96,7 +95,9 @@ const RegisterPass registration{
     "clamp_codes",
     "Clamp codes to a range that is narrower than their dtype.",
     clampAllCodes,
-    {"no_observers"}};
+    {"no_observers"},
+    {},
+    {{"contiguous", "bool", false}}};
 
 } // namespace
 } // namespace jit_passes

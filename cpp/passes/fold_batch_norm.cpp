@@ -52,17 +52,25 @@ at::Tensor scaleWeight(
   return (grouped * narrow.view({groups, 1, weight.size(1), 1})).reshape(weight.sizes());
 }
 
-bool foldInto(Node* norm) {
+// Returns why the batch norm stays; nothing where it was folded.
+std::optional<std::string> foldInto(Node* norm) {
   const auto op = normalizedOperator(norm);
   if (!op) {
-    return false;
+    return weightedOperator(norm->input(0)->node())
+               ? "the result in front of it has other users, or axis 1 may not be that of its channels"
+               : "no convolution or linear is in front of it";
   }
   Node* producer = op->node;
   const auto statistics = constantStatistics(norm);
+  if (!statistics) {
+    return "its statistics or parameters are not constant";
+  }
   const auto weight = constantTensor(producer->input(1)), bias = constantTensor(producer->input(2));
-  if (!statistics || !weight || !weight->is_floating_point() || (!bias && !isNone(producer->input(2))) ||
-      statistics->factor.numel() != op->channels(*weight)) {
-    return false;
+  if (!weight || !weight->is_floating_point() || (!bias && !isNone(producer->input(2)))) {
+    return "the weight or bias in front of it is no constant of floating point";
+  }
+  if (statistics->factor.numel() != op->channels(*weight)) {
+    return "it has another number of channels than the weight in front of it";
   }
   auto shift = statistics->shift;
   if (bias) {
@@ -78,14 +86,19 @@ bool foldInto(Node* norm) {
   producer->replaceInput(1, constant);
   producer->replaceInput(2, shifted);
   replaceNode(norm, producer->output());
-  return true;
+  return std::nullopt;
 }
 
 bool foldBatchNorm(PassContext& context) {
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    if (node->kind() == c10::aten::batch_norm) {
-      changed |= foldInto(node);
+    if (node->kind() != c10::aten::batch_norm) {
+      return;
+    }
+    if (auto reason = foldInto(node)) {
+      context.remark(node, std::move(*reason));
+    } else {
+      changed = true;
     }
   });
   return changed;

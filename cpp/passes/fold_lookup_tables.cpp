@@ -142,10 +142,14 @@ Node* insertLookup(Node* before, Value* codes, const at::Tensor& table, int64_t 
   return insertNode(before, lookup_table, operands, like);
 }
 
-bool foldTable(Node* node, const Written& written) {
+bool foldTable(PassContext& context, Node* node, const Written& written) {
   const auto function = Function::into(node, written);
-  const auto codes = function ? codesOf(function->codes()) : std::nullopt;
+  if (!function) {
+    return false;
+  }
+  const auto codes = codesOf(function->codes());
   if (!codes) {
+    context.remark(function->last(), "no table: its codes are unknown, or have more than 16 bits");
     return false;
   }
   const auto table = (*function)(*codes, node);
@@ -186,7 +190,8 @@ bool foldLookupTables(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   bool changed = false;
-  forEachNode(*graph, [&](Node* node) { changed |= node->kind() == quantize && foldTable(node, written); });
+  forEachNode(
+      *graph, [&](Node* node) { changed |= node->kind() == quantize && foldTable(context, node, written); });
   if (changed) {
     removeDeadNodes(graph); // what still reads the codes in between decides whether tables are composed
   }

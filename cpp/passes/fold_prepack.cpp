@@ -86,7 +86,8 @@ bool foldPrepack(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "fold_prepack", "Pack constant weights for the quantized engine.", foldPrepack, {"no_observers"}};
+    "fold_prepack",     "Pack constant weights for the quantized engine.", foldPrepack, {"no_observers"}, {},
+    {{"engine", "str"}}};
 
 } // namespace
 } // namespace jit_passes

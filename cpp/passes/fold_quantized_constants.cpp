@@ -15,8 +15,7 @@ bool startsWith(const Node* node, std::string_view prefix) {
 }
 
 bool foldQuantizedConstants(PassContext& context) {
-  const auto option = context.options().find("dequantize");
-  const bool fold_dequantize = option != context.options().end() && option->second.toBool();
+  const bool fold_dequantize = context.option("dequantize").toBool();
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
     if (!startsWith(node, "jit_passes::quantize") &&
@@ -35,7 +34,9 @@ const RegisterPass registration{
     "fold_quantized_constants",
     "Quantize constants ahead of time, so that files hold integers only.",
     foldQuantizedConstants,
-    {"no_observers"}};
+    {"no_observers"},
+    {},
+    {{"dequantize", "bool", false}}};
 
 } // namespace
 } // namespace jit_passes

@@ -29,8 +29,7 @@ bool followMode(PassContext& context) {
   }
   const auto graph = context.graph();
   const KnownValues known(context, /*attributes_apart=*/true);
-  const auto told = context.options().find("traced");
-  const bool traced = told != context.options().end() && told->second.toBool();
+  const bool traced = context.option("traced").toBool();
   Value* training = nullptr;
   forEachNode(*graph, [&](Node* node) {
     const size_t operand = isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
@@ -52,7 +51,9 @@ const RegisterPass registration{
     "follow_mode",
     "Let traced dropout and normalization follow the mode of the module.",
     followMode,
-    {"inlined"}};
+    {"inlined"},
+    {},
+    {{"traced", "bool", false}}};
 
 } // namespace
 } // namespace jit_passes

@@ -19,21 +19,35 @@ const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
 
 bool usedOnce(const Value* value) { return value->uses().size() == 1; }
 
-bool fuse(Node* node) {
+// Why the concatenation cannot run on integers; nothing where it can.
+std::optional<std::string> refusal(const Node* cat) {
+  const Value* operand = cat->input(0);
+  if (!usedOnce(cat->output())) {
+    return "its float result has other users";
+  }
+  if (operand->node()->kind() != c10::prim::ListConstruct || !usedOnce(operand)) {
+    return "its list of tensors is made or used elsewhere too";
+  }
+  const auto inputs = operand->node()->inputs();
+  const auto is_dequantize = [](const Value* value) { return value->node()->kind() == dequantize; };
+  const bool quantized = !inputs.empty() && std::all_of(inputs.begin(), inputs.end(), is_dequantize);
+  return quantized ? std::nullopt : std::optional<std::string>("not all of its tensors are quantized");
+}
+
+bool fuse(PassContext& context, Node* node) {
   Node* cat = node->input(0)->node();
   const bool relu = cat->kind() == c10::aten::relu && usedOnce(cat->output());
   if (relu) {
     cat = cat->input(0)->node();
   }
-  if (cat->kind() != c10::aten::cat || !usedOnce(cat->output())) {
+  if (cat->kind() != c10::aten::cat) {
+    return false;
+  }
+  if (auto reason = refusal(cat)) {
+    context.remark(cat, std::move(*reason));
     return false;
   }
   Node* list = cat->input(0)->node();
-  const auto is_dequantize = [](const Value* value) { return value->node()->kind() == dequantize; };
-  if (list->kind() != c10::prim::ListConstruct || !usedOnce(list->output()) || list->inputs().empty() ||
-      !std::all_of(list->inputs().begin(), list->inputs().end(), is_dequantize)) {
-    return false;
-  }
   for (size_t i = 0; i < list->inputs().size(); ++i) {
     list->replaceInput(i, list->input(i)->node()->input(0));
   }
@@ -45,7 +59,8 @@ bool fuse(Node* node) {
 
 bool fuseCat(PassContext& context) {
   bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) { changed |= node->kind() == quantize && fuse(node); });
+  forEachNode(
+      *context.graph(), [&](Node* node) { changed |= node->kind() == quantize && fuse(context, node); });
   if (changed) {
     removeDeadNodes(context.graph());
   }

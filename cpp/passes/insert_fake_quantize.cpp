@@ -241,7 +241,9 @@ const RegisterPass registration{
     "insert_fake_quantize",
     "Insert the fake quantization that the annotations ask for.",
     insertFakeQuantize,
-    {"inlined"}};
+    {"inlined"},
+    {},
+    {{"fake_quantizations", "list"}, {"states", "list"}}};
 
 } // namespace
 } // namespace jit_passes

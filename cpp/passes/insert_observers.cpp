@@ -128,7 +128,12 @@ bool insertObservers(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "insert_observers", "Insert the observers that the annotations ask for.", insertObservers, {"inlined"}};
+    "insert_observers",
+    "Insert the observers that the annotations ask for.",
+    insertObservers,
+    {"inlined"},
+    {},
+    {{"observations", "list"}}};
 
 } // namespace
 } // namespace jit_passes

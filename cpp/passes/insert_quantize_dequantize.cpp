@@ -122,7 +122,8 @@ const RegisterPass registration{
     "Replace observers, and what trained, by quantize and dequantize.",
     insertQuantizeDequantize,
     {"inlined"},
-    {"no_observers"}};
+    {"no_observers"},
+    {{"parameters", "list"}}};
 
 } // namespace
 } // namespace jit_passes

@@ -98,7 +98,8 @@ bool splitAll(PassContext& context) {
 }
 
 const RegisterPass registration{
-    "split_groups", "Split convolutions into as few groups as oneDNN takes.", splitAll, {"inlined"}};
+    "split_groups",     "Split convolutions into as few groups as oneDNN takes.", splitAll, {"inlined"}, {},
+    {{"engine", "str"}}};
 
 } // namespace
 } // namespace jit_passes

@@ -6,54 +6,128 @@
 #include "core/executor.h"
 #include "core/lint.h"
 #include "core/module.h"
+#include "core/print.h"
+#include "core/rewriter.h"
 
 namespace jit_passes {
 namespace {
 
 using GraphPointer = std::shared_ptr<Graph>;
 
+// The context of a method of a module, or of a graph alone.
+PassContext contextOf(const py::object& subject, const std::string& method, const Options& options) {
+  return py::isinstance<Module>(subject) ? PassContext(subject.cast<Module>(), method, options)
+                                         : PassContext(subject.cast<GraphPointer>(), options);
+}
+
+GraphPointer graphOf(const py::object& subject, const std::string& method) {
+  static const Options none;
+  return contextOf(subject, method, none).graph();
+}
+
 template <typename Info>
-Info find(const std::map<std::string, Info>& table, const std::string& name, const char* what) {
-  const auto found = table.find(name);
-  if (found == table.end()) {
+Info known(const std::optional<Info>& found, const std::string& name, const char* what) {
+  if (!found) {
     throw py::key_error(std::string("there is no ") + what + " '" + name + "'");
   }
-  return found->second;
+  return *found;
+}
+
+using Remarks = std::vector<std::pair<std::string, std::string>>;
+
+Remarks toPairs(const std::vector<Remark>& remarks) {
+  Remarks pairs;
+  for (const auto& remark : remarks) {
+    pairs.emplace_back(remark.name, remark.reason);
+  }
+  return pairs;
+}
+
+// (the module or graph, whether something changed, remarks as (node, reason)).
+py::tuple run(PassContext context, const PassFunction& function) {
+  const bool changed = function(context);
+  const py::object subject = context.hasModule() ? py::cast(context.module()) : py::cast(context.graph());
+  return py::make_tuple(subject, changed, toPairs(context.remarks()));
 }
 
 py::tuple runPass(
-    const std::string& name, const Module& module, const std::string& method, const py::dict& dict) {
-  const Options options = toOptions(dict);
-  PassContext context(module, method, options);
-  const bool changed = find(passes(), name, "pass").run(context);
-  return py::make_tuple(context.module(), changed);
+    const std::string& name, const py::object& subject, const std::string& method, const py::dict& given) {
+  const PassInfo info = known(findPass(name), name, "pass");
+  Options options = toOptions(given);
+  for (const auto& option : info.options) {
+    if (option.value) {
+      options.emplace(option.name, *option.value);
+    }
+  }
+  return run(contextOf(subject, method, options), info.run);
 }
 
-bool runPassOnGraph(const std::string& name, const GraphPointer& graph, const py::dict& dict) {
-  const Options options = toOptions(dict);
-  PassContext context(graph, options);
-  return find(passes(), name, "pass").run(context);
-}
+struct OpenEditor { // a handle that Python keeps must not reach into a graph that is gone
+  explicit OpenEditor(PassContext& context) : editor(std::make_shared<Editor>(context)) {}
+  ~OpenEditor() { editor->close(); }
+  std::shared_ptr<Editor> editor;
+};
 
-// The pass gets an editor and the options, and returns whether something changed.
-void registerPass(
-    const std::string& name, const std::string& summary, const py::function& function,
-    std::vector<std::string> needs, std::vector<std::string> ensures) {
-  const Function call(function);
-  const auto run = [call](PassContext& context) {
+// A pass in Python gets an editor and the options. It returns whether something changed, and remarks.
+PassFunction toPass(const py::function& function) {
+  return [call = Function(function)](PassContext& context) {
     const py::gil_scoped_acquire lock;
     py::dict options;
     for (const auto& [key, value] : context.options()) {
       options[py::str(key)] = toPython(value);
     }
-    const auto editor = std::make_shared<Editor>(context);
-    struct Close { // a handle that Python keeps must not reach into a graph that is gone
-      Editor& editor;
-      ~Close() { editor.close(); }
-    } close{*editor};
-    return call(editor, options).template cast<bool>();
+    const OpenEditor open(context);
+    const auto [changed, remarks] = call(open.editor, options).template cast<std::pair<bool, Remarks>>();
+    for (const auto& [name, reason] : remarks) {
+      context.remark({name, reason});
+    }
+    return changed;
   };
-  RegisterPass(name, summary, run, std::move(needs), std::move(ensures));
+}
+
+py::tuple runFunction(const py::function& function, const py::object& subject, const std::string& method) {
+  static const Options none;
+  return run(contextOf(subject, method, none), toPass(function));
+}
+
+py::tuple runRules(const Rules& rules, const py::object& subject, const std::string& method) {
+  static const Options none;
+  return run(contextOf(subject, method, none), passOf(rules));
+}
+
+// Options are (name, type, whether there is a value without it, that value).
+using PackedOption = std::tuple<std::string, std::string, bool, py::object>;
+
+void registerPass(
+    const std::string& name, const std::string& summary, const py::function& function,
+    std::vector<std::string> needs, std::vector<std::string> ensures,
+    const std::vector<PackedOption>& packed) {
+  std::vector<PassOption> options;
+  for (const auto& [option, type, optional, value] : packed) {
+    options.push_back({option, type, optional ? std::optional(jit_passes::toIValue(value)) : std::nullopt});
+  }
+  RegisterPass(name, summary, toPass(function), std::move(needs), std::move(ensures), std::move(options));
+}
+
+// The check gets an editor, to look with. It returns what is wrong, or None.
+void registerInvariant(const std::string& name, const std::string& summary, const py::function& function) {
+  const auto check = [call = Function(function)](const PassContext& context) {
+    const py::gil_scoped_acquire lock;
+    PassContext own = context;
+    const OpenEditor open(own);
+    return call(open.editor).template cast<std::optional<std::string>>();
+  };
+  RegisterInvariant(name, summary, check);
+}
+
+std::optional<std::string> checkInvariant(
+    const std::string& name, const py::object& subject, const std::string& method, const Remarks& remarks) {
+  static const Options none;
+  PassContext context = contextOf(subject, method, none);
+  for (const auto& [node, reason] : remarks) {
+    context.remark({node, reason});
+  }
+  return known(findInvariant(name), name, "invariant").check(context);
 }
 
 void hookExecutor(Moment moment, const py::function& function) {
@@ -93,21 +167,28 @@ py::tuple toTuple(const Snapshot& shot) {
   return py::make_tuple(nodes, values, shot.inputs, shot.outputs);
 }
 
+py::tuple describe(const PassInfo& info) {
+  std::vector<PackedOption> options;
+  for (const auto& option : info.options) {
+    options.emplace_back(
+        option.name, option.type, option.value.has_value(),
+        option.value ? toPython(*option.value) : py::none());
+  }
+  return py::make_tuple(info.summary, info.requires_, info.ensures, options);
+}
+
+template <typename Info>
+py::tuple describe(const Info& info) {
+  return py::make_tuple(info.summary);
+}
+
 template <typename Info>
 py::dict describeAll(const std::map<std::string, Info>& table) {
   py::dict result;
   for (const auto& [name, info] : table) {
-    if constexpr (std::is_same_v<Info, PassInfo>) {
-      result[py::str(name)] = py::make_tuple(info.summary, info.requires_, info.ensures);
-    } else {
-      result[py::str(name)] = py::make_tuple(info.summary);
-    }
+    result[py::str(name)] = describe(info);
   }
   return result;
-}
-
-GraphPointer graphOf(const Module& module, const std::string& method) {
-  return module.get_method(method).graph();
 }
 
 int64_t countNodes(Graph& graph) {
@@ -122,29 +203,33 @@ void bindPasses(py::module_& m) {
   m.def("passes", [] { return describeAll(passes()); });
   m.def("ops", [] { return describeAll(ops()); });
   m.def("invariants", [] { return describeAll(invariants()); });
+  m.def("find_pass", [](const std::string& name) {
+    const auto info = findPass(name);
+    return info ? std::optional(describe(*info)) : std::nullopt;
+  });
   m.def("register_pass", &registerPass);
   m.def("remove_pass", &removePass);
+  m.def("register_invariant", &registerInvariant);
+  m.def("remove_invariant", &removeInvariant);
   m.def("run_pass", &runPass);
-  m.def("run_pass_on_graph", &runPassOnGraph);
-  m.def("check_invariant", [](const std::string& name, const Module& module, const std::string& method) {
-    const Options none;
-    return find(invariants(), name, "invariant").check(PassContext(module, method, none));
+  m.def("run_function", &runFunction);
+  m.def("run_rules", &runRules);
+  m.def(
+      "check_invariant", &checkInvariant, py::arg("name"), py::arg("subject"), py::arg("method"),
+      py::arg("remarks") = Remarks());
+  m.def(
+      "lint", [](const py::object& subject, const std::string& method) { lint(*graphOf(subject, method)); });
+  m.def("count_nodes", [](const py::object& subject, const std::string& method) {
+    return countNodes(*graphOf(subject, method));
   });
-  m.def("check_invariant_on_graph", [](const std::string& name, const GraphPointer& graph) {
-    const Options none;
-    return find(invariants(), name, "invariant").check(PassContext(graph, none));
+  m.def("format_graph", [](const py::object& subject, const std::string& method) {
+    return formatGraph(*graphOf(subject, method));
   });
-  m.def("lint", [](const Module& module, const std::string& method) { lint(*graphOf(module, method)); });
-  m.def("lint_graph", [](const GraphPointer& graph) { lint(*graph); });
-  m.def("count_nodes", [](const Module& module, const std::string& method) {
-    return countNodes(*graphOf(module, method));
-  });
-  m.def("count_nodes_of_graph", [](const GraphPointer& graph) { return countNodes(*graph); });
   m.def("rebuild_function", &rebuildFunction);
   m.def("inline_graph", [](const GraphPointer& graph) { inlineCalls(*graph); });
   m.def("snapshot", [](const Module& module, const std::string& method, bool parameters) {
-    const auto graph = graphOf(module, method);
-    return toTuple(parameters ? takeSnapshot(module, method) : takeSnapshot(graph));
+    return toTuple(
+        parameters ? takeSnapshot(module, method) : takeSnapshot(module.get_method(method).graph()));
   });
   m.def("snapshot_of_graph", [](const GraphPointer& graph) { return toTuple(takeSnapshot(graph)); });
 

@@ -2,7 +2,6 @@
 #include "conversions.h"
 
 #include "core/module.h"
-#include "core/print.h"
 #include "core/rewriter.h"
 
 namespace jit_passes {
@@ -138,19 +137,9 @@ void bindRewriting(py::module_& m) {
   m.def("explain_rule", [](const Module& module, const std::string& method, const Rule& rule) {
     return explainRule(PassContext(module, method, none), rule);
   });
-  // The rule as a pass like any other.
   m.def("register_rules_pass", [](const std::string& name, const std::string& summary, const Rules& rules) {
-    const auto run = [rules](PassContext& context) {
-      const auto rewrites = rewrite(context, rules);
-      return std::any_of(
-          rewrites.begin(), rewrites.end(), [](const Rewrite& record) { return record.refused.empty(); });
-    };
-    RegisterPass(name, summary, run, {"inlined"});
+    RegisterPass(name, summary, passOf(rules), {"inlined"});
   });
-  m.def("format_graph", [](const Module& module, const std::string& method) {
-    return formatGraph(*module.get_method(method).graph());
-  });
-  m.def("format_bare_graph", [](const GraphPointer& graph) { return formatGraph(*graph); });
 }
 
 } // namespace jit_passes

@@ -6,18 +6,17 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..passes.pipeline import Pipeline, wrap
+from ..passes.pipeline import CLEAN_UP, Pipeline, wrap
 from ..stages.convert import Groups, check_seen, read_places, refusals
 from ..stages.module import Report, stage_of
 from .encoding import Encodings
 from .reading import of_reference, reads
 
-_CLEAN = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
 # As convert has it, but for weights, which stay in float: their grids are spelled out then.
 QUANTIZED = Pipeline(
     "encodings", ("fold_constant_lists", "insert_quantize_dequantize", "remove_dead_code")
 )
-STRIP = Pipeline("strip", ("fold_constant_lists", "insert_quantize_dequantize", *_CLEAN))
+STRIP = Pipeline("strip", ("fold_constant_lists", "insert_quantize_dequantize", *CLEAN_UP))
 
 
 def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encodings]:

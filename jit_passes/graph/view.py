@@ -176,12 +176,14 @@ class GraphEditor:
         inputs: the method's arguments, without self.
         outputs: what it returns.
         changed: whether an operation was called.
+        remarks: the (name, reason) of each remark.
     """
 
     def __init__(self, editor: Any) -> None:
         nodes, self._values, inputs, self.outputs = _read(editor.snapshot())
         self.inputs = inputs[1:] if editor.has_module else inputs
         self.changed = False
+        self.remarks: list[tuple[str, str]] = []
         self._nodes = {node.index: node for node in nodes}
         self._editor = editor
 
@@ -286,6 +288,14 @@ class GraphEditor:
                 for operand, value in enumerate(gone.inputs):
                     value.uses.remove((gone, operand))
         self.changed = True
+
+    def remark(self, node: NodeView, reason: str) -> None:
+        """Tell the user of the pass about a node: why it was left alone, say.
+
+        The remark stands in `PassRecord.remarks` under the node's name; a node that this pass has
+        inserted has none, and goes by its kind.
+        """
+        self.remarks.append((node.name or node.kind, reason))
 
     def _adopt(self, inserted: tuple[int, Any, list[Any]]) -> NodeView:
         index, record, values = inserted

@@ -1,279 +1,126 @@
-"""Registered passes, and pipelines of them.
+"""Pipelines: steps in order, as data, and what runs them.
 
-A pass is a function over the graph of one method, in C++ or in Python, registered with a name, a
-summary and the invariants it requires and ensures. A `Pipeline` is data: a tuple of names. The
-runner works on a module of its own, lints after every pass that changed something, checks
-invariants, and hands the result out only when all has gone well.
+The runner checks names, options and their types before anything runs. It works on a module of its
+own, lints after every step that changed something, checks invariants, and hands the result out only
+when all has gone well.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
 from .. import _C
-from ..errors import JitPassesError, PassError, first_line
+from ..errors import JitPassesError, PassError, first_line, nearest
 from ..graph.diff import diff_text
 from ..graph.verify import Inputs, assert_equivalent
-from ..graph.view import GraphEditor
+from .own_work import is_own_work, own_work
+from .registry import PassInfo, PassRegistry, invariants, passes, register_pass
+from .steps import BoundStep, PassCall, Step, bind, describe, name_of
+from .subject import GraphSubject, ModuleSubject, Remark, Subject, check_script, wrap
 
-# Whether this package itself is at work: a pass, or the compilation of a rule's pattern.
-_OWN_WORK: ContextVar[bool] = ContextVar("jit_passes_own_work", default=False)
+__all__ = [
+    "CLEAN_UP",
+    "RESOLVE",
+    "GraphSubject",
+    "ModuleSubject",
+    "PassInfo",
+    "PassRecord",
+    "PassRegistry",
+    "Pipeline",
+    "PipelineResult",
+    "Subject",
+    "is_own_work",
+    "own",
+    "own_work",
+    "passes",
+    "register_pass",
+    "run_pass",
+    "wrap",
+]
 
-
-def is_own_work() -> bool:
-    """Return whether what is compiled now belongs to a pass or a rule, not to the user."""
-    return _OWN_WORK.get()
-
-
-@contextmanager
-def own_work() -> Iterator[None]:
-    """Keep scheduled passes away from what is compiled inside."""
-    token = _OWN_WORK.set(True)
-    try:
-        yield
-    finally:
-        _OWN_WORK.reset(token)
-
-
-@dataclass(frozen=True)
-class PassInfo:
-    """What the registry knows of a pass."""
-
-    name: str
-    summary: str
-    requires: tuple[str, ...]
-    ensures: tuple[str, ...]
-
-
-class PassRegistry(Mapping[str, PassInfo]):
-    """All registered passes by name; printing it gives a table.
-
-    A pass of another package appears as soon as that package has been imported.
-    """
-
-    def __getitem__(self, name: str) -> PassInfo:
-        summary, requires, ensures = _C.passes()[name]
-        return PassInfo(name, summary, tuple(requires), tuple(ensures))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_C.passes())
-
-    def __len__(self) -> int:
-        return len(_C.passes())
-
-    def __str__(self) -> str:
-        rows = _C.passes()
-        width = max(map(len, rows))
-        return "\n".join(f"{name:<{width}}  {info[0]}" for name, info in rows.items())
-
-    def remove(self, name: str) -> None:
-        """Take a pass out of the registry.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        if not _C.remove_pass(name):
-            raise KeyError(name)
-
-
-passes = PassRegistry()
-PassFunction = TypeVar("PassFunction", bound=Callable[..., bool | None])
-
-
-def register_pass(
-    name: str,
-    *,
-    summary: str,
-    requires: Sequence[str] = ("inlined",),
-    ensures: Sequence[str] = (),
-    replace: bool = False,
-) -> Callable[[PassFunction], PassFunction]:
-    """Register a Python function as a pass; it then is one like those in C++.
-
-    The function gets a `GraphEditor`, and the pass's options as keyword arguments. It returns
-    whether it changed something; None stands for what the editor knows.
-
-        @register_pass("relu_to_gelu", summary="Turn relu into gelu.")
-        def relu_to_gelu(graph: GraphEditor) -> None:
-            for node in graph.nodes:
-                if node.kind == "aten::relu":
-                    gelu = graph.insert("aten::gelu", [node.inputs[0], "none"], before=node)
-                    graph.replace(node.output, gelu.output)
-                    graph.remove(node)
-
-    Args:
-        name: unique; `verb_object` is the convention.
-        summary: one line for the table.
-        requires: invariants that must hold before it runs.
-        ensures: invariants that the runner checks afterwards.
-        replace: take the place of a pass of that name, in a notebook say.
-
-    Raises:
-        JitPassesError: the name is taken, or name or summary are empty.
-    """
-
-    def register(function: PassFunction) -> PassFunction:
-        def run(editor: Any, options: dict[str, Any]) -> bool:
-            graph = GraphEditor(editor)
-            changed = function(graph, **options)
-            if not isinstance(changed, bool | None):
-                raise JitPassesError(
-                    "a pass returns whether it changed something, True, False or None, "
-                    f"not {changed!r}"
-                )
-            return graph.changed if changed is None else changed
-
-        if replace and summary:
-            _C.remove_pass(name)
-        try:
-            _C.register_pass(name, summary, run, list(requires), list(ensures))
-        except RuntimeError as error:
-            hint = "; replace=True takes its place" if "already" in str(error) else ""
-            raise JitPassesError(first_line(error) + hint) from error
-        return function
-
-    return register
-
-
-class Subject(Protocol):
-    """What a pipeline works on."""
-
-    def run(self, name: str, options: dict[str, Any]) -> bool: ...
-    def check(self, invariant: str) -> str | None: ...
-    def lint(self) -> None: ...
-    def count(self) -> int: ...
-    def graph(self) -> Any: ...
-    def text(self) -> str: ...
-
-
-@dataclass
-class ModuleSubject:
-    """A method of a C++ module that no one else holds."""
-
-    module: Any
-    method: str
-
-    def run(self, name: str, options: dict[str, Any]) -> bool:
-        self.module, changed = _C.run_pass(name, self.module, self.method, options)
-        return changed
-
-    def check(self, invariant: str) -> str | None:
-        return _C.check_invariant(invariant, self.module, self.method)
-
-    def lint(self) -> None:
-        _C.lint(self.module, self.method)
-
-    def count(self) -> int:
-        return _C.count_nodes(self.module, self.method)
-
-    def graph(self) -> Any:
-        return self.module._get_method(self.method).graph
-
-    def text(self) -> str:
-        return _C.format_graph(self.module, self.method)
-
-
-@dataclass
-class GraphSubject:
-    """A graph without a module: a scripted function's, or one that the executor works on."""
-
-    bare: Any
-
-    def run(self, name: str, options: dict[str, Any]) -> bool:
-        return _C.run_pass_on_graph(name, self.bare, options)
-
-    def check(self, invariant: str) -> str | None:
-        return _C.check_invariant_on_graph(invariant, self.bare)
-
-    def lint(self) -> None:
-        _C.lint_graph(self.bare)
-
-    def count(self) -> int:
-        return _C.count_nodes_of_graph(self.bare)
-
-    def graph(self) -> Any:
-        return self.bare
-
-    def text(self) -> str:
-        return _C.format_bare_graph(self.bare)
+Options = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One run of a pass.
+    """One run of a step.
 
     Attributes:
-        name: the pass.
+        name: of the pass, rule set or function.
         changed: whether it reports a change.
         seconds: wall time, without lint and dump.
         nodes: number of nodes of the graph afterwards, nested blocks included.
+        remarks: which nodes it left alone, and why.
     """
 
     name: str
     changed: bool
     seconds: float
     nodes: int
+    remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order.
+    """Steps in order; printing it gives a table.
 
     Attributes:
         name: for messages and dumps.
-        passes: names from the registry; a name may appear several times.
+        steps: each the name of a pass, a `PassCall`, a `RuleSet` or `RewriteRule`, or a function
+            that takes a `GraphEditor`. The same one may appear several times.
+        ensures: invariants that hold once all steps are done; the runner checks them.
     """
 
     name: str
-    passes: tuple[str, ...]
+    steps: tuple[Step, ...]
+    ensures: tuple[str, ...] = ()
 
     def run(
         self,
         module: Any,
         method: str = "forward",
         *,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        options: Options | None = None,
         dump: str | os.PathLike[str] | None = None,
         inplace: bool = False,
         verify: Inputs | None = None,
     ) -> PipelineResult:
-        """Run the passes.
+        """Run the steps.
 
         Args:
             module: a ScriptModule, in training or eval mode: it stays as it is, and the result is a
                 new one. Or a C++ module, `torch._C.ScriptModule`, that no one else holds: its graph
                 is edited.
-            method: the method whose graph the passes work on.
-            options: for each pass that has some, its options.
-            dump: a folder for the IR before the first and after every pass; also settable with
+            method: the method whose graph the steps work on.
+            options: for each step that has some, its options by name; over those of a `PassCall`.
+            dump: a folder for the IR before the first and after every step; also settable with
                 the environment variable `JIT_PASSES_DUMP`.
             inplace: for a ScriptModule, make this very object the result, once all has gone well.
             verify: example inputs, a tuple or dict of arguments: compares outputs and gradients of
                 the result with those of the module, and raises an error where they differ.
 
         Raises:
-            PassError: a pass raised, broke an invariant or left an invalid graph, or the result
+            JitPassesError: there is no such pass, option or method, or an option has another type.
+            PassError: a step raised, broke an invariant or left an invalid graph, or the result
                 computes something else than the module. The module is as it was.
         """
-        self.check_names()
+        steps = self.bind(options)
         if isinstance(module, torch.nn.Module):
-            check_scripted(module)
+            check_script(module)
         if not isinstance(module, torch.jit.ScriptModule):
             subject = ModuleSubject(module, method)
-            records = self.run_on(subject, options=options, dump=dump)
+            records = self._run(steps, subject, dump)
             return PipelineResult(subject.module, tuple(records))
         subject = own(module, method)
         before = subject.text()
-        records = self.run_on(subject, options=options, dump=dump)
+        records = self._run(steps, subject, dump)
         result = wrap(subject.module)
         done = tuple(record.name for record in records)
         if verify is not None:
@@ -294,24 +141,53 @@ class Pipeline:
         self,
         subject: Subject,
         *,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
+        options: Options | None = None,
         dump: str | os.PathLike[str] | None = None,
     ) -> list[PassRecord]:
-        """Run the passes on a module or graph that no one else holds."""
-        self.check_names()
+        """Run the steps on a module or graph that no one else holds."""
+        return self._run(self.bind(options), subject, dump)
+
+    def bind(self, options: Options | None = None) -> list[BoundStep]:
+        """Look all steps up and check their options.
+
+        Raises:
+            JitPassesError: there is no such step, option or invariant, or a value has another type.
+        """
+        where, given = f"pipeline '{self.name}'", options or {}
+        names = [name_of(step) for step in self.steps]
+        for name in given:
+            if name not in names:
+                raise JitPassesError(
+                    f"there are options for '{name}', which {where} does not hold: "
+                    f"{nearest(name, names)}"
+                )
+        for name in self.ensures:
+            if name not in invariants:
+                raise JitPassesError(
+                    f"{where} ensures '{name}', which no one has registered: "
+                    f"{nearest(name, invariants)}"
+                )
+        return [
+            bind(step, given.get(name, {}), where)
+            for step, name in zip(self.steps, names, strict=True)
+        ]
+
+    def _run(
+        self, steps: list[BoundStep], subject: Subject, dump: str | os.PathLike[str] | None
+    ) -> list[PassRecord]:
         run = _Run(self, subject, _Dump(self.name, dump))
-        for name in self.passes:
-            run.step(name, dict((options or {}).get(name, {})))
+        for step in steps:
+            run.step(step)
+        run.finish()
         return run.records
 
-    def check_names(self) -> None:
-        """Raise a JitPassesError if a pass is not registered."""
-        unknown = [name for name in self.passes if name not in passes]
-        if unknown:
-            raise JitPassesError(
-                f"pipeline '{self.name}' names the pass '{unknown[0]}', which is not registered; "
-                f"registered are: {', '.join(passes)}"
-            )
+    def __str__(self) -> str:
+        steps = [describe(step) for step in self.steps]
+        width = max((len(call) for call, _ in steps), default=0)
+        lines = [f"pipeline '{self.name}'"]
+        lines += [f"  {call:<{width}}  {summary}" for call, summary in steps]
+        lines += [f"  ensures {', '.join(self.ensures)}"] if self.ensures else []
+        return "\n".join(lines)
 
 
 # What is decided when a module is compiled: branches on constants, lists of numbers. Nothing that
@@ -319,15 +195,8 @@ class Pipeline:
 RESOLVE = Pipeline(
     "resolve", ("propagate_constants", "fold_constant_lists", "remove_dead_code", "pool_constants")
 )
-
-
-def check_scripted(module: Any) -> None:
-    """Raise a JitPassesError if it is not a ScriptModule."""
-    if not isinstance(module, torch.jit.ScriptModule):
-        raise JitPassesError(
-            f"a ScriptModule is needed, got {type(module).__name__}: script a torch.nn.Module with "
-            "torch.jit.script, trace it with torch.jit.trace, or load a file with torch.jit.load"
-        )
+# The last steps of pipelines that make a model for use.
+CLEAN_UP = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
 
 
 def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
@@ -340,18 +209,7 @@ def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
         JitPassesError: it is no ScriptModule, it has no such method, or hooks of its own, which
             would be lost.
     """
-    check_scripted(module)
-    if not module._c._has_method(method):
-        names = ", ".join(sorted(module._c._method_names()))
-        raise JitPassesError(
-            f"the module has no method '{method}', only: {names or 'none'}; export others with "
-            "@torch.jit.export before scripting"
-        )
-    if module._c._get_forward_hooks() or module._c._get_forward_pre_hooks():
-        raise JitPassesError(
-            "the module has forward hooks of its own, which run around forward and would be lost: "
-            "script a module whose forward calls this one; hooks of submodules are kept"
-        )
+    check_script(module, method)
     subject = ModuleSubject(_C.clone(module._c), method)
     RESOLVE.run_on(subject)
     return subject
@@ -385,27 +243,19 @@ def run_pass(
         PassError: the pass raised, or left a graph that is not valid, or computes something else.
         JitPassesError: there is no such pass or method.
     """
-    given = {name: dict(options or {})}
-    result = Pipeline(name, (name,)).run(
-        module, method, options=given, inplace=inplace, verify=verify
-    )
+    pipeline = Pipeline(name, (PassCall(name, **(options or {})),))
+    result = pipeline.run(module, method, inplace=inplace, verify=verify)
     changed: torch.jit.ScriptModule = result.module
     return changed
 
 
-def wrap(module: Any) -> torch.jit.ScriptModule:
-    """Return the Python module of a C++ module."""
-    wrapped: torch.jit.ScriptModule = torch.jit._recursive.wrap_cpp_module(module)  # type: ignore[no-untyped-call]
-    return wrapped
-
-
 @dataclass(frozen=True)
 class PipelineResult:
-    """The module that came out, and what each pass did.
+    """The module that came out, and what each step did.
 
     Attributes:
         module: a ScriptModule if one went in, else a C++ module.
-        records: one for each run of a pass.
+        records: one for each run of a step.
         before: the graph that went in, and
         after: the one that came out, as text; "" for C++ modules.
     """
@@ -419,10 +269,16 @@ class PipelineResult:
         """Return the lines of the graph that changed; `color=None`: in color on a terminal."""
         return diff_text(self.before, self.after, color)
 
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """The remarks of all steps, in order."""
+        return tuple(remark for record in self.records for remark in record.remarks)
+
     def __str__(self) -> str:
         return "\n".join(
             f"{r.name:<28} {r.seconds * 1e3:9.2f} ms {r.nodes:7d} nodes"
             f"{'' if r.changed else '  (no change)'}"
+            f"{f'  ({len(r.remarks)} remarks)' if r.remarks else ''}"
             for r in self.records
         )
 
@@ -453,31 +309,43 @@ class _Run:
     dump: _Dump
     records: list[PassRecord] = field(default_factory=list)
 
-    def step(self, name: str, options: dict[str, Any]) -> None:
-        info = passes[name]
+    def step(self, step: BoundStep) -> None:
         if not self.records:
             self.dump.write("before", self.subject.graph)
         try:
-            self.check(info.requires, "requires")
+            self.check(step.requires, "it requires")
             start = time.perf_counter()
-            changed = self.subject.run(name, options)
+            changed, remarks = step.run(self.subject)
             seconds = time.perf_counter() - start
             if changed:
                 self.subject.lint()
-            self.check(info.ensures, "ensures")
+            self.check(step.ensures, "it ensures", remarks)
         except Exception as error:
-            done = tuple(record.name for record in self.records)
-            raise PassError(
-                f"pass '{name}' of pipeline '{self.pipeline.name}' failed "
-                f"(before it: {', '.join(done) or 'none'}): {first_line(error)}",
-                name,
-                done,
-            ) from error
-        self.records.append(PassRecord(name, changed, seconds, self.subject.count()))
-        self.dump.write(name, self.subject.graph)
+            raise self.failure(f"pass '{step.name}' of", step.name, error) from error
+        self.records.append(PassRecord(step.name, changed, seconds, self.subject.count(), remarks))
+        self.dump.write(step.name, self.subject.graph)
 
-    def check(self, invariants: tuple[str, ...], verb: str) -> None:
+    def finish(self) -> None:
+        try:
+            self.check(self.pipeline.ensures, "it ensures")
+        except Exception as error:
+            last = self.records[-1].name if self.records else ""
+            raise self.failure("the end of", last, error) from error
+
+    def failure(self, what: str, name: str, error: Exception) -> PassError:
+        done = tuple(record.name for record in self.records)
+        return PassError(
+            f"{what} pipeline '{self.pipeline.name}' failed "
+            f"(before it: {', '.join(done) or 'none'}): {first_line(error)}",
+            name,
+            done,
+        )
+
+    def check(
+        self, invariants: tuple[str, ...], verb: str, remarks: tuple[Remark, ...] = ()
+    ) -> None:
         for invariant in invariants:
-            problem = self.subject.check(invariant)
+            said = (*(remark for record in self.records for remark in record.remarks), *remarks)
+            problem = self.subject.check(invariant, said)
             if problem:
-                raise JitPassesError(f"it {verb} '{invariant}', which does not hold: {problem}")
+                raise JitPassesError(f"{verb} '{invariant}', which does not hold: {problem}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from ..errors import warn
-from .pipeline import passes
+from .registry import passes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,27 +19,16 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Any
 
-import torch
-
 from .. import _C
-from ..errors import JitPassesError, PassError, first_line, warn
-from ..graph.view import GraphEditor, GraphView
-from .pipeline import (
-    RESOLVE,
-    GraphSubject,
-    ModuleSubject,
-    Pipeline,
-    is_own_work,
-    own,
-    own_work,
-    passes,
-    register_pass,
-)
-from .rewrite import RewriteRule, apply_rules
+from ..errors import JitPassesError, PassError, first_line
+from ..graph.view import GraphView
+from .compiled import intercept
+from .own_work import is_own_work, own_work
+from .pipeline import Pipeline
+from .steps import Step, name_of
+from .subject import GraphSubject, ModuleSubject, Subject
 
-Pass = str | Pipeline | RewriteRule | Callable[..., bool | None]
 Where = Callable[[GraphView], bool]
-_Subject = ModuleSubject | GraphSubject
 
 
 class Stage(Enum):
@@ -80,15 +68,14 @@ class ScheduledPass:
 
     def __init__(
         self,
-        name: str,
+        pipeline: Pipeline,
+        options: dict[str, Any],
         stage: Stage,
         where: Where | None,
         order: int,
         everywhere: bool,
-        run: Callable[[_Subject], bool],
-        close: Callable[[], object],
     ) -> None:
-        self.name = name
+        self.name = pipeline.name
         self.stage = stage
         self.runs = 0
         self.changed = 0
@@ -96,8 +83,8 @@ class ScheduledPass:
         self._order = order
         self._everywhere = everywhere
         self._where = where
-        self._run = run
-        self._close = close
+        self._pipeline = pipeline
+        self._options = options
         self._enabled = True
         self._removed = False
         self._number = next(self._numbers)
@@ -133,7 +120,6 @@ class ScheduledPass:
             self._removed = True
             _handles.remove(self)
             _update()
-        self._close()
 
     def __repr__(self) -> str:
         state = "removed" if self._removed else "on" if self._enabled else "off"
@@ -155,12 +141,12 @@ class ScheduledPass:
                 "schedule it again"
             )
 
-    def _apply(self, subject: _Subject) -> bool:
+    def apply(self, subject: Subject) -> bool:
         """Run on a module or graph that no one else holds; return whether it changed."""
         try:
             if self._where is not None and not self._where(_view(subject)):
                 return False
-            changed = self._run(subject)
+            records = self._pipeline.run_on(subject, options=self._options)
         except Exception as error:
             done = error.done if isinstance(error, PassError) else ()
             what = first_line(error)
@@ -168,6 +154,7 @@ class ScheduledPass:
                 what = f"`where` of '{self.name}' failed: {what}"
             self.error = PassError(f"scheduled {self.stage.value}: {what}", self.name, done)
             raise self.error from error
+        changed = any(record.changed for record in records)
         with _lock:
             self.runs += 1
             self.changed += changed
@@ -179,12 +166,10 @@ _handles: list[ScheduledPass] = []
 _lock = threading.RLock()
 # Those of `scheduled` blocks around the code that runs now.
 _here: ContextVar[tuple[ScheduledPass, ...]] = ContextVar("jit_passes_scheduled", default=())
-# Whether something is being compiled; what is compiled for it, a callee say, is part of it.
-_compiling: ContextVar[bool] = ContextVar("jit_passes_compiling", default=False)
 
 
 def schedule(
-    pass_: Pass,
+    pass_: Step | Pipeline,
     *,
     stage: Stage = Stage.BEFORE_AUTOGRAD,
     where: Where | None = None,
@@ -216,8 +201,8 @@ def schedule(
     lock. With `torch._C._jit_set_profiling_mode(False)` PyTorch calls no passes at all.
 
     Args:
-        pass_: the name of a registered pass, a `Pipeline`, a `RewriteRule`, or a function as for
-            `register_pass`.
+        pass_: a `Pipeline`, or what may be a step of one: the name of a registered pass, a
+            `PassCall`, a `RuleSet`, a `RewriteRule`, or a function as for `register_pass`.
         stage: when it runs, see `Stage`.
         where: sees the graph, and says whether the pass runs; None: on every graph.
         order: passes of a stage run in this order, lower first.
@@ -227,14 +212,14 @@ def schedule(
         A handle.
 
     Raises:
-        JitPassesError: there is no such pass, or a rule is not valid.
+        JitPassesError: there is no such pass or option, or a rule is not valid.
     """
     return _schedule(pass_, stage, where, order, options, everywhere=True)
 
 
 @contextmanager
 def scheduled(
-    pass_: Pass,
+    pass_: Step | Pipeline,
     *,
     stage: Stage = Stage.BEFORE_AUTOGRAD,
     where: Where | None = None,
@@ -302,7 +287,7 @@ def scheduled_passes() -> Schedule:
 
 
 def _schedule(
-    pass_: Pass,
+    pass_: Step | Pipeline,
     stage: Stage,
     where: Where | None,
     order: int,
@@ -312,68 +297,29 @@ def _schedule(
     if not isinstance(stage, Stage):
         names = ", ".join(str(member) for member in Stage)
         raise JitPassesError(f"the stage is one of {names}, not {stage!r}")
-    given = dict(options or {})
-    name, run, close = _runner(pass_, given)
-    handle = ScheduledPass(name, stage, where, order, everywhere, run, close)
+    pipeline, given = _pipeline_of(pass_, dict(options or {}))
+    pipeline.bind(given)  # errors now, not at the first compilation
+    handle = ScheduledPass(pipeline, given, stage, where, order, everywhere)
     with _lock:
         _handles.append(handle)
         _update()
     return handle
 
 
-def _runner(
-    pass_: Pass, options: dict[str, Any]
-) -> tuple[str, Callable[[_Subject], bool], Callable[[], object]]:
-    """Return a name, what runs the pass, and what is to be done when it is removed."""
-    if isinstance(pass_, RewriteRule):
-        if options:
-            raise JitPassesError(f"rule '{pass_.name}' takes no options, got {', '.join(options)}")
-        pass_.compile()
-        return pass_.name, functools.partial(_run_rule, pass_), lambda: None
+def _pipeline_of(
+    pass_: Step | Pipeline, options: dict[str, Any]
+) -> tuple[Pipeline, dict[str, Any]]:
+    """Return the pass as a pipeline, and its options by the names of steps."""
     if isinstance(pass_, Pipeline):
-        pass_.check_names()
-        return pass_.name, functools.partial(_run_pipeline, pass_, options), lambda: None
-    if isinstance(pass_, str):
-        pipeline = Pipeline(pass_, (pass_,))
-        pipeline.check_names()
-        return pass_, functools.partial(_run_pipeline, pipeline, {pass_: options}), lambda: None
-    if not callable(pass_):
-        raise JitPassesError(
-            "what is scheduled is the name of a pass, a Pipeline, a RewriteRule, or a function "
-            f"that takes a GraphEditor, not {pass_!r}"
-        )
-    name = _register(pass_)
-    pipeline = Pipeline(name, (name,))
-    run = functools.partial(_run_pipeline, pipeline, {name: options})
-    return name, run, functools.partial(passes.remove, name)
+        return pass_, options
+    name = name_of(pass_)
+    return Pipeline(name, (pass_,)), {name: options}
 
 
-def _register(function: Callable[..., bool | None]) -> str:
-    """Register a function under its own name, or with a number behind it where that is taken."""
-    own_name = re.sub(r"\W+", "_", getattr(function, "__name__", "")).strip("_") or "function"
-
-    def run(graph: GraphEditor, **options: Any) -> bool | None:
-        return function(graph, **options)
-
-    with _lock:
-        candidates = itertools.chain([own_name], (f"{own_name}_{n}" for n in itertools.count(2)))
-        name = next(candidate for candidate in candidates if candidate not in passes)
-        register_pass(name, summary="A function that was scheduled.")(run)
-    return name
-
-
-def _run_rule(rule: RewriteRule, subject: _Subject) -> bool:
-    return any(not match.refused for match in apply_rules(subject, [rule]))
-
-
-def _run_pipeline(pipeline: Pipeline, options: dict[str, Any], subject: _Subject) -> bool:
-    return any(record.changed for record in pipeline.run_on(subject, options=options))
-
-
-def _view(subject: _Subject) -> GraphView:
+def _view(subject: Subject) -> GraphView:
     if isinstance(subject, ModuleSubject):
         return GraphView.of(subject.module, subject.method)
-    return GraphView.of_graph(subject.bare)
+    return GraphView.of_graph(subject.held)
 
 
 def _holds(handle: ScheduledPass) -> bool:
@@ -385,180 +331,12 @@ def _active(stage: Stage) -> list[ScheduledPass]:
     return [h for h in scheduled_passes() if h.stage is stage and h.enabled]
 
 
-# Before autograd: the functions of PyTorch that compile are replaced while there is such a pass.
-
-
 def _update() -> None:
     """Make PyTorch call us for the stages that have a pass, and for no other; under the lock."""
     stages = {handle.stage for handle in _handles if handle._enabled}
-    _patch(Stage.BEFORE_AUTOGRAD in stages)
+    before = Stage.BEFORE_AUTOGRAD
+    intercept(before in stages, functools.partial(_active, before))
     _C.activate_hooks(Stage.AFTER_AUTOGRAD in stages, Stage.AFTER_FUSION in stages)
-
-
-def _around_script(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def script(
-        obj: Any, optimize: Any = None, _frames_up: int = 0, *rest: Any, **options: Any
-    ) -> Any:
-        with _compilation() as outermost:
-            # One frame more than without us, between the user's names and who looks for them.
-            compiled = original(obj, optimize, _frames_up + 1, *rest, **options)
-        return _process(compiled) if outermost and compiled is not obj else compiled
-
-    return script
-
-
-def _around_trace(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def trace(*arguments: Any, **options: Any) -> Any:
-        with _compilation() as outermost:
-            compiled = original(*arguments, **options)
-        given = (*arguments, options.get("func"), options.get("mod"))
-        is_new = all(compiled is not other for other in given)
-        return _process(compiled) if outermost and is_new else compiled
-
-    return trace
-
-
-def _around_make_module(original: Callable[..., Any]) -> Callable[..., Any]:
-    # Only trace_module calls it. If nothing else of ours is on the way, that was called by a name
-    # which had been imported before it was replaced.
-    @functools.wraps(original)
-    def make_module(*arguments: Any, **options: Any) -> Any:
-        if not _compiling.get() and not is_own_work() and _active(Stage.BEFORE_AUTOGRAD):
-            warn(
-                "scheduled passes do not reach this call of trace_module, which was imported from "
-                "torch.jit before they were scheduled: call torch.jit.trace_module"
-            )
-        return original(*arguments, **options)
-
-    return make_module
-
-
-def _around_check(original: Callable[..., Any]) -> Callable[..., Any]:
-    # PyTorch traces again and compares: with the plain trace, so no pass must run on either.
-    @functools.wraps(original)
-    def check_trace(*arguments: Any, **options: Any) -> Any:
-        with _compilation():
-            return original(*arguments, **options)
-
-    return check_trace
-
-
-_PLACES: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    # What `script` and `trace` call: it is there for whoever has imported these two before.
-    (torch.jit._script, "_script_impl", _around_script),
-    (torch.jit._trace, "_trace_impl", _around_trace),
-    (torch.jit._trace, "trace_module", _around_trace),
-    (torch.jit._trace, "make_module", _around_make_module),
-    (torch.jit._trace, "_check_trace", _around_check),
-    (torch.jit, "trace_module", _around_trace),
-)
-_patched: list[tuple[Any, str, Any, Any]] = []
-
-
-def _patch(wanted: bool) -> None:
-    if wanted and not _patched:
-        for owner, name, around in _PLACES:
-            original = getattr(owner, name)
-            replacement = around(original)
-            setattr(owner, name, replacement)
-            _patched.append((owner, name, original, replacement))
-    elif not wanted:
-        for owner, name, original, replacement in _patched:
-            # Where someone has wrapped ours, theirs stays: ours inside of it does nothing now.
-            if getattr(owner, name) is replacement:
-                setattr(owner, name, original)
-        _patched.clear()
-
-
-@contextmanager
-def _compilation() -> Iterator[bool]:
-    """Yield whether what is compiled inside is a whole, not part of something else."""
-    outermost = not _compiling.get() and not is_own_work()
-    token = _compiling.set(True)
-    try:
-        yield outermost
-    finally:
-        _compiling.reset(token)
-
-
-def _process(compiled: Any) -> Any:
-    handles = _active(Stage.BEFORE_AUTOGRAD)
-    if not handles:
-        return compiled
-    with own_work():
-        if isinstance(compiled, torch.jit.ScriptModule):
-            _process_module(compiled, handles)
-        elif isinstance(compiled, torch.jit.ScriptFunction):
-            return _process_function(compiled, handles)
-    return compiled
-
-
-def _process_module(module: torch.jit.ScriptModule, handles: list[ScheduledPass]) -> None:
-    # Those like __len__ are for Python, and compute no tensors.
-    methods = [name for name in module._c._method_names() if not name.startswith("__")]
-    if not methods:
-        return
-    try:
-        cpp_module = own(module, methods[0]).module
-        for method in methods[1:]:
-            RESOLVE.run_on(ModuleSubject(cpp_module, method))
-        for method in methods:
-            _require_one_graph(ModuleSubject(cpp_module, method))
-    except JitPassesError as error:
-        _warn(f"the module {module.original_name}", error, handles)
-        return
-    changed = False
-    for method in methods:
-        if not cpp_module._has_method(method):
-            names = ", ".join(f"'{handle.name}'" for handle in handles)
-            raise PassError(
-                f"scheduled before autograd: {names} left no method '{method}', and a pass here "
-                "must keep all methods: run it with Pipeline.run on one",
-                handles[-1].name,
-                (),
-            )
-        subject = ModuleSubject(cpp_module, method)
-        for handle in handles:
-            changed |= handle._apply(subject)
-        cpp_module = subject.module
-    if changed:
-        module._reconstruct(cpp_module)
-
-
-def _process_function(function: Any, handles: list[ScheduledPass]) -> Any:
-    subject = GraphSubject(function.graph.copy())
-    try:
-        _C.inline_graph(subject.bare)
-        RESOLVE.run_on(subject)
-        _require_one_graph(subject)
-    except (JitPassesError, RuntimeError) as error:
-        _warn(f"the function {function.name}", error, handles)
-        return function
-    changes = [handle._apply(subject) for handle in handles]
-    if not any(changes):
-        return function
-    made = _C.rebuild_function(function, subject.bare)
-    for name in ("__doc__", "__name__", "__qualname__"):
-        if hasattr(function, name):
-            setattr(made, name, getattr(function, name))
-    # Without `_torchdynamo_inline`: torch.compile would go by the Python source, around the passes.
-    return made
-
-
-def _require_one_graph(subject: ModuleSubject | GraphSubject) -> None:
-    problem = subject.check("inlined")
-    if problem:
-        raise JitPassesError(problem)
-
-
-def _warn(what: str, error: Exception, handles: list[ScheduledPass]) -> None:
-    names = ", ".join(f"'{handle.name}'" for handle in handles)
-    warn(
-        f"{what} stays as PyTorch compiled it, and was not seen by the scheduled {names}: "
-        f"{first_line(error)}"
-    )
 
 
 # After autograd and after fusion: the executor calls, with a graph that it is about to use.
@@ -573,12 +351,12 @@ def _on_graph(stage: Stage, graph: Any) -> Any:
         return None
     with own_work():
         subject = GraphSubject(graph.copy())
-        profile = _C.take_profile(subject.bare)
-        changes = [handle._apply(subject) for handle in handles]
+        profile = _C.take_profile(subject.held)
+        changes = [handle.apply(subject) for handle in handles]
         if not any(changes):
             return None
-        _C.put_profile(subject.bare, profile)
-    return subject.bare
+        _C.put_profile(subject.held, profile)
+    return subject.held
 
 
 # Now, not at the first use: the executor goes through its passes in the order in which they came,

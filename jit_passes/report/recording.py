@@ -10,7 +10,7 @@ import torch
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphEditor, GraphView, NodeView
-from ..passes.pipeline import Pipeline, passes, register_pass, wrap
+from ..passes.pipeline import Pipeline, wrap
 
 InputFn = Callable[[Any], Any]
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
@@ -41,7 +41,8 @@ class Recorder:
         self.told = [index for index in told if index not in self.lost]
         for name in (*map(_kept, self.kept), *map(_told, self.told)):
             module._register_attribute(name, _TENSORS, [])
-        self._model: Any = wrap(_edited(module, method, self._edit))
+        recording = Pipeline("record_values", (self._edit,))
+        self._model: Any = wrap(recording.run(module, method).module)
         self._method = method
 
     def run(
@@ -134,12 +135,3 @@ def _kept(index: int) -> str:
 
 def _told(index: int) -> str:
     return f"told_{index}"
-
-
-def _edited(module: Any, method: str, change: Callable[[GraphEditor], None]) -> Any:
-    name = f"record_values_{id(change)}"
-    register_pass(name, summary="Keep values, or tell them.", requires=())(change)
-    try:
-        return Pipeline("record_values", (name,)).run(module, method).module
-    finally:
-        passes.remove(name)

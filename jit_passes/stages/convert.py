@@ -13,7 +13,7 @@ from .. import _C
 from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
 from ..observers import ObserverState
-from ..passes.pipeline import Pipeline, wrap
+from ..passes.pipeline import CLEAN_UP, Pipeline, wrap
 from ..specification.qparams import QParams, choose_qparams, derive_qparams, fixed_qparams
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
@@ -30,10 +30,9 @@ CONVERT = Pipeline(
         "fold_constant_lists",  # a file spells them out
         "insert_quantize_dequantize",
         "fold_quantized_constants",
-        "remove_dead_code",
-        "pool_constants",
-        "remove_unused_attributes",
+        *CLEAN_UP,
     ),
+    ensures=("no_observers", "valid_grids"),
 )
 
 

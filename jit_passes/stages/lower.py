@@ -8,7 +8,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..passes.pipeline import wrap
+from ..passes.subject import wrap
 from ..targets import Target, resolve_target
 from .module import stage_of
 
@@ -21,7 +21,8 @@ def lower(
     Args:
         reference: the result of `convert`; it is not touched.
         target: the backend; "auto" for the one that the model was prepared for, which decided
-            what is quantized and how.
+            what is quantized and how. A `Target` lowers the model itself, also one of a class of
+            your own.
 
     Raises:
         JitPassesError: the model is not a reference model; the target is unknown, or another one
@@ -35,13 +36,16 @@ def lower(
             f"the model was prepared for {made_for!r}, not for {backend!r}: pass the same target "
             "to prepare and lower"
         )
-    module, left, _ = backend.lower(_C.clone(reference._c, report.method), report.method)
+    module = _C.clone(reference._c, report.method)
+    lowered = backend.lowering().run(module, report.method)
+    reasons: dict[str, str] = {}
+    for remark in lowered.remarks:
+        reasons.setdefault(remark.name, remark.reason)
     operators = tuple(
-        replace(row, dtype="float", reason=left[row.name])
-        if row.dtype == "int8" and row.name in left
+        replace(row, dtype="float", reason=f"not fused: {reasons[row.name]}")
+        if row.dtype == "int8" and row.name in reasons
         else row
         for row in report.operators
     )
-    lowered = replace(report, stage="lowered", operators=operators)
-    lowered.write(module)
-    return wrap(module)
+    replace(report, stage="lowered", operators=operators).write(lowered.module)
+    return wrap(lowered.module)

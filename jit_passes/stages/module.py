@@ -10,9 +10,17 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..passes.pipeline import wrap
+from ..passes.subject import check_script, wrap
 
-__all__ = ["OperatorRecord", "Report", "attribute_of", "check_module", "stage_of", "wrap"]
+__all__ = [
+    "OperatorRecord",
+    "Report",
+    "attribute_of",
+    "check_module",
+    "check_script",
+    "stage_of",
+    "wrap",
+]
 
 REPORT = "jit_passes_report"
 
@@ -80,42 +88,6 @@ def check_module(model: Any, method: str) -> None:
         raise JitPassesError(
             "the module is in training mode, where batch norm and dropout do something else than "
             "in use: call model.eval() first"
-        )
-
-
-def check_script(model: Any, method: str) -> None:
-    """Check that the model is a ScriptModule, in whatever mode, that has the method.
-
-    Raises:
-        JitPassesError: it is not; the message says what to do.
-    """
-    if not isinstance(model, torch.jit.ScriptModule):
-        what = type(model).__name__
-        if isinstance(model, torch.nn.Module):
-            raise JitPassesError(
-                f"a ScriptModule is needed, and this {what} is an eager module: pass "
-                "torch.jit.script(model.eval()) or torch.jit.trace(model.eval(), example_inputs)"
-            )
-        raise JitPassesError(
-            f"a ScriptModule is needed, got {what}: script a torch.nn.Module with "
-            "torch.jit.script, trace it with torch.jit.trace, or load one with torch.jit.load"
-        )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise JitPassesError(
-                f"'{name}' is on the meta device, where tensors have no numbers: load the weights "
-                "first, with model.to_empty(device='cpu') and load_state_dict, then script"
-            )
-    if not model._c._has_method(method):
-        names = ", ".join(sorted(model._c._method_names()))
-        raise JitPassesError(
-            f"the module has no method '{method}', only: {names or 'none'}; export others with "
-            "@torch.jit.export before scripting"
-        )
-    if method == "forward" and (model._c._get_forward_hooks() or model._c._get_forward_pre_hooks()):
-        raise JitPassesError(
-            "the module has forward hooks of its own, which run around forward and would be lost: "
-            "script a module whose forward calls this one; hooks of submodules are kept"
         )
 
 

@@ -8,8 +8,24 @@ import torch
 from torch.jit._trace import TopLevelTracedModule
 
 from ..graph.view import GraphView
-from ..passes.pipeline import Pipeline, PipelineResult, own
+from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
 from .module import check_module
+
+# The canonical form, of models for use and of those that train: constants first, which tell later
+# steps the ranks and options that they go by.
+CANONICAL_FORM = (
+    "resolve_none_checks",
+    "propagate_constants",
+    "unroll_loops",
+    "propagate_constants",
+    "fold_constant_lists",
+    "canonicalize_convolution",
+    "remove_rank_checks",
+    "canonicalize_padding",
+    "canonicalize_linear",
+    "canonicalize_clamp",
+    "canonicalize_view",
+)
 
 NORMALIZE = Pipeline(
     "normalize",
@@ -17,49 +33,28 @@ NORMALIZE = Pipeline(
         "freeze",
         "remove_dropout",
         "replace_inplace",
-        "resolve_none_checks",
-        "propagate_constants",
-        "unroll_loops",
-        "propagate_constants",
-        "fold_constant_lists",
-        "canonicalize_convolution",
-        "remove_rank_checks",
-        "canonicalize_padding",
-        "canonicalize_linear",
-        "canonicalize_clamp",
-        "canonicalize_view",
+        *CANONICAL_FORM,
         "fold_batch_norm",
-        "remove_dead_code",
-        "pool_constants",
-        "remove_unused_attributes",
+        *CLEAN_UP,
     ),
+    ensures=("inlined", "canonical"),
 )
 
-
-# The same for models that go on training: parameters, dropout and batch norms stay.
+# Parameters, dropout and batch norms stay.
 NORMALIZE_TRAINING = Pipeline(
     "normalize_training",
     (
         "follow_mode",
         "fold_attributes",
-        "propagate_constants",
+        "propagate_constants",  # branches on attributes
         "replace_inplace",
-        "resolve_none_checks",
-        "propagate_constants",
-        "unroll_loops",
-        "propagate_constants",
-        "fold_constant_lists",
-        "canonicalize_convolution",
-        "remove_rank_checks",
-        "canonicalize_padding",
-        "canonicalize_linear",
-        "canonicalize_clamp",
-        "canonicalize_view",
+        *CANONICAL_FORM,
         "pool_attributes",
         "defer_batch_norm",
         "remove_dead_code",
         "pool_constants",
     ),
+    ensures=("inlined", "canonical"),
 )
 
 

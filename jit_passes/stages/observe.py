@@ -10,7 +10,7 @@ import torch
 from ..errors import JitPassesError, count_of, warn
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
-from ..passes.pipeline import Pipeline, passes, register_pass, wrap
+from ..passes.pipeline import Pipeline, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
@@ -27,7 +27,7 @@ from ..targets import Target, resolve_target
 from .module import OperatorRecord, Report, attribute_of, check_module
 from .normalize import normalize
 
-OBSERVE = Pipeline("observe", ("insert_observers",))
+OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 REPORTED = ("conv", "linear", "matmul", "bmm", "mm", "addmm", "baddbmm")
 
 
@@ -135,7 +135,8 @@ def annotate_graph(
     if is_quantized(GraphView.of(module, method)):
         raise JitPassesError("the model is quantized already: start from the float model")
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
-        module = transform(module, method, quantizer)
+        change = Pipeline("transform_for_annotation", (quantizer.transform_for_annotation,))
+        module = change.run(module, method).module
     graph = GraphView.of(module, method, parameters=parameters)
     if parameters:
         model = wrap(module)
@@ -143,17 +144,6 @@ def annotate_graph(
     annotations = annotations_of(quantizer, graph)
     quantizer.validate(annotations)
     return module, graph, annotations
-
-
-def transform(module: Any, method: str, quantizer: Quantizer) -> Any:
-    """Run the quantizer's own change of the graph, as a pass like any other."""
-    name = f"transform_for_annotation_{id(quantizer)}"
-    change = quantizer.transform_for_annotation
-    register_pass(name, summary=f"What {type(quantizer).__name__} changes first.")(change)
-    try:
-        return Pipeline("transform_for_annotation", (name,)).run(module, method).module
-    finally:
-        passes.remove(name)
 
 
 def check_refusals(

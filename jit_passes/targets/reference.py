@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from .. import _C
 from ..graph.view import NodeView
-from ..passes.pipeline import PassRecord, Pipeline
+from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.support import OperatorSupport, Role
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
-
-_CLEAN = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
-CLEAN = Pipeline("lower_reference", _CLEAN)
-TO_TABLES = Pipeline("lower_reference_tables", ("fold_lookup_tables", *_CLEAN))
 
 CLIPS = ("aten::relu", "aten::clamp")
 WEIGHTED = ("linear", *(f"conv{t}{dims}d" for t in ("", "_transpose") for dims in (1, 2, 3)))
@@ -116,6 +112,6 @@ class Reference(Target):
     def capability(self) -> Capability:
         return capability_of(ACTIVATION)
 
-    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
-        lowered = (TO_TABLES if self.lookup_tables else CLEAN).run(module, method)
-        return lowered.module, {}, list(lowered.records)
+    def lowering(self) -> Pipeline:
+        tables = ("fold_lookup_tables",) if self.lookup_tables else ()
+        return Pipeline("lower_reference", (*tables, *CLEAN_UP), ensures=("valid_grids",))

@@ -7,45 +7,20 @@ PyTorch or LibTorch does, without this package.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from .. import _C
 from ..errors import JitPassesError, warn
-from ..passes.pipeline import PassRecord, Pipeline
+from ..graph.view import GraphEditor
+from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability
 from .stock_rules import SUMS, rules
 from .stock_support import capability_of
 from .target import Target
 
 PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
-
-TO_INTEGERS = Pipeline(
-    "lower_stock_prepare",
-    (
-        "fold_constant_lists",
-        "pool_constants",
-        "sink_dequantize",
-        "replicate_dequantize",
-        "clamp_codes",
-    ),
-)
-TO_QUANTIZED_DTYPES = Pipeline(
-    "lower_stock",
-    (
-        "fuse_cat",
-        "fold_quantized_constants",
-        "lower_quantize_dequantize",
-        "widen_conv1d",
-        "split_groups",
-        "fold_prepack",
-        "merge_dequantize",
-        "remove_dead_code",
-        "pool_constants",
-        "remove_unused_attributes",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -98,33 +73,40 @@ class Stock(Target):
         fused = self.fuse_sums and self.engine == "onednn"
         return replace(can, sums=SUMS) if fused else can
 
-    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
-        contiguous = {"clamp_codes": {"contiguous": self.engine == "qnnpack"}}
-        prepared = TO_INTEGERS.run(module, method, options=contiguous)
-        matches = _C.apply_rules(prepared.module, method, rules(self.engine))
-        refused = {name: f"not fused: {reason}" for _, name, _, reason in matches if reason}
-        if any(rule.startswith("conv2d_add") for rule, _, _, _ in matches):
-            warn_of_engine(self.engine)
-        options: dict[str, dict[str, Any]] = {
-            "split_groups": {"engine": self.engine},
-            "fold_prepack": {"engine": self.engine},
-            "fold_quantized_constants": {"dequantize": True},
-        }
-        lowered = TO_QUANTIZED_DTYPES.run(prepared.module, method, options=options)
-        left = {
-            name: refused.get(name, "not fused by the target")
-            for name, kind in _C.node_kinds(lowered.module, method).items()
-            if kind.startswith("aten::")
-        }
-        return lowered.module, left, [*prepared.records, *lowered.records]
+    def lowering(self) -> Pipeline:
+        engine = self.engine
+        return Pipeline(
+            "lower_stock",
+            (
+                "fold_constant_lists",
+                "pool_constants",
+                "sink_dequantize",
+                "replicate_dequantize",
+                PassCall("clamp_codes", contiguous=engine == "qnnpack"),
+                RuleSet("fuse_quantized", rules(engine)),
+                "fuse_cat",
+                "remark_float",
+                PassCall("fold_quantized_constants", dequantize=True),
+                "lower_quantize_dequantize",
+                "widen_conv1d",
+                PassCall("split_groups", engine=engine),
+                PassCall("fold_prepack", engine=engine),
+                "merge_dequantize",
+                *CLEAN_UP,
+                *((warn_of_engine,) if engine == "onednn" else ()),
+            ),
+            ensures=("no_dialect",),
+        )
 
 
-def warn_of_engine(engine: str) -> None:
-    """Tell who did not set the engine that quantized::conv2d_add looks for when it runs."""
-    if torch.backends.quantized.engine != engine:
+def warn_of_engine(graph: GraphEditor) -> None:
+    """Warn if PyTorch's engine is not the one that quantized::conv2d_add runs on."""
+    if torch.backends.quantized.engine == "onednn":
+        return
+    if any(node.kind.startswith("quantized::conv2d_add") for node in graph.nodes):
         warn(
-            f"the model adds within convolutions, which only PyTorch's engine '{engine}' does: "
-            f"set torch.backends.quantized.engine = '{engine}' before loading and running it"
+            "the model adds within convolutions, which only PyTorch's engine 'onednn' does: "
+            "set torch.backends.quantized.engine = 'onednn' before loading and running it"
         )
 
 

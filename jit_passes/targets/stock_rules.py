@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..passes.rewrite import Match, RewriteRule
+from ..passes.rule import Match, RewriteRule
 
 QUANTIZE = "jit_passes::quantize(%{0}, %scale, %zero_point, %low, %high, %dtype)"
 TAIL = ("scale", "zero_point", "low", "high", "dtype")
@@ -114,7 +114,7 @@ SHARED = tuple(
 )
 
 
-def saturates(match: Match) -> str | None:
+def saturates(match: Match) -> bool | str:
     """Refuse a clip that saturation of the result's integers does not implement.
 
     It does when both bounds are quantized to the ends of what the dtype holds:
@@ -130,7 +130,7 @@ def saturates(match: Match) -> str | None:
         return "the result's range reaches below the clip"
     if bound_high is not None and bound_high / scale + zero_point < highest - 0.5 - slack:
         return "the result's range reaches above the clip"
-    return None
+    return True
 
 
 # Not None, which PyTorch's quantized batch norm refuses.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 from ..graph.view import NodeView
-from ..passes.pipeline import PassRecord
+from ..passes.pipeline import Pipeline
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.capability import Capability, Spec
 from ..registered import Registered
@@ -41,10 +40,9 @@ class Target(Registered, ABC, noun="target"):
         return f"target '{self.name}'\n{self.capability}"
 
     @abstractmethod
-    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[PassRecord]]:
-        """Lower a reference model, a C++ module that no one else holds.
+    def lowering(self) -> Pipeline:
+        """Return what makes a reference model the backend's own.
 
-        Returns:
-            The lowered module; by name of each operator that it left in float, why, which the
-            report says of those that were to be int8; what the passes did.
+        A remark on an operator that was to be int8 says why it is left in float; the report of the
+        lowered model has it.
         """

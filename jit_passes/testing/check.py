@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .. import _C
 from ..graph.verify import compare, observe
 from ..passes.pipeline import Pipeline, own, run_pass, wrap
-from ..passes.rewrite import RewriteRule
+from ..passes.rule import RewriteRule
 from .random_source import HEADER, Drawn, draw
 
 Change = str | Pipeline | RewriteRule | Callable[[torch.jit.ScriptModule], torch.jit.ScriptModule]

@@ -1,0 +1,84 @@
+// Say of each convolution, linear and matrix product that is left in float why it is not fused.
+//
+//   %x = jit_passes::dequantize(%q, ...)
+//   %y = aten::linear(%x, %w, %b)           remark: its weight is not quantized
+//
+// For lowering, once all that can be fused is: users and reports read the remarks, and the invariant
+// float_explained holds from here on.
+#include "core/operators.h"
+#include "core/registry.h"
+
+namespace jit_passes {
+namespace {
+
+using c10::Symbol;
+
+bool isProduct(const Node* node) {
+  static const std::unordered_set<Symbol> products{
+      c10::aten::matmul, Symbol::fromQualString("aten::bmm"), Symbol::fromQualString("aten::mm"),
+      Symbol::fromQualString("aten::addmm"), Symbol::fromQualString("aten::baddbmm")};
+  return weightedOperator(node) || products.count(node->kind()) > 0;
+}
+
+bool isOfDialect(const Node* node, std::string_view prefix) {
+  static const auto dialect = Symbol::fromQualString("namespaces::jit_passes");
+  return node->kind().ns() == dialect &&
+         std::string_view(node->kind().toUnqualString()).substr(0, prefix.size()) == prefix;
+}
+
+bool isQuantized(const Value* value) {
+  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+    const bool clips = use.user->kind() == c10::aten::relu || use.user->kind() == c10::aten::clamp;
+    return isOfDialect(use.user, "quantize") || (clips && isQuantized(use.user->output()));
+  });
+}
+
+std::string reasonOf(const Node* node) {
+  const bool weighted = weightedOperator(node).has_value();
+  if (!isOfDialect(node->input(0)->node(), "dequantize")) {
+    return "its input is not quantized";
+  }
+  if (!isOfDialect(node->input(1)->node(), "dequantize")) {
+    return weighted ? "its weight is not quantized" : "its second operand is not quantized";
+  }
+  return isQuantized(node->output()) ? "the target has no operator for it" : "its result is not quantized";
+}
+
+bool remarkFloat(PassContext& context) {
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (isProduct(node)) {
+      context.remark(node, reasonOf(node));
+    }
+  });
+  return false;
+}
+
+std::optional<std::string> checkFloatExplained(const PassContext& context) {
+  std::unordered_set<std::string> explained;
+  for (const auto& remark : context.remarks()) {
+    explained.insert(remark.name);
+  }
+  std::vector<const Node*> left;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (isProduct(node)) {
+      left.push_back(node);
+    }
+  });
+  const NodeNames names = left.empty() ? NodeNames() : nodeNames(*context.graph());
+  const auto found = std::find_if(
+      left.begin(), left.end(), [&](const Node* node) { return explained.count(names.at(node)) == 0; });
+  return found == left.end() ? std::nullopt
+                             : std::optional("no remark says why this is in float: " + describe(*found));
+}
+
+const RegisterInvariant float_explained{
+    "float_explained", "Convolutions, linears and products in float have a remark.", checkFloatExplained};
+const RegisterPass registration{
+    "remark_float",
+    "Say why convolutions, linears and products are left in float.",
+    remarkFloat,
+    {"no_observers"},
+    {"float_explained"}};
+
+} // namespace
+} // namespace jit_passes

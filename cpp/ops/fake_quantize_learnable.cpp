@@ -105,7 +105,8 @@ Tensor fakeQuantizeLearnableAutograd(
 
 const RegisterOp forward_op{
     "fake_quantize_learnable", "Fake-quantize with a gradient for the scale, by the mask of codes."};
-const RegisterOp backward_op{"fake_quantize_learnable_backward", "Its gradients, in one pass over memory."};
+const RegisterOp backward_op{
+    "fake_quantize_learnable_backward", "Gradients of fake_quantize_learnable, in one pass over memory."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

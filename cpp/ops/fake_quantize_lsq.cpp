@@ -86,7 +86,8 @@ Tensor fakeQuantizeLsqAutograd(
 }
 
 const RegisterOp forward_op{"fake_quantize_lsq", "Fake-quantize with a trained scale (LSQ)."};
-const RegisterOp backward_op{"fake_quantize_lsq_backward", "Its gradients, in one pass over memory."};
+const RegisterOp backward_op{
+    "fake_quantize_lsq_backward", "Gradients of fake_quantize_lsq, in one pass over memory."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -159,7 +159,8 @@ Tensor fakeQuantizeLsqPlusAutograd(
 
 const RegisterOp forward_op{
     "fake_quantize_lsq_plus", "Fake-quantize with a trained scale and offset (LSQ+)."};
-const RegisterOp backward_op{"fake_quantize_lsq_plus_backward", "Its gradients, in one pass over memory."};
+const RegisterOp backward_op{
+    "fake_quantize_lsq_plus_backward", "Gradients of fake_quantize_lsq_plus, in one pass over memory."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

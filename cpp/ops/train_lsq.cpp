@@ -112,7 +112,7 @@ Tensor trainLsq(
 }
 
 const RegisterOp train_op{"train_lsq", "Fake-quantize with a trained scale that starts from the data (LSQ)."};
-const RegisterOp prepare_op{"prepare_lsq", "Start such a scale, and look after it."};
+const RegisterOp prepare_op{"prepare_lsq", "Initialize an LSQ scale, and keep it positive."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -6,8 +6,15 @@
 //   %d = jit_passes::dequantize(%q, scale, zero_point)
 //     ->  %d = aten::dequantize(%q)
 //
-// Results of the model, and values that are written in place, get the memory layout that they have
-// in the float model: the caller, or the model, may take views of them.
+// Quantized operators return channels-last. The layout of the float model comes back where it is seen:
+// in results of the model, in values that are written in place, and in all that such operators as
+// reshape depend on if what they return is written to, as layout decides whether that is a view:
+//
+//   %d = jit_passes::dequantize(%q, scale, zero_point)
+//     ->  %c = aten::contiguous(%q, 0)
+//         %d = aten::dequantize(%c)
+//
+// Views of integers are taken of %d then, as dequantize gives them another layout.
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
@@ -36,9 +43,84 @@ bool isResult(const Value* value) {
   });
 }
 
+// Whether the node returns a view, a copy or an error, as the layout of its operand has it.
+bool dependsOnLayout(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::aten::contiguous, c10::aten::reshape, c10::aten::reshape_as, c10::aten::flatten,
+      c10::aten::ravel,      c10::aten::view,    c10::aten::view_as,    c10::aten::as_strided,
+      c10::aten::unflatten,  c10::aten::to};
+  return kinds.count(node->kind()) > 0;
+}
+
+using Values = std::unordered_set<const Value*>;
+
+// Everything that the value is computed from; of a branch or loop all that it reads.
+void addSources(const Value* value, Values& seen) {
+  std::vector<const Value*> left{value};
+  const auto take = [&](at::ArrayRef<const Value*> values) {
+    left.insert(left.end(), values.begin(), values.end());
+  };
+  while (!left.empty()) {
+    const Value* last = left.back();
+    left.pop_back();
+    if (!seen.insert(last).second) {
+      continue;
+    }
+    const Node* node = last->node();
+    const Node* owner = node->owningBlock()->owningNode();
+    take(node->inputs());
+    if (node->kind() == c10::prim::Param && owner != nullptr) {
+      take(owner->outputs());
+    }
+    for (const Block* block : node->blocks()) {
+      take(block->outputs());
+    }
+    if (owner != nullptr) {
+      take(owner->inputs());
+    }
+  }
+}
+
+// Values whose layout decides which memory is written to.
+Values valuesWithLayout(Graph& graph, const Values& written) {
+  Values found;
+  forEachNode(graph, [&](const Node* node) {
+    if (!written.empty() && dependsOnLayout(node) && written.count(node->output())) {
+      addSources(node->input(0), found);
+    }
+  });
+  return found;
+}
+
+bool returnsView(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  return schema != nullptr && !schema->returns().empty() && schema->returns()[0].alias_info() != nullptr &&
+         node->outputs().size() == 1 && !schema->is_mutable();
+}
+
+// Inserts dequantize in front of the node, with the layout that the float model has there.
+Node* dequantizeInLayout(Node* node) {
+  std::vector<Node*> views;
+  Value* base = node->input(0);
+  while (returnsView(base->node())) {
+    views.push_back(base->node());
+    base = base->node()->input(0);
+  }
+  Value* format = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
+  Node* laid_out = insertNode(node, c10::aten::contiguous, {base, format}, node);
+  Node* last = insertNode(node, c10::aten::dequantize, {laid_out->output()}, node);
+  for (auto view = views.rbegin(); view != views.rend(); ++view) {
+    Node* copy = node->owningGraph()->createClone(*view, [](Value* value) { return value; });
+    copy->replaceInput(0, last->output());
+    last = copy->insertBefore(node);
+  }
+  return last;
+}
+
 bool lowerQuantizeDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
+  const auto laid_out = valuesWithLayout(*graph, written);
   bool changed = false;
   forEachNode(*graph, [&](Node* node) {
     Node* lowered = nullptr;
@@ -48,11 +130,10 @@ bool lowerQuantizeDequantize(PassContext& context) {
           node, c10::aten::quantize_per_tensor, {node->input(0), node->input(1), node->input(2), dtype},
           node);
     } else if (node->kind() == dequantize) {
-      lowered = insertNode(node, c10::aten::dequantize, {node->input(0)}, node);
-      if (isResult(node->output()) || written.count(node->output())) {
-        Value* layout = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
-        lowered = insertNode(node, c10::aten::contiguous, {lowered->output(), layout}, node);
-      }
+      const Value* output = node->output();
+      lowered = isResult(output) || written.count(output) || laid_out.count(output)
+                    ? dequantizeInLayout(node)
+                    : insertNode(node, c10::aten::dequantize, {node->input(0)}, node);
     } else {
       return;
     }

@@ -5,7 +5,17 @@
 // PyTorch's alias analysis decides; what it cannot prove stays in place, and later passes leave
 // those values in float.
 //
-// It takes the result of dropout for a tensor of its own. In eval mode it is the operand, so what is
+// What stays in place, because the functional form is not the same operator:
+// - comparisons and logical operators, which then return bool;
+// - random numbers, which have no derivative then.
+//
+// copy_ becomes what has a derivative, unlike aten::copy:
+//
+//   %y = aten::copy_(%x, %src, %b)   ->   %t = aten::type_as(%src, %x)
+//                                         %e = aten::expand_as(%t, %x)
+//                                         %y = aten::clone(%e, %none)
+//
+// PyTorch's analysis takes the result of dropout for a tensor of its own. In eval mode it is the operand, so what is
 // written to on either side of a dropout that may be off stays in place too.
 #include "core/operators.h"
 #include "core/registry.h"
@@ -27,6 +37,50 @@ const Value* sourceOf(const Value* value) {
   return value;
 }
 
+// By name: overloads of an operator agree.
+bool isAnotherOperator(const Node* node) {
+  static const std::unordered_set<std::string> kinds{
+      "aten::eq_",
+      "aten::ne_",
+      "aten::lt_",
+      "aten::le_",
+      "aten::gt_",
+      "aten::ge_",
+      "aten::not_equal_",
+      "aten::less_",
+      "aten::less_equal_",
+      "aten::greater_",
+      "aten::greater_equal_",
+      "aten::logical_and_",
+      "aten::logical_not_",
+      "aten::logical_or_",
+      "aten::logical_xor_",
+      "aten::bernoulli_",
+      "aten::cauchy_",
+      "aten::exponential_",
+      "aten::geometric_",
+      "aten::log_normal_",
+      "aten::random_",
+      "aten::uniform_"};
+  return kinds.count(node->kind().toQualString()) > 0;
+}
+
+bool expandCopies(Graph& graph) {
+  bool changed = false;
+  forEachNode(graph, [&](Node* node) {
+    if (node->kind() != c10::aten::copy) {
+      return;
+    }
+    Value* self = node->input(0);
+    const auto typed = insertNode(node, c10::aten::type_as, {node->input(1), self}, node);
+    const auto expanded = insertNode(node, c10::aten::expand_as, {typed->output(), self}, node);
+    Value* none = insertConstant(node, c10::IValue());
+    replaceNode(node, insertNode(node, c10::aten::clone, {expanded->output(), none}, node)->output());
+    changed = true;
+  });
+  return changed;
+}
+
 bool replaceInplace(PassContext& context) {
   const auto graph = context.graph();
   std::unordered_set<const Value*> dropped;
@@ -35,9 +89,10 @@ bool replaceInplace(PassContext& context) {
       dropped.insert(sourceOf(node->input(0)));
     }
   });
-  return torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
-    return node->inputs().empty() || !dropped.count(sourceOf(node->input(0)));
+  const bool changed = torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
+    return !isAnotherOperator(node) && (node->inputs().empty() || !dropped.count(sourceOf(node->input(0))));
   });
+  return expandCopies(*graph) || changed;
 }
 
 const RegisterPass registration{

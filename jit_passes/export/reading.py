@@ -49,7 +49,7 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
         JitPassesError: the model says nothing of scales and zero points: a backend's kernels do.
     """
     report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-    if report is not None and (report.stage, report.target) == ("lowered", Reference.name):
+    if report is not None and report.stage == "lowered" and report.target["name"] == Reference.name:
         return of_reference(model, report)  # what lowers for it is still the reference model
     if report is None or report.stage not in READERS:
         found = "one that was not quantized" if report is None else f"a {report.stage} one"

@@ -23,6 +23,20 @@ CLIPS = {
         "%q = aten::clamp(%unclipped, %clip_low, %clip_high)",
     ),
 }
+# QNNPACK's clamp reads the memory in order, and returns a tensor in the default layout.
+QNNPACK_CLAMP = re.compile(r"(%q = aten::clamp\()(%\w+)")
+
+
+def _for_engine(replacement: str, engine: str) -> str:
+    """Return the lines with what the engine's kernels need."""
+    if engine != "qnnpack":
+        return replacement
+    lines = (
+        "%default : int = prim::Constant[value=0]()\n  %ordered = aten::contiguous(\\2, %default)"
+    )
+    return QNNPACK_CLAMP.sub(lines + "\n  \\1%ordered", replacement)
+
+
 # What the integers can hold, by the number that PyTorch gives their dtype.
 SATURATION = {0: (0, 255), 1: (-128, 127)}
 
@@ -144,7 +158,13 @@ def _arguments(call: str) -> list[str]:
 
 
 def _rule(
-    name: str, inputs: list[str], body: str, replacement: str, clip: str = "", absorb: bool = True
+    name: str,
+    inputs: list[str],
+    body: str,
+    replacement: str,
+    engine: str,
+    clip: str = "",
+    absorb: bool = True,
 ) -> Any:
     """Assemble pattern and replacement from the operator's lines, which define %y and %q."""
     clip_inputs = ["clip_low", "clip_high"] if clip == "clamp" else []
@@ -160,13 +180,15 @@ def _rule(
     rule = RewriteRule(
         "_".join(part for part in (name, clip) if part),
         f"{header}{body}{clip_line}  %q = {quantized}\n  return (%q)",
-        f"{header}  {replacement}\n  return (%q)",
+        f"{header}  {_for_engine(replacement, engine)}\n  return (%q)",
         saturates if clip and absorb else None,
     )
     return rule.compile()
 
 
-def _clipped_rules(name: str, inputs: list[str], body: str, replacement: str) -> list[Any]:
+def _clipped_rules(
+    name: str, inputs: list[str], body: str, replacement: str, engine: str
+) -> list[Any]:
     """Return the rules of an operator with and without a clip behind it.
 
     A clip is absorbed by the result's range where saturation implements it, and else computed on
@@ -174,15 +196,15 @@ def _clipped_rules(name: str, inputs: list[str], body: str, replacement: str) ->
     """
     return [
         *(
-            _rule(name, inputs, body, replacement, clip, absorb)
+            _rule(name, inputs, body, replacement, engine, clip, absorb)
             for clip in CLIPS
             for absorb in (True, False)
         ),
-        _rule(name, inputs, body, replacement),
+        _rule(name, inputs, body, replacement, engine),
     ]
 
 
-def _fusion_rules(fusion: Fusion) -> list[Any]:
+def _fusion_rules(fusion: Fusion, engine: str) -> list[Any]:
     arguments = _arguments(fusion.call)
     inputs, lines = [], []
     operands = []
@@ -203,11 +225,11 @@ def _fusion_rules(fusion: Fusion) -> list[Any]:
     kind = fusion.call.split("(")[0]
     lines.append(f"  %y = {kind}({', '.join(operands)})\n")
     make = _clipped_rules if fusion.clips else lambda *arguments: [_rule(*arguments)]
-    return make(kind.removeprefix("aten::"), inputs, "".join(lines), fusion.replacement)
+    return make(kind.removeprefix("aten::"), inputs, "".join(lines), fusion.replacement, engine)
 
 
 def _weighted_rules(
-    op: str, operands: str, packed: str, per_channel: bool, make_weight: str
+    op: str, operands: str, packed: str, per_channel: bool, make_weight: str, engine: str
 ) -> list[Any]:
     suffix = "_per_channel" if per_channel else ""
     weight = ["w_q", "w_scale", "w_zero", *(["w_axis"] if per_channel else [])]
@@ -225,7 +247,7 @@ def _weighted_rules(
         f"  %packed = quantized::{op}_prepack(%w, %bias{packed_more})\n"
         f"  %q = quantized::{op}(%a, %packed, %scale, %zero_point)"
     )
-    return _clipped_rules(op + suffix, inputs, body, replacement)
+    return _clipped_rules(op + suffix, inputs, body, replacement, engine)
 
 
 SUMS = ("aten::conv2d",)
@@ -255,7 +277,7 @@ def _sum_rules() -> list[Any]:
             "  %b_d = jit_passes::dequantize(%b, %b_s, %b_z)\n"
             f"  %y = aten::add({operands}, %one)\n"
         )
-        made += _clipped_rules("conv2d_add", inputs, body, replacement)
+        made += _clipped_rules("conv2d_add", inputs, body, replacement, "onednn")
     return made
 
 
@@ -271,12 +293,12 @@ def rules(engine: str) -> tuple[Any, ...]:
     transposed = WEIGHTS["" if engine == "onednn" else "_shifted"]
     for per_channel in (True, False):
         weight = WEIGHTS["_per_channel" if per_channel else ""]
-        made += _weighted_rules("linear", "", "", per_channel, weight)
+        made += _weighted_rules("linear", "", "", per_channel, weight, engine)
         for dims in (1, 2, 3):
-            made += _weighted_rules(f"conv{dims}d", CONV, CONV, per_channel, weight)
+            made += _weighted_rules(f"conv{dims}d", CONV, CONV, per_channel, weight, engine)
     for dims in (1, 2, 3):
         op = f"conv_transpose{dims}d"
-        made += _weighted_rules(op, TRANSPOSED, TRANSPOSED_PACKED, False, transposed)
+        made += _weighted_rules(op, TRANSPOSED, TRANSPOSED_PACKED, False, transposed, engine)
     for fusion in (*BINARY, *UNARY, *SHARED):
-        made += _fusion_rules(fusion)
+        made += _fusion_rules(fusion, engine)
     return tuple(made)

@@ -213,6 +213,18 @@ _ROWS = (
 )
 
 
+def _ends_on_empty(node: NodeView) -> str | None:
+    return "PyTorch's engine 'qnnpack' ends the process for an empty batch"
+
+
+# QNNPACK's sigmoid has one output scale only.
+_QNNPACK_ROWS = (
+    OperatorSupport("aten::sigmoid", _FIXED, fixed=FixedQParamsQuantizationSpec(1 / 256, 0)),
+    OperatorSupport("aten::hardswish", _OWN, check=_ends_on_empty),
+    OperatorSupport("aten::hardsigmoid", _FIXED, check=_ends_on_empty),
+)
+
+
 MEANS = ("aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", "aten::mean")
 
 
@@ -235,6 +247,8 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
         plain, other = f"aten::conv{dims}d", f"aten::conv_transpose{dims}d"
         rows[plain] = replace(rows[plain], check=convolution, adds_pairs=pairs)
         rows[other] = replace(rows[other], check=transposed)
+    if engine == "qnnpack":
+        rows |= {row.kind: row for row in _QNNPACK_ROWS}
     operators = {
         kind: row
         for kind, row in rows.items()

@@ -9,8 +9,6 @@ import torch
 from .. import _C
 from ..stages.module import Report, stage_of
 
-TRAINED = ("scale", "offset", "log2_threshold")
-
 
 def named_quantization_parameters(
     model: torch.nn.Module,

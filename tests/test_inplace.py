@@ -1,0 +1,169 @@
+"""In-place operators in their functional form: the same results, dtypes and gradients."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+
+# Operands by name, where the type alone does not say what is right; all others go by type.
+BY_NAME: dict[str, Any] = {
+    "index": torch.tensor([[0, 1, 0], [1, 0, 1]]),
+    "mask": torch.tensor([[True, False, True], [False, True, False]]),
+    "dim": 0,
+    "min": 0.3,
+    "max": 0.7,
+    "reduce": "add",
+    "rounding_mode": None,
+}
+# And by operator.
+BY_OPERATOR: dict[str, dict[str, Any]] = {
+    "clamp_.Tensor": {"min": torch.full((2, 3), 0.3), "max": torch.full((2, 3), 0.7)},
+    "clip_.Tensor": {"min": torch.full((2, 3), 0.3), "max": torch.full((2, 3), 0.7)},
+    "clamp_min_.Tensor": {"min": torch.full((2, 3), 0.3)},
+    "clamp_max_.Tensor": {"max": torch.full((2, 3), 0.3)},
+    "addr_": {"vec1": torch.rand(2), "vec2": torch.rand(3)},
+    "addmm_": {"mat1": torch.rand(2, 4), "mat2": torch.rand(4, 3)},
+    "addbmm_": {"batch1": torch.rand(2, 2, 4), "batch2": torch.rand(2, 4, 3)},
+    "index_add_": {"index": torch.tensor([1, 0])},
+    "index_copy_": {"index": torch.tensor([1, 0])},
+    "index_reduce_": {"index": torch.tensor([1, 0]), "reduce": "mean"},
+    "index_fill_.int_Tensor": {"index": torch.tensor([1]), "value": torch.tensor(0.4)},
+    "index_fill_.int_Scalar": {"index": torch.tensor([1])},
+    "index_put_": {"indices": [torch.tensor([0])], "values": torch.rand(3)},
+    "masked_fill_.Tensor": {"value": torch.tensor(0.4)},
+    "fill_.Tensor": {"value": torch.tensor(0.4)},
+    "scatter_reduce_.two": {"reduce": "sum"},
+    "put_": {"index": torch.tensor([0, 4]), "source": torch.rand(2)},
+    "random_.from": {"from": 0, "to": 3},
+    "squeeze_.dims": {"dim": [0]},
+    "swapaxes_": {"axis0": 0, "axis1": 1},
+    "swapdims_": {"dim0": 0, "dim1": 1},
+    "transpose_": {"dim0": 0, "dim1": 1},
+    "unsqueeze_": {"dim": 1},
+    "t_": {},
+}
+BY_TYPE: dict[str, Any] = {"int": 1, "float": 0.4, "number": 0.4, "bool": False}
+
+
+def schemas() -> list[Any]:
+    """Return the public operators that write to their first operand and have a functional form."""
+    known = torch._C._jit_get_all_schemas()
+    names = {schema.name for schema in known}
+    return sorted(
+        (
+            schema
+            for schema in known
+            if re.fullmatch(r"aten::(?!_|.*sparse).*[^_]_", schema.name)
+            and schema.name[:-1] in names
+            and str(schema.arguments[0].type) == "Tensor"
+        ),
+        key=lambda schema: (schema.name, schema.overload_name),
+    )
+
+
+def title(schema: Any) -> str:
+    """Return the name as PyTorch's own files write it, `add_.Tensor`."""
+    overload = f".{schema.overload_name}" if schema.overload_name else ""
+    return f"{schema.name.removeprefix('aten::')}{overload}"
+
+
+def operand(schema: Any, argument: Any) -> Any:
+    """Return a value for an operand: by operator, by name, or by type."""
+    chosen = BY_OPERATOR.get(title(schema), {})
+    if argument.name in chosen:
+        return chosen[argument.name]
+    if argument.name in BY_NAME:
+        return BY_NAME[argument.name]
+    kind = str(argument.type)
+    if kind == "Tensor":
+        return torch.full((2, 3), 0.4)
+    if argument.has_default_value():
+        return argument.default_value
+    return BY_TYPE.get(kind)
+
+
+class Case:
+    """A module with an operator in place, on `1.5 * x`; its other tensors are arguments too."""
+
+    def __init__(self, schema: Any) -> None:
+        given, calls = ["x: Tensor"], []
+        self.tensors = []
+        for i, argument in enumerate(schema.arguments[1:]):
+            value = operand(schema, argument)
+            text = repr(value)
+            if isinstance(value, Tensor) or str(argument.type).startswith("List[Optional[Tensor"):
+                self.tensors += value if isinstance(value, list) else [value]
+                given.append(f"a{i}: Tensor")
+                text = f"[a{i}]" if isinstance(value, list) else f"a{i}"
+            calls.append(f"{argument.name}={text}" if argument.kwarg_only else text)
+        self.module = type(
+            "Case", (torch.jit.ScriptModule,), {}
+        )()  # its TorchScript type is its own
+        self.module.define(
+            f"def forward(self, {', '.join(given)}) -> Tensor:\n"
+            f"    y = 1.5 * x\n"
+            f"    return torch.ops.{schema.name.replace('::', '.')}({', '.join(['y', *calls])})\n"
+        )
+
+    def run(self, module: torch.jit.ScriptModule) -> tuple[Tensor, Tensor]:
+        """Return the result and the gradient for x, zeros where nothing leads back to it."""
+        torch.manual_seed(0)
+        x = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], requires_grad=True)
+        y = module(x, *(tensor.clone() for tensor in self.tensors))
+        if y.requires_grad:
+            y.sum().backward()
+        grad = torch.zeros_like(x) if x.grad is None else x.grad
+        return y.detach(), grad
+
+
+@pytest.mark.parametrize("schema", schemas(), ids=title)
+def test_functional_forms(schema: Any) -> None:
+    """Whatever the pass makes of an operator has its result, its dtype and its gradient.
+
+    PyTorch's functional `lt` changes the dtype, its `copy` has no derivative.
+    """
+    try:
+        case = Case(schema)
+        result, grad = case.run(case.module)
+    except RuntimeError as error:
+        pytest.skip(str(error).strip().splitlines()[-1][:120])
+    replaced, replaced_grad = case.run(jit_passes.run_pass("replace_inplace", case.module))
+    assert replaced.dtype == result.dtype
+    assert torch.equal(replaced, result)
+    assert torch.equal(replaced_grad, grad)
+
+
+class Copies(nn.Module):
+    """Fill a tensor from another one, of other shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.second = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        copied = torch.zeros(2, hidden.size(0), hidden.size(1))
+        copied.copy_(hidden)
+        return self.second(copied)
+
+
+def test_training() -> None:
+    """A prepared model trains through copy_; unquantized, with the float model's gradients."""
+    torch.manual_seed(0)
+    model = Copies()
+    x = torch.randn(3, 4)
+    prepared = jit_passes.prepare_qat(torch.jit.script(model))
+    jit_passes.disable_fake_quantize(prepared)
+    for module in (model, prepared):
+        module(x).square().sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {name: parameter.grad for name, parameter in prepared.named_parameters()}
+    for name, grad in expected.items():
+        assert torch.allclose(found[name], grad, rtol=1e-6, atol=1e-7), name

@@ -1,0 +1,98 @@
+"""Views that are written to, of what is computed from quantized operators' results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jit_passes
+
+
+def contiguous(y: Tensor) -> Tensor:
+    u = F.relu(y) * 2
+    v = u.contiguous()
+    u.neg_()
+    return v
+
+
+def reshape(y: Tensor) -> Tensor:
+    u = y * 2
+    v = u.reshape(2, -1)
+    u.neg_()
+    return v
+
+
+def flatten(y: Tensor) -> Tensor:
+    u = y * 2
+    u.flatten(1).add_(1)
+    return u
+
+
+def view(y: Tensor) -> Tensor:
+    y = y + y[:, :1] * 0.5
+    y.view(-1).add_(0.25)
+    return y
+
+
+def permuted(y: Tensor) -> Tensor:
+    """A copy in float: a channels-last tensor would be a view."""
+    u = y.permute(0, 2, 3, 1) * 2
+    v = u.contiguous()
+    u.neg_()
+    return v
+
+
+def transposed(y: Tensor) -> Tensor:
+    u = y.transpose(2, 3).transpose(2, 3) * 2
+    v = u.reshape(-1)
+    u.neg_()
+    return v
+
+
+def branch(y: Tensor) -> Tensor:
+    u = y * 2
+    if bool(y.sum() > -1e9):
+        u = u + 1
+    v = u.contiguous()
+    u.neg_()
+    return v
+
+
+def loop(y: Tensor) -> Tensor:
+    u = y * 2
+    for _ in range(int(y.size(0))):
+        u = u + y
+    v = u.flatten()
+    u.neg_()
+    return v
+
+
+class Net(nn.Module):
+    """A convolution, and what follows on it."""
+
+    def __init__(self, tail: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.tail = tail
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.conv(x))
+
+
+@pytest.mark.parametrize(
+    "tail", [contiguous, reshape, flatten, view, permuted, transposed, branch, loop]
+)
+def test_written_views(tail: Callable[[Tensor], Tensor]) -> None:
+    """Views and copies are those of the float model, though int8 convolutions are channels-last."""
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3, 8, 8) for _ in range(4)]
+    net = Net(torch.jit.script(tail)).eval()
+    quantized = jit_passes.quantize_script(torch.jit.script(net), batches, progress=False)
+    assert "quantized::conv2d" in {n.kind() for n in quantized.graph.nodes()}
+    with torch.no_grad():
+        expected, found = net(batches[0]), quantized(batches[0])
+    assert (expected - found).norm() < 0.05 * expected.norm()

@@ -10,8 +10,9 @@ from .errors import JitPassesError, JitPassesWarning, PassError
 from .export import Encoding, Encodings, encodings_of, export_calibration
 from .export.strip import strip
 from .graph.diff import diff_graphs, format_graph
+from .graph.editor import GraphEditor
 from .graph.verify import assert_equivalent
-from .graph.view import GraphEditor, GraphView, NodeView, ValueView
+from .graph.view import GraphView, NodeView, ValueView
 from .passes.pipeline import Pipeline, run_pass
 from .passes.plugins import Plugin, load_plugins
 from .passes.registry import invariants, passes, register_invariant, register_pass

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError
-from jit_passes.graph.view import GraphEditor, GraphView, NodeView, ValueView
+from jit_passes.graph.editor import GraphEditor
+from jit_passes.graph.view import GraphView, NodeView, ValueView
 from jit_passes.observers import (
     KLJ,
     Entropy,
@@ -48,7 +49,6 @@ from jit_passes.quantizer import (
     spec_from_text,
     spec_to_text,
 )
-from jit_passes.specification.members import GIVE_BOOLS
 from jit_passes.stages.normalize import normalize
 from jit_passes.stages.observe import plan_observations
 from jit_passes.testing.check import random_module
@@ -639,12 +639,12 @@ def draw_annotations(
             constant = value.constant
             floating = not isinstance(constant, Tensor) or constant.is_floating_point()
             known = value.dtype is None or value.dtype.is_floating_point
-            known = known and not (value.producer and value.producer.kind in GIVE_BOOLS)
+            known = known and not (value.producer and value.producer.traits.gives)
             if value.is_tensor and floating and known and rng.random() < 0.7:
                 where["edge", str(value.id), str(node.index)] = value, node
         floating = len(node.outputs) == 1 and node.output.is_tensor
         floating = floating and (node.output.dtype or torch.float).is_floating_point
-        floating = floating and node.kind not in GIVE_BOOLS
+        floating = floating and node.traits.gives is None
         if floating and rng.random() < 0.7:
             where["result", str(node.index)] = node.output, node
     toy: Toy = {}
@@ -1130,7 +1130,10 @@ ERRORS: dict[str, tuple[type[nn.Module], Callable[[Nodes], dict[str, Any]], list
     "a list": (
         Net,
         lambda n: {"cat": annotation({n["cat"].inputs[0]: UINT8})},
-        ["ListConstruct -> cat", "it is no tensor"],
+        [
+            "'ListConstruct' is annotated as an operand of 'cat'",
+            "which has 'c1:conv2d', 'c2:conv2d'",
+        ],
     ),
     "two results": (
         Odd,

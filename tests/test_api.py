@@ -256,7 +256,9 @@ def test_coverage_at_every_stage(model: torch.jit.ScriptModule, tmp_path: Path) 
         table = jit_passes.coverage(stage)
         assert [row.name for row in table.int8] == names
         assert table.float == () and len(table) == 3
-        assert str(table).startswith("3 of 3 operators in int8\nstem.0:conv2d")
+        assert str(table).startswith(
+            "3 of 3 operators quantized: 3 w8a8\nstem.0:conv2d  conv2d  w8a8"
+        )
 
 
 def test_traced_and_loaded(model: torch.jit.ScriptModule, tmp_path: Path) -> None:

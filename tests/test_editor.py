@@ -96,7 +96,7 @@ def described(nodes: list[NodeView], outputs: Any) -> Any:
 
 def check_view(graph: GraphEditor) -> None:
     """The editor's view says what a fresh one of the same graph says."""
-    nodes, _, _, outputs = jit_passes.graph._read(graph._editor.fresh())
+    nodes, _, _, outputs = jit_passes.graph.view.read_snapshot(graph._editor.fresh())
     known = {n for node in graph.nodes for n in (v.id for v in node.outputs)}
     found, expected = described(graph.nodes, graph.outputs), described(nodes, outputs)
     # Modules on the path of an attribute that was inserted are not shown.

@@ -75,7 +75,7 @@ def test_says_why() -> None:
     assert "test_inspection.py" in rows["cos"].source
     assert not rows["a:conv2d"].reason
     text = str(jit_passes.inspect(model))
-    assert text.startswith("5 of 7 operators in int8, in 2 islands; 2 values quantized")
+    assert text.startswith("5 of 7 operators on integers, in 2 islands; 2 values quantized")
 
 
 def test_bad_input() -> None:

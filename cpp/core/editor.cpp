@@ -1,7 +1,6 @@
 #include "editor.h"
 
 #include "module.h"
-#include "operators.h"
 
 namespace jit_passes {
 
@@ -72,22 +71,9 @@ void Editor::forget(const Node* node, std::vector<int64_t>& gone, std::unordered
 }
 
 Editor::Inserted Editor::adopt(Node* made, const Node* like) {
-  const auto [module, type] = moduleOf(made);
-  const bool constant = made->kind() == c10::prim::Constant;
-  Inserted inserted{
-      {"",
-       made->kind().toQualString(),
-       module,
-       type,
-       constant || like == nullptr ? "" : sourceLine(like),
-       0,
-       movesData(made),
-       {},
-       {}},
-      {},
-      static_cast<int64_t>(nodes_.size())};
-  for (const Value* input : made->inputs()) {
-    inserted.node.inputs.push_back(static_cast<int64_t>(input->unique()));
+  Inserted inserted{recordOf(made), {}, static_cast<int64_t>(nodes_.size())};
+  if (like != nullptr && made->kind() != c10::prim::Constant) {
+    inserted.node.source = sourceLine(like);
   }
   for (Value* output : made->outputs()) {
     const auto id = static_cast<int64_t>(output->unique());

@@ -5,14 +5,6 @@ namespace {
 
 using c10::Symbol;
 
-std::unordered_set<Symbol> symbols(std::initializer_list<const char*> names) {
-  std::unordered_set<Symbol> result;
-  for (const char* name : names) {
-    result.insert(Symbol::fromQualString(name));
-  }
-  return result;
-}
-
 std::string stringConstant(const Value* value) {
   const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
   return constant && constant->isString() ? constant->toStringRef() : "";
@@ -37,164 +29,170 @@ bool padsWithZeros(const Node* node) {
   return constant_mode && (isNone(node->input(3)) || constantNumber(node->input(3)) == 0.0);
 }
 
-// By the number of tensor operands that an operator takes at most; further operands are numbers.
-const std::map<size_t, std::vector<std::string>>& elementwiseTable() {
-  static const std::map<size_t, std::vector<std::string>> table{
-      {1,
-       {
-           "aten::abs",         "aten::acos",       "aten::acosh",     "aten::asin",
-           "aten::asinh",       "aten::atan",       "aten::atanh",     "aten::ceil",
-           "aten::celu",        "aten::clamp",      "aten::clamp_max", "aten::clamp_min",
-           "aten::cos",         "aten::cosh",       "aten::elu",       "aten::erf",
-           "aten::erfc",        "aten::exp",        "aten::exp2",      "aten::expm1",
-           "aten::floor",       "aten::frac",       "aten::gelu",      "aten::hardshrink",
-           "aten::hardsigmoid", "aten::hardswish",  "aten::hardtanh",  "aten::leaky_relu",
-           "aten::log",         "aten::log10",      "aten::log1p",     "aten::log2",
-           "aten::log_sigmoid", "aten::logit",      "aten::mish",      "aten::neg",
-           "aten::reciprocal",  "aten::relu",       "aten::relu6",     "aten::round",
-           "aten::rsqrt",       "aten::selu",       "aten::sigmoid",   "aten::sign",
-           "aten::silu",        "aten::sin",        "aten::sinc",      "aten::sinh",
-           "aten::softplus",    "aten::softshrink", "aten::sqrt",      "aten::square",
-           "aten::tan",         "aten::tanh",       "aten::threshold", "aten::trunc",
-       }},
-      {2,
-       {
-           "aten::add",     "aten::atan2",     "aten::div",  "aten::eq",  "aten::floor_divide",
-           "aten::fmod",    "aten::ge",        "aten::gt",   "aten::le",  "aten::lt",
-           "aten::maximum", "aten::minimum",   "aten::mul",  "aten::ne",  "aten::pow",
-           "aten::prelu",   "aten::remainder", "aten::rsub", "aten::sub",
-       }},
-      {3, {"aten::where"}},
+// Fills the table. Names have spaces between them; those without namespace are aten's.
+class Table {
+ public:
+  template <typename Set>
+  void each(const std::string& names, const Set& set) {
+    std::istringstream list(names);
+    for (std::string name; list >> name;) {
+      set(rows_[name.find("::") == std::string::npos ? "aten::" + name : name]);
+    }
+  }
+
+  std::map<std::string, OperatorTraits> rows_;
+};
+
+void addWeighted(Table& table) {
+  const auto weighted = [&](const char* name, int64_t spatial_dims, bool transposed) {
+    table.each(name, [&](OperatorTraits& t) { t.weighted = WeightedOperator{spatial_dims, transposed}; });
   };
-  return table;
+  weighted("linear", 0, false);
+  weighted("conv1d", 1, false);
+  weighted("conv2d", 2, false);
+  weighted("conv3d", 3, false);
+  weighted("conv_transpose1d", 1, true);
+  weighted("conv_transpose2d", 2, true);
+  weighted("conv_transpose3d", 3, true);
+  table.each(
+      "convolution _convolution _convolution_mode conv_tbc mkldnn_convolution mkldnn_linear "
+      "mkldnn_rnn_layer mkldnn::_convolution_pointwise mkldnn::_linear_pointwise "
+      "mkldnn_prepacked::conv2d_run prim::mkldnn_convolution "
+      "bilinear lstm gru "
+      "rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+      "_native_multi_head_attention _transformer_encoder_layer_fwd embedding embedding_bag "
+      "_embedding_bag _embedding_bag_forward_only",
+      [](OperatorTraits& t) { t.holds_weights = true; });
+  table.each(
+      "matmul linalg_matmul mm bmm addmm addbmm baddbmm mv addmv dot vdot inner einsum "
+      "tensordot chain_matmul linalg_multi_dot linalg_vecdot scaled_dot_product_attention "
+      "_scaled_dot_product_attention_math _scaled_dot_product_flash_attention "
+      "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention",
+      [](OperatorTraits& t) { t.product = true; });
+}
+
+void addElementwise(Table& table) {
+  table.each(
+      "abs acos acosh asin asinh atan atanh ceil celu clamp clamp_max clamp_min cos cosh elu "
+      "erf erfc exp exp2 expm1 floor frac gelu hardshrink hardsigmoid hardswish hardtanh "
+      "leaky_relu log log10 log1p log2 log_sigmoid logit mish neg reciprocal relu relu6 round "
+      "rsqrt selu sigmoid sign silu sin sinc sinh softplus softshrink sqrt square tan tanh "
+      "threshold trunc",
+      [](OperatorTraits& t) { t.elementwise = 1; });
+  table.each(
+      "add atan2 div eq floor_divide fmod ge gt le lt maximum minimum mul ne pow prelu "
+      "remainder rsub sub",
+      [](OperatorTraits& t) { t.elementwise = 2; });
+  table.each("where", [](OperatorTraits& t) { t.elementwise = 3; });
+}
+
+void addRanges(Table& table) {
+  const auto clip = [&](const char* name, Bound low, Bound high) {
+    table.each(name, [&](OperatorTraits& t) { t.clip = Clip{low, high}; });
+  };
+  clip("relu", 0.0, {});
+  clip("relu6", 0.0, 6.0);
+  clip("hardtanh", "min_val", "max_val");
+  clip("clamp", "min", "max");
+  clip("clamp_min", "min", {});
+  clip("clamp_max", {}, "max");
+
+  const auto nonnegative = [&](const std::string& names, std::vector<std::string> operands) {
+    table.each(names, [&](OperatorTraits& t) { t.nonnegative_if = operands; });
+  };
+  nonnegative("abs exp exp2 hardsigmoid sigmoid softmax softplus sqrt square", {});
+  nonnegative("add", {"self", "other", "alpha"});
+  nonnegative("maximum minimum mul", {"self", "other"});
+  nonnegative("cat stack", {"tensors"});
+  // Not upsample_bicubic2d, which overshoots.
+  table.each(
+      "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+      "adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d "
+      "max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices "
+      "max_pool3d_with_indices mean upsample_linear1d upsample_bilinear2d upsample_trilinear3d "
+      "upsample_nearest1d upsample_nearest2d upsample_nearest3d",
+      [](OperatorTraits& t) { t.within = true; });
+
+  table.each(
+      "lt le gt ge eq ne logical_and logical_or logical_xor logical_not isnan isinf isfinite "
+      "isneginf isposinf signbit",
+      [](OperatorTraits& t) { t.gives = at::kBool; });
+  table.each("argmax argmin argsort bincount", [](OperatorTraits& t) { t.gives = at::kLong; });
+}
+
+void addMoves(Table& table) {
+  table.each(
+      "alias channel_shuffle chunk clone constant_pad_nd contiguous detach expand expand_as "
+      "flatten flip max_pool1d max_pool2d movedim narrow native_channel_shuffle pad permute "
+      "pixel_shuffle pixel_unshuffle relu repeat reshape select slice split split_with_sizes "
+      "squeeze t transpose unbind unflatten unsqueeze upsample_nearest2d upsample_nearest3d "
+      "view view_as",
+      [](OperatorTraits& t) { t.moves_data = true; });
+  table.each(
+      "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ "
+      "feature_alpha_dropout feature_alpha_dropout_",
+      [](OperatorTraits& t) { t.dropout = true; });
+  table.each("size dim numel len", [](OperatorTraits& t) { t.asks_for_shape = true; });
+}
+
+const OperatorTraits& traitsOf(Symbol kind) {
+  static const auto by_symbol = [] {
+    std::unordered_map<Symbol, OperatorTraits> found;
+    for (const auto& [name, traits] : operatorTable()) {
+      found.emplace(Symbol::fromQualString(name), traits);
+    }
+    return found;
+  }();
+  static const OperatorTraits none;
+  const auto found = by_symbol.find(kind);
+  return found == by_symbol.end() ? none : found->second;
 }
 
 } // namespace
 
-std::optional<WeightedOperator> weightedOperator(const Node* node) {
-  static const std::unordered_map<Symbol, WeightedOperator> table{
-      {c10::aten::linear, {0, false}},          {c10::aten::conv1d, {1, false}},
-      {c10::aten::conv2d, {2, false}},          {c10::aten::conv3d, {3, false}},
-      {c10::aten::conv_transpose1d, {1, true}}, {Symbol::fromQualString("aten::conv_transpose2d"), {2, true}},
-      {c10::aten::conv_transpose3d, {3, true}},
-  };
-  const auto found = table.find(node->kind());
-  return found == table.end() ? std::nullopt : std::optional(found->second);
+const std::map<std::string, OperatorTraits>& operatorTable() {
+  static const auto rows = [] {
+    Table table;
+    addWeighted(table);
+    addElementwise(table);
+    addRanges(table);
+    addMoves(table);
+    return table.rows_;
+  }();
+  return rows;
 }
+
+std::optional<WeightedOperator> weightedOperator(const Node* node) { return traitsOf(node->kind()).weighted; }
 
 bool isNormalization(Symbol kind) {
   return kind == c10::aten::batch_norm || kind == c10::aten::instance_norm;
 }
 
-bool isDropout(const Node* node) {
-  static const std::unordered_set<std::string> names{"aten::dropout",
-                                                     "aten::dropout_",
-                                                     "aten::feature_dropout",
-                                                     "aten::feature_dropout_",
-                                                     "aten::alpha_dropout",
-                                                     "aten::alpha_dropout_",
-                                                     "aten::feature_alpha_dropout",
-                                                     "aten::feature_alpha_dropout_"};
-  return names.count(node->kind().toQualString()) > 0;
-}
+bool isDropout(const Node* node) { return traitsOf(node->kind()).dropout; }
 
 bool movesData(const Node* node) {
-  static const auto movers = symbols({
-      "aten::alias",
-      "aten::channel_shuffle",
-      "aten::chunk",
-      "aten::clone",
-      "aten::contiguous",
-      "aten::detach",
-      "aten::expand",
-      "aten::expand_as",
-      "aten::flatten",
-      "aten::flip",
-      "aten::max_pool1d",
-      "aten::max_pool2d",
-      "aten::movedim",
-      "aten::narrow",
-      "aten::native_channel_shuffle",
-      "aten::permute",
-      "aten::pixel_shuffle",
-      "aten::pixel_unshuffle",
-      "aten::relu",
-      "aten::repeat",
-      "aten::reshape",
-      "aten::select",
-      "aten::slice",
-      "aten::split",
-      "aten::split_with_sizes",
-      "aten::squeeze",
-      "aten::t",
-      "aten::transpose",
-      "aten::unbind",
-      "aten::unflatten",
-      "aten::unsqueeze",
-
-      "aten::upsample_nearest2d",
-      "aten::upsample_nearest3d",
-      "aten::view",
-      "aten::view_as",
-  });
-  static const auto pads = symbols({"aten::constant_pad_nd", "aten::pad"});
-  if (node->inputs().empty() || node->outputs().size() != 1) {
+  if (!traitsOf(node->kind()).moves_data || node->inputs().empty() || node->outputs().size() != 1) {
     return false;
   }
-  if (node->kind() == c10::aten::view && node->input(1)->type()->kind() != c10::TypeKind::ListType) {
-    return false; // view(dtype) looks at other values
+  if (node->kind() == c10::aten::view) { // view(dtype) looks at other values
+    return node->input(1)->type()->kind() == c10::TypeKind::ListType;
   }
-  return movers.count(node->kind()) ||
-         (pads.count(node->kind()) && padsWithZeros(node) && padsTwoAxesAtMost(node));
+  const bool pads = node->kind() == c10::aten::constant_pad_nd || node->kind() == c10::aten::pad;
+  return !pads || (padsWithZeros(node) && padsTwoAxesAtMost(node));
 }
 
 bool isElementwise(const Node* node) {
-  static const auto kinds = [] {
-    std::unordered_set<Symbol> all;
-    for (const auto& [tensors, names] : elementwiseTable()) {
-      std::transform(names.begin(), names.end(), std::inserter(all, all.end()), Symbol::fromQualString);
-    }
-    return all;
-  }();
-  return kinds.count(node->kind()) && node->outputs().size() == 1 &&
+  return traitsOf(node->kind()).elementwise > 0 && node->outputs().size() == 1 &&
          node->output()->type()->isSubtypeOf(*c10::TensorType::get());
-}
-
-std::vector<std::string> elementwiseKinds(size_t tensors) {
-  const auto found = elementwiseTable().find(tensors);
-  return found == elementwiseTable().end() ? std::vector<std::string>{} : found->second;
-}
-
-bool fastOnFbgemm(
-    at::IntArrayRef weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-    int64_t groups) {
-  const bool depthwise = weight.at(1) == 1;
-  if (groups == 1 || (!depthwise && groups <= 100)) {
-    return true;
-  }
-  const auto window = weight.slice(2);
-  const int64_t size = window.at(0);
-  const bool known_window = window.size() == 2 ? size == 3 || size == 5 : window.size() == 3 && size == 3;
-  const auto each = [](at::IntArrayRef numbers, auto holds) {
-    return std::all_of(numbers.begin(), numbers.end(), holds);
-  };
-  return depthwise && groups % 8 == 0 && known_window && each(window, [&](int64_t k) { return k == size; }) &&
-         each(stride, [](int64_t s) { return s == 1 || s == 2; }) &&
-         each(padding, [&](int64_t p) { return p == size / 2; }) &&
-         each(dilation, [](int64_t d) { return d == 1; });
 }
 
 bool isQuantization(const Node* node) {
   static const auto dialect = Symbol::fromQualString("namespaces::jit_passes");
-  static const auto of_the_model = symbols(
-      {"jit_passes::correlation", "jit_passes::add_bias", "jit_passes::fold_bias",
-       "jit_passes::deferred_batch_norm"});
-  return node->kind().ns() == dialect && !of_the_model.count(node->kind());
+  static const std::unordered_set<std::string> of_the_model{
+      "correlation", "add_bias", "fold_bias", "deferred_batch_norm"};
+  return node->kind().ns() == dialect && !of_the_model.count(node->kind().toUnqualString());
 }
 
-bool asksForShape(const Node* node) {
-  static const auto questions = symbols({"aten::size", "aten::dim", "aten::numel", "aten::len"});
-  return questions.count(node->kind()) > 0;
-}
+bool asksForShape(const Node* node) { return traitsOf(node->kind()).asks_for_shape; }
 
 } // namespace jit_passes

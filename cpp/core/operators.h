@@ -1,5 +1,8 @@
-// What passes need to know about PyTorch's operators beyond their names.
+// What passes, quantizers and reports need to know about PyTorch's operators beyond their names: one table,
+// which Python reads too.
 #pragma once
+
+#include <variant>
 
 #include "graph.h"
 
@@ -11,17 +14,36 @@ struct WeightedOperator {
   bool transposed;
 };
 
+// The end of a range: none, a number, or the name of the operand that says it.
+using Bound = std::variant<std::monostate, double, const char*>;
+
+struct Clip {
+  Bound low, high;
+};
+
+// What is known of an operator by its name alone.
+struct OperatorTraits {
+  std::optional<WeightedOperator> weighted;
+  bool holds_weights = false; // a matrix or table of weights, in another form than `weighted`
+  bool product = false;       // multiplies two tensors that the model computes
+  int64_t elementwise = 0;    // tensor operands it takes at most, if it works element by element
+  std::optional<Clip> clip;   // limits each element of its first operand
+  bool within = false;        // results lie between the ends of the range of its first operand
+  // The operands with which its result is not below 0 if they are not; none of them: it never is.
+  std::optional<std::vector<std::string>> nonnegative_if;
+  bool moves_data = false; // may be of those that movesData is about
+  bool dropout = false;
+  bool asks_for_shape = false;
+  std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
+};
+
+// The operators of which something is known, by qualified name.
+const std::map<std::string, OperatorTraits>& operatorTable();
+
 std::optional<WeightedOperator> weightedOperator(const Node* node);
 
 // The axis of the weight along which outputs lie, for transposed convolutions within a group.
 inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1 : 0; }
-
-// Whether FBGEMM has a fast kernel for a convolution in groups: depthwise, for multiples of 8
-// channels and windows of 3 or 5 in each direction, padded to keep the size
-// (fbgemm/FbgemmI8DepthwiseAvx2.h), or few groups. Others take 100 times as long as in float.
-bool fastOnFbgemm(
-    at::IntArrayRef weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-    int64_t groups);
 
 // Batch and instance norm, which write to their running statistics where they train.
 bool isNormalization(c10::Symbol kind);
@@ -38,9 +60,6 @@ bool movesData(const Node* node);
 // Whether each element of the node's result is a function of the elements at the same place of its tensor
 // operands, and of numbers: with one such operand it can be computed ahead of time for each code.
 bool isElementwise(const Node* node);
-
-// The operators that isElementwise knows, of so many tensor operands, by name.
-std::vector<std::string> elementwiseKinds(size_t tensors);
 
 // Whether the node is of the dialect's quantization: it has no name, and says nothing of the model.
 // Of the dialect, only what a convolution is split into counts as the model's, and deferred batch norms.

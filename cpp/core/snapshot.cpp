@@ -41,22 +41,12 @@ class Recorder {
 
  private:
   void recordNode(Node* node) {
-    const auto found = names_.find(node);
-    const auto [module, type] = moduleOf(node);
-    const bool constant = node->kind() == c10::prim::Constant;
-    NodeRecord record{
-        found == names_.end() ? "" : found->second,
-        node->kind().toQualString(),
-        module,
-        type,
-        constant ? "" : sourceLine(node),
-        blockOf(node->owningBlock()),
-        movesData(node),
-        {},
-        {}};
-    for (const Value* input : node->inputs()) {
-      record.inputs.push_back(input->unique());
+    NodeRecord record = recordOf(node);
+    if (const auto found = names_.find(node); found != names_.end()) {
+      record.name = found->second;
     }
+    record.source = node->kind() == c10::prim::Constant ? "" : sourceLine(node);
+    record.block = blockOf(node->owningBlock());
     for (const Value* output : node->outputs()) {
       const auto suffix = node->outputs().size() > 1 ? "." + std::to_string(output->offset()) : "";
       recordValue(output, record.name.empty() ? output->debugName() : record.name + suffix);
@@ -100,6 +90,20 @@ std::vector<Node*> nodesInOrder(Graph& graph) {
   std::vector<Node*> nodes;
   forEachNode(graph, [&](Node* node) { nodes.push_back(node); });
   return nodes;
+}
+
+NodeRecord recordOf(Node* node) {
+  NodeRecord record;
+  record.kind = node->kind().toQualString();
+  std::tie(record.module, record.module_type) = moduleOf(node);
+  record.moves_data = movesData(node);
+  for (const Value* input : node->inputs()) {
+    record.inputs.push_back(static_cast<int64_t>(input->unique()));
+  }
+  if (const auto* schema = node->kind().is_prim() ? nullptr : node->maybeSchema()) {
+    record.overload = schema->overload_name();
+  }
+  return record;
 }
 
 ValueRecord recordOf(const Value* value, const std::string& name, bool written) {

@@ -14,11 +14,15 @@ struct NodeRecord {
   std::string module;
   std::string module_type;
   std::string source;
-  int64_t block; // blocks are numbered; 0 is the method's own
-  bool moves_data;
+  int64_t block = 0; // blocks are numbered; 0 is the method's own
+  bool moves_data = false;
   std::vector<int64_t> inputs; // values, by unique()
   std::vector<int64_t> outputs;
+  std::optional<std::string> overload; // of the operator's schemas, the node's; none where it has none
 };
+
+// Without name, line, block and results.
+NodeRecord recordOf(Node* node);
 
 struct ValueRecord {
   int64_t id = 0;

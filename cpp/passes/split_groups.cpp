@@ -9,8 +9,9 @@
 //
 // Exact: the groups of a convolution know nothing of each other.
 #include "core/alias.h"
-#include "core/operators.h"
+#include "core/graph.h"
 #include "core/registry.h"
+#include "fbgemm.h"
 
 namespace jit_passes {
 namespace {

@@ -6,6 +6,7 @@
 #include "core/module.h"
 #include "core/observers.h"
 #include "core/operators.h"
+#include "passes/fbgemm.h"
 
 namespace jit_passes {
 
@@ -77,7 +78,8 @@ Options toOptions(const py::dict& dict) {
 
 py::tuple toTuple(const NodeRecord& n) {
   return py::make_tuple(
-      n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs);
+      n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs,
+      n.overload);
 }
 
 namespace {
@@ -173,6 +175,36 @@ void restoreState(const c10::intrusive_ptr<c10::ivalue::Object>& object, const c
   }
 }
 
+// By qualified name, the fields of `OperatorTraits` in their order.
+py::dict operatorRows() {
+  py::dict rows;
+  for (const auto& [name, t] : operatorTable()) {
+    const auto weighted = t.weighted
+                              ? py::object(py::make_tuple(t.weighted->spatial_dims, t.weighted->transposed))
+                              : py::object(py::none());
+    const auto clip = t.clip ? py::object(py::make_tuple(t.clip->low, t.clip->high)) : py::object(py::none());
+    rows[py::str(name)] = py::make_tuple(
+        weighted, t.holds_weights, t.product, t.elementwise, clip, t.within, t.nonnegative_if, t.moves_data,
+        t.dropout, t.asks_for_shape, t.gives);
+  }
+  return rows;
+}
+
+// The names of the arguments of an operator's overload; None if there is no such operator.
+std::optional<std::vector<std::string>> operatorArguments(
+    const std::string& kind, const std::string& overload) {
+  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(kind))) {
+    if (op->schema().overload_name() == overload) {
+      std::vector<std::string> names;
+      for (const auto& argument : op->schema().arguments()) {
+        names.push_back(argument.name());
+      }
+      return names;
+    }
+  }
+  return std::nullopt;
+}
+
 void setStringAttribute(Module module, const std::string& name, const std::string& text) {
   if (module.hasattr(name)) {
     module.setattr(name, text);
@@ -206,7 +238,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       [](const std::vector<int64_t>& weight, const std::vector<int64_t>& stride,
          const std::vector<int64_t>& padding, const std::vector<int64_t>& dilation,
          int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
-  m.def("elementwise_kinds", &elementwiseKinds);
+  m.def("operator_table", &operatorRows);
+  m.def("operator_arguments", &operatorArguments);
   m.def("observations", &observations);
   m.def("trained", &trained);
   m.def("trained_parameters", &trainedParameters);

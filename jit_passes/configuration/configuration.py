@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import JitPassesError
@@ -55,6 +56,9 @@ class Rule:
             )
 
 
+Match = tuple[str, Rule, Sequence[NodeView] | Sequence[ValueView]]
+
+
 @dataclass(frozen=True)
 class Configuration:
     """Options for all operators, and rules that change them for some; later rules win.
@@ -100,6 +104,7 @@ class Configuration:
         for number, rule in enumerate(self.rules, 1):
             place = rule.where or f"rule {number} ({rule.selector})"
             matched = _apply(rule, place, resolved, nodes, values)
+            resolved.matches.append((place, rule, matched))
             if not (rule.allow_unmatched or self.allow_unmatched):
                 why = explain_nothing(rule.selector, names)
                 if why is None and not matched:
@@ -123,12 +128,14 @@ class ResolvedConfiguration:
         layers: the others', by index of the node.
         values: those of values that a rule is about, by id.
         decided_by: where the last word on keep_float was written, by index of the node.
+        matches: each rule, where it was written, and the operators or values that it matches.
     """
 
     everywhere: LayerOptions
     layers: dict[int, LayerOptions] = field(default_factory=dict)
     values: dict[int, TensorOptions] = field(default_factory=dict)
     decided_by: dict[int, str] = field(default_factory=dict)
+    matches: list[Match] = field(default_factory=list)
 
     def of(self, node: NodeView) -> LayerOptions:
         """Return the options of an operator: the global ones updated by the matching rules."""
@@ -149,18 +156,17 @@ def _apply(
     resolved: ResolvedConfiguration,
     nodes: list[NodeView],
     values: list[ValueView],
-) -> bool:
-    """Apply a rule to all it matches, and say whether that is anything."""
-    matched = False
+) -> list[NodeView] | list[ValueView]:
+    """Apply a rule to all it matches, and return these."""
     if isinstance(rule.options, TensorOptions):
-        for value in filter(rule.selector.matches_value, values):
-            matched = True
+        found = list(filter(rule.selector.matches_value, values))
+        for value in found:
             resolved.values[value.id] = resolved.of_value(value).updated(rule.options)
-        return matched
+        return found
     # By id of the former options, which most nodes share; kept beside, so that no id is used twice.
     updated: dict[int, tuple[LayerOptions, LayerOptions]] = {}
-    for node in filter(rule.selector.matches, nodes):
-        matched = True
+    matched = list(filter(rule.selector.matches, nodes))
+    for node in matched:
         former = resolved.of(node)
         if id(former) not in updated:
             updated[id(former)] = (former, former.updated(rule.options))

@@ -112,7 +112,7 @@ def only(name: str) -> str:
 
 def is_operator(node: NodeView) -> bool:
     """Say whether a node computes something: control flow, lists and constants do not."""
-    return not node.kind.startswith("prim::")
+    return node.traits.counts or not node.kind.startswith("prim::")
 
 
 def is_value(value: ValueView) -> bool:

@@ -20,16 +20,6 @@ BIAS_LIMIT = 2**31 - 1
 
 _QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 _DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
-_WEIGHTED = {
-    f"aten::{name}"
-    for name in (
-        *("conv1d", "conv2d", "conv3d", "linear"),
-        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    )
-}
-_CLIPS = {
-    f"aten::{name}" for name in ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max")
-}
 
 
 def reads(stage: str) -> Callable[[Reader], Reader]:
@@ -88,7 +78,7 @@ class _GraphReader:
 
     def __init__(self, graph: GraphView, report: Report) -> None:
         self.graph = graph
-        self.weighted = [node for node in graph.nodes if node.kind in _WEIGHTED]
+        self.weighted = [node for node in graph.nodes if node.traits.weighted]
         self.names = _names(self.weighted, report)
         self.found: dict[str, Encoding] = {}
         self.by_node: dict[int, Encoding] = {}
@@ -137,7 +127,7 @@ class _GraphReader:
                 return
 
     def parameter(self, user: NodeView, operand: int) -> str:
-        if user.kind in _WEIGHTED and operand in (1, 2):
+        if user.traits.weighted and operand in (1, 2):
             return f"{self.module(user)}.{TENSORS[operand]}".removeprefix(".")
         return f"{self.name(user)}[{operand}]"
 
@@ -175,7 +165,7 @@ class _GraphReader:
                     return self.by_node[user.index]
             users = {user.index: user for user, _ in value.uses}
             only = next(iter(users.values())) if len(users) == 1 else None
-            if only is None or only.kind not in _CLIPS or value.is_result:
+            if only is None or only.traits.clip is None or value.is_result:
                 return None
             value = only.output
 

@@ -1,7 +1,6 @@
 """A typed view of a method's graph, for quantizers, reports and passes written in Python.
 
 `GraphView` is a snapshot: plain data, taken once, with no way to reach into PyTorch's IR.
-`GraphEditor` is the same view with operations that change the graph and keep the view up to date.
 Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then the operator, then
 `#k` for the k-th further one of that name.
 """
@@ -16,6 +15,9 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from .traits import NOTHING, TRAITS, Traits, arguments_of
+
+LIST = "prim::ListConstruct"
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -75,6 +77,8 @@ class NodeView:
         outputs: results.
         folded: in a model that is prepared for training, the batch norm that conversion will fold
             into this operator; result and bias are then what they will be.
+        overload: of the operator's overloads, the one that takes these operands; None for `prim::`
+            nodes, and for calls.
     """
 
     index: int
@@ -88,6 +92,66 @@ class NodeView:
     inputs: list[ValueView]
     outputs: list[ValueView]
     folded: NodeView | None = None
+    overload: str | None = None
+
+    @property
+    def traits(self) -> Traits:
+        """What is known of its operator."""
+        return TRAITS.get(self.kind, NOTHING)
+
+    def operand(self, name: str) -> ValueView:
+        """Return the operand that the operator's schema calls so, `node.operand("groups")`.
+
+        Raises:
+            JitPassesError: it has none of that name; the message lists those that it has.
+        """
+        return self.inputs[self.position(name)]
+
+    def position(self, name: str) -> int:
+        """Return the place of that operand among the inputs.
+
+        Raises:
+            JitPassesError: it has none of that name; the message lists those that it has.
+        """
+        names = {} if self.overload is None else arguments_of(self.kind, self.overload)
+        if name not in names:
+            known = f"it has {', '.join(names)}" if names else "its operands have no names"
+            raise JitPassesError(f"'{self.name}' ({self.kind}) has no operand '{name}': {known}")
+        return names[name]
+
+    @property
+    def operands(self) -> list[tuple[int, int | None, ValueView]]:
+        """All operands as (position, None, value); of a list, (position, number, element) of each.
+
+        A list counts as its elements where the graph makes it, with `prim::ListConstruct`.
+        """
+        found: list[tuple[int, int | None, ValueView]] = []
+        for position, value in enumerate(self.inputs):
+            maker = value.producer
+            if maker is not None and maker.kind == LIST:
+                found += [(position, k, element) for k, element in enumerate(maker.inputs)]
+            else:
+                found.append((position, None, value))
+        return found
+
+    def use(self, position: int, element: int | None = None) -> tuple[NodeView, int]:
+        """Return where the graph uses an operand: here, or, of an element, in the list's maker."""
+        maker = self.inputs[position].producer
+        return (self, position) if element is None or maker is None else (maker, element)
+
+    @property
+    def clip(self) -> tuple[float | None, float | None] | None:
+        """(low, high) of an operator that limits its first operand, None for no end.
+
+        None for other operators, and where the model computes an end.
+        """
+        if self.traits.clip is None or self.overload is None:
+            return None
+        ends = [self.operand(end) if isinstance(end, str) else end for end in self.traits.clip]
+        if any(isinstance(end, ValueView) and not is_literal(end) for end in ends):
+            return None
+        low, high = (end.constant if isinstance(end, ValueView) else end for end in ends)
+        return low, high
 
     @property
     def output(self) -> ValueView:
@@ -104,6 +168,11 @@ class NodeView:
         """Return operator and operands, as `<first.conv:conv2d = aten::conv2d(<x>, ...)>`."""
         operands = ", ".join(map(repr, self.inputs))
         return f"<{self.name or 'node'} = {self.kind}({operands})>"
+
+
+def is_literal(value: ValueView) -> bool:
+    """Say whether a value is a constant and no tensor."""
+    return value.is_constant and not isinstance(value.constant, torch.Tensor)
 
 
 @dataclass(eq=False)
@@ -133,189 +202,35 @@ class GraphView:
                 constants, as if the module were frozen. They have their paths as names.
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
-        nodes, _, inputs, outputs = _read(_C.snapshot(cpp_module, method, parameters))
+        nodes, _, inputs, outputs = read_snapshot(_C.snapshot(cpp_module, method, parameters))
         return cls(nodes, inputs[1:], outputs)
 
     @classmethod
     def of_graph(cls, graph: Any) -> GraphView:
         """Take a snapshot of a graph that belongs to no module, `torch._C.Graph`."""
-        nodes, _, inputs, outputs = _read(_C.snapshot_of_graph(graph))
+        nodes, _, inputs, outputs = read_snapshot(_C.snapshot_of_graph(graph))
         return cls(nodes, inputs, outputs)
 
 
-def _read(
+def read_snapshot(
     records: Any,
 ) -> tuple[list[NodeView], dict[int, ValueView], list[ValueView], list[ValueView]]:
+    """Return nodes, values by id, inputs and outputs of what C++ recorded."""
     node_records, value_records, inputs, outputs = records
     values = {record[0]: ValueView(*record) for record in value_records}
-    nodes = [_node(index, record, values) for index, record in enumerate(node_records)]
+    nodes = [node_of(index, record, values) for index, record in enumerate(node_records)]
     return nodes, values, [values[i] for i in inputs], [values[i] for i in outputs]
 
 
-def _node(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -> NodeView:
-    name, kind, module_path, module_type, source, block, moves, operands, results = record
+def node_of(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -> NodeView:
+    """Return a node that C++ recorded, joined with its values."""
+    name, kind, module_path, module_type, source, block, moves, operands, results, overload = record
     node = NodeView(
         index, name, kind, module_path, module_type, source, block, moves,
-        [values[i] for i in operands], [values[i] for i in results],
+        [values[i] for i in operands], [values[i] for i in results], None, overload,
     )  # fmt: skip
     for operand, value in enumerate(node.inputs):
         value.uses.append((node, operand))
     for value in node.outputs:
         value.producer = node
     return node
-
-
-class GraphEditor:
-    """The graph that a pass works on: a view, and operations that change graph and view.
-
-    Every operation checks what it is given: a node or value that is gone is an error, never a
-    crash. What the operations cannot see, an operand that is computed only later say, the runner's
-    lint finds when the pass returns.
-
-    Attributes:
-        inputs: the method's arguments, without self.
-        outputs: what it returns.
-        changed: whether an operation was called.
-        remarks: the (name, reason) of each remark.
-    """
-
-    def __init__(self, editor: Any) -> None:
-        nodes, self._values, inputs, self.outputs = _read(editor.snapshot())
-        self.inputs = inputs[1:] if editor.has_module else inputs
-        self.changed = False
-        self.remarks: list[tuple[str, str]] = []
-        self._nodes = {node.index: node for node in nodes}
-        self._editor = editor
-
-    @property
-    def nodes(self) -> list[NodeView]:
-        """The nodes as they are now: those that were there in program order, then the new ones."""
-        return list(self._nodes.values())
-
-    def insert(
-        self,
-        kind: str,
-        inputs: Sequence[ValueView | bool | int | float | str | list[Any] | None],
-        *,
-        before: NodeView | None,
-        like: NodeView | None = None,
-    ) -> NodeView:
-        """Insert an operator.
-
-        Args:
-            kind: `aten::relu`, an operator of your own, `prim::ListConstruct`,
-                `prim::TupleConstruct`.
-            inputs: all operands in the order of the operator's schema, defaults included; Python
-                values become constants.
-            before: the node that it is put in front of; None for the end of the method.
-            like: the node whose module path and source line it takes; None for `before`, or the
-                last node.
-
-        Returns:
-            The new node.
-
-        Raises:
-            JitPassesError: there is no such operator, or it does not take these operands.
-        """
-        operands = [
-            value if isinstance(value, ValueView) else self.constant(value, before=before)
-            for value in inputs
-        ]
-        ids = [value.id for value in operands]
-        origin = like or before or next(reversed(self._nodes.values()))
-        place = _place(before)
-        return self._adopt(_checked(self._editor.insert, kind, ids, place, origin.index))
-
-    def constant(self, value: Any, *, before: NodeView | None) -> ValueView:
-        """Insert a constant: None, a bool, number, string, tensor, or a list or tuple of these."""
-        return self._adopt(_checked(self._editor.insert_constant, value, _place(before))).output
-
-    def attribute(self, path: str, *, before: NodeView | None) -> ValueView:
-        """Insert reading an attribute of the module, `layer1.0.conv1.weight`."""
-        return self._adopt(_checked(self._editor.insert_attribute, path, _place(before))).output
-
-    def add_tensor(self, name: str, tensor: torch.Tensor, *, like: NodeView) -> str:
-        """Add a parameter (for an `nn.Parameter`) or buffer to the module that a node belongs to.
-
-        Returns:
-            The path of the attribute: `name`, or `name_1`, ... where that is taken, in that module.
-        """
-        self.changed = True
-        parameter = isinstance(tensor, torch.nn.Parameter)
-        path: str = _checked(self._editor.add_attribute, name, tensor, parameter, like.index)
-        return path
-
-    def set_input(self, node: NodeView, operand: int, value: ValueView) -> None:
-        """Make an operand of the node another value."""
-        _checked(self._editor.set_operand, node.index, operand, value.id)
-        node.inputs[operand].uses.remove((node, operand))
-        node.inputs[operand] = value
-        value.uses.append((node, operand))
-        self.changed = True
-
-    def replace(self, value: ValueView, replacement: ValueView) -> None:
-        """Make all users of a value use another one, results of blocks and of the method too.
-
-        The node that makes the replacement keeps what it uses, so that one operator can be put
-        behind
-        another: `y = graph.insert("aten::relu", [x], before=...).output; graph.replace(x, y)`.
-        """
-        if value is replacement:
-            return
-        maker = replacement.producer
-        own = [] if maker is None else [i for i, v in enumerate(maker.inputs) if v is value]
-        _checked(self._editor.replace_uses, value.id, replacement.id)
-        for node, operand in value.uses:
-            node.inputs[operand] = replacement
-        replacement.uses.extend(value.uses)
-        value.uses.clear()
-        replacement.is_result |= value.is_result
-        value.is_result = False
-        self.outputs = [replacement if output is value else output for output in self.outputs]
-        self.changed = True
-        for operand in own:
-            assert maker is not None
-            self.set_input(maker, operand, value)
-
-    def remove(self, node: NodeView) -> None:
-        """Remove a node whose results nothing uses; `replace` them first."""
-        indices, results = _checked(self._editor.remove, node.index)
-        for value in results:
-            self._values[value].is_result = False
-        for index in indices:
-            if index in self._nodes:  # reading an attribute's owner is not shown
-                gone = self._nodes.pop(index)
-                for operand, value in enumerate(gone.inputs):
-                    value.uses.remove((gone, operand))
-        self.changed = True
-
-    def remark(self, node: NodeView, reason: str) -> None:
-        """Tell the user of the pass about a node: why it was left alone, say.
-
-        The remark stands in `PassRecord.remarks` under the node's name; a node that this pass has
-        inserted has none, and goes by its kind.
-        """
-        self.remarks.append((node.name or node.kind, reason))
-
-    def _adopt(self, inserted: tuple[int, Any, list[Any]]) -> NodeView:
-        index, record, values = inserted
-        for value in values:
-            self._values[value[0]] = ValueView(*value)
-        known = {i: self._values[i] for i in (*record[7], *record[8]) if i in self._values}
-        for missing in set(record[7]) - set(known):  # modules on an attribute's path
-            known[missing] = ValueView(missing, "", False, False, False, False, None)
-        node = _node(index, record, known)
-        self._nodes[index] = node
-        self.changed = True
-        return node
-
-
-def _place(before: NodeView | None) -> int:
-    return -1 if before is None else before.index
-
-
-def _checked(operation: Any, *arguments: Any) -> Any:
-    try:
-        return operation(*arguments)
-    except (RuntimeError, TypeError) as error:
-        raise JitPassesError(str(error).split("\nException raised from")[0]) from error

@@ -16,6 +16,7 @@ from ..specification.annotation import Annotations
 from ..specification.specification import QuantizationSpec
 from .base import Quantizer
 from .capability import ACTIVATION, WEIGHT, Capability
+from .idle import idle_rules
 from .policy import Policy
 from .selection import Selection
 from .writer import ALL_FLOAT, AnnotationWriter, result_options
@@ -150,6 +151,7 @@ class BackendQuantizer(Quantizer):
                 break
             refused |= found
         annotations = writer.write()
+        annotations.idle = idle_rules(resolved, selection)
         kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
         annotations.kept = {selection.nodes[index].name for index in kept}
         annotations.refused = {

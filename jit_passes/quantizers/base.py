@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from ..errors import JitPassesError
-from ..graph.view import GraphEditor, GraphView
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView
 from ..specification.annotation import Annotations
 
 

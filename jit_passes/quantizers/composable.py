@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..errors import JitPassesError, count_of, warn
-from ..graph.view import GraphEditor, GraphView, NodeView
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView, NodeView
 from ..specification.annotation import Annotations
 from ..specification.specification import EdgeOrNode
 from .base import Quantizer, annotations_of
@@ -64,6 +65,7 @@ class ComposableQuantizer(Quantizer):
                 if node not in annotations.quantized
             }
             annotations.kept |= found.kept
+            annotations.idle += found.idle
             annotations.refused = {
                 node: reason
                 for node, reason in {**annotations.refused, **found.refused}.items()

@@ -14,8 +14,6 @@ from ..graph.view import GraphView, NodeView, ValueView
 
 DEFERRED = "jit_passes::deferred_batch_norm"
 FOLD_BIAS = "jit_passes::fold_bias"
-_FOLDED_BIAS = 9  # the operand of a deferred batch norm that is the bias that folding makes
-_BIAS = 2  # the operand of convolutions and linears
 
 
 def show_folded(graph: GraphView, attribute: Callable[[str], torch.Tensor]) -> None:
@@ -29,12 +27,12 @@ def show_folded(graph: GraphView, attribute: Callable[[str], torch.Tensor]) -> N
         if norm.kind == DEFERRED and (node := norm.inputs[0].producer) is not None:
             for operand, value in enumerate(norm.inputs):
                 value.uses.remove((norm, operand))
-            result, bias = norm.output, norm.inputs[_FOLDED_BIAS]
+            result, bias, place = norm.output, norm.operand("rounded"), node.position("bias")
             result.producer, result.name = node, node.name
             bias.is_constant, bias.constant = True, _bias_now(bias, attribute)
-            bias.uses.append((node, _BIAS))
-            node.inputs[_BIAS].uses.remove((node, _BIAS))
-            node.inputs[_BIAS], node.outputs, node.folded = bias, [result], norm
+            bias.uses.append((node, place))
+            node.inputs[place].uses.remove((node, place))
+            node.inputs[place], node.outputs, node.folded = bias, [result], norm
     graph.nodes = [node for node in graph.nodes if node.kind != DEFERRED]
 
 
@@ -51,6 +49,6 @@ def _bias_now(made: ValueView, attribute: Callable[[str], torch.Tensor]) -> torc
 def real_use(use: tuple[NodeView, int]) -> tuple[int, int]:
     """Return the number of the node and the operand that a use is in the graph itself."""
     node, operand = use
-    if node.folded is not None and operand == _BIAS:
-        return node.folded.index, _FOLDED_BIAS
+    if node.folded is not None and operand == node.position("bias"):
+        return node.folded.index, node.folded.position("rounded")
     return node.index, operand

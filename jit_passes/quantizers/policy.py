@@ -49,6 +49,7 @@ def output_channels(node: NodeView) -> int | None:
 
     None for transposed convolutions in groups, whose weight has those of one group only.
     """
-    if "conv_transpose" not in node.kind:
+    weighted = node.traits.weighted
+    if weighted is None or not weighted.transposed:
         return 0
-    return 1 if node.inputs[6].constant == 1 else None
+    return 1 if node.operand("groups").constant == 1 else None

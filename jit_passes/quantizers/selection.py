@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import LIST, GraphView, NodeView, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
 from .capability import Capability
 from .support import OperatorSupport, Role
 
-LISTS = ("prim::ListConstruct", "prim::ListUnpack")
-DROPOUTS = ("aten::dropout", "aten::feature_dropout")
-SHAPES = ("aten::size", "aten::dim", "aten::numel", "aten::len")  # ask for no values
+LISTS = (LIST, "prim::ListUnpack")
+Use = tuple[NodeView, int]
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     """Return the value that is quantized: the node's result, or that of the clip behind it."""
     value = node.output
-    # Who asks for the shape of what is in between would be in the way of fusing.
+    # A further reader of what is in between, of its shape alone too, is in the way of fusing.
     if value.written or value.is_result or len(value.uses) != 1 or value.uses[0][1] != 0:
         return value
     user = value.uses[0][0]
-    if user.kind not in row.clips or user.block != node.block:
-        return value
-    if user.kind == "aten::clamp" and not _clamp_is_absorbed(user):
+    if user.kind not in row.clips or user.block != node.block or not _is_absorbed(user):
         return value
     return user.output
 
 
+def _is_absorbed(clip: NodeView) -> bool:
+    """Saturation implements a clip whose range contains 0, since ranges are widened to 0."""
+    low, high = clip.clip or (1, 0)
+    return (low is None or low <= 0) and (high is None or high >= 0)
+
+
 def passes_on(node: NodeView) -> bool:
     """Say whether a node only rearranges what it is given; dropout by the mode does, in use."""
-    return node.moves_data or (node.kind in DROPOUTS and not node.inputs[2].is_constant)
+    return node.moves_data or (node.traits.dropout and not node.operand("train").is_constant)
 
 
-def _clamp_is_absorbed(node: NodeView) -> bool:
-    """Saturation implements a clamp whose range contains 0, since ranges are widened to 0."""
-    low, high = (value.constant for value in node.inputs[1:3])
-    numbers = all(
-        value.is_constant and not isinstance(value.constant, torch.Tensor)
-        for value in node.inputs[1:3]
-    )
-    return numbers and (low is None or low <= 0) and (high is None or high >= 0)
+def origin_of(value: ValueView, results: Container[int]) -> ValueView:
+    """Return the value that this one is a rearrangement of, at most those with the ids given."""
+    while (node := value.producer) is not None and not value.written:
+        if value.id in results:
+            break
+        if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
+            node = maker
+        if not passes_on(node) or node.inputs[0].written:
+            break
+        value = node.inputs[0]
+    return value
+
+
+def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iterator[Use | None]:
+    """Yield the uses of a value, those of its rearrangements too, but not questions for its shape.
+
+    None stands for the method's caller, and for whatever an operator writes to the value.
+
+    Args:
+        value: the value.
+        reads: says of a use whether it counts as one even where the operator only moves data.
+    """
+    pending = [value]
+    while pending:
+        seen = pending.pop()
+        if seen.is_result or seen.written:
+            yield None
+        for user, operand in seen.uses:
+            if reads(user, operand):
+                yield user, operand
+            elif user.kind in LISTS or (passes_on(user) and operand == 0):
+                pending += user.outputs
+            elif not user.traits.asks_for_shape:
+                yield user, operand
 
 
 @dataclass
@@ -100,40 +127,18 @@ class Selection:
     def origin(self, value: ValueView) -> ValueView:
         known = self.origins.get(value.id)
         if known is None:
-            known = self.find_origin(value)
+            known = origin_of(value, self.results)
             self.origins[value.id] = known
         return known
 
-    def find_origin(self, value: ValueView) -> ValueView:
-        seen = value
-        while (node := seen.producer) is not None and not seen.written:
-            if seen.id in self.results:
-                break
-            if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
-                if not passes_on(maker):
-                    break
-                node = maker
-            elif not passes_on(node):
-                break
-            if node.inputs[0].written:
-                break
-            seen = node.inputs[0]
-        return seen
-
     def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
         """Return (user, operand, value) of the activations, the elements of lists one by one."""
-        found = []
         row = self.support[node.kind]
-        for index in row.operands:
-            value = node.inputs[index]
-            maker = value.producer
-            if row.elementwise and value.is_constant:
-                continue
-            if maker is not None and maker.kind == "prim::ListConstruct":
-                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
-            else:
-                found.append((node, index, value))
-        return found
+        return [
+            (*node.use(position, element), value)
+            for position, element, value in node.operands
+            if position in row.operands and not (row.elementwise and value.is_constant)
+        ]
 
     def add(self, node: NodeView, row: OperatorSupport) -> None:
         self.selected[node.index] = row
@@ -219,22 +224,19 @@ class Selection:
         return INTEGERS if self.selected[node.index].role is Role.WEIGHTED else node.index
 
     def readers(self, value: ValueView) -> list[Hashable]:
-        """Return who reads a value, through operators that only move data."""
-        found: list[Hashable] = []
-        pending = [value]
-        while pending:
-            seen = pending.pop()
-            if seen.is_result or seen.written:
-                found.append(FLOAT)
-            for user, operand in seen.uses:
-                row = self.selected.get(user.index)
-                if row is not None and operand in row.operands:
-                    found.append(INTEGERS if row.role is Role.WEIGHTED else user.index)
-                elif user.kind in LISTS or (passes_on(user) and operand == 0):
-                    pending += user.outputs
-                elif user.kind not in SHAPES:
-                    found.append(FLOAT)
-        return found
+        """Return which sides read a value, through operators that only move data."""
+        return [self.side_of_use(use) for use in readers_of(value, self.reads)]
+
+    def reads(self, user: NodeView, operand: int) -> bool:
+        """Whether an operator is selected and the operand is one of its activations."""
+        row = self.selected.get(user.index)
+        return row is not None and operand in row.operands
+
+    def side_of_use(self, use: Use | None) -> Hashable:
+        if use is None or not self.reads(*use):
+            return FLOAT
+        index = use[0].index
+        return INTEGERS if self.selected[index].role is Role.WEIGHTED else index
 
     def join_tables(self) -> None:
         """Find results that only functions of the same tensor read: one table computes them all."""

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph.view import ValueView
+from ..graph.view import LIST, ValueView
 from .selection import passes_on
-
-POSITIVE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "abs", "exp", "exp2", "hardsigmoid", "relu", "relu6", "sigmoid", "softmax", "softplus",
-        "sqrt", "square",
-    )
-)  # fmt: skip
-CLIPS = ("aten::clamp", "aten::clamp_min", "aten::hardtanh")
-AVERAGES = ("aten::avg_pool", "aten::adaptive_", "aten::max_pool", "aten::mean", "aten::upsample")
-MONOTONE = ("aten::add", "aten::cat", "aten::maximum", "aten::minimum", "aten::mul", "aten::stack")
 
 
 def can_be_negative(value: ValueView, known: dict[int, bool]) -> bool:
@@ -52,17 +41,16 @@ def _sign(value: ValueView) -> tuple[bool | None, Sequence[ValueView]]:
         return constant < 0, ()
     if node is None or value.written or value.is_constant:
         return True, ()
-    if node.kind in POSITIVE:
-        return False, ()
-    if node.kind in CLIPS:
-        low = node.inputs[1].constant
-        if isinstance(low, int | float) and low >= 0:
-            return False, ()
-        return (None, node.inputs[:1]) if node.kind != "aten::hardtanh" else (True, ())
-    if passes_on(node) or node.kind.startswith(AVERAGES):
-        return None, node.inputs[:1]
-    if node.kind == "prim::ListConstruct":
+    if node.kind == LIST:
         return None, node.inputs
-    if node.kind in MONOTONE:
-        return None, node.inputs[:1] if node.kind in ("aten::cat", "aten::stack") else node.inputs
-    return True, ()
+    if not value.is_tensor or node.overload is None:
+        return True, ()
+    traits = node.traits
+    if traits.nonnegative_if is not None:
+        return None, [node.operand(name) for name in traits.nonnegative_if]
+    if traits.clip is not None:
+        low, high = node.clip or (None, -1)
+        if high is not None and high < 0:
+            return True, ()
+        return (False, ()) if low is not None and low >= 0 else (None, node.inputs[:1])
+    return (None, node.inputs[:1]) if passes_on(node) or traits.within else (True, ())

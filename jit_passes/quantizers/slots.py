@@ -124,9 +124,9 @@ class Correlation:
     @classmethod
     def of(cls, node: NodeView) -> Correlation:
         """Read the operands of a node of that kind."""
-        by_mode = len(node.inputs) == 6
-        stride, groups = node.inputs[2].constant, node.inputs[-1].constant
-        transposed = False if by_mode else node.inputs[5].constant
+        stride, groups = node.operand("stride").constant, node.operand("groups").constant
+        by_mode = node.overload == "mode"
+        transposed = False if by_mode else node.operand("transposed").constant
         if stride is None or transposed is None:
             raise JitPassesError(
                 f"the stride of {_where(node)} is computed while the model runs: make it constant, "

@@ -254,13 +254,14 @@ class AnnotationWriter:
 
     def weight(self, node: NodeView) -> OwnSpec | None:
         spec = self.policy.weight_of(node)
-        channels = 1 if "transpose" in node.kind else 0
+        weighted = node.traits.weighted
+        channels = int(weighted is not None and weighted.transposed)
         options = self.resolved.of(node).weight
         return options.apply(spec, channels, f"weight of '{node.name}'")
 
     def constants(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
         """Return the weight's specification, and the bias's: in steps of the accumulator."""
-        weight, bias = node.inputs[1:3]
+        weight, bias = node.operand("weight"), node.operand("bias")
         spec = self.weight(node)
         specs: dict[ValueOrNode, AnySpec] = {} if spec is None else {weight: spec}
         if (of_bias := self.bias(node, bias, spec)) is not None:
@@ -280,7 +281,7 @@ class AnnotationWriter:
             accumulators = self.policy.capability.accumulators or INT32
             dtype, (low, high) = next(iter(accumulators.grids.items()))
             return DerivedQuantizationSpec(
-                (self.source(node, inputs), (node.inputs[1], node)),
+                (self.source(node, inputs), (node.operand("weight"), node)),
                 bias_qparams,
                 dtype,
                 low,

@@ -1,7 +1,8 @@
-"""What is int8, what is float, and why."""
+"""Which operators of a model are quantized, with how many bits, and why the others are not."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -12,18 +13,18 @@ from ..graph.view import GraphView
 from ..specification.annotation import Annotations
 from ..stages.module import OperatorRecord, Report, check_module
 from ..stages.normalize import normalize
-from ..stages.observe import operator_records
+from ..stages.records import operator_records
 
 
 class Coverage(Sequence[OperatorRecord]):
-    """Every convolution, linear and matrix product of a model; printing it gives a table."""
+    """Every operator with weights and every matrix product; printing it gives a table."""
 
     def __init__(self, operators: Sequence[OperatorRecord]) -> None:
         self._operators = tuple(operators)
 
     @property
     def int8(self) -> tuple[OperatorRecord, ...]:
-        """The operators that compute on integers."""
+        """The operators that are quantized, with whatever bits."""
         return tuple(row for row in self if row.dtype == "int8")
 
     @property
@@ -46,19 +47,29 @@ class Coverage(Sequence[OperatorRecord]):
 
     def __str__(self) -> str:
         if not self:
-            return "no convolution, linear or matrix product"
-        width = max(len(row.name) for row in self)
-        kinds = max(len(row.kind) for row in self)
-        lines = [f"{len(self.int8)} of {count_of(len(self), 'operator')} in int8"]
-        for row in self:
-            why = f"  {row.reason} ({row.source})" if row.reason and row.source else ""
-            why = why or (f"  {row.reason}" if row.reason else "")
-            lines.append(f"{row.name:<{width}}  {row.kind:<{kinds}}  {row.dtype:<5}{why}".rstrip())
+            return "no operator with weights, and no matrix product"
+        counts = Counter(row.precision for row in self)
+        floats = counts.pop("float", 0)
+        parts = [f"{count} {precision}" for precision, count in counts.most_common()]
+        parts += [f"{floats} in float"] if floats else []
+        lines = [
+            f"{len(self.int8)} of {count_of(len(self), 'operator')} quantized: {', '.join(parts)}"
+        ]
+        columns = [(row.name, row.kind, row.precision) for row in self]
+        widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
+        for row, texts in zip(self, columns, strict=True):
+            cells = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]
+            why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+            lines.append("  ".join((*cells, why)).rstrip())
         return "\n".join(lines)
 
 
 def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage:
-    """List every convolution, linear and matrix product with int8 or float and the reason.
+    """List every operator with weights and every matrix product: its bits, or why it is in float.
+
+    These are convolutions, linears, recurrent layers, attention and embeddings, in whatever form,
+    and matrix products of computed tensors. A norm or prelu, with a number for each channel, is
+    none.
 
     Args:
         model: at any stage, before quantizing too, and after saving and loading.

@@ -12,11 +12,12 @@ from ..errors import count_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.base import Quantizer
 from ..quantizers.disjoint import DisjointSets
-from ..quantizers.selection import LISTS, SHAPES
+from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..specification.annotation import Annotations
-from ..specification.resolve import Quantization, resolve
+from ..specification.resolve import resolve
 from ..stages.module import check_module
-from ..stages.observe import annotate, choose_quantizer, float_reason
+from ..stages.observe import annotate, choose_quantizer
+from ..stages.records import QuantizedUses, float_reason
 from ..targets import Target
 
 
@@ -32,6 +33,7 @@ class OperatorInspection:
             in float.
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
+        bits: of its weight and its activations: see `OperatorRecord`.
     """
 
     name: str
@@ -40,6 +42,7 @@ class OperatorInspection:
     island: int | None
     reason: str
     source: str
+    bits: str = ""
 
 
 class Inspection(Sequence[OperatorInspection]):
@@ -82,16 +85,18 @@ class Inspection(Sequence[OperatorInspection]):
     def __str__(self) -> str:
         names = max((len(row.name) for row in self), default=0)
         kinds = max((len(row.kind) for row in self), default=0)
+        widest = max((len(row.bits or row.dtype) for row in self), default=0)
         int8 = sum(row.dtype == "int8" for row in self)
         lines = [
-            f"{int8} of {count_of(len(self), 'operator')} in int8, in "
+            f"{int8} of {count_of(len(self), 'operator')} on integers, in "
             f"{count_of(len(self.islands), 'island')}; {count_of(self.quantizes, 'value')} "
             f"quantized, {self.dequantizes} dequantized"
         ]
         for row in self:
             island = "" if row.island is None else f"island {row.island}"
             why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
-            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {row.dtype:<5}  {island or why}"
+            bits = f"{row.bits or row.dtype:<{widest}}"
+            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {island or why}"
             lines.append(line.rstrip())
         return "\n".join(lines)
 
@@ -130,20 +135,11 @@ class _Inspector:
         self.graph = graph
         self.target = target
         self.annotations = annotations
-        self.results: set[int] = set()  # ids of values that all users see quantized
-        self.edges: dict[tuple[int, int], Quantization] = {}  # by node and operand
-        self.places = [p for p in resolve(graph, annotations) if not p.value.is_constant]
-        for place in self.places:
-            if not place.uses:
-                self.results.add(place.value.id)
-            for node, operand in place.uses:
-                self.edges[node.index, operand] = place
-
-        self.owners = {
-            self.owner(node)
-            for node in annotations
-            if any(self.sees(*use) for use in self.uses(node))
-        }
+        places = resolve(graph, annotations)
+        self.all = QuantizedUses(places)
+        self.places = [place for place in places if not place.value.is_constant]
+        self.uses = QuantizedUses(self.places)
+        self.owners = {self.owner(node) for node in annotations if self.seen(node)}
 
     def inspect(self) -> Inspection:
         islands = self.islands()
@@ -156,10 +152,13 @@ class _Inspector:
 
     def row(self, node: NodeView, islands: dict[int, int]) -> OperatorInspection:
         int8 = self.on_integers(node)
-        reason = "" if int8 else float_reason(node, self.annotations, self.target)
+        bits = self.all.bits(node) if node in self.annotations else ""
+        reason = "only its weight is quantized" if bits else ""
+        if not int8 and not bits:
+            reason = float_reason(node, self.annotations, self.target)
         return OperatorInspection(
             node.name, node.kind, "int8" if int8 else "float", islands.get(node.index),
-            reason, node.source,
+            "" if int8 else reason, node.source, bits,
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:
@@ -169,42 +168,17 @@ class _Inspector:
     def owner(self, node: NodeView) -> NodeView:
         return self.annotations[node].part_of or node
 
-    def uses(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
-        """Return its operands, the elements of lists one by one."""
-        found = []
-        for operand, value in enumerate(node.inputs):
-            maker = value.producer
-            if maker is not None and maker.kind == "prim::ListConstruct":
-                found += [(maker, i, element) for i, element in enumerate(maker.inputs)]
-            found.append((node, operand, value))
-        return found
-
-    def sees(self, node: NodeView, operand: int, value: ValueView) -> bool:
-        """Whether a use sees codes: its own, or those its maker's result is rearranged from."""
-        return (node.index, operand) in self.edges or self.origin(value).id in self.results
-
-    def origin(self, value: ValueView) -> ValueView:
-        while value.id not in self.results and not value.written:
-            maker = value.producer
-            if maker is None or not (maker.moves_data or maker.kind == "prim::ListUnpack"):
-                break
-            value = maker.inputs[0]
-        return value
+    def seen(self, node: NodeView) -> list[ValueView]:
+        """Return the operands of which it sees codes, or what they are rearranged from."""
+        return [
+            origin_of(value, self.uses.results)
+            for position, element, value in node.operands
+            if self.uses.at(node, position, element) is not None
+        ]
 
     def is_read_in_float(self, value: ValueView) -> bool:
-        pending = [value]
-        while pending:
-            seen = pending.pop()
-            if seen.is_result:
-                return True
-            for user, operand in seen.uses:
-                if user.kind in LISTS or (
-                    user.moves_data and operand == 0 and user not in self.annotations
-                ):
-                    pending += [v for v in user.outputs if v.id not in self.results]
-                elif user.kind not in SHAPES and not self.on_integers(user):
-                    return True
-        return False
+        found = readers_of(value, lambda user, _: user in self.annotations)
+        return any(use is None or not self.on_integers(use[0]) for use in found)
 
     def islands(self) -> dict[int, int]:
         """Number the groups of operators that integers flow between."""
@@ -216,9 +190,9 @@ class _Inspector:
             part_of = self.annotations[node].part_of
             if part_of is not None:
                 sets.unite(node.index, part_of.index)
-            seen = [self.origin(v) for n, i, v in self.uses(node) if self.sees(n, i, v)]
+            seen = self.seen(node)
             for value in (*seen, *node.outputs):
-                if value.id in self.results or value in seen:
+                if value.id in self.uses.results or value in seen:
                     met = first.setdefault(value.id, node.index)
                     sets.unite(node.index, met)
         numbers: dict[int, int] = {}
@@ -227,9 +201,11 @@ class _Inspector:
 
 def computes(node: NodeView) -> bool:
     """Whether it is an operator that computes on tensors, and does not only move them."""
+    if node.traits.counts or node.kind in ("aten::cat", "aten::stack"):
+        return True
     return (
         not node.kind.startswith("prim::")
-        and not node.moves_data
+        and not passes_on(node)
         and any(value.is_tensor for value in node.outputs)
         and any(value.is_tensor and not value.is_constant for value in node.inputs)
-    ) or node.kind in ("aten::cat", "aten::stack")
+    )

@@ -18,7 +18,6 @@ from ..stages.module import Report
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
 TABLE = "jit_passes::lookup_table"
-CLIPS = ("aten::relu", "aten::clamp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +95,7 @@ def _names(node: NodeView) -> tuple[str, ...]:
         user, operand = node.output.uses[0]
         return (f"{user.name}[{operand}]",)
     names = [value.name]
-    while value.producer is not None and value.producer.kind in CLIPS:
+    while value.producer is not None and value.producer.traits.clip:
         value = value.producer.inputs[0]
         names.append(value.name)
     return tuple(names)
@@ -154,7 +153,7 @@ def sites_of(converted: torch.jit.ScriptModule, method: str) -> tuple[list[Site]
             first = node.inputs[0]
             name = first.name if node.kind == "aten::quantize_per_tensor" else node.name
             maker = first.producer.index if first.producer is not None else None
-            clip = node.kind in CLIPS
+            clip = node.traits.clip is not None
             activations.append(Site(name, node.index, clip=clip, operand=maker))
     return activations, constants
 

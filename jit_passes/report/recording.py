@@ -9,7 +9,8 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..graph.view import GraphEditor, GraphView, NodeView
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline, wrap
 
 InputFn = Callable[[Any], Any]

@@ -52,6 +52,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         reasons: for operators that could have been quantized and stay float, by name, why.
         kept: names of the operators that stay float because someone wanted that.
         refused: for operators that were wanted otherwise than the backend can do, by name, why.
+        idle: rules of a configuration that match and change nothing: which, and why.
         shared: what `share` was told.
     """
 
@@ -59,6 +60,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         self.reasons = dict(reasons or {})
         self.kept: set[str] = set()
         self.refused: dict[str, str] = {}
+        self.idle: list[str] = []
         self.shared: list[tuple[EdgeOrNode, ...]] = []
         self._by_node: dict[NodeView, QuantizationAnnotation] = {}
 

@@ -24,16 +24,6 @@ from .specification import (
 
 OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec | DerivedQuantizationSpec
 Use = tuple[NodeView, int]
-LIST = "prim::ListConstruct"
-# Operators whose results are known to be no floats where the graph knows no dtype.
-GIVE_BOOLS = frozenset(
-    f"aten::{op}"
-    for op in (
-        "lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_xor",
-        "logical_not", "isnan", "isinf", "isfinite", "isneginf", "isposinf", "signbit",
-    )
-)  # fmt: skip
-GIVE_INTS = frozenset(f"aten::{op}" for op in ("argmax", "argmin", "argsort", "bincount"))
 
 
 @dataclass(eq=False)
@@ -253,13 +243,16 @@ def folded_alike(one: Member, other: Member) -> bool:
 
     def factor(member: Member) -> tuple[Any, ...]:
         norm = member.node.folded if is_weight(member) else None
-        return () if norm is None else (norm.inputs[1], norm.inputs[4], norm.inputs[7].constant)
+        if norm is None:
+            return ()
+        gamma, variance, eps = map(norm.operand, ("weight", "running_var", "eps"))
+        return gamma, variance, eps.constant
 
     return factor(one) == factor(other)
 
 
 def is_weight(member: Member) -> bool:
-    return any(operand == 1 for _, operand in member.uses)
+    return any(user.traits.weighted and operand == 1 for user, operand in member.uses)
 
 
 def same_parameters(one: AnySpec, other: AnySpec) -> bool:
@@ -276,28 +269,22 @@ def operand_uses(node: NodeView, value: ValueView) -> tuple[Use, ...]:
     Raises:
         JitPassesError: there are none.
     """
-    uses = [(node, i) for i, operand in enumerate(node.inputs) if operand is value]
-    for operand in dict.fromkeys(node.inputs):
-        maker = operand.producer
-        if maker is not None and maker.kind == LIST:
-            uses += [(maker, i) for i, element in enumerate(maker.inputs) if element is value]
+    found = (node.use(place, k) for place, k, operand in node.operands if operand is value)
+    uses = tuple(dict.fromkeys(found))  # an operator may take a list twice
     if not uses:
         operands = ", ".join(f"'{name_of(v)}'" for v in operand_places(node) if v.is_tensor)
         raise JitPassesError(
             f"'{name_of(value)}' is annotated as an operand of '{node.name}' ({node.kind}), "
             f"which has {operands or 'no tensor operands'}"
         )
-    return tuple(uses)
+    return uses
 
 
 def operand_places(node: NodeView) -> dict[ValueView, int]:
     """Return the operands of the node and the elements of its lists, and where each comes first."""
     places: dict[ValueView, int] = {}
-    for operand in node.inputs:
-        places.setdefault(operand, len(places))
-        if operand.producer is not None and operand.producer.kind == LIST:
-            for element in operand.producer.inputs:
-                places.setdefault(element, len(places))
+    for _, _, value in node.operands:
+        places.setdefault(value, len(places))
     return places
 
 
@@ -329,10 +316,8 @@ def check_float(member: Member) -> None:
         found = "it is no tensor"
     elif value.dtype is not None and not value.dtype.is_floating_point:
         found = f"it holds {str(value.dtype).removeprefix('torch.')}"
-    elif value.producer is not None and value.producer.kind in GIVE_BOOLS:
-        found = "it holds bool"
-    elif value.producer is not None and value.producer.kind in GIVE_INTS:
-        found = "it holds int64"
+    elif value.producer is not None and (gives := value.producer.traits.gives) is not None:
+        found = f"it holds {str(gives).removeprefix('torch.')}"
     if found:
         raise JitPassesError(
             f"{member.place} is annotated to be quantized, and {found}: only float tensors can be"

@@ -27,14 +27,17 @@ REPORT = "jit_passes_report"
 
 @dataclass(frozen=True)
 class OperatorRecord:
-    """One operator of the float model that could be quantized.
+    """One operator of the float model with weights, or a product of matrices.
 
     Attributes:
         name: stable name, `layer1.0.conv1:conv2d`.
-        kind: `conv2d`, `linear`, ...
-        dtype: "int8" or "float".
+        kind: `conv2d`, `linear`, `lstm`, ...
+        dtype: "int8" where it is quantized, with whatever bits, or "float".
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
+        bits: of its weight and its activations, as it was prepared: `w4a8`; `a8` for a product;
+            `w8 only` where activations stay in float. "" in float, and in files of versions that
+            did not note it.
     """
 
     name: str
@@ -42,6 +45,12 @@ class OperatorRecord:
     dtype: str
     reason: str
     source: str
+    bits: str = ""
+
+    @property
+    def precision(self) -> str:
+        """Bits where it is quantized and they are known, else the dtype."""
+        return self.bits if self.dtype != "float" and self.bits else self.dtype
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Report:
         stage: prepared, qat, reference or lowered.
         method: the quantized method.
         target: the backend's record, see `Target.from_record`.
-        operators: all convolutions, linears and matrix products.
+        operators: all operators with weights and all matrix products.
         calibrated: whether `calibrate` has run batches through it.
     """
 

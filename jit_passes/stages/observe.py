@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, count_of, warn
-from ..graph.view import GraphView, NodeView
+from ..errors import JitPassesError
+from ..graph.view import GraphView
 from ..observers import MovingAverageMinMax
 from ..passes.pipeline import Pipeline, wrap
 from ..quantizers.backend import BackendQuantizer
@@ -24,11 +24,11 @@ from ..specification.specification import (
     spec_to_text,
 )
 from ..targets import Target, resolve_target
-from .module import OperatorRecord, Report, attribute_of, check_module
+from .module import Report, attribute_of, check_module
 from .normalize import normalize
+from .records import check_refusals, operator_records
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
-REPORTED = ("conv", "linear", "matmul", "bmm", "mm", "addmm", "baddbmm")
 
 
 Observation = tuple[Any, ...]
@@ -55,8 +55,8 @@ def prepare(
             or the best for this machine), a name, or a `Target`.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
-        strict: raise an error for convolutions, linears and matrix products that would stay in
-            float and were not asked to.
+        strict: raise an error for operators with weights and matrix products that would stay in
+            float and were not asked to, and for rules of the configuration that change nothing.
         method: the method to quantize. The copy has this one only.
 
     Raises:
@@ -65,7 +65,7 @@ def prepare(
 
     Warns:
         JitPassesWarning: what the configuration asks for is more than the target can do: these
-            operators stay in float.
+            operators stay in float; or a rule of it changes nothing.
     """
     check_module(model, method)
     if (report := Report.read(model)) is not None:
@@ -75,9 +75,9 @@ def prepare(
         )
     backend, chosen = choose_quantizer(quantizer, target, config)
     module, graph, annotations = annotate(model, chosen, method)
-    operators = tuple(operator_records(graph, annotations, backend))
-    check_refusals(annotations, operators, strict)
     places = resolve(graph, annotations)
+    operators = tuple(operator_records(graph, annotations, backend, places))
+    check_refusals(annotations, operators, strict)
     check_places(places, backend)
     observations = plan_observations(places)
     if observations:
@@ -146,28 +146,6 @@ def annotate_graph(
     return module, graph, annotations
 
 
-def check_refusals(
-    annotations: Annotations, operators: Sequence[OperatorRecord], strict: bool
-) -> None:
-    """Tell what stays in float although it was wanted otherwise; with `strict`, raise it."""
-    kept = annotations.kept
-    unwanted = [row for row in operators if row.dtype == "float" and row.name not in kept]
-    if strict and unwanted:
-        rows = "".join(f"\n  {row.name}: {row.reason}" for row in unwanted)
-        raise JitPassesError(
-            f"strict: {count_of(len(unwanted), 'operator')} would stay in float:{rows}\n"
-            "say keep_float: true where that is meant, or leave strict out"
-        )
-    if annotations.refused:
-        refused = list(annotations.refused.items())
-        more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
-        warn(
-            "the target cannot do what is asked for, so these stay in float: "
-            + "; ".join(f"{name}: {reason}" for name, reason in refused[:5])
-            + more
-        )
-
-
 def check_places(places: Sequence[Quantization], target: Target) -> None:
     """Raise an error for specifications that the target's operators do not compute with.
 
@@ -188,34 +166,6 @@ def is_quantized(graph: GraphView) -> bool:
     """Say whether the graph holds quantized operators, whoever put them there."""
     kinds = {node.kind for node in graph.nodes} - {DEFERRED, FOLD_BIAS}
     return any(kind.startswith(("quantized::", "jit_passes::")) for kind in kinds)
-
-
-def operator_records(
-    graph: GraphView, annotations: Annotations, target: Target | None = None
-) -> list[OperatorRecord]:
-    """List all convolutions, linears and matrix products, and what will become of them."""
-    records = []
-    quantized = annotations.quantized
-    for node in graph.nodes:
-        name = node.kind.removeprefix("aten::")
-        if not node.kind.startswith("aten::") or not name.startswith(REPORTED):
-            continue
-        int8 = node.name in quantized
-        reason = "" if int8 else float_reason(node, annotations, target)
-        dtype = "int8" if int8 else "float"
-        records.append(OperatorRecord(node.name, name, dtype, reason, node.source))
-    return records
-
-
-def float_reason(node: NodeView, annotations: Annotations, target: Target | None) -> str:
-    """Say why an operator that is not annotated stays in float."""
-    if node.name in annotations.reasons:
-        return annotations.reasons[node.name]
-    refusal = target.refusal(node) if target is not None else None
-    if refusal is None:
-        return "the quantizer did not annotate it"
-    assert target is not None
-    return refusal.replace("the target", f"the target '{target.name}'", 1)
 
 
 def plan_observations(quantizations: Sequence[Quantization]) -> list[Observation]:

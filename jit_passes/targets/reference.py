@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from .. import _C
+from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
@@ -22,7 +22,6 @@ from ..specification.specification import FixedQParamsQuantizationSpec, Quantiza
 from .target import Target
 
 CLIPS = ("aten::relu", "aten::clamp")
-WEIGHTED = ("linear", *(f"conv{t}{dims}d" for t in ("", "_transpose") for dims in (1, 2, 3)))
 OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
 PRODUCTS = ("matmul", "bmm")
 OF_ONE = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "pow", "prelu", "softmax")
@@ -58,9 +57,10 @@ def capability_of(activation: QuantizationSpec) -> Capability:
 
     The results of sigmoid and tanh take all codes of uint8; of other dtypes they are calibrated.
     """
-    unary = _C.elementwise_kinds(1)
+    unary = kinds(lambda traits: traits.elementwise == 1)
     rows = [OperatorSupport(kind, Role.OWN, check=_options, elementwise=True) for kind in unary]
-    rows += [OperatorSupport(f"aten::{op}", Role.WEIGHTED, clips=CLIPS) for op in WEIGHTED]
+    weighted = kinds(lambda traits: traits.weighted)
+    rows += [OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS) for kind in weighted]
     rows += [
         OperatorSupport(
             f"aten::{op}",

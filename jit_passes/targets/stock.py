@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from ..errors import JitPassesError, warn
-from ..graph.view import GraphEditor
+from ..graph.editor import GraphEditor
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability

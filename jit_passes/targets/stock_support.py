@@ -24,10 +24,12 @@ def _convolution(node: NodeView) -> str | None:
     reason = _constants(node, *range(3, len(node.inputs)))
     if reason:
         return reason
-    if isinstance(node.inputs[4].constant, str):
-        return f"padding={node.inputs[4].constant!r} has no quantized form"
+    padding, weighted = node.operand("padding").constant, node.traits.weighted
+    if isinstance(padding, str):
+        return f"padding={padding!r} has no quantized form"
+    assert weighted is not None
     lists = [value.constant for value in node.inputs[3:] if isinstance(value.constant, list)]
-    if any(len(numbers) != int(node.kind[-2]) for numbers in lists):
+    if any(len(numbers) != weighted.spatial_dims for numbers in lists):
         return "its stride, padding or another option is one number for several axes"
     return None
 
@@ -38,14 +40,15 @@ def runs_on_fbgemm(node: NodeView, engine: str) -> bool:
     `x86` takes oneDNN, but for processors without VNNI, and for more than 100 groups
     (ATen/native/quantized/cpu/OnednnUtils.h, should_use_onednn_quant).
     """
-    groups = node.inputs[6].constant
+    groups = node.operand("groups").constant
     vnni = torch.cpu._is_vnni_supported()
     return engine == "fbgemm" or (engine == "x86" and (groups > 100 or not vnni))
 
 
 def is_depthwise(node: NodeView) -> bool:
     """Say whether each output channel of the convolution reads a single input channel."""
-    return bool(node.inputs[6].constant > 1 and node.inputs[1].constant.shape[1] == 1)
+    groups, weight = node.operand("groups").constant, node.operand("weight").constant
+    return bool(groups > 1 and weight.shape[1] == 1)
 
 
 def adds_pairs_in_int16(node: NodeView) -> bool:
@@ -63,11 +66,12 @@ def _slow(node: NodeView, engine: str) -> str | None:
     Under x86 the pass split_groups makes convolutions of them that oneDNN takes.
     """
     splits = engine == "x86" and torch.cpu._is_vnni_supported()
-    weight, stride, padding, dilation, groups = (node.inputs[i].constant for i in (1, 3, 4, 5, 6))
+    names = ("weight", "stride", "padding", "dilation", "groups")
+    weight, *geometry = (node.operand(name).constant for name in names)
     if (
         splits
         or not runs_on_fbgemm(node, engine)
-        or _C.fast_on_fbgemm(list(weight.shape), stride, padding, dilation, groups)
+        or _C.fast_on_fbgemm(list(weight.shape), *geometry)
     ):
         return None
     return (
@@ -77,7 +81,7 @@ def _slow(node: NodeView, engine: str) -> str | None:
 
 
 def _addition(node: NodeView) -> str | None:
-    return None if node.inputs[2].constant == 1 else "alpha is not 1"
+    return None if node.operand("alpha").constant == 1 else "alpha is not 1"
 
 
 def _tensors(node: NodeView) -> str | None:
@@ -89,7 +93,7 @@ def _add(node: NodeView) -> str | None:
 
 
 def _batch_norm(node: NodeView) -> str | None:
-    if node.inputs[5].constant is not False:
+    if node.operand("training").constant is not False:
         return "it is in training mode"
     if any(value.is_constant and value.constant is None for value in node.inputs[1:5]):
         return "it has no weight, bias or statistics, which the quantized operator asks for"
@@ -107,20 +111,16 @@ def _layer_norm(node: NodeView) -> str | None:
 
 
 def _clamp(node: NodeView) -> str | None:
-    numbers = all(
-        value.is_constant and not isinstance(value.constant, torch.Tensor)
-        for value in node.inputs[1:3]
-    )
-    return None if numbers else "its bounds are computed by the model"
+    return None if node.clip is not None else "its bounds are computed by the model"
 
 
 def _mean(node: NodeView) -> str | None:
-    dtype = node.inputs[-1]
+    dtype = node.operand("dtype")
     return None if dtype.is_constant and dtype.constant is None else "it changes the dtype"
 
 
 def _elu(node: NodeView) -> str | None:
-    if node.inputs[2].constant != 1 or node.inputs[3].constant != 1:
+    if any(node.operand(name).constant != 1 for name in ("scale", "input_scale")):
         return "scale or input_scale is not 1"
     return None
 
@@ -133,7 +133,8 @@ def _transposed(node: NodeView, engine: str) -> str | None:
     for windows of 2 if both numbers are multiples of 8; 8 channels into 8 show it. The second is
     refused on every engine, since the file may be loaded under one that takes FBGEMM.
     """
-    weight, groups, output_padding = (node.inputs[i].constant for i in (1, 6, 5))
+    names = ("weight", "groups", "output_padding")
+    weight, groups, output_padding = (node.operand(name).constant for name in names)
     even = any(size in (2, 6) for size in weight.shape[2:])  # its kernel is for 2 and 6
     if even and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0:
         return "PyTorch's FBGEMM is wrong for a transposed convolution of this window"

@@ -26,7 +26,6 @@ from ..specification.specification import (
 )
 from ..stages.observe import check_channels
 
-WEIGHTED = ("aten::conv", "aten::linear")
 OPERANDS = ("input", "weight", "bias")
 ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded in training
 
@@ -156,12 +155,12 @@ class Plan:
         norm = node.folded
         if norm is None:
             return place
-        gamma, variance, eps = norm.inputs[1], norm.inputs[4], norm.inputs[7].constant
+        gamma, variance, eps = map(norm.operand, ("weight", "running_var", "eps"))
         ops = torch.ops.jit_passes
         factor = ops.fold_factor(
             gamma.constant if gamma.constant is None else gamma.constant.detach(),
             self.attribute(variance.name),
-            eps,
+            eps.constant,
         )
         axis = 1 if "transpose" in node.kind else 0
         assert place.weight is not None
@@ -186,7 +185,7 @@ def slot_name(quantization: Quantization) -> str:
     if not quantization.uses:
         return "output"
     node, operand = quantization.uses[0]
-    if node.kind.startswith(WEIGHTED) and operand < len(OPERANDS):
+    if node.traits.weighted and operand < len(OPERANDS):
         return OPERANDS[operand]
     return "input" if operand == 0 else f"input_{operand}"
 

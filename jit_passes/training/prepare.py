@@ -25,10 +25,9 @@ from ..stages.normalize import normalize_training
 from ..stages.observe import (
     annotate_graph,
     check_places,
-    check_refusals,
     choose_quantizer,
-    operator_records,
 )
+from ..stages.records import check_refusals, operator_records
 from ..targets import Target
 from .optimizers import watch
 from .parameters import make_leaves, model_parameters, quantization_parameters
@@ -107,9 +106,9 @@ def prepare_qat(
     module = normalize_training(model, method)
     chosen = with_bits(chosen, bits, first_last_bits, module, method)
     module, graph, annotations = annotate_graph(module, method, chosen, parameters=True)
-    operators = tuple(operator_records(graph, annotations, backend))
-    check_refusals(annotations, operators, strict)
     places = resolve(graph, annotations)
+    operators = tuple(operator_records(graph, annotations, backend, places))
+    check_refusals(annotations, operators, strict)
     if not places:
         raise JitPassesError(nothing_to_train(operators))
     check_places(places, backend)

@@ -1,0 +1,101 @@
+"""Rules of a configuration that match and change nothing, as one for the weight of an addition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..configuration.configuration import ResolvedConfiguration
+from ..configuration.options import FLOAT, TENSORS, LayerOptions, TensorOptions
+from ..graph.view import NodeView, ValueView
+from .selection import Selection, clipped_output
+from .support import Role
+
+
+def idle_rules(resolved: ResolvedConfiguration, selection: Selection) -> list[str]:
+    """Return where each such rule was written, with the reason.
+
+    A rule does something if one of its options holds for one operator or value that it matches,
+    even if a later rule has the last word. What asks for float is granted wherever there is float.
+
+    Args:
+        resolved: the configuration, for the graph of the selection.
+        selection: after `run`.
+    """
+    own = _OwnTensors(selection)
+    found = []
+    for place, rule, matched in resolved.matches:
+        options = rule.options
+        if isinstance(options, LayerOptions):
+            nodes = [node for node in matched if isinstance(node, NodeView)]
+            reasons = [own.layer_reason(node, options) for node in nodes]
+        else:
+            values = [value for value in matched if isinstance(value, ValueView)]
+            reasons = [own.value_reason(value, options) for value in values]
+        if reasons and all(reasons):
+            why, count = Counter(reasons).most_common(1)[0]
+            others = len(reasons) - count
+            more = f", and {others} more that it matches" if others else ""
+            found.append(f"{place}: {why}{more}")
+    return found
+
+
+class _OwnTensors:
+    """Which tensors of which operators a selection quantizes."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection = selection
+        selected = [(selection.nodes[i], row) for i, row in selection.selected.items()]
+        results = [clipped_output(node, row) for node, row in selected]
+        makers = [value.producer for value in results]
+        self.clips = {maker.index for maker in makers if maker is not None}
+        self.values = {value.id for value in results}
+        for node, _ in selected:
+            self.values.update(value.id for _, _, value in selection.operands(node))
+
+    def layer_reason(self, node: NodeView, options: LayerOptions) -> str:
+        """Say why options change nothing about an operator; "" if they do."""
+        known = node.kind in self.selection.support
+        if options.keep_float is not None or (known and node.index in self.selection.refused):
+            return ""
+        given = [name for name in TENSORS if getattr(options, name).given()]
+        if any(getattr(options, name).dtype == FLOAT for name in given):
+            return ""
+        if any(name in given for name in self.tensors(node)):
+            return ""
+        if self.is_quantized(node):
+            return f"'{node.name}' ({node.kind}) has no {' and no '.join(given)} to quantize"
+        return f"'{node.name}' ({node.kind}) stays in float: {self.float_reason(node)}"
+
+    def value_reason(self, value: ValueView, options: TensorOptions) -> str:
+        """Say why options change nothing about a value; "" if they do."""
+        if options.dtype == FLOAT or value.id in self.values:
+            return ""
+        maker = value.producer
+        if maker is not None and maker.index in self.selection.refused:
+            return ""
+        return f"no operator quantizes '{value.name}'"
+
+    def is_quantized(self, node: NodeView) -> bool:
+        return node.index in self.selection.selected or node.index in self.clips
+
+    def tensors(self, node: NodeView) -> Iterator[str]:
+        """Yield those of input, weight, bias and output that are quantized or can be."""
+        row = self.selection.selected.get(node.index)
+        if row is not None:
+            yield "input"
+            if row.role is Role.WEIGHTED:
+                yield "weight"
+                if node.operand("bias").constant is not None:
+                    yield "bias"
+        if self.is_quantized(node):
+            yield "output"
+
+    def float_reason(self, node: NodeView) -> str:
+        if node.name in self.selection.reasons:
+            return self.selection.reasons[node.name]
+        if node.moves_data:
+            return "it only moves data, as its operand has it"
+        if node.kind not in self.selection.support:
+            return "the target has no quantized form of it"
+        return "its neighbours are in float"

@@ -1,0 +1,115 @@
+"""The record of the operators that could be quantized: on integers or in float, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import JitPassesError, count_of, warn
+from ..graph.view import GraphView, NodeView
+from ..quantizers.selection import origin_of
+from ..specification.annotation import Annotations
+from ..specification.resolve import Quantization
+from ..targets import Target
+from .module import OperatorRecord
+
+
+class QuantizedUses:
+    """Finds how an operator sees its operands quantized.
+
+    Args:
+        places: what `resolve` returns.
+    """
+
+    def __init__(self, places: Sequence[Quantization]) -> None:
+        self.results = {place.value.id: place for place in places if not place.uses}
+        self.edges = {(node.index, i): place for place in places for node, i in place.uses}
+
+    def at(self, node: NodeView, position: int, element: int | None) -> Quantization | None:
+        """Return the quantization of an operand, or of the result that it is rearranged from."""
+        user, operand = node.use(position, element)
+        found = self.edges.get((user.index, operand))
+        return found or self.results.get(origin_of(user.inputs[operand], self.results).id)
+
+    def bits(self, node: NodeView) -> str:
+        """Return bits of weights and activations: `w4a8`, `a8` for a product, "" for none.
+
+        A convolution or linear with one of them in float has `w8 only` or `a8 only`. Operands of
+        different widths stand side by side: `a8x4`. Biases do not count.
+        """
+        found: dict[str, list[str]] = {"w": [], "a": []}
+        for position, element, value in node.operands:
+            place = self.at(node, position, element)
+            if place is None or (node.traits.weighted and position > 1):
+                continue
+            weight = value.is_constant if node.traits.weighted is None else position == 1
+            codes = place.spec.quant_max - place.spec.quant_min
+            found["w" if weight else "a"].append(str(codes.bit_length()))
+        text = "".join(f"{kind}{'x'.join(dict.fromkeys(n))}" for kind, n in found.items() if n)
+        return f"{text} only" if node.traits.weighted and text and not all(found.values()) else text
+
+
+def operator_records(
+    graph: GraphView,
+    annotations: Annotations,
+    target: Target | None = None,
+    places: Sequence[Quantization] = (),
+) -> list[OperatorRecord]:
+    """List all operators with weights and all matrix products, and what will become of them.
+
+    Args:
+        graph: the normalized graph.
+        annotations: what a quantizer says of it.
+        target: the backend, for the reason why something stays in float.
+        places: what `resolve` makes of the annotations.
+    """
+    records = []
+    quantized, uses = annotations.quantized, QuantizedUses(places)
+    for node in graph.nodes:
+        if not node.traits.counts:
+            continue
+        int8 = node.name in quantized
+        reason = "" if int8 else float_reason(node, annotations, target)
+        kind = node.kind.rpartition("::")[2]
+        dtype, bits = ("int8", uses.bits(node)) if int8 else ("float", "")
+        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits))
+    return records
+
+
+def float_reason(node: NodeView, annotations: Annotations, target: Target | None) -> str:
+    """Say why an operator that is not annotated stays in float."""
+    if node.name in annotations.reasons:
+        return annotations.reasons[node.name]
+    refusal = target.refusal(node) if target is not None else None
+    if refusal is None:
+        return "the quantizer did not annotate it"
+    assert target is not None
+    return refusal.replace("the target", f"the target '{target.name}'", 1)
+
+
+def check_refusals(
+    annotations: Annotations, operators: Sequence[OperatorRecord], strict: bool
+) -> None:
+    """Tell what stays in float although it was wanted otherwise; with `strict`, raise it."""
+    kept = annotations.kept
+    unwanted = [row for row in operators if row.dtype == "float" and row.name not in kept]
+    if strict and unwanted:
+        rows = "".join(f"\n  {row.name}: {row.reason}" for row in unwanted)
+        raise JitPassesError(
+            f"strict: {count_of(len(unwanted), 'operator')} would stay in float:{rows}\n"
+            "say keep_float: true where that is meant, or leave strict out"
+        )
+    if annotations.idle:
+        rules = "".join(f"\n  {rule}" for rule in annotations.idle)
+        count = count_of(len(annotations.idle), "rule")
+        message = f"the configuration has {count} without any effect:{rules}"
+        if strict:
+            raise JitPassesError(f"strict: {message}\nremove them, or leave strict out")
+        warn(message)
+    if annotations.refused:
+        refused = list(annotations.refused.items())
+        more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
+        warn(
+            "the target cannot do what is asked for, so these stay in float: "
+            + "; ".join(f"{name}: {reason}" for name, reason in refused[:5])
+            + more
+        )

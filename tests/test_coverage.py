@@ -1,0 +1,288 @@
+"""The coverage report: all that computes with weights counts, with its bits, or why it is float."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jit_passes
+from jit_passes import JitPassesError, JitPassesWarning
+from jit_passes.quantizer import LayerOptions, TensorOptions
+from jit_passes.stages.module import REPORT, OperatorRecord, Report
+from jit_passes.targets import Reference
+
+
+class Recurrent(nn.Module):
+    """A convolution, which is quantized, and a layer that is not."""
+
+    def __init__(self, layer: str) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 1)
+        self.layer = getattr(nn, layer)(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.conv(x).transpose(1, 2))[0]
+
+
+class Attention(nn.Module):
+    """Attention without weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+class Embedded(nn.Module):
+    """An embedding in front of a linear."""
+
+    def __init__(self, bag: bool) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(10, 8) if bag else nn.Embedding(10, 8)
+        self.conv = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.table(x))
+
+
+class Encoder(nn.Module):
+    """PyTorch's transformer layer, whose native kernel runs in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, 8, 1)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.conv(x))
+
+
+FLOATS: list[tuple[nn.Module, set[str]]] = [
+    (Recurrent("LSTM"), {"lstm"}),
+    (Recurrent("GRU"), {"gru"}),
+    (Recurrent("RNN"), {"rnn_tanh"}),
+    (Attention(), {"scaled_dot_product_attention"}),
+    (Embedded(bag=False), {"embedding"}),
+    (Embedded(bag=True), {"embedding_bag"}),
+    (Encoder(), {"_transformer_encoder_layer_fwd"}),
+]
+
+
+@pytest.mark.parametrize(("net", "kinds"), FLOATS, ids=[min(kinds) for _, kinds in FLOATS])
+def test_what_computes_in_float_counts(net: nn.Module, kinds: set[str]) -> None:
+    """It is a row with a reason before and after preparing, and an error where all is wanted."""
+    model = torch.jit.script(net.eval())
+    assert kinds <= {row.kind for row in jit_passes.coverage(model)}
+    prepared = jit_passes.prepare(model, target="stock")
+    rows = jit_passes.coverage(prepared)
+    assert [row.precision for row in rows.int8 if row.name.startswith("conv")] == ["w8a8"]
+    assert kinds <= {row.kind for row in rows.float}
+    assert all("the target 'stock' has no int8 form of it" in row.reason
+               for row in rows.float if row.kind in kinds)  # fmt: skip
+    foretold = {row.name: row.dtype for row in jit_passes.inspect(model, target="stock")}
+    assert {row.name: row.dtype for row in rows} == {row.name: foretold[row.name] for row in rows}
+    with pytest.raises(JitPassesError, match="would stay in float") as error:
+        jit_passes.prepare(model, target="stock", strict=True)
+    assert all(kind in str(error.value) for kind in kinds)
+    rules = [{"op": row.kind, "keep_float": True} for row in rows.float]
+    jit_passes.prepare(model, target="stock", strict=True, config={"version": 1, "rules": rules})
+
+
+class Plain(nn.Module):
+    """Two layers that a target can do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.conv(x)).mean([2, 3]))
+
+
+def test_models_made_for_inference() -> None:
+    """The convolutions that PyTorch has turned into oneDNN's count, and can be kept in float."""
+    model = torch.jit.optimize_for_inference(torch.jit.script(Plain().eval()))
+    if not any("mkldnn_convolution" in node.kind() for node in model.graph.nodes()):
+        pytest.skip("this build of PyTorch has no oneDNN")
+    rows = jit_passes.coverage(model)
+    assert "mkldnn_convolution" in {row.kind for row in rows}
+    with pytest.raises(JitPassesError, match="mkldnn_convolution"):
+        jit_passes.prepare(model, strict=True)
+
+
+BITS: list[tuple[dict[str, Any], str]] = [
+    ({}, "w8a8"),
+    ({"weight": {"bits": 4}}, "w4a8"),
+    ({"bits": 16}, "w16a16"),
+    ({"input": {"dtype": "float"}, "bias": {"dtype": "float"}}, "w8 only"),
+    ({"weight": {"dtype": "float"}}, "a8 only"),
+    ({"keep_float": True}, "float"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), BITS, ids=[text for _, text in BITS])
+def test_bits(options: dict[str, Any], expected: str) -> None:
+    """The report says with how many bits of what a layer is quantized, and keeps it in the file."""
+    model = torch.jit.script(Plain().eval())
+    rules = [{"module": "conv", **options}] if options else []
+    config = {"version": 1, "rules": rules}
+    prepared = jit_passes.prepare(model, target="reference", config=config)
+    reference = jit_passes.convert(jit_passes.calibrate(prepared, [torch.ones(1, 3, 8, 8)]))
+    for stage in (prepared, reference, jit_passes.lower(reference)):
+        conv, head = jit_passes.coverage(stage)
+        assert conv.precision == expected and head.precision.startswith("w8")
+    foretold = {
+        row.name: row for row in jit_passes.inspect(model, target="reference", config=config)
+    }
+    assert foretold["conv:conv2d"].bits == ("" if expected == "float" else expected)
+
+
+class Products(nn.Module):
+    """A product of two computed matrices of different widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.matmul(self.a(x), self.b(x)))
+
+
+def test_bits_of_products() -> None:
+    """They have no weight: the bits of both operands, once if equal."""
+    model = torch.jit.script(Products().eval())
+    rows = {
+        row.kind: row for row in jit_passes.coverage(jit_passes.prepare(model, target="reference"))
+    }
+    assert rows["matmul"].precision == "a8"
+    config = {"version": 1, "rules": [{"module": "a", "output": {"bits": 4}}]}
+    prepared = jit_passes.prepare(model, target="reference", config=config)
+    rows = {row.kind: row for row in jit_passes.coverage(prepared)}
+    assert rows["matmul"].precision == "a4x8"
+
+
+def test_the_table() -> None:
+    """Columns line up, and the first line sums up."""
+    config = {"version": 1, "rules": [
+        {"module": "conv", "weight": {"bits": 4}}, {"module": "head", "keep_float": True},
+    ]}  # fmt: skip
+    model = torch.jit.script(Plain().eval())
+    prepared = jit_passes.prepare(model, target="reference", config=config)
+    first, conv, head = str(jit_passes.coverage(prepared)).splitlines()
+    assert first == "1 of 2 operators quantized: 1 w4a8, 1 in float"
+    assert conv == "conv:conv2d  conv2d  w4a8"
+    assert head.startswith("head:linear  linear  float  kept in float by ")
+    assert str(jit_passes.coverage(torch.jit.script(nn.ReLU().eval()))) == (
+        "no operator with weights, and no matrix product"
+    )
+
+
+def test_reports_of_earlier_versions() -> None:
+    """Those know no bits: the dtype stands in their place."""
+    prepared = jit_passes.prepare(torch.jit.script(Plain().eval()))
+    fields = json.loads(getattr(prepared, REPORT))
+    for row in fields["operators"]:
+        del row["bits"]
+    jit_passes._C.set_string_attribute(prepared._c, REPORT, json.dumps(fields))
+    report = Report.read(prepared)
+    assert report is not None
+    assert all(isinstance(row, OperatorRecord) for row in report.operators)
+    assert str(jit_passes.coverage(prepared)).splitlines()[1] == "conv:conv2d  conv2d  int8"
+
+
+# ---------------------------------------------------------------------------- rules without effect
+
+
+class Rules(nn.Module):
+    """An embedding, a recurrent layer, a sum and a clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.rnn = nn.LSTM(8, 8)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.rnn(self.table(x))[0]
+        return self.b(torch.relu(self.a(y)) + self.a(y))
+
+
+IDLE: list[tuple[dict[str, Any], str]] = [
+    ({"op": "embedding", "weight": {"bits": 4}},
+     "'table:embedding' (aten::embedding) stays in float: the target has no quantized form of it"),
+    ({"op": "lstm", "bits": 8},
+     "'rnn:lstm' (aten::lstm) stays in float: the target has no quantized form of it"),
+    ({"op": "add", "weight": {"bits": 4}}, "'add' (aten::add) has no weight to quantize"),
+    ({"op": "relu", "input": {"bits": 4}}, "'relu' (aten::relu) has no input to quantize"),
+    ({"module": "b", "bias": {"bits": 8}}, "'b:linear' (aten::linear) has no bias to quantize"),
+]  # fmt: skip
+USED: list[dict[str, Any]] = [
+    {"op": "add", "output": {"bits": 8}},
+    {"op": "relu", "output": {"calibration": "entropy"}},
+    {"module": "[ab]", "bias": {"bits": 8}},
+    {"op": "*", "bits": 8},
+    {"op": "embedding", "keep_float": True},
+    {"op": "embedding", "weight": {"dtype": "float"}},
+]
+
+
+@pytest.fixture(scope="module")
+def rules_model() -> torch.jit.ScriptModule:
+    return torch.jit.script(Rules().eval())
+
+
+@pytest.mark.parametrize(("rule", "message"), IDLE, ids=[str(rule) for rule, _ in IDLE])
+def test_rules_that_change_nothing(
+    rules_model: torch.jit.ScriptModule, tmp_path: Any, rule: dict[str, Any], message: str
+) -> None:
+    """A warning says which, where it was written, and why; under strict it is an error."""
+    file = tmp_path / "layers.yaml"
+    file.write_text("version: 1\nrules:\n  - " + json.dumps(rule) + "\n")
+    for config, place in (
+        (str(file), "layers.yaml:3:5"),
+        ({"version": 1, "rules": [rule]}, "rule"),
+    ):
+        with pytest.warns(JitPassesWarning, match="without any effect") as caught:
+            jit_passes.prepare(rules_model, target="reference", config=config)
+        text = str(caught[0].message)
+        assert place in text and message in text, text
+    keep = [{"op": kind, "keep_float": True} for kind in ("embedding", "lstm")]
+    with pytest.raises(
+        JitPassesError, match="strict: the configuration has 1 rule without any effect"
+    ):
+        jit_passes.prepare(
+            rules_model, target="reference", strict=True,
+            config={"version": 1, "rules": [*keep, rule]},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", USED, ids=str)
+def test_rules_that_change_something(
+    rules_model: torch.jit.ScriptModule, rule: dict[str, Any]
+) -> None:
+    """One operator that it holds for is enough; what is to be float is float. No warning."""
+    config = {"version": 1, "rules": [rule]}
+    jit_passes.prepare(rules_model, target="reference", config=config)
+
+
+def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule) -> None:
+    """Those of `set_op`, `set_module_name` and `set_value` too."""
+    four = TensorOptions(bits=4)
+    layer = LayerOptions(weight=four)
+    for quantizer, message in (
+        (Reference().quantizer().set_op("embedding", layer), "op 'embedding'"),
+        (Reference().quantizer().set_module_name("rnn", layer), "module 'rnn'"),
+        (Reference().quantizer().set_value("table:embedding", four), "no operator quantizes"),
+    ):
+        with pytest.warns(JitPassesWarning, match="without any effect") as caught:
+            jit_passes.prepare(rules_model, quantizer=quantizer)
+        assert message in str(caught[0].message)

@@ -103,7 +103,7 @@ def test_options_of_a_python_pass() -> None:
         ({}, "needs the option 'old' \\(str\\)"),
         ({"old": "aten::relu", "nwe": "aten::cos"}, "no option 'nwe': did you mean 'new'"),
         ({"old": "aten::relu", "x": 1}, "no option 'x': there are 'new', 'old', 'times'"),
-        ({"old": 1}, "'old' of pass .* is str, not 1 of type int"),
+        ({"old": 1}, "'old' of .* is str, not 1 of type int"),
         ({"old": "aten::relu", "times": "2"}, r"is int \| None, not '2' of type str"),
         ({"old": "aten::relu", "times": True}, r"is int \| None, not True of type bool"),
         ({"old": "aten::relu", "new": object()}, "of type object"),

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from .. import _C
 from ..errors import JitPassesError, first_line
-from ..graph.view import GraphEditor, GraphView
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView
 from .options import PassOption, options_of
 
 

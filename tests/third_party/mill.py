@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jit_passes import NodeView, Pipeline
 from jit_passes.quantizer import Capability, OperatorSupport, Role, SpecSupport
@@ -50,8 +50,6 @@ class Mill(Target):
         """What it can compute."""
         return Capability(OPERATORS, activations=SYMMETRIC, weights=SIX_BITS)
 
-    def lower(self, module: Any, method: str) -> tuple[Any, dict[str, str], list[Any]]:
+    def lowering(self) -> Pipeline:
         """Make tables of functions."""
-        passes = ("fold_lookup_tables", *CLEAN) if self.tables else CLEAN
-        result = Pipeline("lower_mill", passes).run(module, method)
-        return result.module, {}, list(result.records)
+        return Pipeline("lower_mill", ("fold_lookup_tables", *CLEAN) if self.tables else CLEAN)

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := 2.13.0
 STAMP := $(VENV)/.installed
 CPP := $(shell find cpp -name '*.cpp' -o -name '*.h')
-SOURCES := $(CPP) setup.py tools/unity.py
+SOURCES := $(CPP) setup.py
 BUILT := build/.built
 # Tests of whole models and of modules drawn at random: two thirds of the time of all.
 SLOW := properties qat_models qat_training tutorials freeze

@@ -12,9 +12,6 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT))  # a build front end does not put it there
-from tools.unity import write_units  # noqa: E402
-
 MIN_TORCH = (2, 13)
 PYTHONS = ((3, 10), (3, 13))
 
@@ -48,6 +45,32 @@ def system_includes() -> list[str]:
     return [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
 
 
+# How many units the files of a folder are compiled in; 0 for one of each file's own.
+UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0}
+
+
+def write_units(folder: Path) -> list[Path]:
+    """Write files that include several others, and return what is to be compiled.
+
+    Even precompiled, torch's headers leave templates that the compiler instantiates anew in each
+    translation unit, for two to three seconds. So names in anonymous namespaces are unique within
+    a folder. A unit that would not change is not written, so that its object stays up to date.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    units: list[Path] = []
+    for name, count in UNITS.items():
+        sources = sorted((ROOT / "cpp" / name).glob("*.cpp"))
+        if not count:
+            units += sources
+        for number in range(count):
+            unit = folder / f"{name}_{number}.cpp"
+            text = "".join(f'#include "{path.as_posix()}"\n' for path in sources[number::count])
+            if not unit.exists() or unit.read_text() != text:
+                unit.write_text(text)
+            units.append(unit)
+    return units
+
+
 class BuildExtension(cpp_extension.BuildExtension):
     """Compile a few units of many files each, with a precompiled header.
 
@@ -57,7 +80,7 @@ class BuildExtension(cpp_extension.BuildExtension):
     def build_extensions(self) -> None:
         temporary = Path(self.build_temp).resolve()
         header = self.precompile(temporary / "precompiled")
-        units = [str(path) for path in write_units(ROOT / "cpp", temporary / "units")]
+        units = [str(path) for path in write_units(temporary / "units")]
         for extension in self.extensions:
             flags = [*COMPILE_FLAGS, *system_includes(), f"-I{ROOT / 'cpp'}"]
             if header is not None:

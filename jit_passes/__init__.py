@@ -29,7 +29,7 @@ from .stages.calibrate import calibrate
 from .stages.convert import convert
 from .stages.lower import lower
 from .stages.normalize import normalized_graph
-from .stages.observe import prepare
+from .stages.prepare import prepare
 from .training.freezing import ThresholdFreezer
 from .training.parameters import (
     model_parameters,

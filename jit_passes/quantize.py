@@ -11,10 +11,11 @@ import torch
 from .errors import JitPassesError
 from .profile import Profile, fill
 from .quantizers.base import Quantizer
-from .stages.calibrate import InputFn, calibrate
-from .stages.convert import convert
+from .stages.batches import InputFn
+from .stages.calibrate import calibrate
+from .stages.convert import convert, needs_data
 from .stages.lower import lower
-from .stages.observe import prepare
+from .stages.prepare import prepare
 from .targets import Target
 
 
@@ -40,7 +41,8 @@ def quantize_script(
     Args:
         model: in eval mode. It is not touched, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
-            tensors, tuples of positional arguments or dicts of keyword arguments.
+            tensors, tuples of positional arguments or dicts of keyword arguments. None with a
+            profile, or if weights alone are quantized, which need no data.
         profile: of this model, or the file of one, in place of data: see `jit_passes.profile`.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`.
@@ -58,11 +60,9 @@ def quantize_script(
     Raises:
         JitPassesError: the model or the data do not allow it; the message says what to do.
     """
-    if (calibration_data is None) == (profile is None):
-        raise JitPassesError(
-            "ranges come from calibration data, an iterable of batches, or from a profile: pass "
-            "one of the two"
-        )
+    ranges = "ranges come from calibration data, an iterable of batches, or from a profile: pass "
+    if calibration_data is not None and profile is not None:
+        raise JitPassesError(f"{ranges}one of the two")
     prepared = prepare(
         model, quantizer=quantizer, target=target, config=config, strict=strict, method=method
     )
@@ -70,6 +70,8 @@ def quantize_script(
         fill(prepared, profile)
     elif calibration_data is not None:
         calibrate(prepared, calibration_data, input_fn=input_fn, progress=progress)
+    elif needs_data(prepared):
+        raise JitPassesError(f"{ranges}one of the two")
     reference = convert(prepared)
     lowered = lower(reference)
     if inplace:

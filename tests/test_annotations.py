@@ -38,6 +38,7 @@ from jit_passes.quantizer import (
     DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
     GroupDerivation,
+    Place,
     QParams,
     Quantization,
     QuantizationAnnotation,
@@ -46,11 +47,9 @@ from jit_passes.quantizer import (
     SharedQuantizationSpec,
     bias_qparams,
     resolve,
-    spec_from_text,
-    spec_to_text,
 )
 from jit_passes.stages.normalize import normalize
-from jit_passes.stages.observe import plan_observations
+from jit_passes.stages.prepare import plan_observations
 from jit_passes.testing.check import random_module
 
 UINT8 = QuantizationSpec("uint8", observer=MinMax())
@@ -103,7 +102,7 @@ def places(nodes: Nodes, annotations: Annotations) -> dict[str, Quantization]:
 
 
 def groups(nodes: Nodes, annotations: Annotations) -> dict[str, int]:
-    return {name: place.group for name, place in places(nodes, annotations).items()}
+    return {name: place.place.group for name, place in places(nodes, annotations).items()}
 
 
 class Net(nn.Module):
@@ -238,11 +237,28 @@ def test_refused_derived(chain: Nodes) -> None:
     ],
 )
 def test_text_round_trip(spec: Any) -> None:
-    """What is written into a prepared model reads back equal, with what comes beside it."""
-    assert spec_from_text(spec_to_text(spec, group=3, users=["a"])) == (
-        spec,
-        {"group": 3, "users": ["a"]},
-    )
+    """What is written into a prepared model reads back equal; the text begins with the id."""
+    place = Place(7, "a -> b", "input", spec, 3, False, "b", ("b", "c"), (2, 4), 5)
+    assert Place.from_text(place.to_text()) == place
+    assert place.to_text().startswith('{"id": 7, ')
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"spec": {"kind": "observed"}, "group": 3, "users": ["a"]}', "before it had a number"),
+        (
+            Place(0, "a", "input", UINT8, 0).to_text().replace('"format": 1', '"format": 9'),
+            "format 9",
+        ),
+        ("", "before it had a number"),
+        ("[1]", "before it had a number"),
+    ],
+)
+def test_text_of_another_version(text: str, what: str) -> None:
+    """A model that another version prepared is refused with what to do."""
+    with pytest.raises(JitPassesError, match=f"another version.*{what}.*prepare the float model"):
+        Place.from_text(text)
 
 
 # ---------------------------------------------------------------------------- sharing
@@ -265,7 +281,7 @@ def test_two_users_of_an_input(nodes: Nodes) -> None:
     annotations[nodes["c2:conv2d"]] = annotation({nodes.x: UINT8})
     (place,) = resolve(nodes.graph, annotations)
     assert place.uses == ((nodes["c1:conv2d"], 0), (nodes["c2:conv2d"], 0))
-    assert place.users == ("c1:conv2d", "c2:conv2d")
+    assert place.place.users == ("c1:conv2d", "c2:conv2d")
     annotations[nodes["c2:conv2d"]] = annotation({nodes.x: INT8})
     assert groups(nodes, annotations) == {"x -> c1:conv2d": 0, "x -> c2:conv2d": 1}
 
@@ -316,7 +332,7 @@ def test_explicit_sharing(nodes: Nodes) -> None:
         found = places(nodes, annotations)
         wanted = found["x -> c1:conv2d" if isinstance(target, tuple) else "c1:conv2d"]
         for name in ("c2:conv2d", "add"):  # the second by way of the first
-            assert found[name].group == wanted.group
+            assert found[name].place.group == wanted.place.group
             assert found[name].spec == wanted.spec
         assert len(set(groups(nodes, annotations).values())) == 3
 
@@ -330,7 +346,7 @@ def test_sharing_with_what_comes_later(chain: Nodes) -> None:
     )
     annotations[chain["exp"]] = annotation(result=INT8)
     found = places(chain, annotations)
-    assert {(place.group, place.spec) for place in found.values()} == {(0, INT8)}
+    assert {(place.place.group, place.spec) for place in found.values()} == {(0, INT8)}
 
 
 def test_sharing_with_a_value_at_its_uses(nodes: Nodes) -> None:
@@ -434,7 +450,7 @@ def test_elements_of_lists(nodes: Nodes) -> None:
         SharedQuantizationSpec((first, cat)),
     )
     found = places(nodes, annotations)
-    assert {place.group for place in found.values()} == {0}
+    assert {place.place.group for place in found.values()} == {0}
     assert list(found) == ["c1:conv2d -> cat", "c2:conv2d -> cat", "cat"]
     assert found["c2:conv2d -> cat"].uses == ((nodes["ListConstruct"], 1),)
 
@@ -460,7 +476,7 @@ def test_one_list_for_two_operators() -> None:
     annotations[nodes["cat#1"]] = annotation({value: UINT8})
     (place,) = resolve(nodes.graph, annotations)
     assert place.uses == ((nodes["ListConstruct"], 0),)
-    assert place.users == ("cat", "cat#1")
+    assert place.place.users == ("cat", "cat#1")
     annotations[nodes["cat#1"]] = annotation({value: INT8})
     with pytest.raises(JitPassesError, match="'sigmoid -> cat' and 'sigmoid -> cat#1' are elem"):
         resolve(nodes.graph, annotations)
@@ -532,7 +548,7 @@ def test_a_range_seen_by_a_user_only(chain: Nodes) -> None:
     annotations = Annotations()
     annotate(chain, annotations)
     (place,) = resolve(chain.graph, annotations)
-    assert place.observed
+    assert place.place.observed
     x = torch.linspace(-3, 3, 50)
     found = converted(Chain(), annotate, [x])
     scale, zero_point = qparams(x.sigmoid().tanh())
@@ -678,9 +694,9 @@ def group_at(found: Sequence[Quantization], value: ValueView, node: NodeView, ed
     users = [node, *(maker for maker in lists if maker.kind == "prim::ListConstruct")]
     for place in found:
         if place.value is value and edge and any(user in users for user, _ in place.uses):
-            return place.group
+            return place.place.group
     (result,) = [place for place in found if place.value is value and not place.uses]
-    return result.group
+    return result.place.group
 
 
 @pytest.mark.parametrize("seed", range(4))

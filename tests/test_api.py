@@ -232,11 +232,14 @@ def test_calibration_in_parts(model: torch.jit.ScriptModule, tmp_path: Path) -> 
 
     whole = prepared(DATA)
     for other in (prepared(DATA[:1], DATA[1:]), prepared(DATA[:3], DATA[3:], file=True)):
-        left, right = (_C.observations(m._c, "forward") for m in (whole, other))
-        assert [row[:3] for row in left] == [row[:3] for row in right]
-        for (*_, range_a, counts_a), (*_, range_b, counts_b) in zip(left, right, strict=True):
-            assert torch.equal(range_a, range_b)
-            assert counts_a is counts_b is None or torch.equal(counts_a, counts_b)
+        left, right = (_C.places(m._c, "forward") for m in (whole, other))
+        assert [row[1] for row in left] == [row[1] for row in right]
+        for (_, _, ours), (_, _, theirs) in zip(left, right, strict=True):
+            for name in ("name", "spec"):
+                assert ours[name] == theirs[name]
+            assert torch.equal(ours["range"], theirs["range"])
+            if (counts := ours.get("histogram")) is not None:
+                assert torch.equal(counts, theirs["histogram"])
         same(*(jit_passes.lower(jit_passes.convert(m)) for m in (whole, other)))
 
 

@@ -755,7 +755,7 @@ def measure(observer: Observer, values: list[Tensor]) -> ObserverState:
     range_ = torch.tensor([inf, -inf, inf, -inf, 0, 0], dtype=torch.float64)
     if isinstance(observer, MinMax):
         for value in values:
-            torch.ops.jit_passes.observe_min_max(value, range_, False, "", "")
+            torch.ops.jit_passes.observe_min_max(value, range_, "", "")
         return ObserverState(range_, None)
     assert isinstance(observer, Histogram | KLJ)
     histogram = torch.zeros(observer.bins, dtype=torch.int64)

@@ -552,7 +552,7 @@ def test_fill_again_and_calibrate_on() -> None:
 def test_wrong_arguments() -> None:
     """Models at the wrong stage, bins, data."""
     script = script_of("plain")
-    with pytest.raises(JitPassesError, match="prepared already: profile the float model"):
+    with pytest.raises(JitPassesError, match="prepared already: start from the float model"):
         jit_passes.profile(jit_passes.prepare(script), images(0))
     with pytest.raises(JitPassesError, match="a prepared module is needed"):
         jit_passes.fill(script, profile_of("plain"))

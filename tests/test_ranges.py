@@ -24,7 +24,7 @@ from jit_passes.observers import (
     Percentile,
     observer_from_dict,
 )
-from jit_passes.quantizer import QuantizationSpec, spec_from_text, spec_to_text
+from jit_passes.quantizer import Place, QuantizationSpec
 from jit_passes.specification.qparams import SMALLEST_SCALE, affine_qparams, choose_qparams
 
 search_range_l2 = torch.ops.jit_passes.search_range_l2
@@ -231,7 +231,7 @@ def test_other_schemes_per_channel(scheme: str) -> None:
 def test_rounding_is_for_fake_quantization() -> None:
     """It is kept in a file's text, and backends' kernels do not have it."""
     spec = QuantizationSpec(observer=MinMax(), rounding="floor")
-    assert spec_from_text(spec_to_text(spec, owner="conv")) == (spec, {"owner": "conv"})
+    assert Place.from_text(Place(0, "conv", "input", spec, 0).to_text()).spec == spec
     state = ObserverState(torch.tensor([0.0, 1.0], dtype=torch.float64), None)
     with pytest.raises(JitPassesError, match="specification says floor"):
         choose_qparams(spec, state)
@@ -250,7 +250,7 @@ THEIR_TYPES = [
     (torch.qint8, "int8", -8, 7, {"quant_min": -8, "quant_max": 7}),
 ]
 THEIR_OBSERVERS = {
-    "min_max": (ao.MinMaxObserver, MinMax(), "observe_min_max", (False,)),
+    "min_max": (ao.MinMaxObserver, MinMax(), "observe_min_max", ()),
     "moving_average": (
         ao.MovingAverageMinMaxObserver,
         MovingAverageMinMax(0.5),
@@ -261,7 +261,7 @@ THEIR_OBSERVERS = {
         ao.PerChannelMinMaxObserver,
         MinMax(),
         "observe_per_channel_min_max",
-        (1, False),
+        (1,),
     ),
 }
 
@@ -336,7 +336,7 @@ def test_parameters_in_the_form_of_glow(scheme: str) -> None:
         scale, zero_point = affine_qparams(*limits, spec)
         assert scale == pytest.approx(expected[0], abs=5e-8)
         assert zero_point == expected[1]
-    assert spec_from_text(spec_to_text(spec)) == (spec, {})
+    assert Place.from_text(Place(0, "conv", "input", spec, 0).to_text()).spec == spec
 
 
 def test_form_of_glow_for_other_codes() -> None:

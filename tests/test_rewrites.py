@@ -15,7 +15,7 @@ from jit_passes.graph.view import GraphView
 from jit_passes.passes.pipeline import wrap
 from jit_passes.quantizer import resolve
 from jit_passes.stages.normalize import NORMALIZE, normalize
-from jit_passes.stages.observe import plan_observations
+from jit_passes.stages.prepare import plan_observations
 
 X = torch.randn(2, 6, 9, 9, generator=torch.Generator().manual_seed(0))
 
@@ -262,17 +262,15 @@ def test_insert_observers_and_convert() -> None:
     target = jit_passes.targets.Stock()
     graph = GraphView.of(module, "forward")
     plan = plan_observations(resolve(graph, target.quantizer().annotate(graph)))
-    observed, changed, _ = _C.run_pass(
-        "insert_observers", module, "forward", {"observations": plan}
-    )
-    assert changed and len(_C.observations(observed, "forward")) == len(plan) > 3
-    assert not _C.run_pass("insert_observers", observed, "forward", {"observations": []})[1]
+    observed, changed = _C.run_pass("insert_observers", module, "forward", plan)
+    found = _C.places(observed, "forward")
+    assert changed and len(found) == len(plan["places"]) > 3
+    nothing: dict[str, Any] = {"places": (), "states": ()}
+    assert not _C.run_pass("insert_observers", observed, "forward", nothing)[1]
     with torch.no_grad():
         torch.testing.assert_close(wrap(observed)(X), float_model(X))
-    options = {"parameters": [None] * len(plan)}
-    with pytest.raises(RuntimeError, match="one entry for each observer"):
-        _C.run_pass("insert_quantize_dequantize", observed, "forward", {"parameters": []})
-    plain, changed, _ = _C.run_pass("insert_quantize_dequantize", observed, "forward", options)
+    options: dict[str, Any] = {"parameters": {}}
+    plain, changed = _C.run_pass("insert_quantize_dequantize", observed, "forward", options)
     assert changed and not any(kind.startswith("jit_passes::") for kind in kinds(plain))
     assert _C.check_invariant("no_observers", plain, "forward") is None
     with torch.no_grad():

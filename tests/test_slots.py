@@ -452,8 +452,8 @@ def test_insert_fake_quantize() -> None:
     model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(True)))
     module = SPLIT.run(_C.clone(model._c, "forward"), "forward").module
     before = str(module._get_method("forward").graph)
-    options: dict[str, Any] = {"fake_quantizations": (), "states": ()}
-    module, changed, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
+    options: dict[str, Any] = {"places": (), "states": ()}
+    module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
     assert not changed and str(module._get_method("forward").graph) == before
     graph = GraphView.of(module, "forward", parameters=True)
     options = planned(graph, SlotQuantizer(RECIPE).annotate(graph))

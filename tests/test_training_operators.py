@@ -219,13 +219,13 @@ def test_pair_sums() -> None:
     for count in (6, 7, 1):
         x = numbers(5, count, seed=3) + 1
         wanted = torch.stack([torch.full((5,), math.inf), torch.full((5,), -math.inf)]).double()
-        own.observe_pair_sums(x, wanted, 0, False, "x", "")
+        own.observe_pair_sums(x, wanted, 0, "x", "")
         state = unseen(5)
         average(x, state, axis=0, pair_sums=True)
         assert torch.equal(state.double(), wanted)
         fold = torch.tensor([1.0, -2.0, 0.5, -1.0, 4.0])
         wanted = torch.stack([torch.full((5,), math.inf), torch.full((5,), -math.inf)]).double()
-        own.observe_pair_sums(x * fold[:, None], wanted, 0, False, "x", "")
+        own.observe_pair_sums(x * fold[:, None], wanted, 0, "x", "")
         state = unseen(5)
         average(x, state, fold, axis=0, pair_sums=True)
         assert torch.equal(state.double(), wanted)

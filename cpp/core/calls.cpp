@@ -15,7 +15,7 @@ namespace {
 using torch::jit::GraphFunction;
 using torch::jit::InlinedCallStack;
 using torch::jit::InlinedCallStackPtr;
-using Object = c10::ivalue::Object;
+using ModuleObject = c10::ivalue::Object;
 using Paths = std::unordered_map<const Value*, std::string>;
 using Stacks = std::unordered_map<const InlinedCallStack*, InlinedCallStackPtr>;
 
@@ -168,7 +168,8 @@ class Inliner {
 
 // The first name of each module. Returns whether one has several.
 bool firstNames(
-    const Object* module, const std::string& path, std::unordered_map<const Object*, std::string>& names) {
+    const ModuleObject* module, const std::string& path,
+    std::unordered_map<const ModuleObject*, std::string>& names) {
   if (!names.emplace(module, path).second) {
     return true;
   }
@@ -183,7 +184,7 @@ bool firstNames(
 }
 
 // Null where there is none.
-const Object* moduleAt(const Object* module, const std::string& path) {
+const ModuleObject* moduleAt(const ModuleObject* module, const std::string& path) {
   std::istringstream parts(path);
   for (std::string part; std::getline(parts, part, '.');) {
     const auto slot = module->type()->findAttributeSlot(part);
@@ -220,7 +221,7 @@ const Node* findCall(Graph& graph) {
 }
 
 void nameModules(Graph& graph, const torch::jit::Module& root) {
-  std::unordered_map<const Object*, std::string> names;
+  std::unordered_map<const ModuleObject*, std::string> names;
   if (!firstNames(root._ivalue().get(), "", names)) {
     return;
   }

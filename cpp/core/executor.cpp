@@ -18,7 +18,7 @@ void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
 struct Hook {
   std::atomic<bool> active{false};
   std::once_flag registered;
-  GraphFunction function;
+  GraphHook function;
 };
 
 Hook& hookOf(Moment moment) {
@@ -28,7 +28,7 @@ Hook& hookOf(Moment moment) {
 
 } // namespace
 
-void onGraph(Moment moment, GraphFunction function) {
+void onGraph(Moment moment, GraphHook function) {
   Hook& hook = hookOf(moment);
   std::call_once(hook.registered, [&] {
     hook.function = std::move(function);

@@ -1,6 +1,7 @@
 #include "graph.h"
 
 #include "operators.h"
+#include "places.h"
 
 namespace jit_passes {
 namespace {
@@ -164,7 +165,7 @@ NodeNames nodeNames(Graph& graph) {
   // are to be the same.
   std::vector<const Node*> rest;
   forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::Constant || isQuantization(node)) {
+    if (node->kind() == c10::prim::Constant || isQuantization(node) || isPlace(node)) {
       return;
     }
     makesTensor(node) && node->hasUses() ? give(node) : rest.push_back(node);
@@ -219,7 +220,27 @@ bool isTranspose(const Node* node) {
   return node->kind() == c10::aten::t || node->kind() == numpy;
 }
 
+namespace {
+
+const auto place_attribute = c10::Symbol::attr("place");
+
+} // namespace
+
+std::optional<int64_t> placeOf(const Node* node) {
+  return node->hasAttribute(place_attribute) ? std::optional(node->i(place_attribute)) : std::nullopt;
+}
+
+void setPlace(Node* node, int64_t place) { node->i_(place_attribute, place); }
+
+void handOverPlace(const Node* from, Node* to) {
+  const bool fixed = to->kind() == c10::prim::Constant || to->kind() == c10::prim::Param;
+  if (const auto place = placeOf(from); place && !fixed && !placeOf(to)) {
+    setPlace(to, *place);
+  }
+}
+
 void replaceNode(Node* node, Value* value) {
+  handOverPlace(node, value->node());
   node->output()->replaceAllUsesWith(value);
   node->destroy();
 }

@@ -51,4 +51,9 @@ bool isTranspose(const Node* node);
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
 
+// Whether the name of the node's operator, namespace included, begins so.
+inline bool startsWith(const Node* node, std::string_view prefix) {
+  return std::string_view(node->kind().toQualString()).substr(0, prefix.size()) == prefix;
+}
+
 } // namespace jit_passes JIT_PASSES_API

@@ -6,7 +6,7 @@ namespace jit_passes {
 namespace {
 
 template <typename Info>
-struct Table {
+struct Entries {
   std::mutex mutex;
   std::map<std::string, Info> entries;
 
@@ -29,8 +29,8 @@ struct Table {
 
 // Never destroyed: other libraries' static objects and Python's functions may outlive it.
 template <typename Info>
-Table<Info>& table() {
-  static auto* const entries = new Table<Info>();
+Entries<Info>& table() {
+  static auto* const entries = new Entries<Info>();
   return *entries;
 }
 

@@ -1,6 +1,7 @@
 #include "replacer.h"
 
 #include "module.h"
+#include "places.h"
 
 namespace jit_passes {
 namespace {
@@ -45,6 +46,7 @@ class Replacer {
           wanted->annotation_str(), " is used");
       if (made_set_.count(result->node())) {
         result->setType(old->type());
+        handOverPlace(old->node(), result->node());
       }
       if (aliases != nullptr) {
         aliases->replace(old, result);

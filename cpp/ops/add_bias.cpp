@@ -27,7 +27,8 @@ at::Tensor addBias(const at::Tensor& x, const at::Tensor& bias, int64_t spatial_
   return x.add(bias.to(x.scalar_type()).reshape_symint(shape));
 }
 
-const RegisterOp op{"add_bias", "Add a number to each channel, as a convolution does with its bias."};
+const RegisterOp add_bias_op{
+    "add_bias", "Add a number to each channel, as a convolution does with its bias."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("add_bias(Tensor x, Tensor bias, int spatial_dims) -> Tensor");

@@ -29,7 +29,7 @@ Tensor agreedRange(Tensor range, const Observed& observed) {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-Tensor rowsOf(const Tensor& values, int64_t axis) {
+Tensor channelRows(const Tensor& values, int64_t axis) {
   return values.transpose(0, axis).reshape({values.size(axis), -1}).contiguous();
 }
 
@@ -40,14 +40,14 @@ std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, bool p
   }
   const auto values = valuesOf(x);
   if (pair_sums) {
-    return minMaxOfPairSums(rowsOf(values, *axis), name);
+    return minMaxOfPairSums(channelRows(values, *axis), name);
   }
   const auto layout = channelLayout(values, axis);
   if (layout.channels == 1) {
     return {minMaxOf(values, name)};
   }
   if (layout.inner == 1 && layout.outer > 1) {
-    return minMaxOfRows(rowsOf(values, *axis), name);
+    return minMaxOfRows(channelRows(values, *axis), name);
   }
   std::vector<Extremes> seen(layout.channels);
   const float* data = values.const_data_ptr<float>();

@@ -188,7 +188,7 @@ Tensor correlationMode(
       padded, weight, stride, numbers, dilation, /*transposed=*/false, std::vector<int64_t>{0}, groups);
 }
 
-const RegisterOp op{"correlation", "A convolution without its bias."};
+const RegisterOp correlation_op{"correlation", "A convolution without its bias."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -91,12 +91,12 @@ Tensor deferredBatchNorm(
       input, weight, beta, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
-const RegisterOp factor_op{
+const RegisterOp fold_factor_op{
     "fold_factor", "What folding a batch norm multiplies the weights of each channel by."};
-const RegisterOp shift_op{"fold_bias", "The bias that folding a batch norm makes."};
-const RegisterOp weight_op{"deferred_weight", "A weight and its factor, or their product."};
-const RegisterOp bias_op{"deferred_bias", "The bias of a convolution, or the folded one."};
-const RegisterOp batch_norm_op{
+const RegisterOp fold_bias_op{"fold_bias", "The bias that folding a batch norm makes."};
+const RegisterOp deferred_weight_op{"deferred_weight", "A weight and its factor, or their product."};
+const RegisterOp deferred_bias_op{"deferred_bias", "The bias of a convolution, or the folded one."};
+const RegisterOp deferred_batch_norm_op{
     "deferred_batch_norm", "Batch norm that will be folded into the weights in front of it."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {

@@ -10,7 +10,7 @@ namespace {
 
 const RegisterOp edge_op{
     "edge", "A second name for a value: the uses that are to be quantized go through it."};
-const RegisterOp derive_op{
+const RegisterOp derive_quantization_op{
     "derive_quantization",
     "A second name for a value that conversion quantizes with parameters derived from others'."};
 

@@ -42,7 +42,7 @@ Tensor fakeQuantizeLearnable(
 }
 
 template <bool kCpu>
-std::tuple<Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor> learnableBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
@@ -62,7 +62,7 @@ Tensor fakeQuantizeLearnableMeta(
   return at::empty_like(x);
 }
 
-std::tuple<Tensor, Tensor> backwardMeta(
+std::tuple<Tensor, Tensor> learnableBackwardMeta(
     const Tensor&, const Tensor& x, const Tensor& scale, int64_t, int64_t, std::optional<int64_t>,
     string_view) {
   return {at::empty_like(x), at::empty_like(scale)};
@@ -103,9 +103,9 @@ Tensor fakeQuantizeLearnableAutograd(
   return FakeQuantizeLearnable::apply(x, scale, quant_min, quant_max, ch_axis, rounding);
 }
 
-const RegisterOp forward_op{
+const RegisterOp fake_quantize_learnable_op{
     "fake_quantize_learnable", "Fake-quantize with a gradient for the scale, by the mask of codes."};
-const RegisterOp backward_op{
+const RegisterOp fake_quantize_learnable_backward_op{
     "fake_quantize_learnable_backward", "Gradients of fake_quantize_learnable, in one pass over memory."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
@@ -117,16 +117,18 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
       "int quant_max, int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)");
 }
 
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("fake_quantize_learnable_backward", backward<true>); }
+TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
+  m.impl("fake_quantize_learnable_backward", learnableBackward<true>);
+}
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
   m.impl("fake_quantize_learnable", fakeQuantizeLearnable);
-  m.impl("fake_quantize_learnable_backward", backward<false>);
+  m.impl("fake_quantize_learnable_backward", learnableBackward<false>);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
   m.impl("fake_quantize_learnable", fakeQuantizeLearnableMeta);
-  m.impl("fake_quantize_learnable_backward", backwardMeta);
+  m.impl("fake_quantize_learnable_backward", learnableBackwardMeta);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {

@@ -31,7 +31,7 @@ Tensor fakeQuantizeLsq(
 }
 
 template <auto findGradients>
-std::tuple<Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor> lsqBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
     double gradient_scale, std::optional<int64_t> ch_axis) {
   const auto axis = wrapAxis(ch_axis, x);
@@ -45,7 +45,7 @@ Tensor fakeQuantizeLsqMeta(const Tensor& x, const Tensor&, int64_t, int64_t, dou
   return at::empty_like(x);
 }
 
-std::tuple<Tensor, Tensor> backwardMeta(
+std::tuple<Tensor, Tensor> lsqBackwardMeta(
     const Tensor&, const Tensor& x, const Tensor& scale, int64_t, int64_t, double, std::optional<int64_t>) {
   return {at::empty_like(x), at::empty_like(scale)};
 }
@@ -85,8 +85,8 @@ Tensor fakeQuantizeLsqAutograd(
   return FakeQuantizeLsq::apply(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
 }
 
-const RegisterOp forward_op{"fake_quantize_lsq", "Fake-quantize with a trained scale (LSQ)."};
-const RegisterOp backward_op{
+const RegisterOp fake_quantize_lsq_op{"fake_quantize_lsq", "Fake-quantize with a trained scale (LSQ)."};
+const RegisterOp fake_quantize_lsq_backward_op{
     "fake_quantize_lsq_backward", "Gradients of fake_quantize_lsq, in one pass over memory."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
@@ -99,17 +99,17 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("fake_quantize_lsq_backward", backward<gradientsOnCpu<SlopeOfClip>>);
+  m.impl("fake_quantize_lsq_backward", lsqBackward<gradientsOnCpu<SlopeOfClip>>);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
   m.impl("fake_quantize_lsq", fakeQuantizeLsq);
-  m.impl("fake_quantize_lsq_backward", backward<gradientsByOperators<SlopeOfClip>>);
+  m.impl("fake_quantize_lsq_backward", lsqBackward<gradientsByOperators<SlopeOfClip>>);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
   m.impl("fake_quantize_lsq", fakeQuantizeLsqMeta);
-  m.impl("fake_quantize_lsq_backward", backwardMeta);
+  m.impl("fake_quantize_lsq_backward", lsqBackwardMeta);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {

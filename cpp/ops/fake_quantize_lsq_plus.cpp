@@ -30,7 +30,7 @@ inline Number quantized(
 }
 
 template <typename Number>
-JIT_PASSES_VECTORIZED void quantizeRow(
+JIT_PASSES_VECTORIZED void lsqPlusRow(
     const Number* x, Number* result, int64_t count, Number scale, Number offset, Number low, Number high) {
   const Number inverse_scale = inverseOf(scale);
   for (int64_t i = 0; i < count; ++i) {
@@ -48,14 +48,14 @@ JIT_PASSES_VECTORIZED void quantizeAcross(
 }
 
 template <typename Number>
-void run(const Tensor& x, Tensor& result, const Grid<Number>& grid, std::optional<int64_t> axis) {
+void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, std::optional<int64_t> axis) {
   const auto layout = channelLayout(x, axis);
   const Number* from = x.const_data_ptr<Number>();
   Number* to = result.mutable_data_ptr<Number>();
   overChannels(
       layout,
       [&](int64_t begin, int64_t count, int64_t channel) {
-        quantizeRow(
+        lsqPlusRow(
             from + begin, to + begin, count, grid.scales[channel], grid.offsets[channel], grid.low,
             grid.high);
       },
@@ -83,9 +83,9 @@ Tensor fakeQuantizeLsqPlusCpu(
   const auto values = denseOf(x).to(computedIn(x));
   auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
   if (values.scalar_type() == at::kDouble) {
-    run<double>(values, result, {scale, offset, quant_min, quant_max}, axis);
+    runLsqPlus<double>(values, result, {scale, offset, quant_min, quant_max}, axis);
   } else {
-    run<float>(values, result, {scale, offset, quant_min, quant_max}, axis);
+    runLsqPlus<float>(values, result, {scale, offset, quant_min, quant_max}, axis);
   }
   return result.to(x.scalar_type());
 }
@@ -101,7 +101,7 @@ Tensor fakeQuantizeLsqPlusByOperators(
 }
 
 template <auto findGradients>
-std::tuple<Tensor, Tensor, Tensor> backward(
+std::tuple<Tensor, Tensor, Tensor> lsqPlusBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min,
     int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
@@ -116,7 +116,7 @@ Tensor fakeQuantizeLsqPlusMeta(
   return at::empty_like(x);
 }
 
-std::tuple<Tensor, Tensor, Tensor> backwardMeta(
+std::tuple<Tensor, Tensor, Tensor> lsqPlusBackwardMeta(
     const Tensor&, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t, int64_t, double,
     std::optional<int64_t>) {
   return {at::empty_like(x), at::empty_like(scale), at::empty_like(offset)};
@@ -157,9 +157,9 @@ Tensor fakeQuantizeLsqPlusAutograd(
   return FakeQuantizeLsqPlus::apply(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
 }
 
-const RegisterOp forward_op{
+const RegisterOp fake_quantize_lsq_plus_op{
     "fake_quantize_lsq_plus", "Fake-quantize with a trained scale and offset (LSQ+)."};
-const RegisterOp backward_op{
+const RegisterOp fake_quantize_lsq_plus_backward_op{
     "fake_quantize_lsq_plus_backward", "Gradients of fake_quantize_lsq_plus, in one pass over memory."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
@@ -173,17 +173,17 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
 
 TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
   m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusCpu);
-  m.impl("fake_quantize_lsq_plus_backward", backward<gradientsOnCpu<SlopeOfClip, true>>);
+  m.impl("fake_quantize_lsq_plus_backward", lsqPlusBackward<gradientsOnCpu<SlopeOfClip, true>>);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
   m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusByOperators);
-  m.impl("fake_quantize_lsq_plus_backward", backward<gradientsByOperators<SlopeOfClip>>);
+  m.impl("fake_quantize_lsq_plus_backward", lsqPlusBackward<gradientsByOperators<SlopeOfClip>>);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
   m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusMeta);
-  m.impl("fake_quantize_lsq_plus_backward", backwardMeta);
+  m.impl("fake_quantize_lsq_plus_backward", lsqPlusBackwardMeta);
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {

@@ -263,9 +263,9 @@ Tensor fakeQuantizeMovingAverage(
   return callFakeQuantizeLearnable(x, folded, quant_min - zero, quant_max - zero, fold_axis, rounding);
 }
 
-const RegisterOp qparams_op{
+const RegisterOp moving_average_qparams_op{
     "moving_average_qparams", "Scale and zero point from a moving average of each batch's range."};
-const RegisterOp fake_quantize_op{
+const RegisterOp fake_quantize_moving_average_op{
     "fake_quantize_moving_average", "Fake-quantize with the moving average of each batch's range."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {

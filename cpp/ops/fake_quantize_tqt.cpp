@@ -73,9 +73,9 @@ Tensor fakeQuantizeTqt(
   return callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, "half_even");
 }
 
-const RegisterOp tqt_op{
+const RegisterOp fake_quantize_tqt_op{
     "fake_quantize_tqt", "Fake-quantize with a trained threshold, its scale a power of two (TQT)."};
-const RegisterOp scale_op{"power_of_two_scale", "The scale of such a threshold."};
+const RegisterOp power_of_two_scale_op{"power_of_two_scale", "The scale of such a threshold."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -16,7 +16,7 @@
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kLookupGrain = 1 << 14;
 
 // The codes that a table has entries for.
 struct Codes {
@@ -94,7 +94,7 @@ void lookUp(const at::Tensor& codes, const at::Tensor& table, const Codes& known
       all[code - lowest] = entries[code - known.first];
     }
   }
-  at::parallel_for(0, codes.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, codes.numel(), kLookupGrain, [&](int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     if (!known.all<Code>() && anyOutside<Code>(from + begin, count, known.first, known.last)) {
       refuse(
@@ -197,7 +197,8 @@ at::Tensor lookupTableMeta(const at::Tensor& codes, const at::Tensor& table, int
   return emptyLike(codes, table);
 }
 
-const RegisterOp op{"lookup_table", "A function of integer codes, one entry of a table for each code."};
+const RegisterOp lookup_table_op{
+    "lookup_table", "A function of integer codes, one entry of a table for each code."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("lookup_table(Tensor codes, Tensor table, int first) -> Tensor");

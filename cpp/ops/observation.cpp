@@ -5,7 +5,7 @@
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kGrain = 1 << 15;
+constexpr int64_t kObservationGrain = 1 << 15;
 constexpr int kLanes = 64; // independent running minima, so that the loop vectorizes without -ffast-math
 
 JIT_PASSES_VECTORIZED void findExtremes(const float* x, int64_t count, Extremes* result) {
@@ -64,11 +64,12 @@ at::Tensor valuesOf(const at::Tensor& x) {
 
 MinMax minMaxOf(const at::Tensor& values, c10::string_view name) {
   const float* x = values.const_data_ptr<float>();
-  const int64_t count = values.numel(), chunks = (count + kGrain - 1) / kGrain;
+  const int64_t count = values.numel(), chunks = (count + kObservationGrain - 1) / kObservationGrain;
   std::vector<Extremes> partial(chunks);
   at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; ++chunk) {
-      partial[chunk].add(x + chunk * kGrain, std::min(kGrain, count - chunk * kGrain));
+      partial[chunk].add(
+          x + chunk * kObservationGrain, std::min(kObservationGrain, count - chunk * kObservationGrain));
     }
   });
   Extremes all;
@@ -84,7 +85,7 @@ std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) 
   const int64_t count = rows.size(1);
   std::vector<Extremes> partial(rows.size(0));
   at::parallel_for(
-      0, rows.size(0), std::max<int64_t>(1, kGrain / std::max<int64_t>(count, 1)),
+      0, rows.size(0), std::max<int64_t>(1, kObservationGrain / std::max<int64_t>(count, 1)),
       [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
           partial[row].add(x + row * count, count);

@@ -19,7 +19,7 @@ using c10::string_view;
 
 enum HistogramEntry : int64_t { kExponent = 4, kOffset = 5 };
 
-constexpr int64_t kGrain = 1 << 15; // below, a second thread costs more than it saves
+constexpr int64_t kHistogramGrain = 1 << 15; // below, a second thread costs more than it saves
 
 HistogramLayout layoutOf(const double* state) {
   return {static_cast<int>(state[kExponent]), static_cast<int64_t>(state[kOffset])};
@@ -44,7 +44,7 @@ Extremes count(const at::Tensor& values, double* state, at::Tensor& histogram) {
   const int64_t bins = histogram.numel(), size = values.numel();
   const MinMax before{static_cast<float>(state[kMin]), static_cast<float>(state[kMax])};
 
-  const int64_t workers = std::clamp<int64_t>(size / kGrain, 1, at::get_num_threads());
+  const int64_t workers = std::clamp<int64_t>(size / kHistogramGrain, 1, at::get_num_threads());
   std::vector<HistogramCounter> counters(workers, HistogramCounter(bins, before));
   at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; ++worker) {
@@ -145,10 +145,10 @@ void mergeHistogram(
   write(into, into_histogram, min, max, layout, counts);
 }
 
-const RegisterOp op{"observe_histogram", "Count the values into bins that merge exactly."};
-const RegisterOp profile_op{
+const RegisterOp observe_histogram_op{"observe_histogram", "Count the values into bins that merge exactly."};
+const RegisterOp observe_profile_op{
     "observe_profile", "Count the values into such bins, of whatever the model computes."};
-const RegisterOp merge_op{"merge_histogram", "Add what one observer has counted to another."};
+const RegisterOp merge_histogram_op{"merge_histogram", "Add what one observer has counted to another."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("observe_histogram(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()");

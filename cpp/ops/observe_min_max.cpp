@@ -5,11 +5,11 @@
 //   per_channel_min_max the same as min_max along an axis: range has shape [2, channels]
 //   pair_sums           per_channel_min_max, widened to the sums of neighbouring values 2k and 2k + 1
 //   reach               notes only that the value was computed
+//   constant            notes only that it was there: constants are measured when observers are inserted
 //   nothing             notes nothing: the value's parameters are derived from those of others
 //
-// None of them returns anything: the float data flow is what it would be without them. `once`
-// observes constants a single time. `name` and `spec` are the value's name and its quantization
-// specification, carried along so that a saved graph can be converted later.
+// None of them returns anything: the float data flow is what it would be without them. `name` and `spec`
+// are the value's name and its place, carried along so that a saved graph can be converted later.
 #include "observation.h"
 
 namespace jit_passes {
@@ -17,9 +17,9 @@ namespace {
 
 using c10::string_view;
 
-void observeMinMax(const at::Tensor& x, at::Tensor range, bool once, string_view name, string_view) {
+void observeMinMax(const at::Tensor& x, at::Tensor range, string_view name, string_view) {
   double* state = range.mutable_data_ptr<double>();
-  if ((once && state[kMin] <= state[kMax]) || !observeShape(x, state)) {
+  if (!observeShape(x, state)) {
     return;
   }
   const auto [low, high] = minMaxOf(valuesOf(x), name);
@@ -56,20 +56,13 @@ void widen(at::Tensor& range, const std::vector<MinMax>& found) {
   }
 }
 
-bool wasSeen(const at::Tensor& range) { return range[0].le(range[1]).all().item<bool>(); }
-
 void observePerChannelMinMax(
-    const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
-  if (!once || !wasSeen(range)) {
-    widen(range, minMaxOfRows(channelRows(x, range, axis, name), name));
-  }
+    const at::Tensor& x, at::Tensor range, int64_t axis, string_view name, string_view) {
+  widen(range, minMaxOfRows(channelRows(x, range, axis, name), name));
 }
 
-void observePairSums(
-    const at::Tensor& x, at::Tensor range, int64_t axis, bool once, string_view name, string_view) {
-  if (!once || !wasSeen(range)) {
-    widen(range, minMaxOfPairSums(channelRows(x, range, axis, name), name));
-  }
+void observePairSums(const at::Tensor& x, at::Tensor range, int64_t axis, string_view name, string_view) {
+  widen(range, minMaxOfPairSums(channelRows(x, range, axis, name), name));
 }
 
 void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_view) {
@@ -80,28 +73,38 @@ void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_vie
   }
 }
 
+void observeConstant(
+    const at::Tensor&, at::Tensor reached, const at::Tensor&, const std::optional<at::Tensor>&, string_view,
+    string_view) {
+  *reached.mutable_data_ptr<bool>() = true;
+}
+
 void observeNothing(const at::Tensor&, at::Tensor, string_view, string_view) {}
 
-const RegisterOp min_max_op{"observe_min_max", "Keep the smallest and largest value seen."};
-const RegisterOp moving_average_op{
+const RegisterOp observe_min_max_op{"observe_min_max", "Keep the smallest and largest value seen."};
+const RegisterOp observe_moving_average_op{
     "observe_moving_average", "Keep an exponential moving average of each batch's range."};
-const RegisterOp per_channel_op{
+const RegisterOp observe_per_channel_min_max_op{
     "observe_per_channel_min_max", "Keep the smallest and largest value of each channel."};
-const RegisterOp pair_sums_op{
+const RegisterOp observe_pair_sums_op{
     "observe_pair_sums", "Keep each channel's range, and that of sums of neighbouring values."};
-const RegisterOp reach_op{"observe_reach", "Note that the value was computed, and its rank."};
-const RegisterOp nothing_op{"observe_nothing", "Say how the value is quantized; look at nothing."};
+const RegisterOp observe_reach_op{"observe_reach", "Note that the value was computed, and its rank."};
+const RegisterOp observe_constant_op{
+    "observe_constant", "Note that a constant was there, which has been measured before."};
+const RegisterOp observe_nothing_op{"observe_nothing", "Say how the value is quantized; look at nothing."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("observe_min_max(Tensor x, Tensor(a!) range, bool once, str name, str spec) -> ()");
+  m.def("observe_min_max(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
   m.def(
       "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> "
       "()");
-  m.def(
-      "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> "
-      "()");
-  m.def("observe_pair_sums(Tensor x, Tensor(a!) range, int axis, bool once, str name, str spec) -> ()");
+  m.def("observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()");
+  m.def("observe_pair_sums(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()");
   m.def("observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
+  m.def(
+      "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, str name, str spec) "
+      "-> "
+      "()");
   // Without a buffer that it could write to, it would be dead code.
   m.def("observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
 }
@@ -112,6 +115,7 @@ TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
   m.impl("observe_per_channel_min_max", observePerChannelMinMax);
   m.impl("observe_pair_sums", observePairSums);
   m.impl("observe_reach", observeReach);
+  m.impl("observe_constant", observeConstant);
   m.impl("observe_nothing", observeNothing);
 }
 

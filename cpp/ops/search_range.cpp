@@ -75,7 +75,8 @@ std::tuple<double, double> searchRangeL2(
   return {low * below, high * above};
 }
 
-const RegisterOp op{"search_range_l2", "The range whose quantization has the least squared error."};
+const RegisterOp search_range_l2_op{
+    "search_range_l2", "The range whose quantization has the least squared error."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

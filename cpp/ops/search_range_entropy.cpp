@@ -85,7 +85,8 @@ int64_t searchRangeEntropy(const at::Tensor& histogram, int64_t groups) {
   return kFirstWindow + lastOfLeast(divergences);
 }
 
-const RegisterOp op{"search_range_entropy", "How many bins to keep, by the least relative entropy."};
+const RegisterOp search_range_entropy_op{
+    "search_range_entropy", "How many bins to keep, by the least relative entropy."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_entropy(Tensor counts, int groups) -> int"); }
 

@@ -117,7 +117,8 @@ std::tuple<int64_t, int64_t> searchRangeEntropyGlow(
   return {best.begin, best.end};
 }
 
-const RegisterOp op{"search_range_entropy_glow", "Which bins to keep, by the least relative entropy."};
+const RegisterOp search_range_entropy_glow_op{
+    "search_range_entropy_glow", "Which bins to keep, by the least relative entropy."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("search_range_entropy_glow(Tensor counts, int groups, bool symmetric) -> (int, int)");

@@ -42,7 +42,7 @@ std::tuple<double, double> searchRangeExhaustive(
   return range(std::min_element(errors.begin(), errors.end()) - errors.begin());
 }
 
-const RegisterOp op{
+const RegisterOp search_range_exhaustive_op{
     "search_range_exhaustive", "The range of a grid whose quantization has the least squared error."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {

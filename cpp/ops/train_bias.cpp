@@ -55,7 +55,7 @@ Tensor trainBias(
   return rounded + (x - x.detach()); // 0, with the gradient; x + (rounded - x) would round again
 }
 
-const RegisterOp op{"train_bias", "Round a bias to steps of the accumulator, straight through."};
+const RegisterOp train_bias_op{"train_bias", "Round a bias to steps of the accumulator, straight through."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -25,7 +25,7 @@ Tensor trainFixed(
       quant_max, std::nullopt, "half_even");
 }
 
-const RegisterOp op{"train_fixed", "Fake-quantize with a scale and a zero point that are known."};
+const RegisterOp train_fixed_op{"train_fixed", "Fake-quantize with a scale and a zero point that are known."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

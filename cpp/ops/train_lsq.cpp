@@ -111,8 +111,9 @@ Tensor trainLsq(
   return callFakeQuantizeLsq(x, folded, quant_min, quant_max, 1, fold_axis);
 }
 
-const RegisterOp train_op{"train_lsq", "Fake-quantize with a trained scale that starts from the data (LSQ)."};
-const RegisterOp prepare_op{"prepare_lsq", "Initialize an LSQ scale, and keep it positive."};
+const RegisterOp train_lsq_op{
+    "train_lsq", "Fake-quantize with a trained scale that starts from the data (LSQ)."};
+const RegisterOp prepare_lsq_op{"prepare_lsq", "Initialize an LSQ scale, and keep it positive."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

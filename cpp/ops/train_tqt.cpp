@@ -101,9 +101,9 @@ Tensor trainTqt(
               : callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, "half_even");
 }
 
-const RegisterOp train_op{
+const RegisterOp train_tqt_op{
     "train_tqt", "Fake-quantize with a trained threshold that starts from the data (TQT)."};
-const RegisterOp prepare_op{"prepare_tqt", "Start such a threshold."};
+const RegisterOp prepare_tqt_op{"prepare_tqt", "Start such a threshold."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -75,7 +75,7 @@ class Switch {
 
 bool addStatisticsSwitch(PassContext& context) { return Switch(context).run(); }
 
-const RegisterPass registration{
+const RegisterPass add_statistics_switch_pass{
     "add_statistics_switch",
     "Let a switch of the module freeze the statistics of all batch norms.",
     addStatisticsSwitch,

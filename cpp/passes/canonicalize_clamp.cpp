@@ -20,7 +20,7 @@ bool clipsBelowZeroOnly(const Node* node) {
   return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
 }
 
-Node* canonical(Node* node) {
+Node* canonicalClamp(Node* node) {
   if (node->kind() == relu6) {
     const std::vector<Value*> operands{
         node->input(0), insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})};
@@ -35,7 +35,7 @@ Node* canonical(Node* node) {
 bool canonicalizeClamp(PassContext& context) {
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    if (Node* replacement = canonical(node)) {
+    if (Node* replacement = canonicalClamp(node)) {
       replaceNode(node, replacement->output());
       changed = true;
     }
@@ -43,7 +43,7 @@ bool canonicalizeClamp(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass canonicalize_clamp_pass{
     "canonicalize_clamp",
     "Turn relu6, hardtanh and clamp_min into relu and clamp.",
     canonicalizeClamp,

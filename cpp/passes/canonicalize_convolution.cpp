@@ -56,7 +56,7 @@ bool canonicalizeConvolution(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass canonicalize_convolution_pass{
     "canonicalize_convolution",
     "Turn traced aten::_convolution into conv and conv_transpose.",
     canonicalizeConvolution,

@@ -104,7 +104,7 @@ bool canonicalizeLinear(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass canonicalize_linear_pass{
     "canonicalize_linear",
     "Turn addmm, mm and matmul by a constant matrix or a parameter into linear.",
     canonicalizeLinear,

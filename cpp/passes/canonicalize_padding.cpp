@@ -78,7 +78,7 @@ bool canonicalizePadding(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass canonicalize_padding_pass{
     "canonicalize_padding",
     "Turn padding='same' and 'valid' into numbers.",
     canonicalizePadding,

@@ -29,7 +29,7 @@ bool canonicalizeView(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass canonicalize_view_pass{
     "canonicalize_view",
     "Turn view into reshape, which takes any memory layout.",
     canonicalizeView,

@@ -12,14 +12,12 @@
 
 #include "core/graph.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
 using c10::Symbol;
-
-const auto quantize = Symbol::fromQualString("jit_passes::quantize");
-const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
 
 bool isAverage(const Node* node) {
   static const std::unordered_set<std::string> kinds{
@@ -28,14 +26,14 @@ bool isAverage(const Node* node) {
   return kinds.count(node->kind().toQualString()) > 0;
 }
 
-struct Grid {
+struct CodeGrid {
   double scale, zero_point, low, high;
 
   double codeOf(double x) const { return std::nearbyint(x / scale + zero_point); }
 };
 
 // Whether all that is quantized has codes within the range.
-bool isWithin(const Node* node, const Grid& grid) {
+bool isWithin(const Node* node, const CodeGrid& grid) {
   const Node* made = node->input(0)->node();
   if (made->kind() == c10::aten::clamp) {
     const auto low = constantNumber(made->input(1)), high = constantNumber(made->input(2));
@@ -49,7 +47,7 @@ bool isWithin(const Node* node, const Grid& grid) {
 }
 
 template <typename Code>
-bool clampCodes(Node* node, const Grid& grid, bool contiguous) {
+bool clampCodes(Node* node, const CodeGrid& grid, bool contiguous) {
   using Limits = std::numeric_limits<Code>;
   if ((grid.low <= Limits::min() && grid.high >= Limits::max()) || isWithin(node, grid)) {
     return false;
@@ -81,7 +79,7 @@ bool clampAllCodes(PassContext& context) {
     if (!scale || !zero_point || !low || !high || !dtype) {
       return;
     }
-    const Grid grid{*scale, *zero_point, *low, *high};
+    const CodeGrid grid{*scale, *zero_point, *low, *high};
     switch (static_cast<at::ScalarType>(*dtype)) {
       case at::kByte: changed |= clampCodes<uint8_t>(node, grid, contiguous); break;
       case at::kChar: changed |= clampCodes<int8_t>(node, grid, contiguous); break;
@@ -91,7 +89,7 @@ bool clampAllCodes(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass clamp_codes_pass{
     "clamp_codes",
     "Clamp codes to a range that is narrower than their dtype.",
     clampAllCodes,

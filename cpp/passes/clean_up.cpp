@@ -51,12 +51,13 @@ bool removeUnusedAttributes(PassContext& context) {
   return context.module().type()->numAttributes() != before;
 }
 
-const RegisterPass propagate_constants{
+const RegisterPass propagate_constants_pass{
     "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
-const RegisterPass unroll_loops{
+const RegisterPass unroll_loops_pass{
     "unroll_loops", "Unroll loops with a constant number of rounds.", unrollLoops};
-const RegisterPass remove_dead_code{"remove_dead_code", "Remove what no result depends on.", removeDeadCode};
-const RegisterPass remove_unused_attributes{
+const RegisterPass remove_dead_code_pass{
+    "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
+const RegisterPass remove_unused_attributes_pass{
     "remove_unused_attributes",
     "Remove attributes that the method does not read.",
     removeUnusedAttributes,

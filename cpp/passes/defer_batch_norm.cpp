@@ -75,7 +75,7 @@ bool deferBatchNorm(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass defer_batch_norm_pass{
     "defer_batch_norm",
     "Mark batch norms that will be folded once training is over.",
     deferBatchNorm,

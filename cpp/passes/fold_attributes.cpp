@@ -26,7 +26,7 @@ bool foldAttributes(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass fold_attributes_pass{
     "fold_attributes",
     "Take flags, numbers and texts that nothing assigns for constants.",
     foldAttributes,

@@ -104,7 +104,7 @@ bool foldBatchNorm(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass fold_batch_norm_pass{
     "fold_batch_norm",
     "Fold batch norm with constant statistics into conv and linear.",
     foldBatchNorm,

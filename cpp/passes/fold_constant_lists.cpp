@@ -49,7 +49,7 @@ bool foldConstantLists(PassContext& context) {
   return !lists.empty();
 }
 
-const RegisterPass registration{
+const RegisterPass fold_constant_lists_pass{
     "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists};
 
 } // namespace

@@ -9,7 +9,7 @@
 //
 // by the very operators that the model has trained with. Constants have the names of what they were made of.
 #include "core/batch_norm.h"
-#include "core/observers.h"
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -68,7 +68,7 @@ bool foldDeferred(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass fold_deferred_pass{
     "fold_deferred",
     "Compute the weights and biases that models in training compute from their parameters.",
     foldDeferred,

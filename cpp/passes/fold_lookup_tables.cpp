@@ -20,6 +20,7 @@
 #include "core/graph.h"
 #include "core/operators.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
@@ -27,8 +28,6 @@ namespace {
 using c10::Symbol;
 using Written = std::unordered_set<const Value*>;
 
-const auto quantize = Symbol::fromQualString("jit_passes::quantize");
-const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
 const auto lookup_table = Symbol::fromQualString("jit_passes::lookup_table");
 constexpr int64_t kMaxEntries = 1 << 16;
 
@@ -200,7 +199,7 @@ bool foldLookupTables(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass fold_lookup_tables_pass{
     "fold_lookup_tables",
     "Turn float functions between dequantize and quantize into tables.",
     foldLookupTables,

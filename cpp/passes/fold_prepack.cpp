@@ -85,7 +85,7 @@ bool foldPrepack(PassContext& context) {
   return count > 0;
 }
 
-const RegisterPass registration{
+const RegisterPass fold_prepack_pass{
     "fold_prepack",     "Pack constant weights for the quantized engine.", foldPrepack, {"no_observers"}, {},
     {{"engine", "str"}}};
 

@@ -10,10 +10,6 @@
 namespace jit_passes {
 namespace {
 
-bool startsWith(const Node* node, std::string_view prefix) {
-  return std::string_view(node->kind().toQualString()).substr(0, prefix.size()) == prefix;
-}
-
 bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
   bool changed = false;
@@ -30,7 +26,7 @@ bool foldQuantizedConstants(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass fold_quantized_constants_pass{
     "fold_quantized_constants",
     "Quantize constants ahead of time, so that files hold integers only.",
     foldQuantizedConstants,

@@ -47,7 +47,7 @@ bool followMode(PassContext& context) {
   return training != nullptr;
 }
 
-const RegisterPass registration{
+const RegisterPass follow_mode_pass{
     "follow_mode",
     "Let traced dropout and normalization follow the mode of the module.",
     followMode,

@@ -345,7 +345,7 @@ std::optional<std::string> checkInlined(const PassContext& context) {
 }
 
 const RegisterInvariant inlined{"inlined", "No calls of methods or functions.", checkInlined};
-const RegisterPass registration{
+const RegisterPass freeze_pass{
     "freeze", "Inline everything into one graph with constant parameters.", freeze, {}, {"inlined"}};
 
 } // namespace

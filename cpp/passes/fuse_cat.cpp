@@ -8,14 +8,12 @@
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
 using c10::Symbol;
-
-const auto quantize = Symbol::fromQualString("jit_passes::quantize");
-const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
 
 bool usedOnce(const Value* value) { return value->uses().size() == 1; }
 
@@ -67,7 +65,7 @@ bool fuseCat(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass fuse_cat_pass{
     "fuse_cat",
     "Fuse a concatenation of dequantized tensors into quantized::cat.",
     fuseCat,

@@ -7,10 +7,13 @@
 //   %y = jit_passes::train_lsq(%x, %scale, ...)    ->  %q = jit_passes::quantize(%x, scale, zero_point, ...)
 //                                                      %d = jit_passes::dequantize(%q, scale, zero_point)
 //
-// All later uses of %y see %d. Edges and the observers' buffers are removed. An observer without
-// parameters (never reached, say) leaves its value in float, and so does a place that trained.
+// The option `parameters` has a dict for each place, by its id: scale, zero_point, axis (None per tensor),
+// quant_min, quant_max and dtype, as quantize takes them. Both operators then carry the id. A place without
+// parameters (never reached, say) leaves its value in float.
+//
+// All later uses of %y see %d. Edges and the observers' buffers are removed.
 #include "core/graph.h"
-#include "core/observers.h"
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -18,25 +21,27 @@ namespace {
 
 using c10::Symbol;
 
-// (scale, zero_point, axis, quant_min, quant_max, dtype); scale and zero_point are tensors where
-// there is an axis.
-Value* quantizeDequantize(Node* before, Value* value, const c10::ivalue::Tuple& parameters) {
-  const std::vector<c10::IValue> fields = parameters.elements().vec();
-  const bool per_channel = !fields[2].isNone();
-  const auto constant = [&](size_t field) { return insertConstant(before, fields[field]); };
-  std::vector<Value*> grid{constant(0), constant(1)};
+// As Python has them for one place.
+using Parameters = c10::impl::GenericDict;
+
+Value* quantizeDequantize(Node* before, Value* value, const Parameters& parameters, int64_t place) {
+  const bool per_channel = !parameters.at("axis").isNone();
+  const auto constant = [&](const char* name) { return insertConstant(before, parameters.at(name)); };
+  std::vector<Value*> grid{constant("scale"), constant("zero_point")};
   if (per_channel) {
-    grid.push_back(constant(2));
+    grid.push_back(constant("axis"));
   }
   std::vector<Value*> operands{value};
   operands.insert(operands.end(), grid.begin(), grid.end());
-  operands.insert(operands.end(), {constant(3), constant(4), constant(5)});
+  operands.insert(operands.end(), {constant("quant_min"), constant("quant_max"), constant("dtype")});
   const char* suffix = per_channel ? "_per_channel" : "";
   Node* quantize = insertNode(
       before, Symbol::fromQualString(std::string("jit_passes::quantize") + suffix), operands, before);
   grid.insert(grid.begin(), quantize->output());
   Node* dequantize = insertNode(
       before, Symbol::fromQualString(std::string("jit_passes::dequantize") + suffix), grid, before);
+  setPlace(quantize, place);
+  setPlace(dequantize, place);
   return dequantize->output();
 }
 
@@ -72,34 +77,30 @@ Value* uncopied(Node* trained) {
   return copied ? maker->input(0) : trained->input(0);
 }
 
-void replaceTrained(Node* node, const c10::IValue& parameters) {
-  Value* value = uncopied(node);
-  const bool stays_float = parameters.isNone();
-  replaceNode(node, stays_float ? value : quantizeDequantize(node, value, parameters.toTupleRef()));
-}
-
 bool insertQuantizeDequantize(PassContext& context) {
   static const auto edge = Symbol::fromQualString("jit_passes::edge");
   const auto graph = context.graph();
-  const auto parameters = context.option("parameters").toListRef();
-  const auto observers = observersOf(*graph);
-  if (const auto trained = trainedOf(*graph); !trained.empty()) {
-    TORCH_CHECK(parameters.size() == trained.size(), "one entry for each place is expected");
-    for (size_t i = 0; i < trained.size(); ++i) {
-      replaceTrained(trained[i], parameters[i]);
-    }
-    return true;
-  }
-  TORCH_CHECK(parameters.size() == observers.size(), "one entry for each observer is expected");
-  for (size_t i = 0; i < observers.size(); ++i) {
-    if (parameters[i].isNone()) {
+  const auto parameters = context.option("parameters").toGenericDict();
+  const auto places = placesOf(*graph);
+  for (Node* place : places) {
+    const int64_t id = placeIdOf(place);
+    const auto found = parameters.find(id);
+    const bool quantized = found != parameters.end() && !found->value().isNone();
+    if (isTrained(place)) {
+      Value* value = uncopied(place);
+      const auto replaced = [&] {
+        return quantizeDequantize(place, value, found->value().toGenericDict(), id);
+      };
+      replaceNode(place, quantized ? replaced() : value);
       continue;
     }
-    Value* value = observers[i]->input(0);
-    Value* replacement = quantizeDequantize(observers[i], value, parameters[i].toTupleRef());
-    redirectUses(value, replacement, replacement->node()->input(0)->node());
+    if (quantized) {
+      Value* value = place->input(0);
+      Value* replacement = quantizeDequantize(place, value, found->value().toGenericDict(), id);
+      redirectUses(value, replacement, replacement->node()->input(0)->node());
+    }
   }
-  for (Node* observer : observers) {
+  for (Node* observer : placesOf(*graph)) {
     destroyObserver(observer);
   }
   forEachNode(*graph, [&](Node* node) {
@@ -107,17 +108,16 @@ bool insertQuantizeDequantize(PassContext& context) {
       replaceNode(node, node->input(0));
     }
   });
-  return !observers.empty();
+  return !places.empty();
 }
 
 std::optional<std::string> checkNoObservers(const PassContext& context) {
-  const auto observers = observersOf(*context.graph());
-  return observers.empty() ? std::nullopt
-                           : std::optional("an observer is left: " + describe(observers.front()));
+  const auto places = placesOf(*context.graph());
+  return places.empty() ? std::nullopt : std::optional("an observer is left: " + describe(places.front()));
 }
 
 const RegisterInvariant no_observers{"no_observers", "No observers.", checkNoObservers};
-const RegisterPass registration{
+const RegisterPass insert_quantize_dequantize_pass{
     "insert_quantize_dequantize",
     "Replace observers, and what trained, by quantize and dequantize.",
     insertQuantizeDequantize,

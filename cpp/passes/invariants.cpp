@@ -97,11 +97,6 @@ bool areEqual(const c10::IValue& one, const c10::IValue& other) {
   return one.isTensor() && other.isTensor() ? at::equal(one.toTensor(), other.toTensor()) : one == other;
 }
 
-bool startsWith(const Node* node, std::string_view name) {
-  const std::string_view kind = node->kind().toQualString();
-  return kind.substr(0, name.size()) == name;
-}
-
 // Of quantize: (x, scale, zero_point, [axis,] quant_min, quant_max, dtype).
 Problem badCodes(const Node* node, const Grid& grid) {
   const size_t last = node->inputs().size() - 1;

@@ -18,14 +18,12 @@
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
 using c10::Symbol;
-
-const auto quantize = Symbol::fromQualString("jit_passes::quantize");
-const auto dequantize = Symbol::fromQualString("jit_passes::dequantize");
 
 at::ScalarType quantizedDtype(const Node* node) {
   const auto dtype = static_cast<at::ScalarType>(*constantNumber(node->input(5)));
@@ -143,7 +141,7 @@ bool lowerQuantizeDequantize(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass lower_quantize_dequantize_pass{
     "lower_quantize_dequantize",
     "Turn quantize and dequantize into PyTorch's quantized dtypes.",
     lowerQuantizeDequantize,

@@ -194,7 +194,7 @@ class Merger {
 
 bool mergeConvBias(PassContext& context) { return Merger(context).run(); }
 
-const RegisterPass registration{
+const RegisterPass merge_conv_bias_pass{
     "merge_conv_bias", "Merge correlation and add_bias into convolutions.", mergeConvBias, {"inlined"}};
 
 } // namespace

@@ -33,7 +33,7 @@ bool mergeDequantize(PassContext& context) {
   return !repeated.empty();
 }
 
-const RegisterPass registration{
+const RegisterPass merge_dequantize_pass{
     "merge_dequantize", "Dequantize a value once for all its users.", mergeDequantize, {"no_observers"}};
 
 } // namespace

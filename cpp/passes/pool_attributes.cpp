@@ -82,7 +82,7 @@ bool poolAttributes(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass pool_attributes_pass{
     "pool_attributes", "Read each attribute once, at the start of the graph.", poolAttributes, {"inlined"}};
 
 } // namespace

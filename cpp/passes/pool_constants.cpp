@@ -97,7 +97,7 @@ bool poolConstants(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{"pool_constants", "Keep one copy of equal constants.", poolConstants};
+const RegisterPass pool_constants_pass{"pool_constants", "Keep one copy of equal constants.", poolConstants};
 
 } // namespace
 } // namespace jit_passes

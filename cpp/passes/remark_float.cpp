@@ -73,7 +73,7 @@ std::optional<std::string> checkFloatExplained(const PassContext& context) {
 
 const RegisterInvariant float_explained{
     "float_explained", "Convolutions, linears and products in float have a remark.", checkFloatExplained};
-const RegisterPass registration{
+const RegisterPass remark_float_pass{
     "remark_float",
     "Say why convolutions, linears and products are left in float.",
     remarkFloat,

@@ -18,7 +18,7 @@ bool removeDropout(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass remove_dropout_pass{
     "remove_dropout", "Remove dropout, which does nothing in eval mode.", removeDropout, {"inlined"}};
 
 } // namespace

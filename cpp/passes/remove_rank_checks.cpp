@@ -50,7 +50,7 @@ bool removeRankChecks(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass remove_rank_checks_pass{
     "remove_rank_checks",
     "Remove checks that a convolution's result has a batch axis.",
     removeRankChecks,

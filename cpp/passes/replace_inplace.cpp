@@ -95,7 +95,7 @@ bool replaceInplace(PassContext& context) {
   return expandCopies(*graph) || changed;
 }
 
-const RegisterPass registration{
+const RegisterPass replace_inplace_pass{
     "replace_inplace",
     "Turn in-place operators into functional ones where aliasing allows it.",
     replaceInplace,

@@ -7,6 +7,7 @@
 //                                               %b = aten::add(%d2, %a, %one)
 #include "core/alias.h"
 #include "core/graph.h"
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -34,6 +35,7 @@ bool replicateDequantize(PassContext& context) {
     for (const auto& use : uses) {
       Node* copy = insertNode(use.user, source->kind(), source->inputs(), source);
       copy->output()->setType(source->output()->type());
+      handOverPlace(source, copy);
       use.user->replaceInput(use.offset, copy->output());
     }
     source->destroy();
@@ -42,7 +44,7 @@ bool replicateDequantize(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass replicate_dequantize_pass{
     "replicate_dequantize",
     "Give each use of a dequantized value its own dequantize.",
     replicateDequantize,

@@ -38,7 +38,7 @@ bool resolveNoneChecks(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass resolve_none_checks_pass{
     "resolve_none_checks", "Decide checks for None of values that cannot be.", resolveNoneChecks};
 
 } // namespace

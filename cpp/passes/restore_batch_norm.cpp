@@ -9,7 +9,7 @@
 // without any (see hasStatistics) normalize by each batch, in use too, and stay. Deferred ones that
 // switch_folding has not seen become aten::batch_norm.
 #include "core/batch_norm.h"
-#include "core/observers.h"
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -45,7 +45,7 @@ bool restoreBatchNorm(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass restore_batch_norm_pass{
     "restore_batch_norm",
     "Turn batch norms that train into those of a model in use.",
     restoreBatchNorm,

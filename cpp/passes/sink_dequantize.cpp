@@ -10,11 +10,10 @@
 #include "core/graph.h"
 #include "core/operators.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
-
-const auto dequantize = c10::Symbol::fromQualString("jit_passes::dequantize");
 
 Value* insertDequantize(Node* before, Value* codes, const Node* like) {
   Node* node = insertNode(before, dequantize, {codes, like->input(1), like->input(2)}, like);
@@ -74,7 +73,7 @@ bool sinkDequantize(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass sink_dequantize_pass{
     "sink_dequantize",
     "Move dequantize behind operators that only move data.",
     sinkDequantize,

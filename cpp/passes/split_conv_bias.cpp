@@ -204,7 +204,7 @@ class Splitter {
 
 bool splitConvBias(PassContext& context) { return Splitter(context).run(); }
 
-const RegisterPass registration{
+const RegisterPass split_conv_bias_pass{
     "split_conv_bias", "Split convolutions into correlation and add_bias.", splitConvBias, {"inlined"}};
 
 } // namespace

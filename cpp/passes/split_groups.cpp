@@ -98,7 +98,7 @@ bool splitAll(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass split_groups_pass{
     "split_groups",     "Split convolutions into as few groups as oneDNN takes.", splitAll, {"inlined"}, {},
     {{"engine", "str"}}};
 

@@ -20,7 +20,7 @@
 // where the convolution does. Where the weight is not quantized there is nothing to be gained, and the batch
 // norm is an ordinary one again.
 #include "core/batch_norm.h"
-#include "core/observers.h"
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -92,7 +92,7 @@ bool switchAllFolding(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass switch_folding_pass{
     "switch_folding",
     "Let batch norms that will be folded be so whenever their statistics stand still.",
     switchAllFolding,

@@ -190,7 +190,7 @@ bool widenConv1d(PassContext& context) {
   return changed;
 }
 
-const RegisterPass registration{
+const RegisterPass widen_conv1d_pass{
     "widen_conv1d", "Run 1-d convolutions as 2-d ones of height 1.", widenConv1d, {"inlined"}};
 
 } // namespace

@@ -4,8 +4,9 @@
 #include "conversions.h"
 
 #include "core/module.h"
-#include "core/observers.h"
 #include "core/operators.h"
+#include "core/places.h"
+#include "core/snapshot.h"
 #include "passes/fbgemm.h"
 
 namespace jit_passes {
@@ -28,6 +29,18 @@ c10::IValue toList(const py::list& list) {
   }
   for (auto& element : elements) {
     result.push_back(std::move(element));
+  }
+  return result;
+}
+
+// Keys are texts, or all whole numbers.
+c10::IValue toDict(const py::dict& dict) {
+  const bool numbered = !dict.empty() && py::isinstance<py::int_>(dict.begin()->first);
+  const auto keys = numbered ? c10::TypePtr(c10::IntType::get()) : c10::TypePtr(c10::StringType::get());
+  c10::impl::GenericDict result(keys, c10::AnyType::get());
+  for (const auto& [key, value] : dict) {
+    result.insert(
+        numbered ? c10::IValue(key.cast<int64_t>()) : c10::IValue(key.cast<std::string>()), toIValue(value));
   }
   return result;
 }
@@ -63,8 +76,11 @@ c10::IValue toIValue(const py::handle& object) {
   if (py::isinstance<py::list>(object)) {
     return toList(object.cast<py::list>());
   }
+  if (py::isinstance<py::dict>(object)) {
+    return toDict(object.cast<py::dict>());
+  }
   throw py::type_error(
-      "a value is None, a bool, number, string, tensor, or a tuple or list of these, not " +
+      "a value is None, a bool, number, string, tensor, or a tuple, list or dict of these, not " +
       std::string(py::str(py::type::of(object))));
 }
 
@@ -106,53 +122,47 @@ py::tuple toTuple(const ValueRecord& v) {
 
 namespace {
 
-// (name, spec, range, histogram or None) for each observer, in program order.
-py::list observations(const Module& module, const std::string& method) {
+// (index of the node, operator, operands by name) of each place, in program order. Operands are constants
+// and attributes; others are None.
+py::list places(const Module& module, const std::string& method) {
   // A module looks for an attribute by comparing all names.
-  std::unordered_map<std::string, c10::IValue> attributes;
+  std::unordered_map<std::string, c10::IValue> own;
   for (size_t slot = 0; slot < module.type()->numAttributes(); ++slot) {
-    attributes.emplace(module.type()->getAttributeName(slot), module._ivalue()->getSlot(slot));
+    own.emplace(module.type()->getAttributeName(slot), module._ivalue()->getSlot(slot));
   }
-  py::list result;
-  for (Node* node : observersOf(*module.get_method(method).graph())) {
-    const auto buffer = [&](size_t operand) -> py::object {
-      const Node* source = node->input(operand)->node();
-      return source->kind() == c10::prim::GetAttr ? toPython(attributes.at(source->s(c10::attr::name)))
-                                                  : py::object(py::none());
-    };
-    const auto text = [&](size_t from_end) {
-      return torch::jit::toIValue(node->input(node->inputs().size() - from_end))->toStringRef();
-    };
-    result.append(
-        py::make_tuple(std::string(node->kind().toUnqualString()), text(2), text(1), buffer(1), buffer(2)));
-  }
-  return result;
-}
-
-// (operator, operands by name) of each place that trains, in program order. Operands are constants and
-// attributes; others are None.
-py::list trained(const Module& module, const std::string& method) {
-  py::list result;
-  for (const Node* node : trainedOf(*module.get_method(method).graph())) {
-    py::dict operands;
-    for (size_t i = 0; i < node->inputs().size(); ++i) {
-      const Value* value = node->input(i);
-      const auto known = isConstant(value) ? torch::jit::toIValue(value) : attributeOf(module, value);
-      const bool readable = known && !known->isObject();
-      operands[py::str(node->schema().arguments()[i].name())] = readable ? toPython(*known) : py::none();
+  const auto known = [&](const Value* value) -> std::optional<c10::IValue> {
+    if (isConstant(value)) {
+      return torch::jit::toIValue(value);
     }
-    result.append(py::make_tuple(std::string(node->kind().toUnqualString()), operands));
+    const Node* node = value->node();
+    const bool of_self =
+        node->kind() == c10::prim::GetAttr && node->input()->node()->kind() == c10::prim::Param;
+    return of_self ? std::optional(own.at(node->s(c10::attr::name))) : attributeOf(module, value);
+  };
+  py::list result;
+  const auto nodes = nodesInOrder(*module.get_method(method).graph());
+  for (size_t index = 0; index < nodes.size(); ++index) {
+    if (!isPlace(nodes[index])) {
+      continue;
+    }
+    py::dict operands;
+    for (size_t i = 0; i < nodes[index]->inputs().size(); ++i) {
+      const auto value = known(nodes[index]->input(i));
+      const bool readable = value && !value->isObject();
+      operands[py::str(nodes[index]->schema().arguments()[i].name())] =
+          readable ? toPython(*value) : py::none();
+    }
+    result.append(py::make_tuple(index, nodes[index]->kind().toQualString(), operands));
   }
   return result;
 }
 
-// The paths of the parameters that are trained at these places, in program order.
-std::vector<std::string> trainedParameters(const Module& module, const std::string& method) {
+// The paths of the attributes that places read, besides the value.
+std::vector<std::string> statePaths(const Module& module, const std::string& method) {
   std::vector<std::string> paths;
-  for (const Node* node : trainedOf(*module.get_method(method).graph())) {
-    for (const char* name : {"scale", "offset", "log2_threshold"}) {
-      const Value* value = operandOf(node, name);
-      if (value != nullptr && value->node()->kind() == c10::prim::GetAttr) {
+  for (const Node* node : placesOf(*module.get_method(method).graph())) {
+    for (const Value* value : node->inputs().slice(1)) {
+      if (value->node()->kind() == c10::prim::GetAttr) {
         paths.push_back(attributePath(value));
       }
     }
@@ -160,16 +170,51 @@ std::vector<std::string> trainedParameters(const Module& module, const std::stri
   return paths;
 }
 
-bool isObserverBuffer(const std::string& name) { return name.rfind("observer_", 0) == 0; }
+// The paths of the parameters that are trained at places, in program order.
+std::vector<std::string> trainedParameters(const Module& module, const std::string& method) {
+  std::unordered_set<std::string> parameters;
+  for (const auto& parameter : module.named_parameters()) {
+    parameters.insert(parameter.name);
+  }
+  auto paths = statePaths(module, method);
+  const auto isOther = [&](const std::string& path) { return parameters.count(path) == 0; };
+  paths.erase(std::remove_if(paths.begin(), paths.end(), isOther), paths.end());
+  return paths;
+}
 
-// Puts back everything but the observers' buffers as it was in the copy.
-void restoreState(const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy) {
+// The ids of places, None for nodes without one, of the operators of each kind that has some, in program
+// order. Files keep this order.
+py::dict placeIds(const Module& module, const std::string& method) {
+  std::map<std::string, std::vector<std::optional<int64_t>>> ids;
+  std::unordered_set<std::string> kinds;
+  forEachNode(*module.get_method(method).graph(), [&](const Node* node) {
+    const auto place = placeOf(node);
+    const std::string kind = node->kind().toQualString();
+    ids[kind].push_back(place);
+    if (place) {
+      kinds.insert(kind);
+    }
+  });
+  py::dict result;
+  for (const auto& [kind, found] : ids) {
+    if (kinds.count(kind)) {
+      result[py::str(kind)] = py::cast(found);
+    }
+  }
+  return result;
+}
+
+// Puts back everything but what is kept, by path, as it was in the copy.
+void restoreState(
+    const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy,
+    const std::unordered_set<std::string>& kept, const std::string& path) {
   const auto type = object->type();
   for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
     const auto value = object->getSlot(slot);
+    const auto own_path = path + type->getAttributeName(slot);
     if (value.isModule()) {
-      restoreState(value.toObject(), copy.getSlot(slot).toObjectRef());
-    } else if (!isObserverBuffer(type->getAttributeName(slot)) && !value.isObject()) {
+      restoreState(value.toObject(), copy.getSlot(slot).toObjectRef(), kept, own_path + ".");
+    } else if (!kept.count(own_path) && !value.isObject()) {
       object->setSlot(slot, copy.getSlot(slot));
     }
   }
@@ -230,8 +275,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("clone", [](const Module& module) { return cloneModule(module); });
   m.def("clone", [](const Module& module, const std::string& method) { return cloneModule(module, method); });
   m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });
-  m.def("restore_state", [](const Module& module, const Module& copy) {
-    restoreState(module._ivalue(), *copy._ivalue());
+  m.def("restore_state", [](const Module& module, const Module& copy, const std::string& method) {
+    const auto paths = statePaths(module, method);
+    restoreState(module._ivalue(), *copy._ivalue(), {paths.begin(), paths.end()}, "");
   });
   m.def(
       "fast_on_fbgemm",
@@ -240,8 +286,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
          int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
   m.def("operator_table", &operatorRows);
   m.def("operator_arguments", &operatorArguments);
-  m.def("observations", &observations);
-  m.def("trained", &trained);
+  m.def("places", &places);
+  m.def("place_ids", &placeIds);
   m.def("trained_parameters", &trainedParameters);
   m.def("set_string_attribute", &setStringAttribute);
 }

@@ -12,7 +12,8 @@ import torch
 
 from ..errors import JitPassesError, nearest
 from ..observers import Fixed, Observer
-from ..specification.specification import DTYPES, FixedQParamsQuantizationSpec, QuantizationSpec
+from ..specification.grid import DTYPES
+from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)

@@ -14,7 +14,7 @@ import torch
 
 from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, nearest
-from ..specification.specification import DTYPES
+from ..specification.grid import DTYPES
 
 KINDS = ("activation", "parameter")
 FORM = 1  # of the file

@@ -9,20 +9,20 @@ import torch
 
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
-from ..stages.module import Report
+from ..stages.module import ModelStage, Report, by_position
 from ..targets.reference import Reference
 from .encoding import TENSORS, Encoding, Encodings, Layer, bits_of, middle
 
 Reader = Callable[[torch.jit.ScriptModule, Report], Encodings]
 
-READERS: dict[str, Reader] = {}
+READERS: dict[ModelStage, Reader] = {}
 BIAS_LIMIT = 2**31 - 1
 
 _QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 _DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
 
 
-def reads(stage: str) -> Callable[[Reader], Reader]:
+def reads(stage: ModelStage) -> Callable[[Reader], Reader]:
     """Mark the function that reads the encodings of modules of a stage, as their report has it."""
 
     def mark(reader: Reader) -> Reader:
@@ -39,18 +39,23 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
         JitPassesError: the model says nothing of scales and zero points: a backend's kernels do.
     """
     report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-    if report is not None and report.stage == "lowered" and report.target["name"] == Reference.name:
+    if (
+        report is not None
+        and report.stage is ModelStage.LOWERED
+        and report.target["name"] == Reference.name
+    ):
         return of_reference(model, report)  # what lowers for it is still the reference model
     if report is None or report.stage not in READERS:
         found = "one that was not quantized" if report is None else f"a {report.stage} one"
         raise JitPassesError(
-            f"a module of the stage {' or '.join(sorted(READERS))} is needed to read encodings of, "
-            f"got {found}: pass what jit_passes.convert returns, before lower, or what trained"
+            f"a module of the stage {' or '.join(sorted(map(str, READERS)))} is needed to read "
+            f"encodings of, got {found}: pass what jit_passes.convert returns, before lower, or "
+            "what trained"
         )
     return READERS[report.stage](model, report)
 
 
-@reads("reference")
+@reads(ModelStage.REFERENCE)
 def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
     """Read a reference model: all is in its graph, but for the codes that weights might have.
 
@@ -79,7 +84,7 @@ class _GraphReader:
     def __init__(self, graph: GraphView, report: Report) -> None:
         self.graph = graph
         self.weighted = [node for node in graph.nodes if node.traits.weighted]
-        self.names = _names(self.weighted, report)
+        self.names: dict[int, str] = by_position(graph, report.names)
         self.found: dict[str, Encoding] = {}
         self.by_node: dict[int, Encoding] = {}
 
@@ -168,17 +173,6 @@ class _GraphReader:
             if only is None or only.traits.clip is None or value.is_result:
                 return None
             value = only.output
-
-
-def _names(weighted: list[NodeView], report: Report) -> dict[int, str]:
-    """Return the names that operators had when the model was prepared, by index of the node."""
-    names: dict[int, str] = {}
-    for kind in {node.kind for node in weighted}:
-        nodes = [node for node in weighted if node.kind == kind]
-        rows = [row for row in report.operators if f"aten::{row.kind}" == kind]
-        if len(nodes) == len(rows):  # both are in program order
-            names.update({node.index: row.name for node, row in zip(nodes, rows, strict=True)})
-    return names
 
 
 def _parameters(node: NodeView) -> tuple[tuple[float, ...], tuple[int, ...], int | None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .. import _C
 from ..errors import JitPassesError
 from ..passes.pipeline import CLEAN_UP, Pipeline, wrap
-from ..stages.convert import Groups, check_seen, read_places, refusals
-from ..stages.module import Report, stage_of
+from ..stages.convert import check_seen, parameters_of, read_places, refusals
+from ..stages.module import ModelStage, Report, stage_of
 from .encoding import Encodings
 from .reading import of_reference, reads
 
@@ -39,9 +41,9 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
         JitPassesError: the model is no such model, or has not trained; or something in it has no
             equal in PyTorch.
     """
-    report = stage_of(qat, "qat", "call jit_passes.prepare_qat first, and train")
-    module, places = read_places(qat, report)
-    options = {"insert_quantize_dequantize": {"parameters": [None] * len(places)}}
+    report = stage_of(qat, ModelStage.QAT, "call jit_passes.prepare_qat first, and train")
+    module, _ = read_places(qat, report)
+    options: dict[str, Any] = {"insert_quantize_dequantize": {"parameters": {}}}
     module = STRIP.run(module, report.method, options=options).module
     kinds = _C.node_kinds(module, report.method).items()
     if left := [name for name, kind in kinds if kind.startswith("jit_passes::")]:
@@ -49,14 +51,11 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
     return wrap(module), of_trained(qat, report)
 
 
-@reads("qat")
+@reads(ModelStage.QAT)
 def of_trained(qat: torch.jit.ScriptModule, report: Report) -> Encodings:
     """Read a model that has trained: the encodings that `strip` returns."""
     module, places = read_places(qat, report)
     check_seen(places, report)
-    groups = Groups(places, refusals(places))
-    found = [groups.parameters_at(place) for place in places]
-    parameters = [p.as_options() if p is not None else None for p in found]
-    options = {"insert_quantize_dequantize": {"parameters": parameters}}
+    options = parameters_of(places, refusals(places))
     module = QUANTIZED.run(module, report.method, options=options).module
-    return of_reference(wrap(module), report)
+    return of_reference(wrap(module), report.located(module))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import JitPassesError
-from ..specification.qparams import QParams, fixed_qparams
+from ..specification.parameters import QParams
+from ..specification.qparams import fixed_qparams
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     GroupDerivation,
@@ -16,7 +17,7 @@ from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ
 from .lsq_plus import LSQPlus
 from .moving_average import MovingAverage, measured_qparams
-from .place import Operator, Place, State
+from .place import Operator, State, TrainingPlace
 from .tqt import TQT
 
 __all__ = [
@@ -26,8 +27,8 @@ __all__ = [
     "LSQPlus",
     "MovingAverage",
     "Operator",
-    "Place",
     "State",
+    "TrainingPlace",
     "fake_quantizer_of",
     "methods",
     "trained_qparams",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..registered import Registered
-from ..specification.qparams import QParams
+from ..specification.parameters import QParams
 from ..specification.specification import QuantizationSpec
-from .place import Operator, Place, fixed_or_derived
+from .place import Operator, TrainingPlace, fixed_or_derived
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class FakeQuantizer(Registered, noun="training method"):
     Defining one registers it, under its `name`: see `Registered`.
     """
 
-    def at(self, place: Place) -> Operator:
+    def at(self, place: TrainingPlace) -> Operator:
         """Return what is inserted at a place, which from then on is this method's.
 
         A method that leaves a place to another one calls this of that one: `LSQ().at(place)`.
@@ -28,10 +27,10 @@ class FakeQuantizer(Registered, noun="training method"):
         Raises:
             JitPassesError: the method cannot do what the place's specification says.
         """
-        text = json.dumps({**json.loads(place.text), "method": self.record()}, sort_keys=True)
-        return fixed_or_derived(place) or self.operator(replace(place, text=text))
+        operator = fixed_or_derived(place) or self.operator(place)
+        return operator if operator.method else replace(operator, method=self.record())
 
-    def operator(self, place: Place) -> Operator:
+    def operator(self, place: TrainingPlace) -> Operator:
         """Return what is inserted at a place with a `QuantizationSpec`."""
         raise NotImplementedError
 

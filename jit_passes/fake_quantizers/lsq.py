@@ -10,16 +10,17 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import JitPassesError
-from ..specification.qparams import QParams
+from ..specification.parameters import QParams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .moving_average import by_range
 from .place import (
+    CORRECTIONS,
+    ENABLED,
     Operator,
-    Place,
     State,
+    TrainingPlace,
     by_channel,
-    constants,
     fold_operands,
     group_operand,
     observe_operand,
@@ -75,7 +76,7 @@ class LSQ(FakeQuantizer):
         check_rule("weights", self.weights, WEIGHTS)
         check_rule("activations", self.activations, ACTIVATIONS)
 
-    def operator(self, place: Place) -> Operator:
+    def operator(self, place: TrainingPlace) -> Operator:
         """Return train_lsq."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
@@ -92,18 +93,19 @@ class LSQ(FakeQuantizer):
             initial = scale_of(place, self.weights, low, high)
         return Operator(
             "train_lsq",
-            (
-                ("state", 0),
-                ("corrections", None),
-                *fold_operands(place),
-                observe_operand(place),
-                ("enabled", None),
-                *constants(self.weights if place.is_parameter else self.activations),
-                *constants(self.per_sample and not place.is_parameter, low, high, spec.ch_axis),
-                group_operand(place),
-                *constants(place.name, place.text),
-            ),
-            (State(f"{place.slot}_scale", initial, trained=True),),
+            {
+                "scale": State("scale", initial, trained=True),
+                "corrections": CORRECTIONS,
+                **fold_operands(place),
+                "observe": observe_operand(place),
+                "enabled": ENABLED,
+                "rule": self.weights if place.is_parameter else self.activations,
+                "per_sample": self.per_sample and not place.is_parameter,
+                "quant_min": low,
+                "quant_max": high,
+                "ch_axis": spec.ch_axis,
+                "group": group_operand(place),
+            },
             scale=("scale", low, high),
         )
 
@@ -120,7 +122,7 @@ def check_rule(what: str, rule: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{what} begin as one of {', '.join(known)}, not {rule!r}")
 
 
-def scale_of(place: Place, rule: str, low: int, high: int) -> torch.Tensor:
+def scale_of(place: TrainingPlace, rule: str, low: int, high: int) -> torch.Tensor:
     """Return the scales that a weight begins with, one or one for each channel."""
     assert place.weight is not None
     rows = by_channel(place.weight, place)

@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..specification.qparams import QParams
+from ..specification.parameters import QParams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ, positive, scale_qparams
 from .moving_average import by_range
-from .place import Operator, Place, State, constants, group_operand, observe_operand, unset
+from .place import (
+    CORRECTIONS,
+    ENABLED,
+    Operator,
+    State,
+    TrainingPlace,
+    codes,
+    group_operand,
+    observe_operand,
+    unset,
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,8 @@ class LSQPlus(FakeQuantizer):
     aliases: ClassVar[tuple[str, ...]] = ("lsq+",)
     per_sample: bool = True
 
-    def operator(self, place: Place) -> Operator:
-        """Return train_lsq_plus; where there is no offset, what LSQ does."""
+    def operator(self, place: TrainingPlace) -> Operator:
+        """Return train_lsq_plus, or train_lsq where there is no offset."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
         if (ranged := by_range(place)) is not None:
@@ -51,20 +61,16 @@ class LSQPlus(FakeQuantizer):
             return without.at(place)
         return Operator(
             "train_lsq_plus",
-            (
-                ("state", 0),
-                ("state", 1),
-                ("corrections", None),
-                observe_operand(place),
-                ("enabled", None),
-                *constants(self.per_sample, spec.quant_min, spec.quant_max),
-                group_operand(place),
-                *constants(place.name, place.text),
-            ),
-            (
-                State(f"{place.slot}_scale", unset(place), trained=True),
-                State(f"{place.slot}_offset", unset(place) * 0, trained=True),
-            ),
+            {
+                "scale": State("scale", unset(place), trained=True),
+                "offset": State("offset", unset(place) * 0, trained=True),
+                "corrections": CORRECTIONS,
+                "observe": observe_operand(place),
+                "enabled": ENABLED,
+                "per_sample": self.per_sample,
+                **codes(spec),
+                "group": group_operand(place),
+            },
             scale=("scale", spec.quant_min, spec.quant_max),
         )
 

@@ -9,10 +9,20 @@ from typing import Any, ClassVar
 import torch
 
 from ..observers import Fixed, MinMax, MovingAverageMinMax, ObserverState, PairSums
-from ..specification.qparams import QParams, choose_qparams
+from ..specification.parameters import QParams
+from ..specification.qparams import choose_qparams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
-from .place import Operator, Place, State, constants, fold_operands, group_operand, observe_operand
+from .place import (
+    ENABLED,
+    Operator,
+    State,
+    TrainingPlace,
+    codes,
+    fold_operands,
+    group_operand,
+    observe_operand,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class MovingAverage(FakeQuantizer):
     def __post_init__(self) -> None:
         MovingAverageMinMax(self.averaging_constant)
 
-    def operator(self, place: Place) -> Operator:
+    def operator(self, place: TrainingPlace) -> Operator:
         """Return fake_quantize_moving_average."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
@@ -49,22 +59,22 @@ class MovingAverage(FakeQuantizer):
         range_ = unseen(place)
         if isinstance(spec.observer, Fixed):
             range_[0], range_[1] = spec.observer.low, spec.observer.high
-            observe = ("constant", False)
+            observe = False
         return Operator(
             "fake_quantize_moving_average",
-            (
-                ("state", 0),
-                *fold_operands(place),
-                observe,
-                ("enabled", None),
-                *constants(1.0 if place.is_parameter else constant),
-                *constants(isinstance(spec.observer, PairSums)),
-                *constants(spec.quant_min, spec.quant_max, spec.qscheme, spec.ch_axis),
-                *constants(spec.rounding),
-                group_operand(place),
-                *constants(place.name, place.text),
-            ),
-            (State(f"{place.slot}_range", range_, trained=False),),
+            {
+                "range": State("range", range_, trained=False),
+                **fold_operands(place),
+                "observe": observe,
+                "enabled": ENABLED,
+                "averaging_constant": 1.0 if place.is_parameter else constant,
+                "pair_sums": isinstance(spec.observer, PairSums),
+                **codes(spec),
+                "qscheme": spec.qscheme,
+                "ch_axis": spec.ch_axis,
+                "rounding": spec.rounding,
+                "group": group_operand(place),
+            },
             scale=(spec.qscheme, spec.quant_min, spec.quant_max),
         )
 
@@ -78,7 +88,7 @@ class MovingAverage(FakeQuantizer):
         return _qparams(operands["range"].double().cpu(), spec)
 
 
-def by_range(place: Place) -> Operator | None:
+def by_range(place: TrainingPlace) -> Operator | None:
     """Return the operator where the specification says which range, so that no scale is trained.
 
     That is a fixed range, or one that follows from a limit of the kernel.
@@ -88,11 +98,11 @@ def by_range(place: Place) -> Operator | None:
     return MovingAverage().at(place) if ranged else None
 
 
-def unseen(place: Place) -> torch.Tensor:
+def unseen(place: TrainingPlace) -> torch.Tensor:
     """Return a range that has seen nothing."""
     spec = place.spec
     per_channel = isinstance(spec, QuantizationSpec) and spec.ch_axis is not None
-    shape = (2, place.channels) if per_channel else (2,)
+    shape = (2, place.place.channels) if per_channel else (2,)
     range_ = torch.full(shape, float("inf"))
     range_[1].neg_()
     return range_
@@ -105,7 +115,7 @@ def measured_qparams(values: torch.Tensor, spec: QuantizationSpec) -> QParams | 
     range_ = torch.full((2, values.shape[spec.ch_axis]), float("inf"), dtype=torch.float64)
     range_[1].neg_()
     measure = getattr(torch.ops.jit_passes, spec.observer.per_channel_op)
-    measure(values, range_, spec.ch_axis, False, "", "")
+    measure(values, range_, spec.ch_axis, "", "")
     return _qparams(range_, spec)
 
 

@@ -1,13 +1,15 @@
-"""Where a value is fake-quantized while a model trains, and by which operator."""
+"""What a fake quantizer is told of a place, and the operator that it puts there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import JitPassesError
+from ..specification.place import Place
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     GroupDerivation,
@@ -17,42 +19,41 @@ from ..specification.specification import (
 
 
 @dataclass(frozen=True)
-class Place:
-    """A value, and what is known of it before training.
+class TrainingPlace:
+    """A place, and what is known of its value before training.
 
     Attributes:
-        name: what messages and files call it.
-        slot: what it is to its operator: "weight", "input", "output", "bias", ...; the names of its
-            parameters and buffers start with it.
-        spec: how it is quantized.
-        text: the specification as the operator carries it: see `spec_to_text`.
-        channels: how many have parameters of their own; 0 per tensor.
+        place: what all stages know of it.
         weight: for weights and biases, their numbers as integers will see them: times the factor of
             the batch norm behind. None for activations.
         fold: index of that batch norm's node; None without one.
         fold_axis: the axis of the weight along which that factor lies.
         signed: whether it can hold numbers below 0.
-        observed: whether its numbers count when parameters begin, or ranges follow.
         later: whether it trains in float and is quantized on conversion: a bias that folding a
             batch norm will change.
     """
 
-    name: str
-    slot: str
-    spec: ResolvedSpec
-    text: str
-    channels: int = 0
+    place: Place
     weight: torch.Tensor | None = None
     fold: int | None = None
     fold_axis: int = 0
     signed: bool = True
-    observed: bool = True
     later: bool = False
+
+    @property
+    def name(self) -> str:
+        """What messages and files call it."""
+        return self.place.name
+
+    @property
+    def spec(self) -> ResolvedSpec:
+        """How it is quantized."""
+        return self.place.spec
 
     @property
     def is_parameter(self) -> bool:
         """Whether it is a weight or bias, the model's own or computed from such."""
-        return self.slot in ("weight", "bias")
+        return self.place.is_parameter
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class State:
     """A tensor that the model keeps for a place.
 
     Attributes:
-        name: of the attribute, in the module that the place belongs to.
+        name: of the attribute, behind the place's slot, `weight_<name>`; in the module that the
+            place belongs to.
         initial: its first value.
         trained: whether it is a parameter, or a buffer.
     """
@@ -70,9 +72,8 @@ class State:
     trained: bool
 
 
-# ("constant", value), ("state", its number in `Operator.states`), ("observe", always), ...: see the
-# pass insert_fake_quantize.
-Operand = tuple[str, Any]
+# Operands that the model supplies while it runs: see cpp/core/insertion.h.
+OBSERVE, ENABLED, CORRECTIONS, GROUP = ("observe",), ("enabled",), ("corrections",), ("group",)
 
 
 @dataclass(frozen=True)
@@ -80,38 +81,40 @@ class Operator:
     """What is inserted at a place.
 
     Attributes:
-        kind: name of the operator, in the namespace jit_passes.
-        operands: those behind the value.
-        states: what it keeps.
-        scale: (rule, smallest code, largest code) by which its scale follows from the first of
-            these: "scale", "log2_threshold", or the scheme of a range.
+        kind: name of the operator, in the namespace jit_passes unless it says another. The last
+            argument of its schema is `str spec`.
+        operands: by the names of its arguments behind the value: constants, a `State` that the
+            model keeps, or one of those above. `name` and `spec` are the place's.
+        scale: (rule, smallest code, largest code) by which its scale follows from the first of its
+            states: "scale", "log2_threshold", or the scheme of a range.
+        method: the record of the training method that it is of: see `FakeQuantizer.at`.
     """
 
     kind: str
-    operands: tuple[Operand, ...]
-    states: tuple[State, ...] = ()
+    operands: Mapping[str, Any]
     scale: tuple[str, int, int] | None = None
+    method: Mapping[str, Any] | None = None
+
+    @property
+    def states(self) -> list[State]:
+        """The tensors that the model keeps for it."""
+        return [what for what in self.operands.values() if isinstance(what, State)]
 
 
-def constants(*values: Any) -> tuple[Operand, ...]:
-    """Return operands that are these values."""
-    return tuple(("constant", value) for value in values)
-
-
-def fold_operands(place: Place) -> tuple[Operand, ...]:
+def fold_operands(place: TrainingPlace) -> dict[str, Any]:
     """Return the operands `fold` and `fold_axis`."""
-    fold = ("constant", None) if place.fold is None else ("fold", place.fold)
-    return fold, ("constant", place.fold_axis)
+    fold = None if place.fold is None else ("fold", place.fold, place.fold_axis)
+    return {"fold": fold, "fold_axis": place.fold_axis}
 
 
-def observe_operand(place: Place, always: bool = False) -> Operand:
+def observe_operand(place: TrainingPlace, always: bool = False) -> Any:
     """Return the operand `observe`: in training while its switch is on, or always, or never."""
-    return ("observe", always) if place.observed else ("constant", False)
+    return (always or OBSERVE) if place.place.observed else False
 
 
-def group_operand(place: Place) -> Operand:
+def group_operand(place: TrainingPlace) -> Any:
     """Return the operand `group`: none for weights, which are the same on all ranks."""
-    return ("constant", "") if place.is_parameter else ("group", None)
+    return "" if place.is_parameter else GROUP
 
 
 def zero_point(spec: QuantizationSpec, signed: bool) -> int:
@@ -127,7 +130,7 @@ def zero_point(spec: QuantizationSpec, signed: bool) -> int:
     return spec.quant_min
 
 
-def trained_grid(place: Place) -> tuple[int, int]:
+def trained_grid(place: TrainingPlace) -> tuple[int, int]:
     """Return the smallest and largest code, counted from the one that means 0.
 
     Raises:
@@ -144,24 +147,30 @@ def trained_grid(place: Place) -> tuple[int, int]:
     return spec.quant_min - zero, spec.quant_max - zero
 
 
-def fixed_or_derived(place: Place) -> Operator | None:
+def fixed_or_derived(place: TrainingPlace) -> Operator | None:
     """Return the operator of a place that no method has a say in; None for others."""
-    if isinstance(place.spec, GroupDerivation) or place.later:
-        return Operator("derive_quantization", constants(place.name, place.text))
-    if isinstance(place.spec, FixedQParamsQuantizationSpec):
-        spec = place.spec
-        grid = constants(spec.quant_min, spec.quant_max, place.name, place.text)
-        fixed = constants(float(spec.scale), spec.zero_point)
-        return Operator("train_fixed", (*fixed, ("enabled", None), *grid))
+    spec = place.spec
+    if isinstance(spec, GroupDerivation) or place.later:
+        return Operator("derive_quantization", {})
+    if isinstance(spec, FixedQParamsQuantizationSpec):
+        fixed = {"scale": float(spec.scale), "zero_point": spec.zero_point}
+        return Operator("train_fixed", {**fixed, "enabled": ENABLED, **codes(spec)})
     return None
 
 
-def unset(place: Place) -> torch.Tensor:
+def codes(
+    spec: FixedQParamsQuantizationSpec | QuantizationSpec | GroupDerivation,
+) -> dict[str, Any]:
+    """Return the operands `quant_min` and `quant_max`."""
+    return {"quant_min": spec.quant_min, "quant_max": spec.quant_max}
+
+
+def unset(place: TrainingPlace) -> torch.Tensor:
     """Return what a parameter holds that the first batch will set."""
-    return torch.full((max(place.channels, 1),), float("inf"))
+    return torch.full((max(place.place.channels, 1),), float("inf"))
 
 
-def by_channel(values: torch.Tensor, place: Place) -> torch.Tensor:
+def by_channel(values: torch.Tensor, place: TrainingPlace) -> torch.Tensor:
     """Return the numbers that share a parameter, row by row, as float64."""
     assert isinstance(place.spec, QuantizationSpec)
     if place.spec.ch_axis is None:

@@ -10,17 +10,17 @@ from typing import Any, ClassVar
 import torch
 
 from ..errors import JitPassesError
-from ..specification.qparams import QParams
+from ..specification.parameters import QParams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import check_rule, scale_qparams
 from .moving_average import by_range
 from .place import (
+    ENABLED,
     Operator,
-    Place,
     State,
+    TrainingPlace,
     by_channel,
-    constants,
     fold_operands,
     group_operand,
     observe_operand,
@@ -70,7 +70,7 @@ class TQT(FakeQuantizer):
         check_rule("weights", self.weights, WEIGHTS)
         check_rule("activations", self.activations, ACTIVATIONS)
 
-    def operator(self, place: Place) -> Operator:
+    def operator(self, place: TrainingPlace) -> Operator:
         """Return train_tqt."""
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
@@ -86,17 +86,17 @@ class TQT(FakeQuantizer):
             initial = threshold_of(place, self.weights).log2()
         return Operator(
             "train_tqt",
-            (
-                ("state", 0),
-                *fold_operands(place),
-                observe_operand(place),
-                ("enabled", None),
-                *constants(self.weights if place.is_parameter else self.activations),
-                *constants(low, high, spec.ch_axis),
-                group_operand(place),
-                *constants(place.name, place.text),
-            ),
-            (State(f"{place.slot}_log2_threshold", initial, trained=True),),
+            {
+                "log2_threshold": State("log2_threshold", initial, trained=True),
+                **fold_operands(place),
+                "observe": observe_operand(place),
+                "enabled": ENABLED,
+                "rule": self.weights if place.is_parameter else self.activations,
+                "quant_min": low,
+                "quant_max": high,
+                "ch_axis": spec.ch_axis,
+                "group": group_operand(place),
+            },
             scale=("log2_threshold", low, high),
         )
 
@@ -110,7 +110,7 @@ class TQT(FakeQuantizer):
         return scale_qparams(torch.exp2(threshold.double().ceil() - bits), low, spec)
 
 
-def threshold_of(place: Place, rule: str) -> torch.Tensor:
+def threshold_of(place: TrainingPlace, rule: str) -> torch.Tensor:
     """Return the thresholds that a weight begins with, one or one for each channel."""
     assert place.weight is not None
     rows = by_channel(place.weight, place)

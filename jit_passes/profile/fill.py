@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _C
-from ..errors import JitPassesError, first_line, warn
+from ..errors import JitPassesError, warn
 from ..graph.view import NodeView, ValueView
-from ..specification.specification import spec_from_text
-from ..stages.module import stage_of
-from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER
+from ..specification.place import Place
+from ..stages.module import ModelStage, stage_of
+from ..stages.prepare import CONSTANT, NOTHING, REACH, fresh_range, measure, qualified
+from .fingerprint import EDGE
 from .record import Profile, describe_difference
 from .sites import Sites, origin
-from .value import INFINITY, ValueProfile
+from .value import ValueProfile
 
-HISTOGRAM, MIN_MAX, REACH = "observe_histogram", "observe_min_max", "observe_reach"
-NOTHING = "observe_nothing"
+HISTOGRAM, MIN_MAX = "observe_histogram", "observe_min_max"
 
 
 def fill(
@@ -50,15 +52,14 @@ def fill(
     Warns:
         JitPassesWarning: with `partial`, values that the profile does not have.
     """
-    report = stage_of(prepared, "prepared", "call jit_passes.prepare(model) first")
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     record = profile if isinstance(profile, Profile) else Profile.load(profile)
     sites = Sites.of(prepared._c, report.method)
-    nodes = [node for node in sites.view.nodes if node.kind.startswith(OBSERVER)]
-    known = _C.observations(prepared._c, report.method)
+    known = _C.places(prepared._c, report.method)
     observers = [
-        _Observer(sites, node, op, text, range_, histogram)
-        for node, (op, _, text, range_, histogram) in zip(nodes, known, strict=True)
-        if op != NOTHING
+        _Observer(sites, sites.view.nodes[index], op.removeprefix("jit_passes::"), operands)
+        for index, op, operands in known
+        if op != qualified(NOTHING)
     ]
     # Those that only look at whether something was computed may share the buffers of others.
     observers.sort(key=lambda observer: observer.op == REACH)
@@ -105,9 +106,16 @@ class _Observer:
     sites: Sites
     node: NodeView
     op: str
-    text: str
-    range: Tensor
-    histogram: Tensor | None
+    operands: Mapping[str, Any]
+
+    @property
+    def range(self) -> Tensor:
+        range_: Tensor = self.operands["range"]
+        return range_
+
+    @property
+    def histogram(self) -> Tensor | None:
+        return self.operands.get("histogram")
 
     @property
     def value(self) -> ValueView:
@@ -120,8 +128,7 @@ class _Observer:
     @property
     def ranks(self) -> tuple[int, int]:
         """The numbers of dimensions that its target can do."""
-        lowest, highest = spec_from_text(self.text)[1]["ranks"]
-        return int(lowest), int(highest)
+        return Place.from_text(self.operands["spec"]).ranks
 
     def find(self, profile: Profile) -> ValueProfile | None:
         """Return what the profile has on what the observer sees; None for nothing."""
@@ -149,10 +156,8 @@ class _Buffers:
         address = buffer.data_ptr()
         if address not in self.new:
             empty = torch.zeros_like(buffer)
-            if buffer.dim() == 2:
-                empty[0], empty[1] = INFINITY, -INFINITY
-            elif buffer.dtype == torch.float64:
-                empty[:4] = torch.tensor([INFINITY, -INFINITY] * 2)
+            if buffer.dtype == torch.float64:
+                empty = fresh_range(buffer.shape[1] if buffer.dim() == 2 else 0)
             self.old[address], self.new[address] = buffer, empty
         return self.new[address]
 
@@ -162,6 +167,9 @@ class _Buffers:
 
 
 def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
+    if observer.op == CONSTANT:  # measured already
+        buffers.fresh(observer.operands["reached"]).fill_(True)
+        return
     range_ = buffers.fresh(observer.range)
     histogram = None if observer.histogram is None else buffers.fresh(observer.histogram)
     if observer.value.is_constant:
@@ -195,19 +203,11 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
 
 def _measure(observer: _Observer, range_: Tensor, histogram: Tensor | None) -> None:
     """Run an observer of a constant."""
-    buffers = iter((range_, histogram))
-    operands = [
-        next(buffers) if _reads_attribute(value) else value.constant
-        for value in observer.node.inputs[1:]
-    ]
-    try:
-        getattr(torch.ops.jit_passes, observer.op)(observer.value.constant, *operands)
-    except ValueError as error:
-        raise JitPassesError(first_line(error)) from error
-
-
-def _reads_attribute(value: ValueView) -> bool:
-    return value.producer is not None and value.producer.kind == GET_ATTRIBUTE
+    operands = {name: what for name, what in observer.operands.items() if name != "x"}
+    operands["range"] = range_
+    if histogram is not None:
+        operands["histogram"] = histogram
+    measure(observer.op, observer.value.constant, operands, observer.name)
 
 
 def _check(observer: _Observer, found: ValueProfile, profile: Profile) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -11,35 +11,40 @@ import torch
 from ..graph.view import GraphView
 
 EDGE = "jit_passes::edge"
-OBSERVER = "jit_passes::observe_"
 GET_ATTRIBUTE = "prim::GetAttr"
-BUFFER = "observer_"
 
 
-def hash_of_graph(view: GraphView, graph: Any) -> str:
+def hash_of_graph(view: GraphView, graph: Any, hidden: Collection[int]) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of a canonical text of the graph.
 
     In it are operators, stable names, attributes and constants; of tensors their dtypes and shapes
-    only, so that a model keeps its profile when it is trained a little more. Observers are not.
+    only, so that a model keeps its profile when it is trained a little more. Hidden nodes are not.
 
     Args:
         view: a normalized graph.
         graph: PyTorch's own view of the same.
+        hidden: indices of nodes that are not the model's: see `observers_of`.
     """
-    text = "\n".join(_Writer(view, graph).lines())
+    text = "\n".join(_Writer(view, graph, hidden).lines())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_buffer(node: Any) -> bool:
-    """Say whether a node reads the buffer of an observer."""
-    return node.kind() == GET_ATTRIBUTE and str(node.s("name")).startswith(BUFFER)
+def observers_of(view: GraphView, places: Collection[int]) -> set[int]:
+    """Return the indices of operators at places, and of nodes that read their buffers."""
+    found = set(places)
+    for node in view.nodes:
+        uses = node.outputs[0].uses if node.kind == GET_ATTRIBUTE else []
+        if uses and all(user.index in places and operand for user, operand in uses):
+            found.add(node.index)
+    return found
 
 
 class _Writer:
     """Writes the graph so that equal graphs give equal text."""
 
-    def __init__(self, view: GraphView, graph: Any) -> None:
+    def __init__(self, view: GraphView, graph: Any, hidden: Collection[int]) -> None:
         self.graph = graph
+        self.hidden = hidden
         self.names = [node.name for node in view.nodes]
         self.constants = {
             value.id: value for node in view.nodes for value in node.outputs if value.is_constant
@@ -57,14 +62,12 @@ class _Writer:
         yield f"{indent}({self.define(block.inputs())})"
         for node in block.nodes():
             inner = [list(self.block(b, depth + 1)) for b in node.blocks()]
-            name = self.names[self.count]
+            name, hidden = self.names[self.count], self.count in self.hidden
             self.count += 1
             if node.kind() == EDGE:
                 self.numbers[node.output().unique()] = self.number(next(node.inputs()))
                 continue
-            if node.kind() == "prim::Constant" or node.kind().startswith(OBSERVER):
-                continue
-            if is_buffer(node) or self.is_tuple(node):
+            if node.kind() == "prim::Constant" or hidden or self.is_tuple(node):
                 continue
             if node.hasAttribute("name"):  # reading and writing attributes
                 name = node.s("name")

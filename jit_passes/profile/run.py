@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ from .. import _C
 from .._version import __version__
 from ..errors import JitPassesError, first_line
 from ..passes.pipeline import wrap
-from ..stages.calibrate import InputFn, calibrate
-from ..stages.module import Report, check_module
-from ..stages.normalize import normalize
-from ..stages.observe import OBSERVE, is_quantized
+from ..stages.annotate import FROZEN
+from ..stages.batches import InputFn
+from ..stages.calibrate import calibrate
+from ..stages.module import ModelStage, Report
+from ..stages.prepare import OBSERVE, request
 from .record import Profile
 from .sites import Site, Sites
 from .value import MOST_BINS, State, ValueProfile
@@ -57,23 +58,17 @@ def profile(
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
         raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
-    check_module(model, method)
-    if (report := Report.read(model)) is not None:
-        raise JitPassesError(f"the model is {report.stage} already: profile the float model")
-    module = normalize(model._c, method).module
+    module = FROZEN.enter(model, method)
     sites = Sites.of(module, method)
-    if is_quantized(sites.view):
-        raise JitPassesError("the model is quantized already: profile the float model")
     places = sites.all()
-    planned = [_observation(site, group, bins) for group, site in enumerate(places)]
-    if planned:
-        options = {"insert_observers": {"observations": planned}}
+    if places:
+        options = {"insert_observers": _plan(places, bins)}
         module = OBSERVE.run(module, method, options=options).module
-    Report("prepared", method, {}).write(module)
+    Report(ModelStage.PREPARED, method, {}).write(module)
     calibrate(wrap(module), data, input_fn=input_fn, progress=progress)
     states = {
-        name: State(range_, histogram)
-        for _, name, _, range_, histogram in _C.observations(module, method)
+        operands["name"]: State(operands["range"], operands["histogram"])
+        for _, _, operands in _C.places(module, method)
     }
     values = {site.name: ValueProfile.of(site.name, states[site.name]) for site in places}
     values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}
@@ -82,10 +77,19 @@ def profile(
     return Profile(sites.hash, bins, values, __version__)
 
 
-def _observation(site: Site, group: int, bins: int) -> tuple[Any, ...]:
-    uses = [(user.index, operand) for user, operand in site.uses]
-    op = "observe_profile"
-    return (site.value.id, uses, op, group, 0, 0, False, 1.0, bins, site.name, "{}")
+def _plan(sites: Sequence[Site], bins: int) -> dict[str, Any]:
+    """Return the options of insert_observers. Nothing will be quantized, so there are no places."""
+    requests: list[dict[str, Any]] = []
+    states: list[tuple[Any, ...]] = []
+    for number, site in enumerate(sites):
+        fresh = State.new(bins)
+        operands: dict[str, Any] = {"name": site.name, "spec": ""}
+        for name, buffer in (("range", fresh.range), ("histogram", fresh.histogram)):
+            operands[name] = ("state", len(states))
+            states.append((f"observer_{number}_{name}", None, buffer, False))
+        uses = [(user.index, operand) for user, operand in site.uses]
+        requests.append(request(site.value.id, uses, None, "observe_profile", operands))
+    return {"places": tuple(requests), "states": tuple(states)}
 
 
 def _is_integer(value: ValueProfile, state: State) -> bool:
@@ -103,9 +107,7 @@ def _weights(sites: Sites, bins: int) -> list[ValueProfile]:
                 continue
             name, state = f"{node.name}[{operand}]", State.new(bins)
             try:
-                torch.ops.jit_passes.observe_profile(
-                    tensor, state.range, state.histogram, name, "{}"
-                )
+                torch.ops.jit_passes.observe_profile(tensor, state.range, state.histogram, name, "")
             except ValueError as error:
                 raise JitPassesError(first_line(error)) from error
             found.append(ValueProfile.of(name, state, weight=True))

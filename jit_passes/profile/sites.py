@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .. import _C
 from ..graph.view import GraphView, NodeView, ValueView
-from .fingerprint import EDGE, GET_ATTRIBUTE, OBSERVER, hash_of_graph, is_buffer
+from .fingerprint import EDGE, GET_ATTRIBUTE, hash_of_graph, observers_of
 
 CONTROL = ("prim::If", "prim::Loop")
 
@@ -41,21 +42,25 @@ class Sites:
         hash: see `hash_of_graph`.
         unsure: ids of values that may be uninitialized where they are defined, because an
             exception or an early return comes before anyone reads them.
+        hidden: indices of observers, and of nodes that read their buffers.
     """
 
     view: GraphView
     names: dict[int, str] = field(default_factory=dict)
     hash: str = ""
     unsure: set[int] = field(default_factory=set)
+    hidden: set[int] = field(default_factory=set)
     _homes: dict[int, int] = field(default_factory=dict)  # number of the block by id of its inputs
 
     @classmethod
     def of(cls, module: Any, method: str) -> Sites:
         """Look at a method of a C++ module that was normalized."""
         sites = cls(GraphView.of(module, method))
+        places = {index for index, _, _ in _C.places(module, method)}
+        sites.hidden = observers_of(sites.view, places)
         graph = module._get_method(method).graph
         _Namer(sites, graph).run()
-        sites.hash = hash_of_graph(sites.view, graph)
+        sites.hash = hash_of_graph(sites.view, graph, sites.hidden)
         return sites
 
     def all(self) -> list[Site]:
@@ -115,7 +120,7 @@ class Sites:
         for user, operand in value.uses:
             if user.kind == EDGE:
                 found += self.uses(user.output)
-            elif not user.kind.startswith(OBSERVER):
+            elif user.index not in self.hidden:
                 found.append((user, operand))
         return sorted(found, key=lambda use: (use[0].index, use[1]))
 
@@ -176,7 +181,7 @@ class _Namer:
             owner = self.paths.get(next(node.inputs()).unique(), "")
             path = f"{owner}.{node.s('name')}".lstrip(".")
             self.paths[node.output().unique()] = path
-            if not is_buffer(node):
+            if view.index not in self.sites.hidden:
                 self.later.append((node.output().unique(), path))
         elif view.name:
             for value in view.outputs:

@@ -12,21 +12,21 @@ from ..quantizers.capability import WEIGHT, Capability
 from ..quantizers.composable import ComposableQuantizer
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.policy import Policy
-from ..quantizers.slots import RECIPES, SLOTS, Slot, SlotQuantizer
+from ..quantizers.slots import RECIPES, Slot, SlotQuantizer
 from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.annotation import Annotations, QuantizationAnnotation
-from ..specification.qparams import QParams, bias_qparams, choose_qparams
+from ..specification.derivation import derivation, find_derivation
+from ..specification.parameters import QParams
+from ..specification.place import Place
+from ..specification.qparams import bias_qparams, choose_qparams
 from ..specification.resolve import Quantization, resolve
+from ..specification.slots import SLOTS
 from ..specification.specification import (
     DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
     GroupDerivation,
     QuantizationSpec,
     SharedQuantizationSpec,
-    derivation,
-    find_derivation,
-    spec_from_text,
-    spec_to_text,
 )
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "GroupDerivation",
     "LayerOptions",
     "OperatorSupport",
+    "Place",
     "Policy",
     "QParams",
     "Quantization",
@@ -71,7 +72,5 @@ __all__ = [
     "from_nni",
     "read_configuration",
     "resolve",
-    "spec_from_text",
-    "spec_to_text",
     "write_configuration",
 ]

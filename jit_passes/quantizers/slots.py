@@ -12,14 +12,9 @@ from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
 from ..specification.annotation import Annotations, QuantizationAnnotation
-from ..specification.resolve import Quantization
+from ..specification.slots import CORRELATION, FAKE_QUANTIZE, SLOTS, Correlation, label, where
 from ..specification.specification import ROUNDINGS, AnySpec, QuantizationSpec, ValueOrNode
 from .base import Quantizer
-
-SLOTS = ("input", "weight", "correlation", "bias", "sum")
-CORRELATION = "jit_passes::correlation"
-ADD_BIAS = "jit_passes::add_bias"
-FAKE_QUANTIZE = ("jit_passes::fake_quantize", "jit_passes::fake_quantize_moving_average")
 
 
 @dataclass(frozen=True)
@@ -101,42 +96,6 @@ RECIPES: Mapping[str, Mapping[str, Slot]] = MappingProxyType(
         ),
     }
 )
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """A correlation in a graph, and what belongs to it.
-
-    Attributes:
-        node: the correlation.
-        add_bias: what adds the bias to it; None without bias.
-        spatial_dims: number of axes of the window.
-        transposed: whether it is a transposed convolution.
-        groups: number of groups; None where it is not constant.
-    """
-
-    node: NodeView
-    add_bias: NodeView | None
-    spatial_dims: int
-    transposed: bool
-    groups: int | None
-
-    @classmethod
-    def of(cls, node: NodeView) -> Correlation:
-        """Read the operands of a node of that kind."""
-        stride, groups = node.operand("stride").constant, node.operand("groups").constant
-        by_mode = node.overload == "mode"
-        transposed = False if by_mode else node.operand("transposed").constant
-        if stride is None or transposed is None:
-            raise JitPassesError(
-                f"the stride of {_where(node)} is computed while the model runs: make it constant, "
-                "or leave the convolution out"
-            )
-        result = node.output
-        while len(result.uses) == 1 and result.uses[0][0].kind in FAKE_QUANTIZE:
-            result = result.uses[0][0].output
-        users = [user for user, operand in result.uses if user.kind == ADD_BIAS and not operand]
-        return cls(node, users[0] if users else None, len(stride), bool(transposed), groups)
 
 
 class SlotQuantizer(Quantizer):
@@ -224,65 +183,10 @@ class SlotQuantizer(Quantizer):
         return self.slots[slot].spec(axis)
 
 
-def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
-    """Return the slot that an operand is, or for None the result."""
-    if node.kind == CORRELATION and operand is not None:
-        return SLOTS[operand]
-    if node.kind == ADD_BIAS and operand == 1:
-        return "bias"
-    if operand is not None:
-        return f"operand_{operand}"
-    if node.kind == CORRELATION:
-        return "sum" if again else "correlation"
-    return "sum" if node.kind == ADD_BIAS else "output"
-
-
-def slot_of_split(quantization: Quantization) -> str | None:
-    """Return the slot of a split convolution that is quantized there; None elsewhere."""
-    uses = quantization.uses
-    node, operand = uses[0] if uses else (quantization.node, None)
-    if node.kind not in (CORRELATION, ADD_BIAS):
-        return None
-    return slot_of(node, operand, quantization.again)
-
-
-def channels_of(node: NodeView, slot: str) -> int | None:
-    """Return how many channels a slot of a correlation or bias addition has, by its weight or bias.
-
-    None where these are computed while the model runs.
-
-    Raises:
-        JitPassesError: the number of groups is.
-    """
-    shape = node.inputs[1].shape
-    if node.kind == ADD_BIAS:
-        return shape[0] if shape else None
-    if node.kind != CORRELATION or shape is None:
-        return None
-    op = Correlation.of(node)
-    # Transposed, the weight is [in, out / groups, ...], else [out, in / groups, ...].
-    if slot == "weight":
-        return shape[int(op.transposed)]
-    if (slot == "input") == op.transposed:
-        return shape[0]
-    if op.groups is None:
-        raise JitPassesError(f"{label(node, slot)} has a number of groups that is not constant")
-    return None if shape[1] is None else shape[1] * op.groups
-
-
-def label(node: NodeView, slot: str) -> str:
-    """Return what messages call a slot of an operator."""
-    return f"{node.name} {slot}"
-
-
 def _check_float(slot: str, node: NodeView, neighbours: Sequence[NodeView | None]) -> None:
     for other in neighbours:
         if other and other.kind in FAKE_QUANTIZE and other.inputs[-2].constant == label(node, slot):
             raise JitPassesError(
-                f"the slot '{slot}' of {_where(node)} is quantized already: start from the float "
+                f"the slot '{slot}' of {where(node)} is quantized already: start from the float "
                 "model, or choose other modules or slots"
             )
-
-
-def _where(node: NodeView) -> str:
-    return f"'{node.name}'" + (f" ({node.source})" if node.source else "")

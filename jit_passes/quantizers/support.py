@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..graph.view import NodeView
-from ..specification.specification import SCHEMES, FixedQParamsQuantizationSpec, QuantizationSpec
+from ..specification.grid import SCHEMES
+from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 
 
 class Role(Enum):

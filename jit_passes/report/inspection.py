@@ -9,14 +9,11 @@ from typing import Any, overload
 import torch
 
 from ..errors import count_of
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import NodeView, ValueView
 from ..quantizers.base import Quantizer
 from ..quantizers.disjoint import DisjointSets
 from ..quantizers.selection import origin_of, passes_on, readers_of
-from ..specification.annotation import Annotations
-from ..specification.resolve import resolve
-from ..stages.module import check_module
-from ..stages.observe import annotate, choose_quantizer
+from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
 from ..stages.records import QuantizedUses, float_reason
 from ..targets import Target
 
@@ -124,22 +121,20 @@ def inspect(
     Raises:
         JitPassesError: what `prepare` raises.
     """
-    check_module(model, method)
     backend, chosen = choose_quantizer(quantizer, target, config)
-    _, graph, annotations = annotate(model, chosen, method)
-    return _Inspector(graph, annotations, backend).inspect()
+    return _Inspector(annotate(model, method, FROZEN, chosen, backend), backend).inspect()
 
 
 class _Inspector:
-    def __init__(self, graph: GraphView, annotations: Annotations, target: Target) -> None:
-        self.graph = graph
+    def __init__(self, annotated: Annotated, target: Target) -> None:
+        self.graph = annotated.graph
         self.target = target
-        self.annotations = annotations
-        places = resolve(graph, annotations)
+        self.annotations = annotated.annotations
+        places = annotated.quantizations
         self.all = QuantizedUses(places)
         self.places = [place for place in places if not place.value.is_constant]
         self.uses = QuantizedUses(self.places)
-        self.owners = {self.owner(node) for node in annotations if self.seen(node)}
+        self.owners = {self.owner(node) for node in self.annotations if self.seen(node)}
 
     def inspect(self) -> Inspection:
         islands = self.islands()

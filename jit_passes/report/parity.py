@@ -10,10 +10,12 @@ import torch
 
 from ..errors import JitPassesError, count_of
 from ..passes.pipeline import wrap
-from ..specification.qparams import QParams
-from ..stages.module import Report, stage_of
+from ..specification.parameters import QParams
+from ..stages.batches import batches
+from ..stages.convert import digest_of, read_places
+from ..stages.module import ModelStage, Report, stage_of
 from .places import Pairs, Site, TrainedPlace, match, sites_of, trained_places
-from .recording import Recorder, batches, copy_of, tensors_of
+from .recording import Recorder, copy_of, tensors_of
 
 # What rounding in float32 makes of a value on a grid, in steps, stays below.
 SLACK = 0.05
@@ -177,14 +179,14 @@ def parity(
         JitPassesError: the first is no model that trains, has not trained, or the second was not
             converted; their methods differ, or nothing in one is in the other; there is no batch.
     """
-    report = stage_of(qat, "qat", "call jit_passes.prepare_qat first, and train")
+    report = stage_of(qat, ModelStage.QAT, "call jit_passes.prepare_qat first, and train")
     instead = "call jit_passes.convert(qat) first"
-    other = stage_of(converted, ("reference", "lowered"), instead)
+    other = stage_of(converted, (ModelStage.REFERENCE, ModelStage.LOWERED), instead)
     if other.method != report.method:
         raise JitPassesError(
             f"the model trains its method '{report.method}', and '{other.method}' was converted"
         )
-    comparison = _Comparison.of(qat, converted, report)
+    comparison = _Comparison.of(qat, converted, report, other)
     for arguments in batches(data, input_fn):
         comparison.add(arguments)
     return comparison.result(atol_steps)
@@ -272,18 +274,28 @@ class _Comparison:
 
     @classmethod
     def of(
-        cls, qat: torch.jit.ScriptModule, converted: torch.jit.ScriptModule, report: Report
+        cls,
+        qat: torch.jit.ScriptModule,
+        converted: torch.jit.ScriptModule,
+        report: Report,
+        other: Report,
     ) -> _Comparison:
-        places = trained_places(qat, report)
-        activations, constants = sites_of(converted, report.method)
-        pairs = match([place for place in places if place.constant is None], activations)
-        if pairs and not any(site is not None for _, site in pairs):
+        _, known = read_places(qat, report)
+        if digest_of(known) != other.plan:
             raise JitPassesError(
                 "no value of the converted model is one of the model that trained: was it made of "
                 "this one?"
             )
-        weights = [place for place in places if place.constant is not None]
-        return cls(qat, converted, report.method, pairs, match(weights, constants))
+        places, sites = trained_places(qat, report, known), sites_of(converted, other)
+        activations = match(
+            [place for place in places if place.constant is None],
+            [site for site in sites if site.codes is None],
+        )
+        weights = match(
+            [place for place in places if place.constant is not None],
+            [site for site in sites if site.codes is not None],
+        )
+        return cls(qat, converted, report.method, activations, weights)
 
     def add(self, arguments: tuple[Any, ...]) -> None:
         result, values = self.trained.run(arguments)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import _C
-from ..errors import JitPassesError
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline, wrap
 
-InputFn = Callable[[Any], Any]
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
 
@@ -92,30 +90,6 @@ def following(nodes: Sequence[NodeView], node: NodeView) -> NodeView | None:
 def is_last_of_block(nodes: Sequence[NodeView], node: NodeView) -> bool:
     """Say whether nothing comes behind it in a branch or loop, so nothing can be put there."""
     return node.block != 0 and following(nodes, node) is None
-
-
-def batches(data: Iterable[Any], input_fn: InputFn | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the positional and the keyword arguments of each batch.
-
-    Raises:
-        JitPassesError: data is no iterable of batches, or there is none.
-    """
-    if isinstance(data, torch.Tensor) or not isinstance(data, Iterable):
-        raise JitPassesError(
-            f"data is an iterable of batches, not {type(data).__name__}: pass [batch]"
-        )
-    empty = True
-    for item in data:
-        batch = item if input_fn is None else input_fn(item)
-        empty = False
-        if isinstance(batch, dict):
-            yield (), batch
-        else:
-            yield batch if isinstance(batch, tuple) else (batch,), {}
-    if empty:
-        raise JitPassesError(
-            "data is empty: pass at least one batch (a generator that was used before is empty)"
-        )
 
 
 def tensors_of(result: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from ..errors import JitPassesError
 from ..observers import ObserverState
+from .derivation import derivation, find_derivation
 from .glow_qparams import glow_qparams
-from .specification import (
-    DTYPES,
-    FixedQParamsQuantizationSpec,
-    GroupDerivation,
-    QuantizationSpec,
-    derivation,
-    find_derivation,
-)
+from .parameters import QParams
+from .specification import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
 
 # A scale below this makes 1 / scale overflow somewhere downstream; PyTorch's observers use it too.
 SMALLEST_SCALE = torch.finfo(torch.float32).eps
 # The smallest normal float32, whose reciprocal is finite.
 SMALLEST_POWER_OF_TWO = torch.finfo(torch.float32).tiny
-
-
-@dataclass(frozen=True)
-class QParams:
-    """Parameters of one quantized value.
-
-    Attributes:
-        scale: input units per step; float64 tensor [channels] when there is an axis.
-        zero_point: in steps; int64 tensor [channels] when there is an axis.
-        axis: the channel axis; None per tensor.
-    """
-
-    scale: float | torch.Tensor
-    zero_point: int | torch.Tensor
-    axis: int | None
-    quant_min: int
-    quant_max: int
-    dtype: str
-
-    def as_options(self) -> tuple[object, ...]:
-        """Return the tuple that the pass insert_quantize_dequantize takes."""
-        code = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}[DTYPES[self.dtype]]
-        return self.scale, self.zero_point, self.axis, self.quant_min, self.quant_max, code
 
 
 def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float, int]:

@@ -8,56 +8,53 @@ where: the result does not depend on the order in which annotations were made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
-from .annotation import ANY_RANK, Annotations, name_of, value_of
+from .annotation import Annotations, name_of, value_of
+from .derivation import derivation_name
 from .members import Member, Members, OwnSpec, Use
+from .place import Place
+from .slots import channels_of, is_split, label, slot_of
 from .specification import (
     DerivedQuantizationSpec,
+    FixedQParamsQuantizationSpec,
     GroupDerivation,
     QuantizationSpec,
     ResolvedSpec,
     SharedQuantizationSpec,
-    derivation_name,
 )
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """A place at which a value is quantized.
+    """A place in the graph that was annotated.
 
     Attributes:
+        place: what later stages know of it.
         value: the value.
         uses: (node, operand) that see it quantized; none for all of them.
         node: the annotated operator; for shared edges, the first.
-        spec: how; the same for all of a group.
-        group: number of the values that have the same parameters.
-        observed: whether this value's numbers count when the group's parameters are chosen.
-        owner: name of the operator that is quantized as a whole or not at all: for results, and
-            for constant operands; else "".
-        users: names of the operators that the uses belong to.
-        ranks: see `QuantizationAnnotation`.
         again: whether the value is quantized here a second time.
     """
 
+    place: Place
     value: ValueView
     uses: tuple[Use, ...]
     node: NodeView
-    spec: ResolvedSpec
-    group: int
-    observed: bool
-    owner: str
-    users: tuple[str, ...]
-    ranks: tuple[int, int]
     again: bool = False
 
     @property
     def name(self) -> str:
-        """What messages and files call it: see `name_of`."""
-        return name_of((self.value, self.node)) if self.uses else self.value.name
+        """What messages and files call it."""
+        return self.place.name
+
+    @property
+    def spec(self) -> ResolvedSpec:
+        """How it is quantized."""
+        return self.place.spec
 
 
 def resolve(graph: GraphView, annotations: Annotations) -> list[Quantization]:
@@ -95,7 +92,11 @@ class _Writer:
         places.sort(key=lambda place: (place.uses[0][0].index, place.uses[0][1]))
         for node in self.members.annotations:
             places += self.results(node)
-        return places
+        counts = count_channels(places)
+        return [
+            replace(found, place=replace(found.place, id=number, channels=count))
+            for number, (found, count) in enumerate(zip(places, counts, strict=True))
+        ]
 
     def is_observed(self, root: Member) -> bool:
         return isinstance(self.specs[root], QuantizationSpec)
@@ -126,17 +127,21 @@ class _Writer:
         first = members[0]
         users = tuple(dict.fromkeys(self.owner(member.node) for member in members))
         constant = first.value.is_constant and len(members) == 1
-        return Quantization(
-            first.value, tuple(sorted(uses, key=lambda use: (use[0].index, use[1]))), first.node,
-            self.spec(first), self.groups[first.root()],
-            any(observed(member) for member in members),
-            users[0] if constant else "", users, ANY_RANK,
-        )  # fmt: skip
+        return self.quantization(
+            first.value,
+            tuple(sorted(uses, key=lambda use: (use[0].index, use[1]))),
+            first.node,
+            spec=self.spec(first),
+            group=self.groups[first.root()],
+            observed=any(observed(member) for member in members),
+            owner=users[0] if constant else "",
+            users=users,
+        )
 
     def results(self, node: NodeView) -> list[Quantization]:
         annotation = self.members.annotations[node]
         found = []
-        rest: dict[str, Any] = {"owner": self.owner(node), "users": (), "ranks": annotation.ranks}
+        rest: dict[str, Any] = {"owner": self.owner(node), "ranks": annotation.ranks}
         if annotation.output_qspec is not None:
             value = value_of(node)
             member = self.members.results[value]
@@ -144,12 +149,30 @@ class _Writer:
             seen = [member, *(edge for edge in edges if self.is_seen_as_result(edge))]
             spec, group = self.spec(member), self.groups[member.root()]
             watched = any(observed(one) for one in seen)
-            found.append(Quantization(value, (), node, spec, group, watched, **rest))
+            rest |= {"observed": watched}
+            found.append(self.quantization(value, (), node, spec=spec, group=group, **rest))
         if (again := annotation.output_qspec_again) is not None:
+            rest |= {"observed": True}
+            value = value_of(node)
             found.append(
-                Quantization(value_of(node), (), node, again, -1, True, **rest, again=True)
+                self.quantization(value, (), node, again=True, spec=again, group=-1, **rest)
             )
         return found
+
+    def quantization(
+        self,
+        value: ValueView,
+        uses: tuple[Use, ...],
+        node: NodeView,
+        again: bool = False,
+        **known: Any,
+    ) -> Quantization:
+        """Return what is known of a place; its number and that of its channels come last."""
+        user, operand = uses[0] if uses else (node, None)
+        slot = slot_of(user, operand, again)
+        name = name_of((value, node)) if uses else value.name
+        name = label(node, slot) if is_split(user) else name
+        return Quantization(Place(0, name, slot, **known), value, uses, node, again)
 
     def owner(self, node: NodeView) -> str:
         return (self.members.annotations[node].part_of or node).name
@@ -177,6 +200,55 @@ class _Writer:
         done: set[int] = set()
         for root in derived:
             check_acyclic(root, derived, done)
+
+
+def count_channels(quantizations: Sequence[Quantization]) -> list[int]:
+    """Return how many channels have parameters of their own; 0 per tensor, or if it is unknown.
+
+    Raises:
+        JitPassesError: a value is to be measured per channel and it is not known how many channels
+            it has, or those that share its parameters have another number of them.
+    """
+    first: dict[int, tuple[Quantization, int]] = {}
+    counts = []
+    for quantization in quantizations:
+        spec = quantization.spec
+        axis = None if isinstance(spec, FixedQParamsQuantizationSpec) else spec.ch_axis
+        count = 0
+        if axis is not None:
+            known = isinstance(spec, QuantizationSpec)  # what is derived is not measured
+            count = channel_count(quantization, axis, needed=known)
+        if count:
+            one, former = first.setdefault(quantization.place.group, (quantization, count))
+            if count != former:
+                raise JitPassesError(
+                    f"'{one.name}' and '{quantization.name}' share parameters per channel, and "
+                    f"have {former} and {count} channels along axis {axis}"
+                )
+        counts.append(count)
+    return counts
+
+
+def channel_count(quantization: Quantization, axis: int, needed: bool = True) -> int:
+    """Return how many channels the value has, ahead of time; 0 if not known and not needed.
+
+    Raises:
+        JitPassesError: the graph does not know.
+    """
+    shape = quantization.value.shape
+    channels = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    node = quantization.uses[0][0] if quantization.uses else quantization.node
+    if channels is None and is_split(node):
+        channels = channels_of(quantization.node, quantization.place.slot)
+    if channels is not None:
+        return channels
+    if shape is None and not needed:
+        return 0
+    raise JitPassesError(
+        f"'{quantization.name}' is to be quantized per channel along axis {axis}, and its "
+        f"shape is {'not known ahead of time' if shape is None else list(shape)}: use a "
+        "per-tensor scheme"
+    )
 
 
 def check_acyclic(start: Member, derived: Mapping[Member, list[Member]], done: set[int]) -> None:

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import InitVar, dataclass, replace
+from typing import Any
 
 import torch
 
-from ..errors import JitPassesError
 from ..graph.view import NodeView, ValueView
-from ..observers import Histogram, Observer, observer_from_dict
+from ..observers import Histogram, Observer
+from .derivation import Derivation
+from .grid import check_grid, check_scheme, refuse_dynamic
 
-if TYPE_CHECKING:
-    from .qparams import QParams
-
-DTYPES = {
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-}
 DEFAULT_OBSERVER = Histogram()
-SCHEMES = (
-    "per_tensor_affine",
-    "per_tensor_symmetric",
-    "per_tensor_symmetric_with_uint8",
-    "per_tensor_power_of_two",
-    "per_channel_affine",
-    "per_channel_symmetric",
-    "per_channel_symmetric_with_uint8",
-    "per_channel_power_of_two",
-)
 RANGE_FORMS = ("pytorch", "glow")
 ROUNDINGS = ("half_even", "half_away", "half_up", "floor", "ceil", "toward_zero")
 LARGEST_SPAN = 2**16 - 1  # of a calibrated range, in steps: 16 bits
@@ -41,49 +21,6 @@ _OF_DTYPE: Any = None  # as default: all that the dtype holds
 # A value at all its uses (a node stands for its only result), or at one of its users.
 ValueOrNode = ValueView | NodeView
 EdgeOrNode = ValueOrNode | tuple[ValueOrNode, NodeView]
-
-
-def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tuple[str, int, int]:
-    """Return the name of the dtype and the range of codes, which is all of it where it is None.
-
-    Raises:
-        ValueError: there is no such dtype, or it does not hold the range.
-    """
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
-    limits = torch.iinfo(DTYPES[name])
-    low = limits.min if quant_min is None else quant_min
-    high = limits.max if quant_max is None else quant_max
-    if not limits.min <= low < high <= limits.max:
-        raise ValueError(
-            f"[quant_min, quant_max] = [{low}, {high}] does not fit {name}, which holds "
-            f"[{limits.min}, {limits.max}]"
-        )
-    return name, low, high
-
-
-def check_scheme(qscheme: Any, ch_axis: int | None) -> str:
-    """Return the name of the scheme.
-
-    Raises:
-        ValueError: there is none such, or it and ch_axis do not go together.
-    """
-    name = str(qscheme).removeprefix("torch.")
-    if name not in SCHEMES:
-        raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {qscheme!r}")
-    if (ch_axis is not None) != name.startswith("per_channel"):
-        raise ValueError(f"ch_axis = {ch_axis} does not go with {name}")
-    return name
-
-
-def refuse_dynamic(is_dynamic: bool) -> None:
-    """Raise ValueError for parameters chosen anew for each batch, which no target can do yet."""
-    if is_dynamic:
-        raise ValueError(
-            "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
-            "each batch"
-        )
 
 
 @dataclass(frozen=True)
@@ -273,10 +210,6 @@ class FixedQParamsQuantizationSpec:
             raise ValueError(f"zero_point = {self.zero_point} is not within [{low}, {high}]")
 
 
-# Makes scale and zero point out of the parameters of other values. Tensors for one per channel.
-Derivation = Callable[[Sequence["QParams"]], tuple[float | torch.Tensor, int | torch.Tensor]]
-
-
 @dataclass(frozen=True)
 class DerivedQuantizationSpec:
     """Parameters computed from those of other values, as a bias's from input and weight.
@@ -338,42 +271,6 @@ class GroupDerivation:
     ch_axis: int | None
 
 
-_DERIVATIONS: dict[str, Derivation] = {}
-
-
-def derivation(function: Derivation) -> Derivation:
-    """Mark a function that derives parameters, so that a saved prepared model finds it again."""
-    _DERIVATIONS[_name_of(function)] = function
-    return function
-
-
-def derivation_name(function: Derivation) -> str:
-    """Return the name that a prepared model keeps; the function can be found by it from now on."""
-    name = _name_of(function)
-    if _DERIVATIONS.setdefault(name, function) is not function:
-        name = f"{name}#{len(_DERIVATIONS)}"  # a closure, made anew for each operator
-        _DERIVATIONS[name] = function
-    return name
-
-
-def find_derivation(name: str) -> Derivation:
-    """Return the function of that name.
-
-    Raises:
-        JitPassesError: it is not known in this process.
-    """
-    if name not in _DERIVATIONS:
-        raise JitPassesError(
-            f"the model derives parameters with the function '{name}', which this process does not "
-            "have: mark it with @jit_passes.quantizer.derivation and import the module it is in"
-        )
-    return _DERIVATIONS[name]
-
-
-def _name_of(function: Derivation) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
-
-
 AnySpec = (
     QuantizationSpec
     | SharedQuantizationSpec
@@ -382,29 +279,3 @@ AnySpec = (
 )
 # What is left when it is known who shares with whom.
 ResolvedSpec = QuantizationSpec | FixedQParamsQuantizationSpec | GroupDerivation
-_BY_KIND: dict[str, type[ResolvedSpec]] = {
-    "observed": QuantizationSpec,
-    "fixed": FixedQParamsQuantizationSpec,
-    "derived": GroupDerivation,
-}
-
-
-def spec_to_text(spec: ResolvedSpec, **extra: Any) -> str:
-    """Return the JSON that an observer carries in the graph."""
-    fields = asdict(spec)
-    if isinstance(spec, QuantizationSpec):
-        fields["observer"] = spec.observer.record()
-    kind = next(name for name, known in _BY_KIND.items() if isinstance(spec, known))
-    return json.dumps({"spec": {"kind": kind, **fields}, **extra}, sort_keys=True)
-
-
-def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
-    """Read what `spec_to_text` wrote: the specification and the extra fields."""
-    extra = json.loads(text)
-    fields = extra.pop("spec")
-    kind = _BY_KIND[fields.pop("kind")]
-    if "observer" in fields:
-        fields["observer"] = observer_from_dict(fields["observer"])
-    if "groups" in fields:
-        fields["groups"] = tuple(fields["groups"])
-    return kind(**fields), extra

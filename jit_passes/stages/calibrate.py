@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ from tqdm import tqdm
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
-from .module import stage_of
-
-InputFn = Callable[[Any], Any]
+from .batches import InputFn, batches
+from .module import ModelStage, stage_of
 
 
 def calibrate(
@@ -45,62 +45,34 @@ def calibrate(
         JitPassesError: there is no batch; the model does not take such batches; a value is NaN
             or infinite, which the message names.
     """
-    report = stage_of(prepared, "prepared", "call jit_passes.prepare(model) first")
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     show = sys.stderr.isatty() if progress is None else progress
-    batches = 0
     before = _C.deepcopy(prepared._c)
     try:
         # Optimizing the graph would take longer than a few batches gain from it.
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            for batch in tqdm(_iterate(data), desc="calibrate", unit="batch", disable=not show):
-                args, kwargs = _arguments(batch if input_fn is None else input_fn(batch))
-                _run(prepared, report.method, args, kwargs, batches)
-                batches += 1
-    finally:  # counters and other state of the model's own are not the data's business
-        _C.restore_state(prepared._c, before)
-    if batches == 0:
-        raise JitPassesError(
-            "the calibration data is empty: pass an iterable with at least one batch (a generator "
-            "that was used before is empty)"
-        )
+            progress_bar = partial(tqdm, desc="calibrate", unit="batch", disable=not show)
+            for number, (args, kwargs) in enumerate(batches(data, input_fn, progress_bar)):
+                _run(prepared, report.method, args, kwargs, number)
+    finally:  # the model's own counters, running means and attributes stay as they were
+        _C.restore_state(prepared._c, before, report.method)
     replace(report, calibrated=True).write(prepared._c)
     return prepared
 
 
-def _iterate(data: Any) -> Iterable[Any]:
-    if isinstance(data, torch.Tensor):
-        raise JitPassesError(
-            "the calibration data is an iterable of batches, not one tensor: pass [tensor]"
-        )
-    try:
-        iter(data)
-    except TypeError:
-        raise JitPassesError(
-            f"the calibration data is an iterable of batches, got {type(data).__name__}"
-        ) from None
-    iterable: Iterable[Any] = data
-    return iterable
-
-
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, dict):
-        return (), batch
-    return (tuple(batch) if isinstance(batch, tuple) else (batch,)), {}
-
-
 def _run(
-    model: torch.jit.ScriptModule,
+    prepared: torch.jit.ScriptModule,
     name: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     number: int,
 ) -> None:
-    method = getattr(model, name)
+    method = getattr(prepared, name)
     try:
         method(*args, **kwargs)
     except Exception as error:
         if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
-            message = _bad_weight(model, name) or unmeasurable[0]
+            message = _bad_weight(prepared, name) or unmeasurable[0]
             raise JitPassesError(f"calibration batch {number}: {message}") from error
         got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
         raise JitPassesError(

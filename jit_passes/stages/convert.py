@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +15,17 @@ from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
 from ..observers import ObserverState
 from ..passes.pipeline import CLEAN_UP, Pipeline, wrap
-from ..specification.qparams import QParams, choose_qparams, derive_qparams, fixed_qparams
+from ..specification.parameters import QParams
+from ..specification.place import Place
+from ..specification.qparams import choose_qparams, derive_qparams, fixed_qparams
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     GroupDerivation,
     QuantizationSpec,
-    ResolvedSpec,
-    spec_from_text,
 )
-from .module import OperatorRecord, Report, stage_of
+from .module import ModelStage, OperatorRecord, Report, stage_of
+
+_NOTHING = "jit_passes::observe_nothing"
 
 CONVERT = Pipeline(
     "convert",
@@ -54,23 +57,32 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         JitPassesWarning: no data reached part of the model, which stays float; or nothing was
             quantized at all.
     """
-    stages = ("prepared", "qat")
+    stages = (ModelStage.PREPARED, ModelStage.QAT)
     report = stage_of(prepared, stages, "call jit_passes.prepare and calibrate, or prepare_qat")
     module, places = read_places(prepared, report)
     refused = refusals(places)
     check_seen(places, report)
-    groups = Groups(places, refused)
-    parameters = [groups.parameters_at(place) for place in places]
-    options = {
-        "insert_quantize_dequantize": {
-            "parameters": [p.as_options() if p else None for p in parameters]
-        }
-    }
-    result = CONVERT.run(module, report.method, options=options)
+    options = parameters_of(places, refused)
+    result = CONVERT.run(module, report.method, options=options).module
     operators = tuple(_with_refusal(row, refused) for row in report.operators)
-    _warn(operators, refused, any(parameters))
-    replace(report, stage="reference", operators=operators).write(result.module)
-    return wrap(result.module)
+    _warn(operators, refused, bool(options["insert_quantize_dequantize"]["parameters"]))
+    report = replace(report, operators=operators, plan=digest_of(places))
+    replace(report, stage=ModelStage.REFERENCE).located(result).write(result)
+    return wrap(result)
+
+
+def digest_of(places: list[QuantizedPlace]) -> str:
+    """Return a text that is the same for models that were prepared alike."""
+    texts = "\n".join(sorted(known.place.to_text() for known in places))
+    return hashlib.sha256(texts.encode()).hexdigest()[:16]
+
+
+def parameters_of(places: list[QuantizedPlace], refused: dict[str, str]) -> dict[str, Any]:
+    """Return the options with which insert_quantize_dequantize quantizes these places."""
+    groups = Groups(places, refused)
+    found = {known.place.id: groups.parameters_at(known) for known in places}
+    parameters = {id: p.as_options() for id, p in found.items() if p is not None}
+    return {"insert_quantize_dequantize": {"parameters": parameters}}
 
 
 # Out of training: batch norms are folded into weights, which are constants now.
@@ -87,81 +99,103 @@ SETTLE = Pipeline(
 )
 
 NO_DATA = {
-    "prepared": "the model was not calibrated: call jit_passes.calibrate(model, data)",
-    "qat": "the model has not trained: no batch in training mode came by {names}, so no scale has "
-    "begun; run batches in training mode, and where these stand in branches, some that take them",
+    ModelStage.PREPARED: "the model was not calibrated: call jit_passes.calibrate(model, data)",
+    ModelStage.QAT: (
+        "the model has not trained: no batch in training mode came by {names}, so no scale has "
+        "begun; run batches in training mode, and where these stand in branches, some that take "
+        "them"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class QuantizedPlace:
-    """A place at which convert quantizes, as the graph of a prepared model describes it.
+    """A place at which convert quantizes, and what was found there.
 
     Attributes:
-        name: what messages call it.
-        spec: how.
-        group, observed, owner, users, ranks: see `Quantization`.
-        channels: 0 per tensor, or not known ahead of time.
+        place: what annotation has made of it.
         reached: whether data came by; True for what is not looked at.
         seen: whether data is known to have come by.
         found: makes parameters out of what was seen, or trained.
         dims: the lowest and highest number of dimensions seen, if that was noted.
+        node: index of its node in the graph that was read.
+        operands: of its node, by name: constants and attributes, others None.
     """
 
-    name: str
-    spec: ResolvedSpec
-    group: int
-    observed: bool
-    owner: str
-    users: tuple[str, ...]
-    ranks: tuple[int, int]
-    channels: int
+    place: Place
     reached: bool
     seen: bool
     found: Callable[[], QParams]
-    dims: tuple[int, int] | None = None
+    dims: tuple[int, int] | None
+    node: int
+    operands: Mapping[str, Any]
 
 
 def read_places(
     prepared: torch.jit.ScriptModule, report: Report
 ) -> tuple[Any, list[QuantizedPlace]]:
-    """Return a copy of the module in which weights are constants, and its places."""
+    """Return a copy of the module in which weights are constants, and its places.
+
+    Raises:
+        JitPassesError: another version of this package prepared the model.
+    """
     module = _C.clone(prepared._c, report.method)
-    if report.stage == "prepared":
-        return module, [_observed(*row) for row in _C.observations(module, report.method)]
-    wrap(module).eval()
-    module = SETTLE.run(module, report.method).module
-    return module, [_trained(*row) for row in _C.trained(module, report.method)]
+    if report.stage is ModelStage.QAT:
+        wrap(module).eval()
+        module = SETTLE.run(module, report.method).module
+        return module, [_trained(*row) for row in _C.places(module, report.method)]
+    rows = _C.places(module, report.method)
+    ran = report.calibrated or any(_was_reached(op, operands) for _, op, operands in rows)
+    return module, [_observed(*row, ran) for row in rows]
+
+
+def needs_data(prepared: torch.jit.ScriptModule) -> bool:
+    """Say whether a prepared model has to see data before it is converted: weights need none."""
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare first")
+    return not all(known.reached for known in read_places(prepared, report)[1])
 
 
 def check_seen(places: list[QuantizedPlace], report: Report) -> None:
     """Raise a JitPassesError for a model that has seen no data; weights alone need none."""
-    seen = report.calibrated or any(place.seen for place in places)
-    if not seen and not all(place.reached for place in places):
-        unreached = [f"'{place.name}'" for place in places if not place.reached]
+    seen = report.calibrated or any(known.seen for known in places)
+    if not seen and not all(known.reached for known in places):
+        unreached = [f"'{known.place.name}'" for known in places if not known.reached]
         raise JitPassesError(NO_DATA[report.stage].format(names=shortened(unreached)))
 
 
-def _observed(op: str, name: str, text: str, range_: Any, histogram: Any) -> QuantizedPlace:
-    spec, fields = _fields(text)
-    state = ObserverState(range_, histogram)
-    blind = op == "observe_nothing"
-    reached = blind or state.reached
-    dims = state.ranks if not blind and reached and state.range.dim() == 1 else None
+def _was_reached(op: str, operands: Mapping[str, Any]) -> bool:
+    """Say whether an observer has looked at something."""
+    if (reached := operands.get("reached")) is not None:
+        return bool(reached)
+    return op != _NOTHING and _state_of(operands).reached
+
+
+def _state_of(operands: Mapping[str, Any]) -> ObserverState:
+    return ObserverState(operands["range"], operands.get("histogram"))
+
+
+def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> QuantizedPlace:
+    place = Place.from_text(operands["spec"])
+    state, blind = _state_of(operands), op == _NOTHING
+    measured = "reached" in operands  # a constant, before any data
+    seen = _was_reached(op, operands)
+    reached = blind or seen or (measured and not ran)
+    noted = not blind and not measured and reached and state.range.dim() == 1
 
     def found() -> QParams:
-        assert isinstance(spec, QuantizationSpec)
-        return choose_qparams(spec, state)
+        assert isinstance(place.spec, QuantizationSpec)
+        return choose_qparams(place.spec, state)
 
-    seen = state.reached
-    return QuantizedPlace(name, spec, **fields, reached=reached, seen=seen, found=found, dims=dims)
+    return QuantizedPlace(
+        place, reached, seen, found, state.ranks if noted else None, node, operands
+    )
 
 
-def _trained(kind: str, operands: dict[str, Any]) -> QuantizedPlace:
-    name, text = operands["name"], operands["spec"]
-    spec, fields = _fields(text)
-    parameters = trained_qparams(kind, operands, spec, fields.pop("method", None))
-    reached = parameters is not None or isinstance(spec, GroupDerivation)
+def _trained(node: int, kind: str, operands: dict[str, Any]) -> QuantizedPlace:
+    place = Place.from_text(operands["spec"])
+    short = kind.removeprefix("jit_passes::")
+    parameters = trained_qparams(short, operands, place.spec, place.method)
+    reached = parameters is not None or isinstance(place.spec, GroupDerivation)
     begins = operands.get("observe") is not True and not isinstance(operands["x"], torch.Tensor)
 
     def found() -> QParams:
@@ -169,31 +203,26 @@ def _trained(kind: str, operands: dict[str, Any]) -> QuantizedPlace:
         return parameters
 
     seen = begins and parameters is not None
-    return QuantizedPlace(name, spec, **fields, reached=reached, seen=seen, found=found)
-
-
-def _fields(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
-    spec, extra = spec_from_text(text)
-    return spec, {**extra, "users": tuple(extra["users"]), "ranks": tuple(extra["ranks"])}
+    return QuantizedPlace(place, reached, seen, found, None, node, operands)
 
 
 def refusals(places: list[QuantizedPlace]) -> dict[str, str]:
     """Return, by name of the operator, why what was seen rules out that it is quantized."""
     refused: dict[str, str] = {}
-    for place in places:
-        reason = _refusal(place)
-        if place.owner and reason:
-            refused.setdefault(place.owner, reason)
+    for known in places:
+        reason = _refusal(known)
+        if known.place.owner and reason:
+            refused.setdefault(known.place.owner, reason)
     return refused
 
 
-def _refusal(place: QuantizedPlace) -> str | None:
-    if not place.reached:
+def _refusal(known: QuantizedPlace) -> str | None:
+    if not known.reached:
         return "data never reached it"
-    if place.dims is not None:
-        lowest, highest = place.dims
-        allowed = place.ranks
-        if place.observed and not (allowed[0] <= lowest and highest <= allowed[1]):
+    if known.dims is not None:
+        lowest, highest = known.dims
+        allowed = known.place.ranks
+        if known.place.observed and not (allowed[0] <= lowest and highest <= allowed[1]):
             seen = lowest if lowest < allowed[0] else highest
             return f"its result has {seen} dimensions, and the backend does {_span(allowed)}"
     return None
@@ -209,17 +238,18 @@ class Groups:
     def __init__(self, places: list[QuantizedPlace], refused: dict[str, str]) -> None:
         self._refused = refused
         self._members: dict[int, list[QuantizedPlace]] = {}
-        for place in places:
-            self._members.setdefault(place.group, []).append(place)
+        for known in places:
+            self._members.setdefault(known.place.group, []).append(known)
         self._found: dict[int, QParams | None] = {}
 
-    def parameters_at(self, place: QuantizedPlace) -> QParams | None:
+    def parameters_at(self, known: QuantizedPlace) -> QParams | None:
         """Return the parameters at one place; None where the value stays float."""
-        return self._of_group(place.group) if self._stays(place) else None
+        return self._of_group(known.place.group) if self._stays(known) else None
 
-    def _stays(self, place: QuantizedPlace) -> bool:
+    def _stays(self, known: QuantizedPlace) -> bool:
+        place = known.place
         users_refused = bool(place.users) and all(u in self._refused for u in place.users)
-        return place.owner not in self._refused and not users_refused and place.reached
+        return place.owner not in self._refused and not users_refused and known.reached
 
     def _of_group(self, group: int) -> QParams | None:
         pending = [group]  # not recursive: derivations may be many, one after another
@@ -235,18 +265,19 @@ class Groups:
         return self._found[group]
 
     def _leaders(self, group: int) -> list[QuantizedPlace]:
-        return [o for o in self._members.get(group, ()) if o.observed and self._stays(o)]
+        members = self._members.get(group, ())
+        return [known for known in members if known.place.observed and self._stays(known)]
 
     def _sources(self, group: int) -> tuple[int, ...]:
         leaders = self._leaders(group)
-        spec = leaders[0].spec if leaders else None
+        spec = leaders[0].place.spec if leaders else None
         return spec.groups if isinstance(spec, GroupDerivation) else ()
 
     def _choose(self, group: int) -> QParams | None:
         leaders = self._leaders(group)
         if not leaders:
             return None
-        spec = leaders[0].spec
+        spec = leaders[0].place.spec
         if isinstance(spec, FixedQParamsQuantizationSpec):
             return fixed_qparams(spec)
         if isinstance(spec, QuantizationSpec):
@@ -255,7 +286,7 @@ class Groups:
         known = [source for source in sources if source is not None]
         if len(known) < len(sources):
             return None
-        parameters = derive_qparams(spec, known, leaders[0].name)
+        parameters = derive_qparams(spec, known, leaders[0].place.name)
         _check_channels(parameters, leaders)
         return parameters
 
@@ -263,7 +294,7 @@ class Groups:
 def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:
     scale = parameters.scale
     found = len(scale) if isinstance(scale, torch.Tensor) else 0
-    for place in places:
+    for place in (known.place for known in places):
         if place.channels and place.channels != found:
             assert isinstance(place.spec, GroupDerivation)
             raise JitPassesError(

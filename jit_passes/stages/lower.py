@@ -10,7 +10,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..passes.subject import wrap
 from ..targets import Target, resolve_target
-from .module import stage_of
+from .module import ModelStage, stage_of
 
 
 def lower(
@@ -28,7 +28,7 @@ def lower(
         JitPassesError: the model is not a reference model; the target is unknown, or another one
             than the model was prepared for.
     """
-    report = stage_of(reference, "reference", "call jit_passes.convert(prepared) first")
+    report = stage_of(reference, ModelStage.REFERENCE, "call jit_passes.convert(prepared) first")
     made_for = Target.from_record(report.target)
     backend = made_for if target == "auto" else resolve_target(target)
     if backend != made_for:
@@ -47,5 +47,6 @@ def lower(
         else row
         for row in report.operators
     )
-    replace(report, stage="lowered", operators=operators).write(lowered.module)
+    report = replace(report, stage=ModelStage.LOWERED, operators=operators)
+    report.located(lowered.module).write(lowered.module)
     return wrap(lowered.module)

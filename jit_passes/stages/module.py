@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from ..graph.view import GraphView
 from ..passes.subject import check_script, wrap
 
 __all__ = [
+    "ModelStage",
     "OperatorRecord",
     "Report",
     "attribute_of",
@@ -23,6 +27,18 @@ __all__ = [
 ]
 
 REPORT = "jit_passes_report"
+
+
+class ModelStage(str, Enum):
+    """How far a model is; files have the text."""
+
+    PREPARED = "prepared"
+    QAT = "qat"
+    REFERENCE = "reference"
+    LOWERED = "lowered"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -58,18 +74,35 @@ class Report:
     """What the stages have done to a module; kept in the module itself, and in its file.
 
     Attributes:
-        stage: prepared, qat, reference or lowered.
+        stage: how far it is.
         method: the quantized method.
         target: the backend's record, see `Target.from_record`.
         operators: all operators with weights and all matrix products.
         calibrated: whether `calibrate` has run batches through it.
+        places: for each kind of operator that quantizes, the ids of the places that those in the
+            graph stand for, in program order, None for those without. It is how a converted
+            model's values are known, also from a file.
+        plan: stands for the places that `convert` found: see `digest_of`.
+        names: for each kind of those listed above, the names of those in the graph, likewise.
     """
 
-    stage: str
+    stage: ModelStage
     method: str
     target: dict[str, Any]
     operators: tuple[OperatorRecord, ...] = field(default=())
     calibrated: bool = False
+    places: Mapping[str, list[int | None]] = field(default_factory=dict)
+    names: Mapping[str, list[str]] = field(default_factory=dict)
+    plan: str = ""
+
+    def located(self, module: Any) -> Report:
+        """Return the record with where the places and the operators are in the module's graph."""
+        kinds = {f"aten::{row.kind}" for row in self.operators}
+        names: dict[str, list[str]] = {}
+        for node in GraphView.of(module, self.method).nodes:
+            if node.kind in kinds:
+                names.setdefault(node.kind, []).append(node.name)
+        return replace(self, places=_C.place_ids(module, self.method), names=names)
 
     def write(self, module: Any) -> None:
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
@@ -83,7 +116,25 @@ class Report:
             return None
         fields = json.loads(text)
         fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
-        return cls(**fields)
+        return cls(**{**fields, "stage": ModelStage(fields["stage"])})
+
+
+def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, Any]:
+    """Return what a report knows of the graph's nodes, by index: its `places` or its `names`.
+
+    Raises:
+        JitPassesError: the graph is not the one that the report was written for.
+    """
+    found: dict[int, Any] = {}
+    for kind, labels in known.items():
+        nodes = [node.index for node in graph.nodes if node.kind == kind]
+        if len(nodes) != len(labels):
+            raise JitPassesError(
+                f"the model has {len(nodes)} {kind}, and its report knows of {len(labels)}: it was "
+                "changed after it was converted"
+            )
+        found.update(zip(nodes, labels, strict=True))
+    return found
 
 
 def check_module(model: Any, method: str) -> None:
@@ -100,17 +151,19 @@ def check_module(model: Any, method: str) -> None:
         )
 
 
-def stage_of(model: Any, wanted: str | tuple[str, ...], instead: str) -> Report:
+def stage_of(model: Any, wanted: ModelStage | tuple[ModelStage, ...], instead: str) -> Report:
     """Return the record of a module that must have reached a stage, or one of several.
 
     Raises:
         JitPassesError: it has not; `instead` says which function makes such a module.
     """
     report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-    stages = (wanted,) if isinstance(wanted, str) else wanted
+    stages = (wanted,) if isinstance(wanted, ModelStage) else wanted
     if report is None or report.stage not in stages:
         found = "a module that was not prepared" if report is None else f"a {report.stage} one"
-        raise JitPassesError(f"a {' or '.join(stages)} module is needed, got {found}: {instead}")
+        raise JitPassesError(
+            f"a {' or '.join(map(str, stages))} module is needed, got {found}: {instead}"
+        )
     return report
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from .. import _C
-from ..stages.module import Report, stage_of
+from ..stages.module import ModelStage, Report, stage_of
 
 
 def named_quantization_parameters(
@@ -23,7 +23,7 @@ def named_quantization_parameters(
         JitPassesError: the model is a ScriptModule that does not train with quantization.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        stage_of(model, "qat", "call jit_passes.prepare_qat(model) first")
+        stage_of(model, ModelStage.QAT, "call jit_passes.prepare_qat(model) first")
     for prefix, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and Report.read(module) is not None:
             names = quantization_names(module)

@@ -9,24 +9,17 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..fake_quantizers import FakeQuantizer, Operator, Place
-from ..fake_quantizers.place import Operand, constants
+from ..fake_quantizers import FakeQuantizer, Operator, State, TrainingPlace
+from ..fake_quantizers.place import ENABLED, codes
 from ..graph.view import GraphView, NodeView
 from ..quantizers.deferred import real_use
 from ..quantizers.signs import can_be_negative
-from ..quantizers.slots import label, slot_of_split
+from ..specification.derivation import derivation_name
 from ..specification.qparams import bias_qparams
 from ..specification.resolve import Quantization
-from ..specification.specification import (
-    GroupDerivation,
-    QuantizationSpec,
-    ResolvedSpec,
-    derivation_name,
-    spec_to_text,
-)
-from ..stages.observe import check_channels
+from ..specification.specification import GroupDerivation, QuantizationSpec, ResolvedSpec
+from ..stages.prepare import request
 
-OPERANDS = ("input", "weight", "bias")
 ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded in training
 
 
@@ -45,111 +38,98 @@ class Plan:
     graph: GraphView
     attribute: Callable[[str], torch.Tensor]
     method: FakeQuantizer
-    requests: list[tuple[Any, ...]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     states: list[tuple[Any, ...]] = field(default_factory=list)
-    by_group: dict[int, tuple[Operator, int]] = field(default_factory=dict)
+    by_group: dict[int, Operator] = field(default_factory=dict)
 
     def add_all(self, quantizations: Sequence[Quantization]) -> None:
         """Plan all places.
 
         Raises:
-            JitPassesError: one has channels whose number is not known, or the method cannot do what
-                its specification says.
+            JitPassesError: the method cannot do what a specification says.
         """
-        counts = check_channels(quantizations)
         nodes = {node.name: node for node in self.graph.nodes if node.name}
         signed = signed_groups(quantizations)
         derived = []
-        for quantization, count in zip(quantizations, counts, strict=True):
-            home = nodes.get(quantization.owner, quantization.node)
-            place = self.place(quantization, count, signed[quantization.group])
+        for quantization in quantizations:
+            home = nodes.get(quantization.place.owner, quantization.node)
+            place = self.place(quantization, signed[quantization.place.group])
             if isinstance(place.spec, GroupDerivation):
                 derived.append((quantization, place, home))
             else:
                 self.add(quantization, place, home)
         for quantization, place, home in derived:  # once it is known what from
-            operator = self.bias(quantization, place.spec, place) or self.method.at(place)
-            self.insert(quantization, place, home, operator, 0)
+            operator = self.bias(place.spec) or self.method.at(place)
+            self.insert(quantization, operator, home)
 
-    def add(self, quantization: Quantization, place: Place, home: NodeView) -> None:
+    def add(self, quantization: Quantization, place: TrainingPlace, home: NodeView) -> None:
         """Plan one place, whose parameters belong to the module of `home`."""
         operator = self.method.at(place)
-        known = None if quantization.again else self.by_group.get(quantization.group)
-        first = known[1] if known else len(self.states)
-        if known is None:
-            for state in operator.states:
-                initial = state.initial.detach().requires_grad_(state.trained)
-                self.states.append((state.name, home.index, initial, state.trained))
-            if not quantization.again:
-                self.by_group[quantization.group] = operator, first
-        self.insert(quantization, place, home, operator, first)
+        known = None if quantization.again else self.by_group.get(place.place.group)
+        operands = dict(operator.operands)
+        for name, state in operands.items():
+            if not isinstance(state, State):
+                continue
+            if known is not None and is_state(known.operands.get(name)):  # those of the group
+                operands[name] = known.operands[name]
+            else:
+                operands[name] = self.state(f"{place.place.slot}_{state.name}", state, home)
+        operator = replace(operator, operands=operands)
+        if known is None and not quantization.again:
+            self.by_group[place.place.group] = operator
+        self.insert(quantization, operator, home)
 
-    def insert(
-        self,
-        quantization: Quantization,
-        place: Place,
-        home: NodeView,
-        operator: Operator,
-        first: int,
-    ) -> None:
-        """Plan one operator, whose states are those from `first` on."""
-        operands = tuple(
-            (role, first + what) if role == "state" else (role, what)
-            for role, what in operator.operands
-        )
+    def state(self, name: str, state: State, home: NodeView) -> tuple[str, int]:
+        """Return the operand that is a tensor which the model keeps."""
+        initial = state.initial.detach().requires_grad_(state.trained)
+        self.states.append((name, home.index, initial, state.trained))
+        return "state", len(self.states) - 1
+
+    def insert(self, quantization: Quantization, operator: Operator, home: NodeView) -> None:
+        """Plan one operator."""
         uses = [real_use(use) for use in quantization.uses]
-        self.requests.append(
-            (quantization.value.id, uses, home.index, operator.kind, operands, place.name)
-        )
+        place = replace(quantization.place, method=operator.method)
+        known = {**operator.operands, "name": place.name, "spec": place.to_text()}
+        value = quantization.value.id
+        self.requests.append(request(value, uses, home.index, operator.kind, known))
 
-    def bias(self, quantization: Quantization, spec: ResolvedSpec, place: Place) -> Operator | None:
+    def bias(self, spec: ResolvedSpec) -> Operator | None:
         """Return the operator of a bias in steps of the accumulator; None for what else is derived.
 
         It is that of the convolution, or what folding the batch norm behind will make of it.
         """
         if not isinstance(spec, GroupDerivation) or spec.function != ACCUMULATOR:
             return None
-        scales = [self.scale_of(group) for group in spec.groups]
-        if not all(scales):
-            return None
-        grid = constants(spec.quant_min, spec.quant_max, place.name, place.text)
-        return Operator("train_bias", (*scales[0], *scales[1], ("enabled", None), *grid))
+        operands: dict[str, Any] = {"enabled": ENABLED, **codes(spec)}
+        for name, group in zip(("input", "weight"), spec.groups, strict=True):
+            scale = self.scale_of(group)
+            if scale is None:
+                return None
+            keys = ("state", "rule", "min", "max")
+            operands |= {f"{name}_{key}": what for key, what in zip(keys, scale, strict=True)}
+        return Operator("train_bias", operands)
 
-    def scale_of(self, group: int) -> tuple[Operand, ...]:
-        """Return the operands that give the scale of a group; none if it is not planned."""
-        operator, first = self.by_group.get(group, (None, 0))
+    def scale_of(self, group: int) -> tuple[Any, str, int, int] | None:
+        """Return the operands that give the scale of a group; None if it is not planned."""
+        operator = self.by_group.get(group)
         if operator is None:
-            return ()
+            return None
         if operator.kind == "train_fixed":
-            return constants(torch.tensor([operator.operands[0][1]]), "scale", 0, 1)
-        return (("state", first), *constants(*operator.scale)) if operator.scale else ()
+            return torch.tensor([operator.operands["scale"]]), "scale", 0, 1
+        first = next((what for what in operator.operands.values() if is_state(what)), None)
+        return (first, *operator.scale) if operator.scale else None
 
-    def place(self, quantization: Quantization, count: int, signed: bool) -> Place:
+    def place(self, quantization: Quantization, signed: bool) -> TrainingPlace:
         """Return what the method needs to know."""
-        spec, value = quantization.spec, quantization.value
-        text = spec_to_text(
-            spec,
-            group=quantization.group,
-            observed=quantization.observed,
-            owner=quantization.owner,
-            users=quantization.users,
-            ranks=quantization.ranks,
-            channels=count,
-        )
-        slot = slot_name(quantization)
-        split = slot_of_split(quantization) is not None
-        name = label(quantization.node, slot) if split else quantization.name
+        slot, value = quantization.place.slot, quantization.value
         later = slot == "bias" and quantization.uses[0][0].folded is not None
-        place = Place(
-            name, slot, spec, text, count,
-            signed=signed, observed=quantization.observed, later=later,
-        )  # fmt: skip
+        place = TrainingPlace(quantization.place, signed=signed, later=later)
         if later or not isinstance(value.constant, torch.Tensor):
             return place
         place = replace(place, weight=value.constant.detach())
         return self.folded(place, quantization) if slot == "weight" else place
 
-    def folded(self, place: Place, quantization: Quantization) -> Place:
+    def folded(self, place: TrainingPlace, quantization: Quantization) -> TrainingPlace:
         """Return the place of a weight with the batch norm that will be folded into it."""
         node = quantization.uses[0][0]
         norm = node.folded
@@ -162,7 +142,8 @@ class Plan:
             self.attribute(variance.name),
             eps.constant,
         )
-        axis = 1 if "transpose" in node.kind else 0
+        weighted = node.traits.weighted
+        axis = int(weighted is not None and weighted.transposed)
         assert place.weight is not None
         _, fold = ops.deferred_weight(place.weight, factor, axis, False)  # where factor is 0: 1
         weight, _ = ops.deferred_weight(place.weight, fold, axis, True)
@@ -170,24 +151,13 @@ class Plan:
 
     def options(self) -> dict[str, Mapping[str, Any]]:
         """Return the options of the pass."""
-        return {
-            "insert_fake_quantize": {
-                "fake_quantizations": tuple(self.requests),
-                "states": tuple(self.states),
-            }
-        }
+        taken = {"places": tuple(self.requests), "states": tuple(self.states)}
+        return {"insert_fake_quantize": taken}
 
 
-def slot_name(quantization: Quantization) -> str:
-    """Return what a place is to its operator; parameters have that name in front."""
-    if (slot := slot_of_split(quantization)) is not None:
-        return slot
-    if not quantization.uses:
-        return "output"
-    node, operand = quantization.uses[0]
-    if node.traits.weighted and operand < len(OPERANDS):
-        return OPERANDS[operand]
-    return "input" if operand == 0 else f"input_{operand}"
+def is_state(operand: Any) -> bool:
+    """Say whether an operand is a tensor that the model keeps."""
+    return isinstance(operand, tuple) and operand[0] == "state"
 
 
 def signed_groups(quantizations: Sequence[Quantization]) -> dict[int, bool]:
@@ -196,7 +166,8 @@ def signed_groups(quantizations: Sequence[Quantization]) -> dict[int, bool]:
     known: dict[int, bool] = {}
     for quantization in quantizations:
         below = can_be_negative(quantization.value, known)
-        signed[quantization.group] = signed.get(quantization.group, False) or below
+        group = quantization.place.group
+        signed[group] = signed.get(group, False) or below
     return signed
 
 

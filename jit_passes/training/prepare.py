@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,18 +17,12 @@ from ..configuration.selector import Selector
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..graph.view import GraphView
-from ..passes.pipeline import Pipeline, wrap
+from ..passes.pipeline import Pipeline
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from ..specification.resolve import resolve
-from ..stages.module import Report, attribute_of, check_script
+from ..stages.annotate import Mode, annotate, choose_quantizer
+from ..stages.module import ModelStage, attribute_of, check_script
 from ..stages.normalize import normalize_training
-from ..stages.observe import (
-    annotate_graph,
-    check_places,
-    choose_quantizer,
-)
-from ..stages.records import check_refusals, operator_records
 from ..targets import Target
 from .optimizers import watch
 from .parameters import make_leaves, model_parameters, quantization_parameters
@@ -99,27 +94,19 @@ def prepare_qat(
     integer-arithmetic-only inference", arXiv:1712.05877; for the methods, see their classes.
     """
     trainer = fake_quantizer_of(fake_quantizer)
-    check_trainable(model, method)
     if target == "auto" and bits is not None and quantizer is None:
         target = "reference"
     backend, chosen = choose_quantizer(quantizer, target, config)
-    module = normalize_training(model, method)
-    chosen = with_bits(chosen, bits, first_last_bits, module, method)
-    module, graph, annotations = annotate_graph(module, method, chosen, parameters=True)
-    places = resolve(graph, annotations)
-    operators = tuple(operator_records(graph, annotations, backend, places))
-    check_refusals(annotations, operators, strict)
-    if not places:
-        raise JitPassesError(nothing_to_train(operators))
-    check_places(places, backend)
-    check_forward_only(places)
-    plan = Plan(graph, lambda path: attribute_of(model, path), trainer)
-    plan.add_all(places)
-    module = QUANTIZE.run(module, method, options=plan.options()).module
+    refine = partial(with_bits, bits=bits, first_last_bits=first_last_bits, method=method)
+    annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
+    if not annotated.quantizations:
+        raise JitPassesError(nothing_to_train(annotated.operators))
+    check_forward_only(annotated.quantizations)
+    plan = Plan(annotated.graph, lambda path: attribute_of(model, path), trainer)
+    plan.add_all(annotated.quantizations)
+    result = annotated.insert(QUANTIZE, plan.options(), ModelStage.QAT)
     if (group := default_group()) is not None:
-        _C.set_string_attribute(module, "process_group", group)
-    Report("qat", method, backend.record(), operators).write(module)
-    result = wrap(module)
+        _C.set_string_attribute(result._c, "process_group", group)
     result.train(getattr(model, "training", True))
     make_leaves(model)
     watch(result, model_parameters(result), quantization_parameters(result))
@@ -127,17 +114,12 @@ def prepare_qat(
 
 
 def check_trainable(model: Any, method: str) -> None:
-    """Check that the model is a ScriptModule with parameters, and not quantized.
+    """Check that the model is a ScriptModule with parameters.
 
     Raises:
         JitPassesError: it is not; the message says what to do.
     """
     check_script(model, method)
-    if (report := Report.read(model)) is not None:
-        raise JitPassesError(
-            f"the model is {report.stage} already: start from the float model"
-            + (", or go on training" if report.stage == "qat" else "")
-        )
     if not any(True for _ in model.parameters()):
         raise JitPassesError(
             "the model has no parameters to train: freezing (torch.jit.freeze, "
@@ -146,11 +128,15 @@ def check_trainable(model: Any, method: str) -> None:
         )
 
 
+TRAINING = Mode(check_trainable, normalize_training, parameters=True)
+
+
 def with_bits(
     quantizer: Quantizer,
+    module: Any,
+    *,
     bits: int | Mapping[str, int] | None,
     first_last_bits: int | None,
-    module: Any,
     method: str,
 ) -> Quantizer:
     """Return a quantizer with these numbers of bits.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ..errors import JitPassesError
 from ..fake_quantizers import MovingAverage
-from ..graph.view import GraphView
-from ..passes.pipeline import Pipeline, own, wrap
+from ..passes.pipeline import Pipeline, own
 from ..quantizers.slots import RECIPES, Slot, SlotQuantizer
-from ..specification.resolve import resolve
+from ..stages.annotate import Mode, annotate
 from ..stages.module import attribute_of, check_script
 from .plan import Plan
 
@@ -82,18 +82,24 @@ def quantize_slots(
     Source: the slots of Graffitist (Jain et al. 2019); the gradient of Bengio et al. 2013,
     "Estimating or propagating gradients through stochastic neurons".
     """
-    check_script(model, method)
     given = {
         "input": input, "weight": weight, "correlation": correlation, "bias": bias, "sum": sum,
     }  # fmt: skip
     quantizer = SlotQuantizer(_choose_slots(recipe, given), where)
+    annotated = annotate(model, method, SPLITTING, quantizer)
+    plan = Plan(annotated.graph, lambda path: attribute_of(model, path), MovingAverage())
+    plan.add_all(annotated.quantizations)
+    return annotated.insert(QUANTIZE, plan.options())
+
+
+def split(model: torch.jit.ScriptModule, method: str) -> Any:
+    """Return a C++ module with the model's parameters, whose convolutions are split."""
     subject = own(model, method)
     SPLIT.run_on(subject)
-    graph = GraphView.of(subject.module, method, parameters=True)
-    plan = Plan(graph, lambda path: attribute_of(model, path), MovingAverage())
-    plan.add_all(resolve(graph, quantizer.annotate(graph)))
-    QUANTIZE.run_on(subject, options=plan.options())
-    return wrap(subject.module)
+    return subject.module
+
+
+SPLITTING = Mode(check_script, split, parameters=True, again=True)
 
 
 def _choose_slots(recipe: str | None, given: dict[str, int | Slot | None]) -> dict[str, Slot]:

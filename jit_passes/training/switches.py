@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import JitPassesError
-from ..stages.module import stage_of
+from ..stages.module import ModelStage, stage_of
 
 OBSERVE, QUANTIZE, FREEZE = "observer_enabled", "fake_quantize_enabled", "statistics_frozen"
 
@@ -63,7 +63,7 @@ def scale_corrections(model: torch.jit.ScriptModule) -> int:
 
 
 def _check(model: torch.jit.ScriptModule) -> None:
-    stage_of(model, "qat", "call jit_passes.prepare_qat(model) first")
+    stage_of(model, ModelStage.QAT, "call jit_passes.prepare_qat(model) first")
 
 
 def _switch(model: torch.jit.ScriptModule, name: str, *, on: bool) -> None:

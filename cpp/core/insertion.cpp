@@ -1,0 +1,171 @@
+#include "insertion.h"
+
+#include "batch_norm.h"
+#include "module.h"
+#include "places.h"
+
+namespace jit_passes {
+namespace {
+
+std::vector<c10::IValue> elements(const c10::IValue& packed) { return packed.toTupleRef().elements().vec(); }
+
+const c10::FunctionSchema& schemaOf(const std::string& op) {
+  const auto symbol = c10::Symbol::fromQualString(op);
+  for (const auto& known : torch::jit::getAllOperatorsFor(symbol)) {
+    if (isPlaceSchema(known->schema())) {
+      return known->schema();
+    }
+  }
+  TORCH_CHECK(
+      false, "there is no operator ", op,
+      " whose last argument is 'str spec': is the library that defines it loaded?");
+}
+
+void checkNames(const Insertion& insertion) {
+  for (const auto& [name, value] : insertion.operands) {
+    TORCH_CHECK(
+        insertion.schema->argumentIndexWithName(name).value_or(0) > 0, "the place '", insertion.name,
+        "' has a value for '", name, "', which is no argument of ", *insertion.schema);
+  }
+}
+
+// Its result, the factor of the batch norm, comes with the value that is to be quantized.
+Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* before) {
+  static const auto fold_factor = c10::Symbol::fromQualString("jit_passes::fold_factor");
+  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
+  const auto statistics = {norm->input(1), norm->input(kRunningVar), norm->input(kEps)};
+  Value* factor = insertNode(before, fold_factor, statistics, norm)->output();
+  const auto operands = {weight, factor, insertConstant(before, axis), insertConstant(before, false)};
+  Node* node = insertNode(before, deferred_weight, operands, norm, /*outputs=*/2);
+  node->output(0)->setType(weight->type());
+  node->output(1)->setType(c10::OptionalType::ofTensor());
+  return node;
+}
+
+// Scripts type the bias of a convolution as Tensor?, whatever it holds.
+Value* asTensor(Value* value, Node* before) {
+  if (value->type()->kind() != c10::TypeKind::OptionalType) {
+    return value;
+  }
+  Value* tensor = insertNode(before, c10::prim::unchecked_cast, {value}, before)->output();
+  return tensor->setType(c10::TensorType::get());
+}
+
+} // namespace
+
+Insertions::Insertions(PassContext& context)
+    : context_(context),
+      graph_(context.graph()),
+      annotated_(*graph_),
+      start_(graph_->block()->nodes().front()) {
+  for (const c10::IValue& packed : elements(context.option("places"))) {
+    all_.push_back(read(packed));
+  }
+  for (const c10::IValue& packed : elements(context.option("states"))) {
+    states_.push_back(readState(packed));
+  }
+}
+
+Insertion Insertions::read(const c10::IValue& packed) const {
+  const auto fields = packed.toGenericDict();
+  Insertion insertion{
+      annotated_.find(fields.at("value").toInt(), fields.at("uses")),
+      fields.at("home").isNone() ? nullptr : annotated_.node(fields.at("home").toInt()),
+      &schemaOf(fields.at("op").toStringRef()),
+      {},
+      {}};
+  for (const auto& entry : fields.at("operands").toGenericDict()) {
+    insertion.operands.emplace(entry.key().toStringRef(), entry.value());
+  }
+  const auto name = insertion.operands.find("name");
+  insertion.name = name == insertion.operands.end() ? "" : name->second.toStringRef();
+  checkNames(insertion);
+  return insertion;
+}
+
+Value* Insertions::readState(const c10::IValue& packed) {
+  const auto fields = elements(packed);
+  const auto module = fields[1].isNone() ? "" : moduleOf(annotated_.node(fields[1].toInt())).first;
+  const auto path = addTensorAttribute(
+      context_.module(), module, fields[0].toStringRef(), fields[2].toTensor(), fields[3].toBool());
+  return readAttribute(*graph_, start_, path);
+}
+
+Node* Insertions::nodeFor(const Insertion& insertion) const {
+  const bool of_input = insertion.annotated.value->node() == graph_->param_node();
+  return of_input && insertion.annotated.uses.empty() ? start_ : nodeAfter(insertion.annotated);
+}
+
+Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before, const Node* like) {
+  std::vector<Value*> operands{asTensor(value, before)};
+  const auto& arguments = insertion.schema->arguments();
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    const auto found = insertion.operands.find(arguments[i].name());
+    const bool given = found != insertion.operands.end();
+    TORCH_CHECK(
+        given || arguments[i].default_value(), "the place '", insertion.name, "' has no value for '",
+        arguments[i].name(), "' of ", *insertion.schema);
+    const c10::IValue what = given ? found->second : *arguments[i].default_value();
+    if (what.isTuple() && elements(what)[0].toStringRef() == "fold") {
+      const auto fold = elements(what);
+      Node* deferred = deferWeight(operands.front(), annotated_.node(fold[1].toInt()), fold[2], before);
+      operands.front() = deferred->output(0);
+      operands.push_back(deferred->output(1));
+    } else {
+      operands.push_back(operand(what, before));
+    }
+  }
+  const size_t results = insertion.schema->returns().size();
+  const auto kind = c10::Symbol::fromQualString(insertion.schema->name());
+  Node* node = insertNode(before, kind, operands, like, results);
+  if (results > 0) {
+    node->output(0)->setType(operands.front()->type());
+  }
+  return node;
+}
+
+Value* Insertions::operand(const c10::IValue& what, Node* before) {
+  if (!what.isTuple()) {
+    return insertConstant(before, what);
+  }
+  const auto fields = elements(what);
+  const auto& role = fields[0].toStringRef();
+  return role == "state" ? states_.at(fields[1].toInt()) : shared(role);
+}
+
+// Read once for all places.
+Value* Insertions::shared(const std::string& role) {
+  auto& module = context_.module();
+  if (const auto found = shared_.find(role); found != shared_.end()) {
+    return found->second;
+  }
+  Value* value = nullptr;
+  if (role == "observe" && !module.hasattr("training")) {
+    value = insertConstant(start_, true);
+  } else if (role == "observe") {
+    Value* training = readAttribute(*graph_, start_, "training");
+    Value* enabled = readSwitch(module, *graph_, start_, "observer_enabled", true);
+    value = insertNode(start_, c10::aten::__and__, {training, enabled}, start_)->output();
+    value->setType(c10::BoolType::get());
+  } else if (role == "enabled") {
+    value = readSwitch(module, *graph_, start_, "fake_quantize_enabled", true);
+  } else if (role == "corrections") {
+    value = attribute("scale_corrections", at::zeros({1}, at::kLong));
+  } else {
+    TORCH_CHECK(role == "group", "there is no operand '", role, "'");
+    value = attribute("process_group", "");
+  }
+  return shared_[role] = value;
+}
+
+// An attribute of the module itself.
+Value* Insertions::attribute(const std::string& name, const c10::IValue& initially) {
+  auto& module = context_.module();
+  if (!module.hasattr(name)) {
+    const auto type = initially.isTensor() ? c10::TypePtr(c10::TensorType::get()) : c10::StringType::get();
+    module.register_attribute(name, type, initially, /*is_param=*/false, /*is_buffer=*/initially.isTensor());
+  }
+  return readAttribute(*graph_, start_, name);
+}
+
+} // namespace jit_passes

@@ -1,0 +1,67 @@
+"""The codes that quantized values have: integer types, their ranges, and schemes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+DTYPES = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+}
+SCHEMES = (
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_tensor_symmetric_with_uint8",
+    "per_tensor_power_of_two",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_channel_symmetric_with_uint8",
+    "per_channel_power_of_two",
+)
+
+
+def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tuple[str, int, int]:
+    """Return the name of the dtype and the range of codes, which is all of it where it is None.
+
+    Raises:
+        ValueError: there is no such dtype, or it does not hold the range.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
+    limits = torch.iinfo(DTYPES[name])
+    low = limits.min if quant_min is None else quant_min
+    high = limits.max if quant_max is None else quant_max
+    if not limits.min <= low < high <= limits.max:
+        raise ValueError(
+            f"[quant_min, quant_max] = [{low}, {high}] does not fit {name}, which holds "
+            f"[{limits.min}, {limits.max}]"
+        )
+    return name, low, high
+
+
+def check_scheme(qscheme: Any, ch_axis: int | None) -> str:
+    """Return the name of the scheme.
+
+    Raises:
+        ValueError: there is none such, or it and ch_axis do not go together.
+    """
+    name = str(qscheme).removeprefix("torch.")
+    if name not in SCHEMES:
+        raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {qscheme!r}")
+    if (ch_axis is not None) != name.startswith("per_channel"):
+        raise ValueError(f"ch_axis = {ch_axis} does not go with {name}")
+    return name
+
+
+def refuse_dynamic(is_dynamic: bool) -> None:
+    """Raise ValueError for parameters chosen anew for each batch, which no target can do yet."""
+    if is_dynamic:
+        raise ValueError(
+            "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
+            "each batch"
+        )

@@ -1,0 +1,33 @@
+"""The parameters of a quantized value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .grid import DTYPES
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Parameters of one quantized value.
+
+    Attributes:
+        scale: input units per step; float64 tensor [channels] when there is an axis.
+        zero_point: in steps; int64 tensor [channels] when there is an axis.
+        axis: the channel axis; None per tensor.
+    """
+
+    scale: float | torch.Tensor
+    zero_point: int | torch.Tensor
+    axis: int | None
+    quant_min: int
+    quant_max: int
+    dtype: str
+
+    def as_options(self) -> dict[str, Any]:
+        """Return what the pass insert_quantize_dequantize takes for a place."""
+        code = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}[DTYPES[self.dtype]]
+        return {**vars(self), "dtype": code}

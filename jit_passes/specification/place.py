@@ -1,0 +1,115 @@
+"""What every stage knows of a quantized value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..errors import JitPassesError
+from ..observers import observer_from_dict
+from .annotation import ANY_RANK
+from .specification import (
+    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    QuantizationSpec,
+    ResolvedSpec,
+)
+
+FORMAT = 1  # of the text; another number for each change that older versions cannot read
+_KINDS: dict[str, type[ResolvedSpec]] = {
+    "observed": QuantizationSpec,
+    "fixed": FixedQParamsQuantizationSpec,
+    "derived": GroupDerivation,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place at which a value is quantized, from annotation to parity and export.
+
+    Operators that observe the value, or that a model trains with there, carry its text as their
+    last operand, `spec`.
+
+    Attributes:
+        id: its number, in the order in which places are planned.
+        name: what messages and files call it.
+        slot: what it is to its operator: "weight", "input", "output", "bias", ...; the names of its
+            parameters and buffers start with it.
+        spec: how it is quantized; the same for all of a group.
+        group: number of the values that have the same parameters.
+        observed: whether this value's numbers count when the group's parameters are chosen.
+        owner: name of the operator that is quantized as a whole or not at all: for results, and
+            for constant operands; else "".
+        users: names of the operators that see it quantized; none for a result, which all see.
+        ranks: see `QuantizationAnnotation`.
+        channels: how many have parameters of their own; 0 per tensor, or if that is not known ahead
+            of time.
+        method: the record of the training method that stands there, if one does.
+    """
+
+    id: int
+    name: str
+    slot: str
+    spec: ResolvedSpec
+    group: int
+    observed: bool = True
+    owner: str = ""
+    users: tuple[str, ...] = ()
+    ranks: tuple[int, int] = ANY_RANK
+    channels: int = 0
+    method: Mapping[str, Any] | None = None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a weight or bias, the model's own or computed from such."""
+        return self.slot in ("weight", "bias")
+
+    def to_text(self) -> str:
+        """Return JSON that begins with the id, which C++ reads without a parser."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps({**own, "format": FORMAT, "spec": _spec_to_dict(self.spec)})
+
+    @classmethod
+    def from_text(cls, text: str) -> Place:
+        """Read what `to_text` wrote.
+
+        Raises:
+            JitPassesError: another version of this package wrote it.
+        """
+        try:
+            own = json.loads(text)
+        except ValueError:
+            own = None
+        found = own.pop("format", None) if isinstance(own, dict) else None
+        if found != FORMAT:
+            was = "before it had a number" if found is None else f"in format {found}"
+            raise JitPassesError(
+                f"the model was prepared by another version of jit_passes, which wrote its places "
+                f"{was}, and this one reads format {FORMAT}: prepare the float model again, or "
+                "convert with the version that prepared it"
+            )
+        own["spec"] = _spec_from_dict(own["spec"])
+        own["users"], own["ranks"] = tuple(own["users"]), tuple(own["ranks"])
+        return cls(**own)
+
+
+def _spec_to_dict(spec: ResolvedSpec) -> dict[str, Any]:
+    content = asdict(spec)
+    if isinstance(spec, QuantizationSpec):
+        content["observer"] = spec.observer.record()
+    return {
+        "kind": next(kind for kind, known in _KINDS.items() if isinstance(spec, known)),
+        **content,
+    }
+
+
+def _spec_from_dict(content: dict[str, Any]) -> ResolvedSpec:
+    content = dict(content)
+    kind = _KINDS[content.pop("kind")]
+    if "observer" in content:
+        content["observer"] = observer_from_dict(content["observer"])
+    if "groups" in content:
+        content["groups"] = tuple(content["groups"])
+    return kind(**content)

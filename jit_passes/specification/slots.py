@@ -1,0 +1,104 @@
+"""What a value is to its operator, and how many channels it has there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import JitPassesError
+from ..graph.view import NodeView
+
+SLOTS = ("input", "weight", "correlation", "bias", "sum")
+CORRELATION = "jit_passes::correlation"
+ADD_BIAS = "jit_passes::add_bias"
+FAKE_QUANTIZE = ("jit_passes::fake_quantize", "jit_passes::fake_quantize_moving_average")
+_WEIGHTED = ("aten::conv", "aten::linear")
+_OPERANDS = ("input", "weight", "bias")
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A correlation in a graph, and what belongs to it.
+
+    Attributes:
+        node: the correlation.
+        add_bias: what adds the bias to it; None without bias.
+        spatial_dims: number of axes of the window.
+        transposed: whether it is a transposed convolution.
+        groups: number of groups; None where it is not constant.
+    """
+
+    node: NodeView
+    add_bias: NodeView | None
+    spatial_dims: int
+    transposed: bool
+    groups: int | None
+
+    @classmethod
+    def of(cls, node: NodeView) -> Correlation:
+        """Read the operands of a node of that kind."""
+        by_mode = len(node.inputs) == 6
+        stride, groups = node.inputs[2].constant, node.inputs[-1].constant
+        transposed = False if by_mode else node.inputs[5].constant
+        if stride is None or transposed is None:
+            raise JitPassesError(
+                f"the stride of {where(node)} is computed while the model runs: make it constant, "
+                "or leave the convolution out"
+            )
+        result = node.output
+        while len(result.uses) == 1 and result.uses[0][0].kind in FAKE_QUANTIZE:
+            result = result.uses[0][0].output
+        users = [user for user, operand in result.uses if user.kind == ADD_BIAS and not operand]
+        return cls(node, users[0] if users else None, len(stride), bool(transposed), groups)
+
+
+def is_split(node: NodeView) -> bool:
+    """Say whether it is a part of a convolution that is split into correlation and bias."""
+    return node.kind in (CORRELATION, ADD_BIAS)
+
+
+def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
+    """Return the slot that an operand is, or for None the result."""
+    if operand is None and is_split(node):
+        return "correlation" if node.kind == CORRELATION and not again else "sum"
+    if operand is None:
+        return "output"
+    if node.kind == ADD_BIAS and operand == 1:
+        return "bias"
+    weighted = node.kind == CORRELATION or node.kind.startswith(_WEIGHTED)
+    if weighted and operand < len(_OPERANDS):
+        return _OPERANDS[operand]
+    return "input" if operand == 0 else f"input_{operand}"
+
+
+def channels_of(node: NodeView, slot: str) -> int | None:
+    """Return how many channels a slot of a correlation or bias addition has, by its weight or bias.
+
+    None where these are computed while the model runs.
+
+    Raises:
+        JitPassesError: the number of groups is.
+    """
+    shape = node.inputs[1].shape
+    if node.kind == ADD_BIAS:
+        return shape[0] if shape else None
+    if node.kind != CORRELATION or shape is None:
+        return None
+    op = Correlation.of(node)
+    # Transposed, the weight is [in, out / groups, ...], else [out, in / groups, ...].
+    if slot == "weight":
+        return shape[int(op.transposed)]
+    if (slot == "input") == op.transposed:
+        return shape[0]
+    if op.groups is None:
+        raise JitPassesError(f"{label(node, slot)} has a number of groups that is not constant")
+    return None if shape[1] is None else shape[1] * op.groups
+
+
+def label(node: NodeView, slot: str) -> str:
+    """Return what messages call a slot of an operator."""
+    return f"{node.name} {slot}"
+
+
+def where(node: NodeView) -> str:
+    """Return the name of an operator and its line, for messages."""
+    return f"'{node.name}'" + (f" ({node.source})" if node.source else "")

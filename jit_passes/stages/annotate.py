@@ -1,0 +1,210 @@
+"""From a float model to what is quantized in it, and how: the front of all modes.
+
+    check -> normalize -> annotate -> operator records -> refusals -> places -> legality
+
+A mode inserts operators at the places and writes its report: `Annotated.insert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError
+from ..graph.view import GraphView
+from ..passes.pipeline import Pipeline, wrap
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.base import Quantizer, annotations_of
+from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
+from ..specification.annotation import Annotations
+from ..specification.derivation import hold_derivations
+from ..specification.resolve import Quantization, resolve
+from ..specification.specification import GroupDerivation
+from ..targets import Target, resolve_target
+from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module
+from .normalize import normalize
+from .records import check_refusals, operator_records
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How models come in.
+
+    Attributes:
+        check: raises a JitPassesError for models that are not fit.
+        normalize: makes a C++ module in canonical form.
+        parameters: whether that still has its parameters, which then count as constants.
+        again: whether a model that is quantized already may be quantized further.
+    """
+
+    check: Callable[[Any, str], None]
+    normalize: Callable[[torch.jit.ScriptModule, str], Any]
+    parameters: bool = False
+    again: bool = False
+
+    def enter(self, model: torch.jit.ScriptModule, method: str) -> Any:
+        """Return the checked model in canonical form.
+
+        Raises:
+            JitPassesError: it is not fit, or a stage has seen it already.
+        """
+        self.check(model, method)
+        if (report := Report.read(model)) is not None:
+            raise JitPassesError(
+                f"the model is {report.stage} already: start from the float model, or go on with "
+                f"{NEXT[report.stage]}"
+            )
+        module = self.normalize(model, method)
+        if not self.again and is_quantized(GraphView.of(module, method)):
+            raise JitPassesError("the model is quantized already: start from the float model")
+        return module
+
+
+NEXT = {
+    ModelStage.PREPARED: "calibrate and convert",
+    ModelStage.QAT: "training and convert",
+    ModelStage.REFERENCE: "lower",
+    ModelStage.LOWERED: "this one as it is",
+}
+FROZEN = Mode(check_module, lambda model, method: normalize(model._c, method).module)
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A model and what is to be quantized in it.
+
+    Attributes:
+        module: in canonical form, as the quantizer has changed it.
+        method: whose graph.
+        backend: the target; None where no target's operators will compute.
+        graph: what was annotated.
+        annotations: what the quantizer says about it.
+        operators: all operators with weights and all matrix products.
+        quantizations: the places at which values are quantized.
+    """
+
+    module: Any
+    method: str
+    backend: Target | None
+    graph: GraphView
+    annotations: Annotations
+    operators: tuple[OperatorRecord, ...]
+    quantizations: list[Quantization]
+
+    def insert(
+        self, pipeline: Pipeline, options: Mapping[str, Any], stage: ModelStage | None = None
+    ) -> torch.jit.ScriptModule:
+        """Return the model with operators at its places.
+
+        Args:
+            pipeline: which inserts them.
+            options: of its passes.
+            stage: that the model has reached then; None for one without a report.
+        """
+        module = self.module
+        if self.quantizations:
+            module = pipeline.run(module, self.method, options=options).module
+        if stage is not None and self.backend is not None:
+            Report(stage, self.method, self.backend.record(), self.operators).write(module)
+        model = wrap(module)
+        specs = [quantization.spec for quantization in self.quantizations]
+        hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])
+        return model
+
+
+def annotate(
+    model: torch.jit.ScriptModule,
+    method: str,
+    mode: Mode,
+    quantizer: Quantizer,
+    backend: Target | None = None,
+    *,
+    refine: Callable[[Quantizer, Any], Quantizer] | None = None,
+    strict: bool | None = None,
+) -> Annotated:
+    """Return what is quantized in a model, and how.
+
+    Args:
+        model: it is not touched.
+        method: the method to quantize.
+        mode: how the model comes in.
+        quantizer: decides what is quantized and how.
+        backend: whose operators will compute it.
+        refine: makes another quantizer of it, once the module is in canonical form.
+        strict: whether operators that would stay in float are an error; None to tell nobody.
+
+    Raises:
+        JitPassesError: the model is not fit, the quantizer does not do its work, or what it says
+            is nothing that the target can do.
+
+    Warns:
+        JitPassesWarning: what the configuration asks for is more than the target can do, or a rule
+            of it has no effect.
+    """
+    module = mode.enter(model, method)
+    if refine is not None:
+        quantizer = refine(quantizer, module)
+    if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
+        change = Pipeline("transform_for_annotation", (quantizer.transform_for_annotation,))
+        module = change.run(module, method).module
+    graph = GraphView.of(module, method, parameters=mode.parameters)
+    if mode.parameters:
+        show_folded(graph, lambda path: attribute_of(wrap(module), path))
+    annotations = annotations_of(quantizer, graph)
+    quantizer.validate(annotations)
+    quantizations = resolve(graph, annotations)
+    operators = tuple(operator_records(graph, annotations, backend, quantizations))
+    if strict is not None:
+        check_refusals(annotations, operators, strict)
+    if backend is not None:
+        check_places(quantizations, backend)
+    return Annotated(module, method, backend, graph, annotations, operators, quantizations)
+
+
+def choose_quantizer(
+    quantizer: Quantizer | None, target: str | Target, config: Any = None
+) -> tuple[Target, Quantizer]:
+    """Return the backend, and the quantizer with what a configuration says.
+
+    Raises:
+        JitPassesError: the target is unknown, the quantizer is none, or takes no configuration.
+    """
+    if quantizer is not None and not isinstance(quantizer, Quantizer):
+        call = f": call it, {quantizer.__name__}()" if isinstance(quantizer, type) else ""
+        raise JitPassesError(f"a quantizer is an instance of Quantizer, not {quantizer!r}{call}")
+    made_for = quantizer.target if quantizer is not None else None
+    backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
+    chosen = quantizer or backend.quantizer()
+    if config is not None:
+        if not isinstance(chosen, BackendQuantizer):
+            raise JitPassesError(
+                f"a configuration changes what a backend's quantizer does, and "
+                f"{type(chosen).__name__} is none: leave `config` or `quantizer` out"
+            )
+        chosen = chosen.configured(config)
+    return backend, chosen
+
+
+def check_places(places: Sequence[Quantization], target: Target) -> None:
+    """Raise an error for specifications that the target's operators do not compute with.
+
+    Those of a target's own quantizer have passed this already.
+    """
+    for place in places:
+        if isinstance(place.spec, GroupDerivation):
+            continue
+        for node, operand in place.uses or ((place.node, None),):
+            if why := target.refusal(node, operand, place.spec):
+                raise JitPassesError(
+                    f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
+                    "for another target"
+                )
+
+
+def is_quantized(graph: GraphView) -> bool:
+    """Say whether the graph holds quantized operators, whoever put them there."""
+    kinds = {node.kind for node in graph.nodes} - {DEFERRED, FOLD_BIAS}
+    return any(kind.startswith(("quantized::", "jit_passes::")) for kind in kinds)

@@ -1,0 +1,47 @@
+"""From the data that callers have to the arguments of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError
+
+InputFn = Callable[[Any], Any]
+
+
+def batches(
+    data: Iterable[Any], input_fn: InputFn | None, through: Callable[[Any], Any] = iter
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield the positional and the keyword arguments of each batch.
+
+    Args:
+        data: an iterable of batches: a tensor, a tuple of positional arguments, or a dict of
+            keyword arguments.
+        input_fn: makes such a batch out of what `data` gives; None where it gives batches.
+        through: makes the iterator, to show progress.
+
+    Raises:
+        JitPassesError: data is no iterable of batches, or there is none.
+    """
+    if isinstance(data, torch.Tensor):
+        raise JitPassesError("data is an iterable of batches, not one tensor: pass [tensor]")
+    try:
+        iter(data)
+    except TypeError:
+        raise JitPassesError(f"data is an iterable of batches, got {type(data).__name__}") from None
+    empty = True
+    for item in through(data):
+        empty = False
+        batch = item if input_fn is None else input_fn(item)
+        if isinstance(batch, dict):
+            yield (), batch
+        else:
+            yield (batch if isinstance(batch, tuple) else (batch,)), {}
+    if empty:
+        raise JitPassesError(
+            "the data is empty: pass an iterable with at least one batch (a generator that was "
+            "used before is empty)"
+        )

@@ -1,0 +1,207 @@
+"""Stage 2: annotate the graph and insert observers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError, first_line
+from ..observers import Observer
+from ..passes.pipeline import Pipeline
+from ..quantizers.base import Quantizer
+from ..specification.place import Place
+from ..specification.resolve import Quantization
+from ..specification.specification import GroupDerivation, QuantizationSpec
+from ..targets import Target
+from .annotate import FROZEN, annotate, choose_quantizer
+from .module import ModelStage
+
+OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
+CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
+
+
+def prepare(
+    model: torch.jit.ScriptModule,
+    *,
+    quantizer: Quantizer | None = None,
+    target: str | Target = "auto",
+    config: Any = None,
+    strict: bool = False,
+    method: str = "forward",
+) -> torch.jit.ScriptModule:
+    """Return a copy of the model that watches its values while it runs.
+
+    The copy is inlined, frozen and in canonical form, with an observer on every value that the
+    quantizer wants quantized; it computes what the model computes.
+
+    Args:
+        model: scripted, traced or loaded, in eval mode. It is not touched.
+        quantizer: decides what is quantized and how; None for the target's own.
+        target: the backend that the model is for: "auto" (the one that the quantizer is made for,
+            or the best for this machine), a name, or a `Target`.
+        config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
+            `Configuration`. For quantizers of a backend.
+        strict: raise an error for operators with weights and matrix products that would stay in
+            float and were not asked to, and for rules of the configuration that change nothing.
+        method: the method to quantize. The copy has this one only.
+
+    Raises:
+        JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
+            or has no such method; the target is unknown; the configuration is wrong.
+
+    Warns:
+        JitPassesWarning: what the configuration asks for is more than the target can do: these
+            operators stay in float; or a rule of it changes nothing.
+    """
+    backend, chosen = choose_quantizer(quantizer, target, config)
+    annotated = annotate(model, method, FROZEN, chosen, backend, strict=strict)
+    options = {"insert_observers": plan_observations(annotated.quantizations)}
+    return annotated.insert(OBSERVE, options, ModelStage.PREPARED)
+
+
+def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:
+    """Return the options of the pass insert_observers; constants are measured.
+
+    Raises:
+        JitPassesError: a value is to be quantized twice, or rounded otherwise than backends do; or
+            a constant is NaN or infinite.
+    """
+    plan = _Plan()
+    for quantization in quantizations:
+        if quantization.place.observed and not quantization.value.is_constant:
+            plan.live.add(quantization.place.group)
+    for quantization in quantizations:
+        _check(quantization)
+        plan.add(quantization)
+    return {"places": tuple(plan.requests), "states": tuple(plan.states)}
+
+
+def fresh_range(channels: int = 0) -> torch.Tensor:
+    """Return the range of an observer that has seen nothing: see `ObserverState`."""
+    infinity = float("inf")
+    if channels:
+        return torch.tensor([[infinity], [-infinity]], dtype=torch.float64).repeat(1, channels)
+    return torch.tensor([infinity, -infinity, infinity, -infinity, 0, 0], dtype=torch.float64)
+
+
+def operands_of(op: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the known operands that the operator takes behind the value, by name."""
+    namespace, _, name = op.rpartition("::")
+    packet = getattr(getattr(torch.ops, namespace or "jit_passes"), name)
+    schema = getattr(packet, packet.overloads()[0])._schema
+    return {a.name: known[a.name] for a in schema.arguments[1:] if a.name in known}
+
+
+def qualified(op: str) -> str:
+    """Return the name of an operator with its namespace, which is jit_passes if it has none."""
+    return op if "::" in op else f"jit_passes::{op}"
+
+
+@dataclass
+class _Plan:
+    """What the pass insert_observers takes.
+
+    Attributes:
+        requests: one for each place.
+        states: (name, node, tensor, whether it is trained) of each buffer.
+        live: groups of which something is observed while the model runs.
+        numbers: those of the states by their names.
+    """
+
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    states: list[tuple[Any, ...]] = field(default_factory=list)
+    live: set[int] = field(default_factory=set)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def add(self, quantization: Quantization) -> None:
+        """Plan one place."""
+        place, value, spec = quantization.place, quantization.value, quantization.spec
+        op = CONSTANT if value.is_constant and place.group not in self.live else REACH
+        group = f"observer_{place.group}"
+        known: dict[str, Any] = {}
+        if isinstance(spec, QuantizationSpec) and place.observed:
+            observer, axis = spec.observer, spec.ch_axis
+            own = observer.op if axis is None else observer.per_channel_op
+            known = {**vars(observer), "axis": axis}
+            known["histogram"] = self.histogram(own, f"{group}_histogram", observer)
+            known["range"] = self.state(f"{group}_range", fresh_range(place.channels))
+            if op == CONSTANT:
+                self.measure(own, value.constant, known, place)
+            else:
+                op = own
+        elif isinstance(spec, GroupDerivation) or (place.channels and op == REACH):
+            # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
+            # All that nothing is observed of have one buffer: many attributes are slow to look up.
+            op, group = NOTHING, "observer_none"
+        known |= {"name": place.name, "spec": place.to_text()}
+        known.setdefault("range", self.state(f"{group}_range", fresh_range(place.channels)))
+        known.setdefault("histogram", None)
+        if op == CONSTANT:
+            block = quantization.uses[0][0].block if quantization.uses else 0
+            known["reached"] = self.state(f"observer_reached_{block}", torch.zeros(1).bool())
+        uses = [(node.index, operand) for node, operand in quantization.uses]
+        operands = operands_of(op, known)
+        self.requests.append(request(value.id, uses, quantization.node.index, op, operands))
+
+    def histogram(self, op: str, name: str, observer: Observer) -> tuple[str, int] | None:
+        """Return the operand that is a histogram, if the operator has one."""
+        if "histogram" not in operands_of(op, {"histogram": None}):
+            return None
+        return self.state(name, torch.zeros(getattr(observer, "bins", 0)).long())
+
+    def state(self, name: str, initially: torch.Tensor) -> tuple[str, int]:
+        """Return the operand that is the buffer of that name."""
+        if name not in self.numbers:
+            self.numbers[name] = len(self.states)
+            self.states.append((name, None, initially, False))
+        return "state", self.numbers[name]
+
+    def measure(self, op: str, value: Any, known: Mapping[str, Any], place: Place) -> None:
+        """Run an observer of a constant."""
+        operands = operands_of(op, {**known, "name": place.name, "spec": ""})
+        given = {
+            name: self.states[what[1]][2] if isinstance(what, tuple) else what
+            for name, what in operands.items()
+        }
+        measure(op, value, given, place.name)
+
+
+def request(
+    value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what the inserting passes take for a place: see cpp/core/insertion.h."""
+    own = dict(operands)
+    return {"value": value, "uses": uses, "home": home, "op": qualified(op), "operands": own}
+
+
+def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None:
+    """Run an observer of a constant.
+
+    Raises:
+        JitPassesError: it holds a NaN or an infinity.
+    """
+    namespace, _, short = qualified(op).partition("::")
+    try:
+        getattr(getattr(torch.ops, namespace), short)(value, **operands)
+    except ValueError as error:
+        raise JitPassesError(
+            f"the constant '{name}' cannot be quantized: {first_line(error)}"
+        ) from error
+
+
+def _check(quantization: Quantization) -> None:
+    """Raise an error for what only fake quantization does."""
+    spec = quantization.spec
+    if quantization.again:
+        raise JitPassesError(
+            f"'{quantization.name}' is to be quantized twice, which only fake quantization does: "
+            "leave output_qspec_again of its annotation out"
+        )
+    if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
+        raise JitPassesError(
+            f"'{quantization.name}' is to be rounded {spec.rounding}, which only fake quantization "
+            "does: backends' kernels round halves to even"
+        )

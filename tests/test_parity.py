@@ -377,7 +377,7 @@ def test_errors() -> None:
         jit_passes.parity(qat, qat, data())
     with pytest.raises(JitPassesError, match="data is empty"):
         jit_passes.parity(qat, converted, [])
-    with pytest.raises(JitPassesError, match=r"pass \[batch\]"):
+    with pytest.raises(JitPassesError, match=r"pass \[tensor\]"):
         jit_passes.parity(qat, converted, data()[0])
     with pytest.raises(JitPassesError, match="made of this one"):
         jit_passes.parity(qat, jit_passes.convert(trained(Depthwise)), data())

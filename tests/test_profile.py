@@ -187,10 +187,9 @@ def test_same_as_calibrating(name: str, observer: Observer, tmp_path: Path) -> N
     states = dict(calibrated.named_buffers())
     assert sum("observer" in key for key in states) >= 3
     for key, state in filled.named_buffers():
-        expected = states[key]
-        # Weights that no data reached are measured all the same; what uses them stays float.
-        if expected.dim() == 1 or bool((expected[0] <= expected[1]).all()):
-            assert torch.equal(state, expected), key
+        # A profile does not say which blocks have run; what no data reached there stays float.
+        if not key.startswith("observer_reached_"):
+            assert torch.equal(state, states[key]), key
     assert finish(filled) == finish(calibrated)
 
 

@@ -1,5 +1,5 @@
 // What holds once a stage is done. Each looks at every node once.
-#include "core/observers.h"
+#include "core/places.h"
 #include "core/operators.h"
 #include "core/registry.h"
 

@@ -10,12 +10,12 @@ import torch
 
 from ..errors import JitPassesError, count_of
 from ..passes.pipeline import wrap
-from ..specification.parameters import QParams
 from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
 from ..stages.module import ModelStage, Report, stage_of
-from .places import Pairs, Site, TrainedPlace, match, sites_of, trained_places
+from .places import Pairs, TrainedPlace, match, sites_of, trained_places
 from .recording import Recorder, copy_of, tensors_of
+from .steps import codes_of, rounded, step_of, value_of
 
 # What rounding in float32 makes of a value on a grid, in steps, stays below.
 SLACK = 0.05
@@ -309,13 +309,13 @@ class _Comparison:
                     f"{len(theirs)} times by the other one: branches or loops went another way"
                 )
             told.update(dict.fromkeys(site.readers, ours))
-            told[site.node] = [_codes(a, b, site) for a, b in zip(ours, theirs, strict=True)]
+            told[site.node] = [codes_of(a, b, site) for a, b in zip(ours, theirs, strict=True)]
         own_result, own_values = self.own.run(arguments, told)
         for row, place, site in self.activations:
-            step = _step(place.parameters, values[place.node])
+            step = step_of(place.parameters, values[place.node])
             for i, value in enumerate(values[place.node]):
-                row.seen.add(value, _value(their_values[site.node][i], site), step)
-                row.own.add(value, _value(own_values[site.node][i], site), step)
+                row.seen.add(value, value_of(their_values[site.node][i], site), step)
+                row.own.add(value, value_of(own_values[site.node][i], site), step)
         if not self.compared_parameters:
             self.compared_parameters = True
             self.add_parameters(values)
@@ -325,14 +325,14 @@ class _Comparison:
         for row, place, site in self.parameters:
             assert place.constant is not None and site.codes is not None
             if place.derived:
-                ours = _rounded(place.constant, place.parameters)
+                ours = rounded(place.constant, place.parameters)
             elif not values.get(place.node):
                 continue
             else:
                 ours = values[place.node][0]
-            step = _step(place.parameters, [ours])
+            step = step_of(place.parameters, [ours])
             for tally in (row.seen, row.own):
-                tally.add(ours, _value(site.codes, site), step)
+                tally.add(ours, value_of(site.codes, site), step)
 
     def add_outputs(self, ours: Any, theirs: Any, own: Any) -> None:
         named = zip(tensors_of(ours), tensors_of(theirs), tensors_of(own), strict=True)
@@ -358,47 +358,6 @@ def in_use(qat: torch.jit.ScriptModule, method: str) -> Any:
     if isinstance(switch, torch.Tensor):
         switch.fill_(True)
     return module
-
-
-def _along(factor: torch.Tensor, axis: int, like: torch.Tensor) -> torch.Tensor:
-    shape = [-1 if i == axis % like.dim() else 1 for i in range(like.dim())]
-    return factor.reshape(shape)
-
-
-def _broadcast(value: Any, axis: int | None, like: torch.Tensor) -> torch.Tensor:
-    numbers = torch.as_tensor(value)
-    return numbers if axis is None else _along(numbers, axis, like)
-
-
-def _step(parameters: QParams, values: list[torch.Tensor]) -> torch.Tensor:
-    like = values[0] if values else torch.zeros(1)
-    return _broadcast(parameters.scale, parameters.axis, like).double()
-
-
-def _rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:
-    """Return the nearest values on the grid."""
-    scale = _broadcast(parameters.scale, parameters.axis, x).double()
-    zero = _broadcast(parameters.zero_point, parameters.axis, x)
-    codes = (x.double() / scale).round() + zero
-    return (codes.clamp(parameters.quant_min, parameters.quant_max) - zero) * scale
-
-
-def _value(codes: torch.Tensor, site: Site) -> torch.Tensor:
-    if codes.is_quantized:
-        return codes.dequantize()
-    scale = _broadcast(site.scale, site.axis, codes).float()
-    return (codes.long() - _broadcast(site.zero_point, site.axis, codes)).float() * scale
-
-
-def _codes(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return the value as the codes that the converted model has there."""
-    if like.is_quantized:
-        grid = like.q_scale(), like.q_zero_point()
-        return torch.quantize_per_tensor(value, *grid, like.dtype)
-    limits = torch.iinfo(like.dtype)
-    step = _broadcast(site.scale, site.axis, value)
-    zero = _broadcast(site.zero_point, site.axis, value)
-    return ((value / step).round() + zero).clamp(limits.min, limits.max).to(like.dtype)
 
 
 def _cells(row: ValueParity) -> tuple[str, ...]:

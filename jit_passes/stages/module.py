@@ -102,6 +102,9 @@ class Report:
         for node in GraphView.of(module, self.method).nodes:
             if node.kind in kinds:
                 names.setdefault(node.kind, []).append(node.name)
+        for kind, found in names.items():  # a graph from a file has lost the paths of modules
+            recorded = [row.name for row in self.operators if f"aten::{row.kind}" == kind]
+            names[kind] = recorded if len(recorded) == len(found) else found
         return replace(self, places=_C.place_ids(module, self.method), names=names)
 
     def write(self, module: Any) -> None:

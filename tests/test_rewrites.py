@@ -262,7 +262,7 @@ def test_insert_observers_and_convert() -> None:
     target = jit_passes.targets.Stock()
     graph = GraphView.of(module, "forward")
     plan = plan_observations(resolve(graph, target.quantizer().annotate(graph)))
-    observed, changed = _C.run_pass("insert_observers", module, "forward", plan)
+    observed, changed, _ = _C.run_pass("insert_observers", module, "forward", plan)
     found = _C.places(observed, "forward")
     assert changed and len(found) == len(plan["places"]) > 3
     nothing: dict[str, Any] = {"places": (), "states": ()}
@@ -270,7 +270,7 @@ def test_insert_observers_and_convert() -> None:
     with torch.no_grad():
         torch.testing.assert_close(wrap(observed)(X), float_model(X))
     options: dict[str, Any] = {"parameters": {}}
-    plain, changed = _C.run_pass("insert_quantize_dequantize", observed, "forward", options)
+    plain, changed, _ = _C.run_pass("insert_quantize_dequantize", observed, "forward", options)
     assert changed and not any(kind.startswith("jit_passes::") for kind in kinds(plain))
     assert _C.check_invariant("no_observers", plain, "forward") is None
     with torch.no_grad():

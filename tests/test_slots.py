@@ -453,7 +453,7 @@ def test_insert_fake_quantize() -> None:
     module = SPLIT.run(_C.clone(model._c, "forward"), "forward").module
     before = str(module._get_method("forward").graph)
     options: dict[str, Any] = {"places": (), "states": ()}
-    module, changed = _C.run_pass("insert_fake_quantize", module, "forward", options)
+    module, changed, _ = _C.run_pass("insert_fake_quantize", module, "forward", options)
     assert not changed and str(module._get_method("forward").graph) == before
     graph = GraphView.of(module, "forward", parameters=True)
     options = planned(graph, SlotQuantizer(RECIPE).annotate(graph))

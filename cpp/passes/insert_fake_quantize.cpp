@@ -90,7 +90,7 @@ const RegisterPass insert_fake_quantize_pass{
     insertFakeQuantize,
     {"inlined"},
     {},
-    {{"fake_quantizations", "list"}, {"states", "list"}}};
+    {{"places", "list"}, {"states", "list"}}};
 
 } // namespace
 } // namespace jit_passes

@@ -46,7 +46,7 @@ const RegisterPass insert_observers_pass{
     insertObservers,
     {"inlined"},
     {},
-    {{"observations", "list"}}};
+    {{"places", "list"}, {"states", "list"}}};
 
 } // namespace
 } // namespace jit_passes

@@ -123,7 +123,7 @@ const RegisterPass insert_quantize_dequantize_pass{
     insertQuantizeDequantize,
     {"inlined"},
     {"no_observers"},
-    {{"parameters", "list"}}};
+    {{"parameters", "dict"}}};
 
 } // namespace
 } // namespace jit_passes

@@ -21,6 +21,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "None": (NoneType,),
     "Tensor": (torch.Tensor,),
     "list": (list, tuple),
+    "dict": (dict,),
 }
 _NAMES = {python: name for name, (python, *_) in _TYPES.items()} | {tuple: "list", Sequence: "list"}
 _PART = re.compile(r"(\w+)(?:\[(\w+)\])?")
@@ -32,8 +33,9 @@ class PassOption:
 
     Attributes:
         name: the keyword.
-        type: bool, int, float, str, None, Tensor, list, a list of one of these such as list[int],
-            several of them with | in between, or Any. A tuple is a list, an int is a float.
+        type: bool, int, float, str, None, Tensor, dict, list, a list of one of these such as
+            list[int], several of them with | in between, or Any. A tuple is a list, an int is a
+            float.
         required: whether the pass cannot do without.
         default: the value when it is not given.
     """

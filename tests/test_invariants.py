@@ -22,7 +22,7 @@ from jit_passes import (
 )
 from jit_passes.stages.convert import CONVERT
 from jit_passes.stages.normalize import NORMALIZE, NORMALIZE_TRAINING
-from jit_passes.stages.observe import OBSERVE
+from jit_passes.stages.prepare import OBSERVE
 from jit_passes.targets import Reference, Stock
 
 DATA = [torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))]

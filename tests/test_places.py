@@ -96,7 +96,7 @@ def test_an_observer_of_another_package() -> None:
     assert Place.from_text(found["spec"]).id == 5
     assert _C.check_invariant("no_observers", module, "forward") is not None
     parameters = QParams(0.5, 3, None, 0, 255, "uint8").as_options()
-    converted, _ = _C.run_pass(
+    converted, *_ = _C.run_pass(
         "insert_quantize_dequantize", module, "forward", {"parameters": {5: parameters}}
     )
     kinds = [node.kind for node in GraphView.of(converted, "forward").nodes]
@@ -117,7 +117,7 @@ def test_a_fake_quantizer_of_another_package() -> None:
     ((_, op, found),) = _C.places(module, "forward")
     assert op == "mine::halve" and found["times"] == 1
     copy = _C.clone(module, "forward")
-    plain, _ = _C.run_pass("insert_quantize_dequantize", copy, "forward", {"parameters": {}})
+    plain, *_ = _C.run_pass("insert_quantize_dequantize", copy, "forward", {"parameters": {}})
     assert torch.equal(wrap(plain)(X), torch.relu(X))
 
 

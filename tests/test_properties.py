@@ -176,7 +176,7 @@ class Checker:
         changed: bool,
         name: str,
         options: dict[str, Any],
-        run: Callable[..., bool],
+        run: Callable[..., Any],
     ) -> None:
         """Check what a pass did: lint, compare, and run it again."""
         text, after = (graph_text(m, self.method) for m in (before, subject.module))
@@ -201,7 +201,7 @@ class Checker:
         self.same(name, expected, subject.module, name in REORDERS)
         if name not in FURTHER and not options:
             again = ModuleSubject(_C.clone(subject.module), self.method)
-            changes = run(again, name, options)
+            changes, _ = run(again, name, options)
             twice = graph_text(again.module, self.method)
             assert twice == after, (
                 f"a second run changes the graph:\n{diff_text(after, twice, False)}"
@@ -211,16 +211,16 @@ class Checker:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Check every pass that runs on a module in any pipeline."""
-        run = ModuleSubject.run
+        run = ModuleSubject.run_pass
 
-        def watched(subject: ModuleSubject, name: str, options: dict[str, Any]) -> bool:
+        def watched(subject: ModuleSubject, name: str, options: dict[str, Any]) -> Any:
             before = _C.clone(subject.module)
-            changed = run(subject, name, options)
+            outcome = run(subject, name, options)
             with self.reporting(name):
-                self.check(before, subject, changed, name, options, run)
-            return changed
+                self.check(before, subject, outcome[0], name, options, run)
+            return outcome
 
-        with mock.patch.object(ModuleSubject, "run", watched):
+        with mock.patch.object(ModuleSubject, "run_pass", watched):
             yield
 
 
@@ -255,10 +255,11 @@ def check_method(checker: Checker, module: torch.jit.ScriptModule) -> None:
             if name not in STAGED | MODES:
                 fresh = ModuleSubject(_C.clone(base), method)
                 with checker.reporting(name):
-                    fresh.run(name, {})
+                    fresh.run_pass(name, {})
         with checker.reporting("split_then_merge"):
             subject = ModuleSubject(_C.clone(base), method)
-            if subject.run("split_conv_bias", {}) and subject.run("merge_conv_bias", {}):
+            split, _ = subject.run_pass("split_conv_bias", {})
+            if split and subject.run_pass("merge_conv_bias", {})[0]:
                 checker.findings.changed["split_then_merge"] += 1
                 checker.same("split_then_merge", expected, subject.module, True)
         with checker.reporting("normalize"):

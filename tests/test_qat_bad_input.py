@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "frozen": (frozen, "no parameters to train.*before freezing"),
     "no_weights": (lambda: torch.jit.script(NoWeights()), "nothing can be quantized.*convolution"),
     "prepared": (calibrated, "prepared already.*float model"),
-    "twice": (lambda: prepare_qat(scripted()), "qat already.*go on training"),
+    "twice": (lambda: prepare_qat(scripted()), "qat already.*go on with training"),
     "int8": (lambda: jit_passes.quantize_script(scripted().eval(), batches(1, *IMAGES)),
              "lowered already|no parameters"),
 }  # fmt: skip

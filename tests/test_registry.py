@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from jit_passes.stages.observe import OBSERVE
 from torch import Tensor, nn
 
 import jit_passes
@@ -16,6 +15,7 @@ from jit_passes.passes.options import PassOption
 from jit_passes.passes.pipeline import RESOLVE
 from jit_passes.stages.convert import CONVERT, SETTLE
 from jit_passes.stages.normalize import CANONICAL_FORM, NORMALIZE, NORMALIZE_TRAINING
+from jit_passes.stages.prepare import OBSERVE
 from jit_passes.targets import Reference, Stock
 from jit_passes.training.prepare import QUANTIZE as TRAIN
 from jit_passes.training.slots import QUANTIZE, SPLIT

@@ -40,7 +40,7 @@ def test_eager_modules(call: str) -> None:
     def relu(x: torch.Tensor):
         return torch.relu(x)
 
-    with pytest.raises(JitPassesError, match=r"got ReLU: script a torch.nn.Module"):
+    with pytest.raises(JitPassesError, match="this ReLU is an eager module"):
         getattr(RewriteRule("relu", relu, relu), call)(nn.ReLU())
-    with pytest.raises(JitPassesError, match=r"got ReLU: script a torch.nn.Module"):
+    with pytest.raises(JitPassesError, match="this ReLU is an eager module"):
         jit_passes.run_pass("remove_dead_code", nn.ReLU())

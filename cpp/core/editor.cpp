@@ -136,6 +136,10 @@ Editor::Inserted Editor::insert(
 }
 
 Editor::Inserted Editor::insertConstant(const c10::IValue& constant, int64_t before) {
+  TORCH_CHECK(
+      !constant.isGenericDict(),
+      "a constant is None, a bool, number, string, tensor, or a tuple or list of these, not a dict: insert "
+      "prim::DictConstruct");
   return adopt(jit_passes::insertConstant(placeOf(before), constant)->node(), nullptr);
 }
 

@@ -46,8 +46,10 @@ void prepareLsqPlus(
     if (!batch.empty()) {
       const auto [low, high] = batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/true);
       const double step = std::max((high - low) / static_cast<double>(quant_max - quant_min), kSmallestScale);
+      // Numbers that are all equal, as behind a gamma of 0, begin in the middle: the gradient stops at the ends.
+      const int64_t first = low < high ? quant_min : (quant_min + quant_max + 1) / 2;
       assign(scale, {step});
-      assign(offset, {low - static_cast<double>(quant_min) * step});
+      assign(offset, {low - static_cast<double>(first) * step});
     }
   }
   if (enabled && x.numel() > 0) {

@@ -17,7 +17,7 @@ from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, Sp
 from ..specification.annotation import Annotations, QuantizationAnnotation
 from ..specification.derivation import derivation, find_derivation
 from ..specification.parameters import QParams
-from ..specification.place import Place
+from ..specification.place import Place, spec_from_text, spec_to_text
 from ..specification.qparams import bias_qparams, choose_qparams
 from ..specification.resolve import Quantization, resolve
 from ..specification.slots import SLOTS
@@ -72,5 +72,7 @@ __all__ = [
     "from_nni",
     "read_configuration",
     "resolve",
+    "spec_from_text",
+    "spec_to_text",
     "write_configuration",
 ]

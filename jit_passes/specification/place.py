@@ -95,6 +95,17 @@ class Place:
         return cls(**own)
 
 
+def spec_to_text(spec: ResolvedSpec, **extra: Any) -> str:
+    """Return a specification, and what else is to be kept with it, as JSON."""
+    return json.dumps({"spec": _spec_to_dict(spec), **extra}, sort_keys=True)
+
+
+def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
+    """Read what `spec_to_text` wrote: the specification, and what was kept with it."""
+    extra = json.loads(text)
+    return _spec_from_dict(extra.pop("spec")), extra
+
+
 def _spec_to_dict(spec: ResolvedSpec) -> dict[str, Any]:
     content = asdict(spec)
     if isinstance(spec, QuantizationSpec):

@@ -51,12 +51,13 @@ class Mode:
         Raises:
             JitPassesError: it is not fit, or a stage has seen it already.
         """
-        self.check(model, method)
-        if (report := Report.read(model)) is not None:
+        report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+        if report is not None:
             raise JitPassesError(
                 f"the model is {report.stage} already: start from the float model, or go on with "
                 f"{NEXT[report.stage]}"
             )
+        self.check(model, method)
         module = self.normalize(model, method)
         if not self.again and is_quantized(GraphView.of(module, method)):
             raise JitPassesError("the model is quantized already: start from the float model")

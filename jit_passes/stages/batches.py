@@ -13,7 +13,10 @@ InputFn = Callable[[Any], Any]
 
 
 def batches(
-    data: Iterable[Any], input_fn: InputFn | None, through: Callable[[Any], Any] = iter
+    data: Iterable[Any],
+    input_fn: InputFn | None,
+    through: Callable[[Any], Any] = iter,
+    what: str = "the data",
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the positional and the keyword arguments of each batch.
 
@@ -22,16 +25,18 @@ def batches(
             keyword arguments.
         input_fn: makes such a batch out of what `data` gives; None where it gives batches.
         through: makes the iterator, to show progress.
+        what: what messages call the data.
 
     Raises:
         JitPassesError: data is no iterable of batches, or there is none.
     """
     if isinstance(data, torch.Tensor):
-        raise JitPassesError("data is an iterable of batches, not one tensor: pass [tensor]")
+        raise JitPassesError(f"{what} is an iterable of batches, not one tensor: pass [tensor]")
     try:
         iter(data)
     except TypeError:
-        raise JitPassesError(f"data is an iterable of batches, got {type(data).__name__}") from None
+        found = type(data).__name__
+        raise JitPassesError(f"{what} is an iterable of batches, got {found}") from None
     empty = True
     for item in through(data):
         empty = False
@@ -42,6 +47,6 @@ def batches(
             yield (batch if isinstance(batch, tuple) else (batch,)), {}
     if empty:
         raise JitPassesError(
-            "the data is empty: pass an iterable with at least one batch (a generator that was "
+            f"{what} is empty: pass an iterable with at least one batch (a generator that was "
             "used before is empty)"
         )

@@ -52,7 +52,8 @@ def calibrate(
         # Optimizing the graph would take longer than a few batches gain from it.
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             progress_bar = partial(tqdm, desc="calibrate", unit="batch", disable=not show)
-            for number, (args, kwargs) in enumerate(batches(data, input_fn, progress_bar)):
+            given = batches(data, input_fn, progress_bar, "the calibration data")
+            for number, (args, kwargs) in enumerate(given):
                 _run(prepared, report.method, args, kwargs, number)
     finally:  # the model's own counters, running means and attributes stay as they were
         _C.restore_state(prepared._c, before, report.method)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from jit_passes.fake_quantizers import LSQ, FakeQuantizer, Operator, Place
+from jit_passes.fake_quantizers import LSQ, FakeQuantizer, Operator, State, TrainingPlace
 from jit_passes.quantizer import QParams, QuantizationSpec
 
 
@@ -22,13 +22,18 @@ class CoarseSteps(FakeQuantizer):
     aliases: ClassVar[tuple[str, ...]] = ("coarse",)
     factor: float = 2.0
 
-    def operator(self, place: Place) -> Operator:
+    def operator(self, place: TrainingPlace) -> Operator:
         """Return that of LSQ with another first value."""
         found = LSQ().operator(place)
         if not place.is_parameter:
             return found
-        states = tuple(replace(s, initial=s.initial * self.factor) for s in found.states)
-        return replace(found, states=states)
+        operands = {
+            name: replace(what, initial=what.initial * self.factor)
+            if isinstance(what, State)
+            else what
+            for name, what in found.operands.items()
+        }
+        return replace(found, operands=operands)
 
     def qparams(
         self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec

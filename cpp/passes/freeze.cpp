@@ -87,6 +87,7 @@ class Freezer {
     });
     torch::jit::ConstantPropagationImmutableTypes(graph_);
     removeDeadNodes(graph_);
+    fillInOneStep();
     bindModules();
     insertConstants(changed(), [](const IValue& value) { return !value.isObject(); });
     removeDeadNodes(graph_);
@@ -201,9 +202,23 @@ class Freezer {
     return result;
   }
 
-  // Values that operators write to. The alias analysis of a frozen graph takes batch norms for ones
-  // that do not train.
-  std::vector<Value*> written() {
+  // PyTorch's attention fills masks that it has just made. They share a tuple with other tensors, and so, for
+  // the alias analysis, memory with weights that the attention splits, which then would not be constant.
+  void fillInOneStep() {
+    forEachNode(*graph_, [](Node* node) {
+      static const auto in_place = c10::Symbol::fromQualString("aten::masked_fill_");
+      const Node* made = node->kind() == in_place ? node->input(0)->node() : nullptr;
+      if (made != nullptr && made->kind() == c10::aten::zeros_like && made->output()->uses().size() == 1 &&
+          made->owningBlock() == node->owningBlock()) {
+        node->replaceWithNewSymbol(c10::aten::masked_fill);
+        node->destroy();
+      }
+    });
+  }
+
+  // Values that operators write to: of tensors, or of lists too, to which is appended. The alias analysis of
+  // a frozen graph takes batch norms for ones that do not train.
+  std::vector<Value*> written(bool lists) {
     std::vector<Value*> result;
     forEachNode(*graph_, [&](Node* node) {
       if (node->kind() == c10::aten::batch_norm && constantNumber(node->input(5)) != 0.0) {
@@ -212,7 +227,9 @@ class Freezer {
       if (const auto* schema = node->maybeSchema(); schema && schema->is_mutable()) {
         for (size_t i = 0; i < schema->arguments().size() && i < node->inputs().size(); ++i) {
           const auto* alias = schema->arguments()[i].alias_info();
-          if (alias != nullptr && alias->isWrite()) {
+          const bool list_alone = node->input(i)->type()->kind() == c10::TypeKind::ListType &&
+                                  alias != nullptr && alias->containedTypes().empty();
+          if (alias != nullptr && alias->isWrite() && (lists || !list_alone)) {
             result.push_back(node->input(i));
           }
         }
@@ -226,15 +243,17 @@ class Freezer {
   std::set<Attribute> changed() {
     auto result = assigned();
     const AliasDb aliases(graph_, /*isFrozen=*/true);
-    auto touched = written();
+    auto touched = written(/*lists=*/true), touched_tensors = written(/*lists=*/false);
     forEachAttribute(c10::prim::SetAttr, [&](Node* node, const Binding&, const Attribute&) {
       touched.push_back(node->input(1)); // who assigns it may write to it there
+      touched_tensors.push_back(node->input(1));
     });
     const auto mayChange = [&](Node* node, const IValue& value) {
       if (node->owningGraph() != graph_.get() || value.isObject() || aliases.hasWriters(node->output())) {
         return true;
       }
-      return std::any_of(touched.begin(), touched.end(), [&](Value* other) {
+      const auto& others = value.isTensor() ? touched_tensors : touched;
+      return std::any_of(others.begin(), others.end(), [&](Value* other) {
         return other == node->output() ||
                ((value.isTensor() || isContainer(value)) && aliases.mayContainAlias(other, node->output()));
       });

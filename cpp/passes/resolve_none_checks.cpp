@@ -4,7 +4,13 @@
 //   %b : bool = aten::__isnot__(%tensor, %none)        ->   %b : bool = prim::Constant[value=1]()
 //   %y : Tensor = prim::unchecked_cast(%tensor)        ->   %tensor
 //
-// PyTorch's peephole pass does this too, and takes a convolution's result to have a batch axis.
+// And checks of a value for itself, by which PyTorch's attention finds that query, key and value are one. Two
+// results of a branch are one if they are so both ways, and two equal views of one value count as one, as they
+// do for PyTorch's elimination of common subexpressions.
+//
+//   %b : bool = aten::__is__(%x, %x)                   ->   %b : bool = prim::Constant[value=1]()
+//
+// PyTorch's peephole pass resolves checks for None too, and takes a convolution's result to have a batch axis.
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -12,6 +18,26 @@ namespace jit_passes {
 namespace {
 
 bool neverNone(const Value* value) { return !c10::NoneType::get()->isSubtypeOf(*value->type()); }
+
+bool isSame(const Value* a, const Value* b) {
+  const Node *left = a->node(), *right = b->node();
+  if (a == b) {
+    return true;
+  }
+  if (left == right && left->kind() == c10::prim::If) {
+    const auto known = constantNumber(left->input());
+    for (const size_t i : {0, 1}) {
+      const auto outputs = left->blocks()[i]->outputs();
+      if (known != (i == 0 ? 0.0 : 1.0) && !isSame(outputs[a->offset()], outputs[b->offset()])) {
+        return false;
+      }
+    }
+    return true;
+  }
+  return left->kind() == c10::aten::unsqueeze && right->kind() == c10::aten::unsqueeze &&
+         isSame(left->input(0), right->input(0)) && constantNumber(left->input(1)) &&
+         constantNumber(left->input(1)) == constantNumber(right->input(1));
+}
 
 bool resolveNoneChecks(PassContext& context) {
   bool changed = false;
@@ -23,6 +49,10 @@ bool resolveNoneChecks(PassContext& context) {
     Value* replacement = nullptr;
     if (casts && node->input()->type()->isSubtypeOf(*node->output()->type())) {
       replacement = node->input();
+    } else if (
+        (is || is_not) && node->input(0)->type()->isSubtypeOf(*c10::TensorType::get()) &&
+        isSame(node->input(0), node->input(1))) {
+      replacement = insertConstant(node, is);
     } else if (is || is_not) {
       for (const size_t side : {0, 1}) {
         if (isNone(node->input(side)) && neverNone(node->input(1 - side))) {
@@ -39,7 +69,8 @@ bool resolveNoneChecks(PassContext& context) {
 }
 
 const RegisterPass resolve_none_checks_pass{
-    "resolve_none_checks", "Decide checks for None of values that cannot be.", resolveNoneChecks};
+    "resolve_none_checks", "Decide checks for None of values that cannot be, and of values for themselves.",
+    resolveNoneChecks};
 
 } // namespace
 } // namespace jit_passes

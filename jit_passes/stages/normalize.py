@@ -14,6 +14,7 @@ from .module import check_module
 # The canonical form, of models for use and of those that train: constants first, which tell later
 # steps the ranks and options that they go by.
 CANONICAL_FORM = (
+    "avoid_fast_path",
     "resolve_none_checks",
     "propagate_constants",
     "unroll_loops",

@@ -1,0 +1,352 @@
+// Compute PyTorch's transformer modules by single operators, which can be quantized. Its fused operators,
+// the fast path of inference without gradients, hold their linear layers.
+//
+//   %done : bool, %r : Tensor = prim::If(%no_gradients)
+//     block0():
+//       %y = aten::_transformer_encoder_layer_fwd(...)    ->   %done = False
+//       -> (True, %y)
+//     block1():
+//       -> (False, %uninitialized)
+//
+// Scripted modules have both ways, and ask for gradients which to go. The other way follows behind.
+//
+//   %y = aten::_transformer_encoder_layer_fwd(%x, ...)    ->   %q = aten::linear(%x, ...) and so on
+//
+// Traced modules have only the fused operator. It is written out, with the formula that it computes.
+//
+//   %n = aten::_nested_tensor_from_mask(%x, %keep, ...)   ->   %x
+//   %p = aten::to_padded_tensor(%y, 0, %size)             ->   aten::masked_fill(%y, %padding, 0)
+//
+// Only fused operators compute on nested tensors. Padding is masked instead, and zero in the end.
+// Attention of a query to other keys stays: PyTorch's modules never fuse it.
+#include "core/calls.h"
+#include "core/graph.h"
+#include "core/registry.h"
+
+#include <torch/csrc/jit/api/compilation_unit.h>
+#include <torch/csrc/jit/frontend/resolver.h>
+
+namespace jit_passes {
+namespace {
+
+const auto fused_layer = c10::Symbol::fromQualString("aten::_transformer_encoder_layer_fwd");
+const auto fused_attention = c10::Symbol::fromQualString("aten::_native_multi_head_attention");
+const auto nested_from_mask = c10::Symbol::fromQualString("aten::_nested_tensor_from_mask");
+const auto to_padded = c10::Symbol::fromQualString("aten::to_padded_tensor");
+
+// What the fused operators compute. They, too, take a mask of floats for one of bool.
+const char* const formula = R"SCRIPT(
+def attend(x: Tensor, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
+           mask: Optional[Tensor], mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:
+    batch, length, width = x.size(0), x.size(1), x.size(2)
+    qkv = torch.linear(x, w, b).reshape([batch, length, 3, heads, width // heads]).permute([2, 0, 3, 1, 4])
+    q, k, v = torch.select(qkv, 0, 0), torch.select(qkv, 0, 1), torch.select(qkv, 0, 2)
+    scores = torch.matmul(q * (1.0 / torch.sqrt(width // heads)), torch.transpose(k, 2, 3))
+    if mask is None:
+        weights = torch.softmax(scores, 3)
+    else:
+        hidden = mask != 0
+        if mask_type is not None and mask_type == 1:
+            hidden = hidden.reshape([batch, 1, 1, length])
+        weights = torch.softmax(torch.masked_fill(scores, hidden, float('-inf')), 3)
+    y = torch.matmul(weights, v).permute([0, 2, 1, 3]).reshape([batch, length, width])
+    return torch.linear(y, out_w, out_b), weights
+
+def _native_multi_head_attention(
+        q: Tensor, k: Tensor, v: Tensor, width: int, heads: int, w: Tensor, b: Tensor, out_w: Tensor,
+        out_b: Tensor, mask: Optional[Tensor], need_weights: bool, average: bool,
+        mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:
+    y, weights = attend(q, heads, w, b, out_w, out_b, mask, mask_type)
+    if average:
+        weights = torch.mean(weights, [1])
+    return y, weights
+
+def feed_forward(x: Tensor, gelu: bool, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    y = torch.linear(x, w1, b1)
+    if gelu:
+        y = torch.gelu(y)
+    else:
+        y = torch.relu(y)
+    return torch.linear(y, w2, b2)
+
+def _transformer_encoder_layer_fwd(
+        x: Tensor, width: int, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
+        gelu: bool, norm_first: bool, eps: float, g1: Tensor, n1: Tensor, g2: Tensor, n2: Tensor,
+        w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, mask: Optional[Tensor],
+        mask_type: Optional[int]) -> Tensor:
+    if norm_first:
+        y = torch.layer_norm(x, [width], g1, n1, eps)
+        x = x + attend(y, heads, w, b, out_w, out_b, mask, mask_type)[0]
+        y = torch.layer_norm(x, [width], g2, n2, eps)
+        x = x + feed_forward(y, gelu, w1, b1, w2, b2)
+    else:
+        x = x + attend(x, heads, w, b, out_w, out_b, mask, mask_type)[0]
+        x = torch.layer_norm(x, [width], g1, n1, eps)
+        x = x + feed_forward(x, gelu, w1, b1, w2, b2)
+        x = torch.layer_norm(x, [width], g2, n2, eps)
+    return x
+)SCRIPT";
+
+bool isFused(const Node* node) { return node->kind() == fused_layer || node->kind() == fused_attention; }
+
+size_t maskOperand(const Node* node) { return node->kind() == fused_layer ? 18 : 9; }
+
+bool isEmpty(const Block* block) {
+  return std::all_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
+    return node->kind() == c10::prim::Constant || node->kind() == c10::prim::Uninitialized;
+  });
+}
+
+// Whether a value is computed from an answer to whether gradients are recorded.
+bool asksForGradients(Value* value, std::unordered_set<Node*>& seen) {
+  Node* node = value->node();
+  if (!seen.insert(node).second) {
+    return false;
+  }
+  const auto asks = [&](Value* operand) { return asksForGradients(operand, seen); };
+  bool found = node->kind() == c10::Symbol::fromQualString("aten::is_grad_enabled") ||
+               std::any_of(node->inputs().begin(), node->inputs().end(), asks);
+  for (Block* block : node->blocks()) {
+    found = found || std::any_of(block->outputs().begin(), block->outputs().end(), asks);
+  }
+  return found;
+}
+
+// The branch around a fused operator that gradients decide on, and that does nothing but go on where they are
+// recorded: an early return. Nothing where it is another one.
+Node* earlyReturn(Node* fused) {
+  Node* branch = fused->owningBlock()->owningNode();
+  if (branch == nullptr || branch->kind() != c10::prim::If) {
+    return nullptr;
+  }
+  Block* other = branch->blocks()[branch->blocks()[0] == fused->owningBlock()];
+  const bool goes_on = isEmpty(other) &&
+                       std::any_of(other->outputs().begin(), other->outputs().end(), [](const Value* output) {
+                         return output->node()->kind() == c10::prim::Uninitialized;
+                       });
+  std::unordered_set<Node*> seen;
+  return goes_on && asksForGradients(branch->input(), seen) ? branch : nullptr;
+}
+
+// Outputs that are the same constant both ways are that constant.
+bool foldOutputs(Node* branch) {
+  bool changed = false;
+  const auto *then = branch->blocks()[0], *otherwise = branch->blocks()[1];
+  for (size_t i = 0; i < branch->outputs().size(); ++i) {
+    const auto a = torch::jit::toIValue(then->outputs()[i]),
+               b = torch::jit::toIValue(otherwise->outputs()[i]);
+    if (a && b && a->isBool() && *a == *b && branch->outputs()[i]->hasUses()) {
+      branch->outputs()[i]->replaceAllUsesWith(insertConstant(branch, *a));
+      changed = true;
+    }
+  }
+  return changed;
+}
+
+void takeOther(Node* branch, const Block* fast) {
+  Node* outer = branch->owningBlock()->owningNode();
+  Block* other = branch->blocks()[branch->blocks()[0] == fast];
+  branch->input()->replaceAllUsesWith(insertConstant(branch, branch->blocks()[0] != fast));
+  while (other->nodes().begin() != other->nodes().end()) {
+    (*other->nodes().begin())->moveBefore(branch);
+  }
+  for (size_t i = 0; i < branch->outputs().size(); ++i) {
+    branch->outputs()[i]->replaceAllUsesWith(other->outputs()[i]);
+  }
+  branch->destroy();
+  // Returns stand in nested branches, and each says to the next whether it has returned.
+  while (outer != nullptr && outer->kind() == c10::prim::If && foldOutputs(outer)) {
+    outer = outer->owningBlock()->owningNode();
+  }
+}
+
+std::shared_ptr<Graph> written(const Node* fused) {
+  static const auto unit = [] {
+    auto compiled = std::make_shared<torch::jit::CompilationUnit>();
+    compiled->define(std::nullopt, formula, torch::jit::nativeResolver(), nullptr);
+    return compiled;
+  }();
+  const auto graph = toGraphFunction(unit->get_function(fused->kind().toUnqualString())).graph()->copy();
+  inlineCalls(*graph);
+  forEachNode(*graph, [&](Node* node) { node->copyMetadata(const_cast<Node*>(fused)); });
+  return graph;
+}
+
+// Why the formula is not what the operator computes, or nothing.
+std::optional<std::string> unlikeFormula(const Node* fused) {
+  if (fused->kind() == fused_layer) {
+    return std::nullopt;
+  }
+  if (fused->input(1) != fused->input(0) || fused->input(2) != fused->input(0)) {
+    return "attention of a query to other keys or values than itself";
+  }
+  if (fused->output(1)->hasUses() && constantNumber(fused->input(10)) != 1.0) {
+    return "attention weights that are read, and not asked for";
+  }
+  return std::nullopt;
+}
+
+bool writeOut(PassContext& context, Node* fused) {
+  if (const auto reason = unlikeFormula(fused)) {
+    context.remark(fused, "it stays as it is: " + *reason);
+    return false;
+  }
+  torch::jit::WithInsertPoint guard(fused);
+  auto results = torch::jit::insertGraph(*fused->owningGraph(), *written(fused), fused->inputs());
+  if (results.size() < fused->outputs().size()) { // a tuple
+    results = torch::jit::createTupleUnpack(results.at(0)).vec();
+  }
+  for (size_t i = 0; i < fused->outputs().size(); ++i) {
+    fused->outputs()[i]->replaceAllUsesWith(results.at(i));
+  }
+  fused->destroy();
+  return true;
+}
+
+// A nested tensor, from where a mask makes it to where it becomes a padded one.
+class NestedRegion {
+ public:
+  explicit NestedRegion(Node* pad) : pad_(pad) { collect(pad->input(0)); }
+
+  // Computes on the padded tensor. Returns why it cannot.
+  std::optional<std::string> computePadded() {
+    if (made_.size() != 1 || constantNumber(pad_->input(1)) != 0.0) {
+      return "its values come from more than one place, or padding is not 0";
+    }
+    Node* nested = *made_.begin();
+    if (nested->owningBlock() == pad_->owningBlock()) {
+      for (const Node* node : between_) {
+        if (!isFused(node) || !isNone(node->input(maskOperand(node)))) {
+          return "not only transformer layers without masks compute on it: " + describe(node);
+        }
+      }
+      Value* hidden = insertNode(nested, c10::aten::logical_not, {nested->input(1)}, nested)->output();
+      for (Node* node : between_) {
+        const size_t mask = maskOperand(node);
+        node->replaceInput(mask, hidden);
+        node->replaceInput(node->inputs().size() - 1, insertConstant(node, int64_t{1}));
+      }
+      replacePad(hidden);
+    } else {
+      Value* mask = maskOtherwise(nested);
+      if (mask == nullptr) {
+        return "the mask that it stands for is not to be found";
+      }
+      Value* known = insertNode(pad_, c10::aten::_unwrap_optional, {mask}, pad_)->output();
+      replacePad(insertNode(pad_, c10::aten::ne, {known, insertConstant(pad_, int64_t{0})}, pad_)->output());
+    }
+    replaceNode(nested, nested->input(0));
+    return std::nullopt;
+  }
+
+ private:
+  void collect(Value* value) {
+    Node* node = value->node();
+    if (!seen_.insert(node).second || node->kind() == to_padded) {
+      return;
+    }
+    if (node->kind() == nested_from_mask) {
+      made_.insert(node);
+      return;
+    }
+    if (node->kind() == c10::prim::If) {
+      for (Block* block : node->blocks()) {
+        collect(block->outputs()[value->offset()]);
+      }
+      return;
+    }
+    bool on_tensors = false;
+    for (Value* operand : node->inputs()) {
+      if (operand->type()->isSubtypeOf(*c10::TensorType::get()) &&
+          operand->node()->kind() != c10::prim::Constant && operand->node()->kind() != c10::prim::GetAttr) {
+        collect(operand);
+        on_tensors = true;
+      }
+    }
+    if (on_tensors) {
+      between_.push_back(node);
+    }
+  }
+
+  // A module that makes a nested tensor of the mask hands its layers None, and else the mask.
+  Value* maskOtherwise(Node* nested) {
+    Block* block = nested->owningBlock();
+    Node* branch = block->owningNode();
+    if (branch == nullptr || branch->kind() != c10::prim::If) {
+      return nullptr;
+    }
+    Block* other = branch->blocks()[branch->blocks()[0] == block];
+    for (size_t i = 0; i < block->outputs().size(); ++i) {
+      Value* mask = other->outputs()[i];
+      const auto* optional = mask->type()->castRaw<c10::OptionalType>();
+      if (isNone(block->outputs()[i]) && optional != nullptr && !isNone(mask) &&
+          optional->getElementType()->isSubtypeOf(*c10::TensorType::get()) &&
+          encloses(mask->node(), branch) && encloses(mask->node(), pad_)) {
+        block->replaceOutput(i, mask);
+        return mask;
+      }
+    }
+    return nullptr;
+  }
+
+  static bool encloses(const Node* outer, const Node* inner) {
+    const Block* block = inner->owningBlock();
+    while (block != nullptr && block != outer->owningBlock()) {
+      block = block->owningNode() ? block->owningNode()->owningBlock() : nullptr;
+    }
+    return block != nullptr;
+  }
+
+  void replacePad(Value* hidden) {
+    Value* last = insertConstant(pad_, int64_t{-1});
+    Value* column = insertNode(pad_, c10::aten::unsqueeze, {hidden, last}, pad_)->output();
+    replaceNode(
+        pad_,
+        insertNode(pad_, c10::aten::masked_fill, {pad_->input(0), column, insertConstant(pad_, 0.0)}, pad_)
+            ->output());
+  }
+
+  Node* pad_;
+  std::unordered_set<Node*> seen_, made_;
+  std::vector<Node*> between_; // what computes in between
+};
+
+bool avoidFastPath(PassContext& context) {
+  std::vector<Node*> fused, pads;
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (isFused(node)) {
+      fused.push_back(node);
+    } else if (node->kind() == to_padded) {
+      pads.push_back(node);
+    }
+  });
+  if (fused.empty()) {
+    return false;
+  }
+  bool changed = false;
+  for (Node* pad : pads) {
+    if (const auto reason = NestedRegion(pad).computePadded()) {
+      context.remark(pad, "transformer layers keep computing on a nested tensor, in float: " + *reason);
+      return changed;
+    }
+    changed = true;
+  }
+  for (Node* node : fused) {
+    if (Node* branch = earlyReturn(node)) {
+      takeOther(branch, node->owningBlock());
+      changed = true;
+    } else {
+      changed |= writeOut(context, node);
+    }
+  }
+  return changed;
+}
+
+const RegisterPass avoid_fast_path_pass{
+    "avoid_fast_path",
+    "Compute transformer layers by single operators, which can be quantized.",
+    avoidFastPath,
+    {"inlined"}};
+
+} // namespace
+} // namespace jit_passes

@@ -7,13 +7,22 @@
     # CHECK: aten::relu
 
 The graph becomes the method `forward` of a module; tensor constants are given by their type and
-hold 0.1, 0.2, ... On the way, constants come to stand in front, the last one first. The result is
-renumbered from %0 (self) on before FileCheck sees it. OPTIONS takes the pass's options as JSON.
+hold 0.1, 0.2, ... Its first input may be %self. Further lines, each as often as needed:
+
+    # MEMBER: conv.weight = nn.Parameter(torch.ones(4, 3))    a parameter, buffer (tensor) or number
+    # METHOD: def twice(self, x): return x + x                for prim::CallMethod
+    # OPTIONS: {"engine": "x86", "uses": [(node("y"), 0)]}    Python; value("y") is %y's number
+
+FileCheck sees the result renumbered from %0 (self) on, then a line for each parameter and buffer of
+the module, then one for each remark, `remark conv: why not`.
 """
 
 from __future__ import annotations
 
-import json
+import builtins
+import re
+import typing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +30,10 @@ from typing import Any
 import torch
 from torch._C import FileCheck
 
-from jit_passes import _C
+from jit_passes import _C, GraphView
 
 FOLDER = Path(__file__).parent / "ir"
+NODE = re.compile(r"\s+(?:%(\w+).* = )?\w+::\w+.*\(")  # a line of the text
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,9 @@ class Golden:
     path: Path
     run: str
     changes: bool
-    options: dict[str, Any]
+    options: str
+    members: tuple[str, ...]
+    methods: tuple[str, ...]
     graph: str
     checks: str
 
@@ -44,7 +56,28 @@ class Golden:
 
     def module(self) -> Any:
         """Return a C++ module whose method `forward` is the graph."""
-        return module_of(self.graph)
+        return module_of(self.graph, self.members, self.methods)
+
+    def options_for(self, module: Any) -> dict[str, Any]:
+        """Return the options, which may refer to the module's graph."""
+        graph = module._get_method("forward").graph
+        header, *lines = self.graph.splitlines()
+        names = [found[1] for line in lines if (found := NODE.match(line))]
+        values = {
+            name: next(node.outputs(), None)
+            for name, node in zip(names, nodes_of(graph), strict=True)
+        }
+        inputs = re.findall(r"%(\w+) :", header)
+        own = list(graph.inputs())[-len(inputs) :]
+        values |= dict(zip(inputs, own, strict=True))
+        seen = GraphView.of(module).nodes
+        makers = {value.id: node.index for node in seen for value in node.outputs}
+        scope = {
+            "torch": torch,
+            "value": lambda name: values[name].unique(),
+            "node": lambda name: makers[values[name].unique()],
+        }
+        return dict(eval(self.options, scope))
 
     def check(self, text: str) -> None:
         """Assert that the graph's text is what the file wants."""
@@ -53,21 +86,27 @@ class Golden:
 
 def read(path: Path) -> Golden:
     """Read a golden file."""
-    fields = {"OPTIONS": "{}", "CHANGES": "yes"}
-    graph, checks = [], []
+    words: dict[str, list[str]] = {}
+    graph = []
     for line in path.read_text().splitlines():
         word, _, rest = line.lstrip("# ").partition(":")
-        if not line.startswith("#"):
+        if line.startswith("#"):
+            word = "CHECK" if word.startswith("CHECK") else word
+            words.setdefault(word, []).append(line if word == "CHECK" else rest.strip())
+        else:
             graph.append(line)
-        elif word.startswith("CHECK"):
-            checks.append(line)
-        elif word in ("RUN", "OPTIONS", "CHANGES"):
-            fields[word] = rest.strip()
-    assert checks, f"{path} checks nothing"
-    options = json.loads(fields["OPTIONS"])
-    changes = {"yes": True, "no": False}[fields["CHANGES"]]
-    joined = ("\n".join(lines) + "\n" for lines in (graph, checks))
-    return Golden(path, fields["RUN"], changes, options, *joined)
+    assert "CHECK" in words, f"{path} checks nothing"
+    (name,), (changes,) = words["RUN"], words["CHANGES"]
+    return Golden(
+        path,
+        name,
+        {"yes": True, "no": False}[changes],
+        "".join(words.get("OPTIONS", ["{}"])),
+        tuple(words.get("MEMBER", ())),
+        tuple(words.get("METHOD", ())),
+        "\n".join(graph) + "\n",
+        "\n".join(words["CHECK"]) + "\n",
+    )
 
 
 def files() -> list[Golden]:
@@ -75,52 +114,117 @@ def files() -> list[Golden]:
     return [read(path) for path in sorted(FOLDER.glob("*/*.ir"))]
 
 
-def constants(block: Any) -> list[torch.Tensor]:
-    """Tensor constants of a block and those within it, in program order."""
-    found = []
+def nodes_of(block: Any) -> Iterator[Any]:
+    """All nodes of a block or graph and those within them, in program order."""
     for node in block.nodes():
+        yield node
         for inner in node.blocks():
-            found += constants(inner)
-        if node.kind() == "prim::Constant" and node.hasAttribute("value"):
-            value = node.output().toIValue()
-            found += [value] if isinstance(value, torch.Tensor) else []
-    return found
+            yield from nodes_of(inner)
 
 
-def module_of(ir: str) -> Any:
-    """Return a C++ module whose method `forward` is the graph of the IR text."""
-    graph = torch._C.parse_ir(ir, True)
-    for tensor in constants(graph):
-        count = torch.arange(1, tensor.numel() + 1).reshape(tensor.shape)
-        tensor.copy_(count if not tensor.is_floating_point() else count / 10)
-    function = torch._C._create_function_from_graph("golden", graph)
-    names = [f"argument_{i}" for i, _ in enumerate(graph.inputs())]
-    typed = [
-        f"{name}: {value.type().annotation_str}"
-        for name, value in zip(names, graph.inputs(), strict=True)
-    ]
-    source = f"def forward(self, {', '.join(typed)}):\n    return golden({', '.join(names)})\n"
-    scope = {"golden": function, "torch": torch}
-    empty = type("Golden", (torch.jit.ScriptModule,), {})()  # its TorchScript type is its own too
-    module = empty._c
-    module._define(empty._concrete_type, source, scope.get)
+def module_of(ir: str, members: Sequence[str] = (), methods: Sequence[str] = ()) -> Any:
+    """Return a C++ module whose method `forward` is the graph of the IR text.
+
+    Args:
+        ir: the graph; its first input may be %self.
+        members: `conv.weight = nn.Parameter(torch.ones(2, 3))`, as tensors, numbers or parameters.
+        methods: TorchScript functions of self that the graph may call.
+    """
+    parsed = torch._C.parse_ir(ir, True)
+    for node in nodes_of(parsed):
+        tensor = node.output().toIValue() if node.kind() == "prim::Constant" else None
+        if isinstance(tensor, torch.Tensor):
+            count = torch.arange(1, tensor.numel() + 1).reshape(tensor.shape)
+            tensor.copy_(count if not tensor.is_floating_point() else count / 10)
+    inputs = list(parsed.inputs())
+    has_self = bool(inputs) and inputs[0].debugName() == "self"
+    arguments = [f", argument_{i}: {_annotation(v)}" for i, v in enumerate(inputs[has_self:])]
+    results = ", ".join(_annotation(value) for value in parsed.outputs())
+    result = f"Tuple[{results}]" if len(list(parsed.outputs())) > 1 else results or "None"
+    source = f"def forward(self{''.join(arguments)}) -> {result}:\n    raise ValueError()\n"
+    scripted = torch.jit._recursive.create_script_module(
+        _holder(members), lambda _: [], share_types=False, is_tracing=False
+    )
+    module = scripted._c
+    names = {**vars(builtins), **vars(typing), "torch": torch, "Tensor": torch.Tensor}
+    for definition in (*methods, source):
+        module._define(scripted._concrete_type, definition + "\n", names.get)
     graph = module._get_method("forward").graph
-    torch._C._jit_pass_inline(graph)
-    for node in list(graph.nodes()):
-        if node.kind() == "prim::Constant" and node.output().type().kind() == "FunctionType":
-            node.destroy()
+    _fill(graph, parsed, has_self)
+    modules = {"self": module}
+    for node in nodes_of(graph):
+        if node.kind() == "prim::SetAttr":
+            node.eraseOutput(0)  # the parser wants one
+        if node.kind() == "prim::GetAttr":
+            owner, name = modules[node.input().debugName()], node.s("name")
+            if isinstance(found := owner.getattr(name), torch._C.ScriptModule):
+                node.output().setType(found._type())
+                modules[node.output().debugName()] = found
     return module
 
 
-def text_of(module: Any) -> str:
-    """Return the graph's text with values numbered in program order."""
+def _annotation(value: Any) -> str:
+    return str(value.type().annotation_str)
+
+
+def _holder(members: Sequence[str]) -> torch.nn.Module:
+    """Return a module with the members; its TorchScript type is its own."""
+    root: Any = type("Golden", (torch.nn.Module,), {})()
+    for member in members:
+        path, _, text = member.partition("=")
+        *owners, name = path.strip().split(".")
+        owner = root
+        for part in owners:
+            if not hasattr(owner, part):
+                owner.add_module(part, type(part.title(), (torch.nn.Module,), {})())
+            owner = getattr(owner, part)
+        value = eval(text, {"torch": torch, "nn": torch.nn})
+        plain = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+        owner.register_buffer(name, value) if plain else setattr(owner, name, value)
+    return root
+
+
+def _fill(graph: Any, parsed: Any, has_self: bool) -> None:
+    """Put the nodes of the parsed graph into the method's, which gets their results."""
+    for _ in list(graph.outputs()):
+        graph.eraseOutput(0)
+    for node in reversed(list(graph.nodes())):
+        node.destroy()
+    own = list(graph.inputs())
+    for output in graph.insertGraph(parsed, own if has_self else own[1:]):
+        graph.registerOutput(output)
+
+
+def text_of(module: Any, remarks: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the graph's text with values numbered in program order, attributes, and remarks."""
     graph = module._get_method("forward").graph
-    return str(torch._C._jit_pass_canonicalize(graph, False))
+    lines = [str(torch._C._jit_pass_canonicalize(graph, False)).rstrip()]
+    lines += attributes_of(module)
+    lines += [f"remark {name}: {reason}" for name, reason in remarks]
+    return "\n".join(lines)
 
 
-def run(golden: Golden, module: Any) -> tuple[Any, bool]:
-    """Run the file's pass, lint what it leaves, and remove what that left dead."""
-    module, changed, _ = _C.run_pass(golden.run, module, "forward", golden.options)
+def attributes_of(module: Any, owner: str = "") -> Iterator[str]:
+    """Yield parameters and buffers, those of modules within too; small ones with their values."""
+    kinds = {"parameter": torch._C.ParameterDict, "buffer": torch._C.BufferDict}
+    for kind, table in kinds.items():
+        for name, tensor in table(module).items():
+            held = tensor.tolist() if tensor.numel() <= 4 else list(tensor.shape)
+            yield f"{kind} {owner}{name}: {held}"
+    for name, inner in torch._C.ModuleDict(module).items():
+        yield from attributes_of(inner, f"{owner}{name}.")
+
+
+def run(
+    golden: Golden, module: Any, options: dict[str, Any] | None = None
+) -> tuple[Any, bool, str]:
+    """Run the file's pass, lint what it leaves, and remove what that left dead.
+
+    Returns:
+        The module, whether the pass says that it changed something, and the text with remarks.
+    """
+    given = golden.options_for(module) if options is None else options
+    module, changed, remarks = _C.run_pass(golden.run, module, "forward", given)
     _C.lint(module, "forward")
     torch._C._jit_pass_dce(module._get_method("forward").graph)
-    return module, changed
+    return module, changed, text_of(module, remarks)

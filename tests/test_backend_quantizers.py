@@ -20,7 +20,7 @@ import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning
 from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.observers import KLJ, Histogram, MinMax, Observer, ObserverState
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 from jit_passes.quantizer import (
     Annotations,
     BackendQuantizer,

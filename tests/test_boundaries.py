@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable, Iterable
 from itertools import chain, combinations
 
 import pytest
@@ -10,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes.quantizers.boundaries import FLOAT, INTEGERS, Flow, conversions, on_integers
+from jit_passes.quantizers.boundaries import FLOAT, INTEGERS, Flow, on_integers
+
+
+def conversions(flows: Iterable[Flow], integers: set[Hashable]) -> int:
+    """Return how many values are converted, for a choice."""
+    count = 0
+    for flow in flows:
+        made, *read = (v == INTEGERS or v in integers for v in (flow.maker, *flow.readers))
+        count += any(side != made for side in read)
+    return count
 
 
 def random_flows(seed: int) -> tuple[int, list[Flow]]:

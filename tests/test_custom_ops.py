@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jit_passes import JitPassesError, PassError, RewriteRule, register_pass, rewrite, run_pass
-from jit_passes.passes.pipeline import passes
+from jit_passes.passes.registry import passes
 
 DEFINITION = '''
 import torch

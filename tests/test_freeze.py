@@ -21,7 +21,7 @@ from compare import Args, assert_same, call, clone
 from torch import Tensor, nn
 
 from jit_passes import _C, JitPassesError, PassError, Pipeline, prepare
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 
 Script = torch.jit.ScriptModule
 PRIVATE = set(vars(nn.Module())) - {"training"}  # how nn.Module keeps what it has

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, GraphEditor, JitPassesError, Parity, Pipeline
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 from jit_passes.training.prepare import prepare_qat
 from jit_passes.training.switches import disable_fake_quantize
 

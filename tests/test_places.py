@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C, JitPassesError
 from jit_passes.graph.view import GraphView, NodeView
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 from jit_passes.profile.sites import Sites
 from jit_passes.quantizer import (
     Annotations,

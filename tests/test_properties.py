@@ -31,7 +31,8 @@ import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning, Match, RewriteRule
 from jit_passes.graph.diff import diff_text
 from jit_passes.graph.verify import assert_equivalent, compare, observe
-from jit_passes.passes.pipeline import ModuleSubject, own, wrap
+from jit_passes.passes.pipeline import own
+from jit_passes.passes.subject import ModuleSubject, wrap
 from jit_passes.stages.normalize import NORMALIZE
 from jit_passes.testing.check import (
     RandomModule,

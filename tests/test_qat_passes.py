@@ -10,7 +10,7 @@ from qat_nets import Shared, batch, compiled, nodes_of, seeded
 from torch import Tensor, nn
 
 from jit_passes import Pipeline, prepare_qat, run_pass
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 from jit_passes.stages.normalize import normalize_training
 
 Make = Callable[[], nn.Module]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C, Pipeline
 from jit_passes.graph.view import GraphView
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 from jit_passes.quantizer import resolve
 from jit_passes.stages.normalize import NORMALIZE, normalize
 from jit_passes.stages.prepare import plan_observations

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from jit_passes import _C, JitPassesError, Pipeline, Slot, quantize_slots
 from jit_passes.fake_quantizers import MovingAverage
 from jit_passes.graph.view import GraphView
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 from jit_passes.quantizer import (
     RECIPES,
     SLOTS,

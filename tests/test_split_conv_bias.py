@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C
 from jit_passes.graph.view import GraphView
-from jit_passes.passes.pipeline import wrap
+from jit_passes.passes.subject import wrap
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-13}
 DIALECT = {"jit_passes::correlation", "jit_passes::add_bias"}

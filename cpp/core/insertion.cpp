@@ -117,7 +117,7 @@ Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before,
   }
   const size_t results = insertion.schema->returns().size();
   const auto kind = c10::Symbol::fromQualString(insertion.schema->name());
-  Node* node = insertNode(before, kind, operands, like, results);
+  Node* node = insertNode(before, kind, operands, like == nullptr ? before : like, results);
   if (results > 0) {
     node->output(0)->setType(operands.front()->type());
   }

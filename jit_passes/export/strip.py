@@ -8,7 +8,8 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..passes.pipeline import CLEAN_UP, Pipeline, wrap
+from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.subject import wrap
 from ..stages.convert import check_seen, parameters_of, read_places, refusals
 from ..stages.module import ModelStage, Report, stage_of
 from .encoding import Encodings

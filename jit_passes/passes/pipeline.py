@@ -20,30 +20,9 @@ from .. import _C
 from ..errors import JitPassesError, PassError, first_line, nearest
 from ..graph.diff import diff_text
 from ..graph.verify import Inputs, assert_equivalent
-from .own_work import is_own_work, own_work
-from .registry import PassInfo, PassRegistry, invariants, passes, register_pass
+from .registry import invariants
 from .steps import BoundStep, PassCall, Step, bind, describe, name_of
-from .subject import GraphSubject, ModuleSubject, Remark, Subject, check_script, wrap
-
-__all__ = [
-    "CLEAN_UP",
-    "RESOLVE",
-    "GraphSubject",
-    "ModuleSubject",
-    "PassInfo",
-    "PassRecord",
-    "PassRegistry",
-    "Pipeline",
-    "PipelineResult",
-    "Subject",
-    "is_own_work",
-    "own",
-    "own_work",
-    "passes",
-    "register_pass",
-    "run_pass",
-    "wrap",
-]
+from .subject import ModuleSubject, Remark, Subject, check_script, wrap
 
 Options = Mapping[str, Mapping[str, Any]]
 

@@ -10,7 +10,7 @@ import torch
 from .. import _C
 from .._version import __version__
 from ..errors import JitPassesError, first_line
-from ..passes.pipeline import wrap
+from ..passes.subject import wrap
 from ..stages.annotate import FROZEN
 from ..stages.batches import InputFn
 from ..stages.calibrate import calibrate

@@ -15,7 +15,7 @@ via graph cuts?", 2004, theorem 4.1).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from .disjoint import DisjointSets
@@ -46,15 +46,6 @@ def on_integers(flows: Sequence[Flow]) -> set[Hashable]:
     for part in _components(flows):
         found |= _cut(part)
     return found
-
-
-def conversions(flows: Iterable[Flow], integers: set[Hashable]) -> int:
-    """Return how many values are converted, for a choice."""
-    count = 0
-    for flow in flows:
-        made, *read = (v == INTEGERS or v in integers for v in (flow.maker, *flow.readers))
-        count += any(side != made for side in read)
-    return count
 
 
 def _components(flows: Sequence[Flow]) -> list[list[Flow]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
 
 import torch
 
@@ -16,11 +14,8 @@ from ..stages.normalize import normalize
 from ..stages.records import operator_records
 
 
-class Coverage(Sequence[OperatorRecord]):
+class Coverage(tuple[OperatorRecord, ...]):
     """Every operator with weights and every matrix product; printing it gives a table."""
-
-    def __init__(self, operators: Sequence[OperatorRecord]) -> None:
-        self._operators = tuple(operators)
 
     @property
     def int8(self) -> tuple[OperatorRecord, ...]:
@@ -31,19 +26,6 @@ class Coverage(Sequence[OperatorRecord]):
     def float(self) -> tuple[OperatorRecord, ...]:
         """The operators that compute in float, each with its reason."""
         return tuple(row for row in self if row.dtype == "float")
-
-    @overload
-    def __getitem__(self, index: int) -> OperatorRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[OperatorRecord]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self._operators[index]
-
-    def __len__(self) -> int:
-        return len(self._operators)
-
-    def __iter__(self) -> Iterator[OperatorRecord]:
-        return iter(self._operators)
 
     def __str__(self) -> str:
         if not self:

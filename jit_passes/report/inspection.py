@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -42,7 +42,7 @@ class OperatorInspection:
     bits: str = ""
 
 
-class Inspection(Sequence[OperatorInspection]):
+class Inspection(tuple[OperatorInspection, ...]):
     """What would become of each operator; printing it gives a table.
 
     Attributes:
@@ -50,12 +50,15 @@ class Inspection(Sequence[OperatorInspection]):
         dequantizes: how many are converted back.
     """
 
-    def __init__(
-        self, operators: Sequence[OperatorInspection], quantizes: int, dequantizes: int
-    ) -> None:
-        self._operators = tuple(operators)
-        self.quantizes = quantizes
-        self.dequantizes = dequantizes
+    quantizes: int
+    dequantizes: int
+
+    def __new__(
+        cls, operators: Iterable[OperatorInspection], quantizes: int = 0, dequantizes: int = 0
+    ) -> Inspection:
+        made = super().__new__(cls, operators)
+        made.quantizes, made.dequantizes = quantizes, dequantizes
+        return made
 
     @property
     def islands(self) -> list[tuple[str, ...]]:
@@ -65,19 +68,6 @@ class Inspection(Sequence[OperatorInspection]):
             if row.island is not None:
                 groups.setdefault(row.island, []).append(row.name)
         return [tuple(names) for _, names in sorted(groups.items())]
-
-    @overload
-    def __getitem__(self, index: int) -> OperatorInspection: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[OperatorInspection]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self._operators[index]
-
-    def __len__(self) -> int:
-        return len(self._operators)
-
-    def __iter__(self) -> Iterator[OperatorInspection]:
-        return iter(self._operators)
 
     def __str__(self) -> str:
         names = max((len(row.name) for row in self), default=0)

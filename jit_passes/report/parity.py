@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError, count_of
-from ..passes.pipeline import wrap
+from ..passes.subject import wrap
 from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
 from ..stages.module import ModelStage, Report, stage_of

@@ -10,7 +10,8 @@ import torch
 from .. import _C
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
-from ..passes.pipeline import Pipeline, wrap
+from ..passes.pipeline import Pipeline
+from ..passes.subject import wrap
 
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 

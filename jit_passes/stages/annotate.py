@@ -15,7 +15,8 @@ import torch
 
 from ..errors import JitPassesError
 from ..graph.view import GraphView
-from ..passes.pipeline import Pipeline, wrap
+from ..passes.pipeline import Pipeline
+from ..passes.subject import wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded

@@ -14,7 +14,8 @@ from .. import _C
 from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
 from ..observers import ObserverState
-from ..passes.pipeline import CLEAN_UP, Pipeline, wrap
+from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.subject import wrap
 from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..specification.qparams import choose_qparams, derive_qparams, fixed_qparams

@@ -166,32 +166,17 @@ _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
     OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8)),
-    OperatorSupport("aten::conv1d", _W, clips=CLIPS, ranks=(3, 3), check=_convolution),
-    OperatorSupport("aten::conv2d", _W, clips=CLIPS, ranks=(4, 4), check=_convolution),
-    OperatorSupport("aten::conv3d", _W, clips=CLIPS, ranks=(5, 5), check=_convolution),
-    OperatorSupport(
-        "aten::conv_transpose1d",
-        _W,
-        clips=CLIPS,
-        ranks=(3, 3),
-        check=_convolution,
-        weights=SHIFTED_WEIGHTS,
-    ),
-    OperatorSupport(
-        "aten::conv_transpose2d",
-        _W,
-        clips=CLIPS,
-        ranks=(4, 4),
-        check=_convolution,
-        weights=SHIFTED_WEIGHTS,
-    ),
-    OperatorSupport(
-        "aten::conv_transpose3d",
-        _W,
-        clips=CLIPS,
-        ranks=(5, 5),
-        check=_convolution,
-        weights=SHIFTED_WEIGHTS,
+    *(
+        OperatorSupport(
+            f"aten::{kind}{n}d",
+            _W,
+            clips=CLIPS,
+            ranks=(n + 2, n + 2),
+            check=_convolution,
+            weights=weights,
+        )
+        for kind, weights in (("conv", None), ("conv_transpose", SHIFTED_WEIGHTS))
+        for n in (1, 2, 3)
     ),
     OperatorSupport("aten::add", _OWN, (0, 1), clips=CLIPS, check=_add),
     OperatorSupport("aten::mul", _OWN, (0, 1), clips=CLIPS, check=_tensors),

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from .. import _C
 from ..graph.verify import compare, observe
-from ..passes.pipeline import Pipeline, own, run_pass, wrap
+from ..passes.pipeline import Pipeline, own, run_pass
 from ..passes.rule import RewriteRule
+from ..passes.subject import wrap
 from .random_source import HEADER, Drawn, draw
 
 Change = str | Pipeline | RewriteRule | Callable[[torch.jit.ScriptModule], torch.jit.ScriptModule]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from jit_passes.quantizer import (
     Annotations,
     QuantizationAnnotation,
     SlotQuantizer,
+    TensorOptions,
     resolve,
 )
+from jit_passes.quantizers.slots import SLOT
 from jit_passes.training.plan import Plan
 from jit_passes.training.slots import SPLIT
 
@@ -82,15 +85,14 @@ def plain(eager: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
         return bare(x)
 
 
-def quantized(x: Tensor, slot: Slot | None, axis: int) -> Tensor:
-    """The formulas of Slot in double, for the range of x itself; channel by channel."""
+def quantized(x: Tensor, slot: TensorOptions | None, axis: int) -> Tensor:
+    """The formulas of QuantizationSpec in double, for the range of x itself; by channels."""
     if slot is None:
         return x
-    if slot.granularity == "per_channel":
-        rows = [quantized(row, Slot(**{**vars(slot), "granularity": "per_tensor"}), 0)
-                for row in x.unbind(axis)]  # fmt: skip
-        return torch.stack(rows, axis)
-    low = -(2 ** (slot.bits - 1)) if slot.signed else 0
+    if slot.channelwise:
+        whole = replace(slot, channelwise=False)
+        return torch.stack([quantized(row, whole, 0) for row in x.unbind(axis)], axis)
+    low = 0 if slot.signed is False else -(2 ** (slot.bits - 1))
     high = low + 2**slot.bits - 1
     smallest, largest = min(0.0, x.min().item()), max(0.0, x.max().item())
     zero = 0.0
@@ -108,7 +110,7 @@ def quantized(x: Tensor, slot: Slot | None, axis: int) -> Tensor:
     return (steps.round().add(zero).clamp(low, high) - zero) * scale
 
 
-def reference(eager: nn.Module, x: Tensor, slots: dict[str, Slot]) -> Tensor:
+def reference(eager: nn.Module, x: Tensor, slots: dict[str, TensorOptions]) -> Tensor:
     """q_sum(q_correlation(q_weight(w) * q_input(x)) + q_bias(b)) in double."""
     dims = eager.weight.dim() - 2
     axis = -(dims + 1)
@@ -121,7 +123,7 @@ def reference(eager: nn.Module, x: Tensor, slots: dict[str, Slot]) -> Tensor:
     return quantized(y, slots.get("sum"), axis)
 
 
-def assert_close_to(y: Tensor, expected: Tensor, slots: dict[str, Slot]) -> None:
+def assert_close_to(y: Tensor, expected: Tensor, slots: dict[str, TensorOptions]) -> None:
     """Asserts float32 rounding where no code flipped, and at most one step where one did.
 
     A correlation in float32 may land on the other side of a tie: one step of `correlation` or
@@ -218,7 +220,11 @@ def test_state(net: Model) -> None:
     new = {key for key in result.state_dict() if key not in net.state_dict()}
     stem = {f"stem.0.{s}_range" for s in SLOTS}
     head = {f"head.{s}_range" for s in SLOTS if s != "bias"}
-    assert new == SHARED | stem | head | {"observer_enabled", "fake_quantize_enabled"}
+    assert new == SHARED | stem | head | {
+        "observer_enabled",
+        "fake_quantize_enabled",
+        "statistics_frozen",
+    }
     assert [n for n, _ in result.named_buffers() if n in net.state_dict()] == [
         n for n, _ in net.named_buffers()
     ]
@@ -489,7 +495,7 @@ def test_written_values(write: bool) -> None:
     model = torch.jit.script(Overwrites(write))
     module = Pipeline("clean", ("propagate_constants",)).run(_C.clone(model._c, "forward")).module
     graph = GraphView.of(module, "forward")
-    spec = Slot(4, scheme="affine", averaging_constant=1.0).spec(0)
+    spec = Slot(4, scheme="affine", averaging_constant=1.0).apply(SLOT, 0)
     annotations = Annotations()
     for node in graph.nodes:
         if node.kind in ("aten::sigmoid", "aten::tanh"):
@@ -520,7 +526,7 @@ def test_all_uses_of_a_view_that_is_written_to() -> None:
     graph = GraphView.of(module, "forward")
     annotations = Annotations()
     view = next(node for node in graph.nodes if node.kind == "aten::slice")
-    annotations[view] = QuantizationAnnotation(output_qspec=Slot().spec(0))
+    annotations[view] = QuantizationAnnotation(output_qspec=SLOT)
     options = planned(graph, annotations)
     with pytest.raises(RuntimeError, match="written to by an in-place operator: annotate its uses"):
         _C.run_pass("insert_fake_quantize", module, "forward", options)
@@ -535,7 +541,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "type": (
         {"weight": "8"},
         JitPassesError,
-        "weight is a number of bits, a Slot or None, not a s",
+        "weight is a number of bits, TensorOptions or None, not a s",
     ),
     "method": ({"weight": 8, "method": "run"}, JitPassesError, "no method 'run'"),
     "slot": ({"wait": 8}, TypeError, "wait"),
@@ -566,7 +572,7 @@ def test_bad_models(net: Model) -> None:
     ("fields", "message"),
     [
         ({"bits": 2.5}, "bits is a whole number from 2 to 16, not 2.5"),
-        ({"scheme": "log"}, "scheme is one of symmetric, affine, power_of_two, not 'log'"),
+        ({"scheme": "log"}, "scheme is one of affine, symmetric, .*power_of_two, not 'log'"),
         ({"granularity": "channel"}, "granularity is one of per_tensor, per_channel"),
         ({"rounding": "up"}, "rounding is one of half_even"),
         ({"averaging_constant": 0.0}, r"averaging_constant is in \(0, 1\], not 0"),
@@ -588,12 +594,13 @@ def test_bad_slot_names() -> None:
 
 def test_spec() -> None:
     """The narrowest type that holds the codes, and their ends."""
-    specs = [Slot(bits, signed=signed).spec(1) for bits in (8, 9) for signed in (True, False)]
+    given = [Slot(bits, signed=signed) for bits in (8, 9) for signed in (True, False)]
+    specs = [slot.apply(SLOT, 1) for slot in given]
     assert [(s.dtype, s.quant_min, s.quant_max) for s in specs] == [
         ("int8", -128, 127), ("uint8", 0, 255), ("int16", -256, 255), ("int32", 0, 511),
     ]  # fmt: skip
-    assert Slot().spec(1).ch_axis is None
-    spec = Slot(granularity="per_channel", rounding="ceil").spec(-3)
+    assert Slot().apply(SLOT, 1) == SLOT and SLOT.ch_axis is None
+    spec = Slot(granularity="per_channel", rounding="ceil").apply(SLOT, -3)
     assert (spec.ch_axis, spec.qscheme, spec.rounding) == (-3, "per_channel_symmetric", "ceil")
 
 

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes.stages.normalize import normalize
 
-FUSED = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_tensor_from_mask(")
+FUSED = (
+    "_transformer_encoder_layer_fwd",
+    "_native_multi_head_attention",
+    "_nested_tensor_from_mask(",
+)
 
 
 class Attention(nn.Module):

@@ -24,7 +24,10 @@ from digits import DigitsResNet, load_digits_tensors, top1, train
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jit_passes import JitPassesError, Pipeline, Slot, format_graph, quantize_slots, run_pass
+import jit_passes
+from jit_passes import JitPassesError, Pipeline, format_graph, quantize_slots, run_pass
+from jit_passes.observers import MovingAverageMinMax
+from jit_passes.quantizer import TensorOptions
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
 torch.set_num_threads(1)  # results then do not depend on the number of cores
@@ -92,30 +95,34 @@ assert torch.equal(merged(x), one(x))
 #
 #     y = q_sum(q_correlation(sum of q_weight(w) * q_input(x)) + q_bias(b))
 #
-# `quantize_slots` splits and inserts *fake quantization* in the slots that it is given: rounding to
-# what an integer could hold, and back, in float. Its gradient is 1 where nothing was clipped and 0
-# elsewhere, so the model trains. A slot is given as a number of bits, or as a `Slot`:
+# `quantize_slots` splits and inserts *fake quantization* in the slots that it is given: rounding
+# to what an integer could hold, and back, in float. Its gradient is 1 where nothing was clipped
+# and 0 elsewhere, so the model trains. A slot is given as a number of bits, or as `TensorOptions`,
+# the words of configurations:
 #
-# | attribute | meaning |
+# | option | meaning |
 # | --- | --- |
 # | `bits`, `signed` | the integers: 8 signed bits are -128 to 127 |
 # | `scheme` | `symmetric`, `affine` (with a zero point), `power_of_two` |
-# | `granularity` | `per_tensor`, or `per_channel`: one scale for each channel |
+# | `channelwise` | whether there is a scale for each channel |
 # | `rounding` | `half_even`, `half_away`, `half_up`, `floor`, `ceil`, `toward_zero` |
-# | `averaging_constant` | how much a batch counts in the range of activations |
+# | `calibration` | `MovingAverageMinMax(0.1)`: how much a batch counts in the range |
+# | `scale`, `range` | what is known beforehand |
+#
+# What is left open is 8 signed bits with a symmetric scale.
 
 # %%
 FAKE_QUANTIZE = "= jit_passes::fake_quantize_moving_average("
 quantized = quantize_slots(
     one,
-    input=Slot(8, scheme="affine"),
-    weight=Slot(8, granularity="per_channel", rounding="half_away"),
+    input=TensorOptions(scheme="affine"),
+    weight=TensorOptions(channelwise=True, rounding="half_away"),
     bias=16,
 )
 print(format_graph(quantized))
 assert format_graph(quantized).count(FAKE_QUANTIZE) == 3
 try:
-    Slot(8, rounding="stochastic")
+    TensorOptions(rounding="stochastic")
 except ValueError as error:
     print(error)
 else:
@@ -249,8 +256,10 @@ results = {}
 for bits in (8, 4, 3, 2):
     few = quantize_slots(
         fresh(),
-        input=Slot(bits, signed=False, scheme="affine", averaging_constant=0.1),
-        weight=Slot(bits, granularity="per_channel"),
+        input=TensorOptions(
+            bits=bits, signed=False, scheme="affine", calibration=MovingAverageMinMax(0.1)
+        ),
+        weight=TensorOptions(bits=bits, channelwise=True),
     )
     few.train()
     with torch.no_grad():
@@ -272,7 +281,8 @@ assert results[2][1] > results[2][0] + 10
 # last stage has two bits.
 
 # %%
-last_stage = quantize_slots(fresh(), input=Slot(2, signed=False), weight=2, where="layer3.*")
+unsigned = TensorOptions(bits=2, signed=False)
+last_stage = quantize_slots(fresh(), input=unsigned, weight=2, where="layer3.*")
 buffers = [name for name, _ in last_stage.named_buffers() if name.endswith("_range")]
 print(buffers[:4], "...")
 assert buffers and all(name.startswith("layer3.") for name in buffers)
@@ -324,6 +334,64 @@ state, resumed_state = through.state_dict(), resumed.state_dict()
 assert list(state) == list(resumed_state)
 assert all(torch.equal(state[name], resumed_state[name]) for name in state)
 print(f"{len(state)} tensors are equal to the bit after 4 + 4 steps, stopped or not")
+
+# %% [markdown]
+# ## 9. To integers
+#
+# `convert` makes the reference model of what has trained: quantize and dequantize at each slot,
+# with integers as weights and biases. It computes what the trained model does in eval mode, to the
+# bit, and `parity` shows it value by value. A hardware compiler reads it node by node: the 16-bit
+# sum of products of section 4 is there, between two quantizations.
+
+# %%
+reference = jit_passes.convert(tuned)
+test_x = data.test_x[:64]
+assert torch.equal(reference(test_x), tuned.eval()(test_x))
+report = jit_passes.parity(tuned, reference, [test_x])
+print(report["conv1:correlation correlation"])
+print(report.summary)
+assert report.equal
+print(jit_passes.coverage(reference))
+shown = {encoding.name: encoding for encoding in jit_passes.encodings_of(reference)}
+assert shown["conv1:correlation"].bits == 16 and shown["conv1.weight"].bits == 8
+
+# %% [markdown]
+# The scales may train too. `fake_quantizer="tqt"` gives each slot a threshold that is a parameter,
+# which is what Graffitist does.
+
+# %%
+thresholds = quantize_slots(fresh(), recipe="graffitist", fake_quantizer="tqt")
+names = [name for name, _ in jit_passes.named_quantization_parameters(thresholds)]
+print(len(names), names[:4], "...")
+assert "conv1.correlation_log2_threshold" in names
+
+# %% [markdown]
+# PyTorch's own operators add the bias before they round, so they have no place for a correlation
+# of its own. With the target `stock`, a convolution is quantized if input, weight and sum are
+# given, as that target has them, and becomes one operator again. What is not given here is what
+# the target has.
+
+# %%
+for_stock = quantize_slots(fresh(), input=8, weight=8, sum=8, target="stock")
+train(for_stock, data, epochs=1, peak_rate=1e-3)
+lowered = jit_passes.lower(jit_passes.convert(for_stock))
+assert format_graph(lowered).count("= quantized::conv2d(") == 15
+assert "jit_passes::" not in format_graph(lowered)
+lowered_top1 = top1(lowered, data.test_x, data.test_y)
+print(f"top-1 on PyTorch's operators: {lowered_top1:.2f} %")
+assert lowered_top1 > float_top1 - 1.5
+
+# %% [markdown]
+# The recipe is nothing for that target, which is said before anything trains.
+
+# %%
+warnings.filterwarnings("ignore", category=jit_passes.JitPassesWarning)
+try:
+    quantize_slots(fresh(), recipe="graffitist", target="stock")
+except JitPassesError as error:
+    print(error)
+else:
+    raise AssertionError("a correlation of its own has no place there")
 
 # %% [markdown]
 # Next: [07_cpp_pass_package.py](07_cpp_pass_package.py) has a pass and an operator in C++.

@@ -61,7 +61,7 @@ void addWeighted(Table& table) {
       "bilinear lstm gru "
       "rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
       "_native_multi_head_attention _transformer_encoder_layer_fwd embedding embedding_bag "
-      "_embedding_bag _embedding_bag_forward_only",
+      "_embedding_bag _embedding_bag_forward_only jit_passes::correlation",
       [](OperatorTraits& t) { t.holds_weights = true; });
   table.each(
       "matmul linalg_matmul mm bmm addmm addbmm baddbmm mv addmv dot vdot inner einsum "

@@ -3,7 +3,8 @@
 //   q = clamp(round(x / scale + zero_point), quant_min, quant_max)     round: half to even
 //   x = (q - zero_point) * scale
 //
-// Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)].
+// Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)];
+// an axis below 0 counts from the end.
 // The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included: see
 // CodeOf. For int32 both round the product of x and 1 / scale.
 #include "core/vectorize.h"
@@ -100,6 +101,7 @@ void checkChannels(
 at::Tensor quantizePerChannel(
     const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
     int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
+  axis += axis < 0 ? x.dim() : 0;
   checkRange(dtype, quant_min, quant_max);
   checkChannels(x, scales, zero_points, axis);
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
@@ -131,6 +133,7 @@ at::Tensor quantizePerChannel(
 
 at::Tensor dequantizePerChannel(
     const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
+  axis += axis < 0 ? q.dim() : 0;
   checkChannels(q, scales, zero_points, axis);
   const auto steps = q.to(at::kInt) - alongAxis(zero_points.to(at::kInt), q, axis);
   return steps.to(at::kFloat) * alongAxis(scales.to(at::kFloat), q, axis);

@@ -6,21 +6,32 @@
 //                                                                    %fold = prim::Constant()
 //   %b = jit_passes::fold_bias(...)                             ->   %b = prim::Constant[value=...]()
 //   %wt = aten::t(%w)                                           ->   %wt = prim::Constant[value=...]()
+//   %wg = aten::mul(%w, %g)                                     ->   %wg = prim::Constant[value=...]()
 //
+// the last, and all that works element by element, for what is quantized there alone,
 // by the very operators that the model has trained with. Constants have the names of what they were made of.
+#include "core/alias.h"
 #include "core/batch_norm.h"
+#include "core/operators.h"
 #include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {
 namespace {
 
+bool isQuantizedAlone(const Node* node) {
+  return isElementwise(node) && !node->output()->uses().empty() &&
+         std::all_of(node->output()->uses().begin(), node->output()->uses().end(), [](const auto& use) {
+           return isTrained(use.user) || isQuantizedAlone(use.user);
+         });
+}
+
 bool isFold(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::Symbol::fromQualString("jit_passes::fold_factor"),
       c10::Symbol::fromQualString("jit_passes::fold_bias"),
       c10::Symbol::fromQualString("jit_passes::deferred_weight")};
-  return (kinds.count(node->kind()) > 0 || isTranspose(node)) &&
+  return (kinds.count(node->kind()) > 0 || isTranspose(node) || isQuantizedAlone(node)) &&
          std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
 }
 
@@ -52,8 +63,9 @@ Value* constantOperand(Node* node, size_t operand) {
 bool foldDeferred(PassContext& context) {
   bool changed = false;
   const auto graph = context.graph();
+  const auto written = writtenValues(graph);
   forEachNode(*graph, [&](Node* node) {
-    if (isFold(node)) {
+    if (isFold(node) && !written.count(node->output(0))) {
       replaceByConstants(node);
       changed = true;
     }

@@ -14,7 +14,7 @@ bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
   bool changed = false;
   forEachNode(*context.graph(), [&](Node* node) {
-    if (!startsWith(node, "jit_passes::quantize") &&
+    if (!startsWith(node, "jit_passes::quantize") && !startsWith(node, "jit_passes::fake_quantize") &&
         !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {
       return;
     }

@@ -8,8 +8,12 @@
 //                                                      %d = jit_passes::dequantize(%q, scale, zero_point)
 //
 // The option `parameters` has a dict for each place, by its id: scale, zero_point, axis (None per tensor),
-// quant_min, quant_max and dtype, as quantize takes them. Both operators then carry the id. A place without
-// parameters (never reached, say) leaves its value in float.
+// quant_min, quant_max and dtype, as quantize takes them, and rounding. Both operators then carry the id. A
+// place without parameters (never reached, say) leaves its value in float. A value that trained at two places,
+// one behind the other, is quantized twice.
+//
+// Rounded otherwise than halves to even, a value goes through fake_quantize first, which leaves nothing to
+// round.
 //
 // All later uses of %y see %d. Edges and the observers' buffers are removed.
 #include "core/graph.h"
@@ -24,6 +28,29 @@ using c10::Symbol;
 // As Python has them for one place.
 using Parameters = c10::impl::GenericDict;
 
+Value* rounded(Node* before, Value* value, const Parameters& parameters) {
+  if (parameters.at("rounding").toStringRef() == "half_even") {
+    return value;
+  }
+  const auto constant = [&](const char* name) { return insertConstant(before, parameters.at(name)); };
+  const auto channels = [&](const char* name) {
+    const auto given = parameters.at(name);
+    const auto numbers =
+        given.isTensor() ? given.toTensor() : at::scalar_tensor(given.toScalar(), at::kDouble);
+    return insertConstant(before, numbers.to(at::kFloat).reshape({-1}));
+  };
+  const std::vector<Value*> operands{
+      value,
+      channels("scale"),
+      channels("zero_point"),
+      constant("quant_min"),
+      constant("quant_max"),
+      constant("axis"),
+      constant("rounding")};
+  static const auto fake_quantize = Symbol::fromQualString("jit_passes::fake_quantize");
+  return insertNode(before, fake_quantize, operands, before)->output();
+}
+
 Value* quantizeDequantize(Node* before, Value* value, const Parameters& parameters, int64_t place) {
   const bool per_channel = !parameters.at("axis").isNone();
   const auto constant = [&](const char* name) { return insertConstant(before, parameters.at(name)); };
@@ -31,7 +58,7 @@ Value* quantizeDequantize(Node* before, Value* value, const Parameters& paramete
   if (per_channel) {
     grid.push_back(constant("axis"));
   }
-  std::vector<Value*> operands{value};
+  std::vector<Value*> operands{rounded(before, value, parameters)};
   operands.insert(operands.end(), grid.begin(), grid.end());
   operands.insert(operands.end(), {constant("quant_min"), constant("quant_max"), constant("dtype")});
   const char* suffix = per_channel ? "_per_channel" : "";
@@ -97,7 +124,8 @@ bool insertQuantizeDequantize(PassContext& context) {
     if (quantized) {
       Value* value = place->input(0);
       Value* replacement = quantizeDequantize(place, value, found->value().toGenericDict(), id);
-      redirectUses(value, replacement, replacement->node()->input(0)->node());
+      const Node* quantize = replacement->node()->input(0)->node();
+      redirectUses(value, replacement, quantize->input(0) == value ? quantize : quantize->input(0)->node());
     }
   }
   for (Node* observer : placesOf(*graph)) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,7 @@ from .selector import SELECTORS, Selector
 VERSION = 1
 TOP_KEYS = ("version", "allow_unmatched", "global", "rules")
 LAYER_KEYS = ("bits", *TENSORS, "keep_float")
-TENSOR_KEYS = (
-    "bits",
-    "dtype",
-    "scheme",
-    "channelwise",
-    "calibration",
-    "scale",
-    "zero_point",
-    "range",
-)
+TENSOR_KEYS = tuple(option.name for option in fields(TensorOptions) if option.compare)
 RULE_KEYS = (*SELECTORS, "allow_unmatched", *LAYER_KEYS)
 VALUE_KEYS = (*SELECTORS, "allow_unmatched", *TENSOR_KEYS)
 

@@ -13,7 +13,11 @@ import torch
 from ..errors import JitPassesError, nearest
 from ..observers import Fixed, Observer
 from ..specification.grid import DTYPES
-from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
+from ..specification.specification import (
+    ROUNDINGS,
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+)
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
@@ -21,11 +25,14 @@ OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 
 # What says the same thing in another way: of these, the later one replaces the earlier ones.
 _REPLACES: dict[str, tuple[str, ...]] = {
-    "scale": ("range", "calibration", "scheme", "channelwise"),
+    "dtype": ("signed",),
+    "signed": ("dtype",),
+    "scale": ("range", "calibration", "scheme", "channelwise", "rounding"),
     "range": ("scale", "zero_point", "calibration"),
     "calibration": ("scale", "zero_point", "range"),
     "scheme": ("scale", "zero_point"),
     "channelwise": ("scale", "zero_point"),
+    "rounding": ("scale", "zero_point"),
 }
 
 
@@ -55,9 +62,11 @@ class TensorOptions:
             `QuantizationSpec`.
         channelwise: whether each channel has a scale of its own.
         calibration: the observer that finds the range.
-        scale: a scale known beforehand: goes with bits, dtype and zero_point only.
+        scale: a scale known beforehand: goes with bits, dtype, signed and zero_point only.
         zero_point: the code that means 0, for a fixed scale; then 0 unless given.
         range: (low, high) known beforehand, in place of a calibration.
+        signed: whether codes are signed, in place of a dtype.
+        rounding: "half_even", "half_away", "half_up", "floor", "ceil" or "toward_zero".
         where: where options were written, by name, for messages.
 
     Raises:
@@ -72,6 +81,8 @@ class TensorOptions:
     scale: float | None = None
     zero_point: int | None = None
     range: tuple[float, float] | None = None
+    signed: bool | None = None
+    rounding: str | None = None
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,15 +91,15 @@ class TensorOptions:
         self._check_together()
 
     def _check_words(self) -> None:
-        for name, words in (("dtype", OPTION_DTYPES), ("scheme", OPTION_SCHEMES)):
+        allowed = {"dtype": OPTION_DTYPES, "scheme": OPTION_SCHEMES, "rounding": ROUNDINGS}
+        for name, words in allowed.items():
             word = getattr(self, name)
             if word is not None and word not in words:
                 close = f": {nearest(word, words)}" if isinstance(word, str) else ""
                 raise OptionError(name, f"{name} is one of {', '.join(words)}, not {word!r}{close}")
-        if not isinstance(self.channelwise, bool | None):
-            raise OptionError(
-                "channelwise", f"channelwise is True or False, not {self.channelwise!r}"
-            )
+        for name in ("channelwise", "signed"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise OptionError(name, f"{name} is True or False, not {getattr(self, name)!r}")
         if not isinstance(self.calibration, Observer | None):
             raise OptionError(
                 "calibration",
@@ -130,11 +141,12 @@ class TensorOptions:
             raise OptionError(
                 "bits", f"bits is {self.bits}, and {self.dtype} has {_width(self.dtype)}"
             )
-        for option in ("scale", "range"):
+        for option in ("scale", "range", "signed"):
             for other in _REPLACES[option]:
                 if getattr(self, option) is not None and getattr(self, other) is not None:
+                    fixed = "" if option == "signed" else "a fixed "
                     raise OptionError(
-                        other, f"a fixed {option} and {other} exclude each other: drop one of them"
+                        other, f"{fixed}{option} and {other} exclude each other: drop one of them"
                     )
         if self.zero_point is not None and self.scale is None:
             raise OptionError("zero_point", "zero_point belongs to a fixed scale: give a scale too")
@@ -154,10 +166,11 @@ class TensorOptions:
     def updated(self, later: TensorOptions) -> TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
 
-        A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme
-        and channelwise, and each of these replaces it. dtype "float" replaces everything, and
-        anything replaces it. An earlier int8 becomes int16 if later bits need that; other dtypes
-        too small for them go. Earlier bits too many for a later dtype go.
+        A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
+        channelwise and rounding, and each of these replaces it; so do dtype and signed. dtype
+        "float" replaces everything, and anything replaces it. An earlier int8 becomes int16 if
+        later bits need that; other dtypes too small for them go. Earlier bits too many for a later
+        dtype go.
         """
         new, kept = later.given(), self.given()
         if not new or later.dtype == FLOAT:
@@ -244,12 +257,14 @@ class TensorOptions:
             qscheme=f"per_{'tensor' if axis is None else 'channel'}_{scheme}",
             ch_axis=axis,
             observer=self._observer(spec),
+            rounding=self.rounding or spec.rounding,
         )
 
     def _codes(self, spec: QuantizationSpec) -> tuple[str, int, int]:
         """Return dtype, quant_min and quant_max."""
         was_signed = spec.quant_min < 0
         signed = was_signed if self.dtype is None else self.dtype != "uint8"
+        signed = signed if self.signed is None else self.signed
         had = (spec.quant_max - spec.quant_min).bit_length()
         bits = self.bits
         if bits is None:

@@ -9,9 +9,10 @@ import torch
 
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
+from ..specification.slots import CORRELATION, Correlation, quantized_behind, slot_of
 from ..stages.module import ModelStage, Report, by_position
 from ..targets.reference import Reference
-from .encoding import TENSORS, Encoding, Encodings, Layer, bits_of, middle
+from .encoding import Encoding, Encodings, Layer, bits_of, middle
 
 Reader = Callable[[torch.jit.ScriptModule, Report], Encodings]
 
@@ -20,6 +21,7 @@ BIAS_LIMIT = 2**31 - 1
 
 _QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 _DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
+_BETWEEN = ("jit_passes::fake_quantize", *_QUANTIZE, *_DEQUANTIZE)
 
 
 def reads(stage: ModelStage) -> Callable[[Reader], Reader]:
@@ -83,14 +85,14 @@ class _GraphReader:
 
     def __init__(self, graph: GraphView, report: Report) -> None:
         self.graph = graph
-        self.weighted = [node for node in graph.nodes if node.traits.weighted]
+        self.weighted = [n for n in graph.nodes if n.traits.weighted or n.kind == CORRELATION]
         self.names: dict[int, str] = by_position(graph, report.names)
         self.found: dict[str, Encoding] = {}
         self.by_node: dict[int, Encoding] = {}
 
     def read(self) -> Encodings:
         for node in self.graph.nodes:
-            if node.kind in _QUANTIZE and _is_tensor(node.inputs[0]):
+            if node.kind in _QUANTIZE and _is_tensor(_source(node)):
                 user, operand = node.output.uses[0][0].output.uses[0]
                 self.add(node, "parameter", *_codes(node), self.parameter(user, operand))
             elif node.kind in _QUANTIZE:
@@ -106,7 +108,7 @@ class _GraphReader:
         return Encodings(tuple(self.found.values()), tuple(layers))
 
     def read_quantize(self, node: NodeView) -> None:
-        value = node.inputs[0]
+        value = _source(node)
         maker = value.producer
         name = value.name if maker is None else self.names.get(maker.index, value.name)
         users = [
@@ -132,8 +134,8 @@ class _GraphReader:
                 return
 
     def parameter(self, user: NodeView, operand: int) -> str:
-        if user.traits.weighted and operand in (1, 2):
-            return f"{self.module(user)}.{TENSORS[operand]}".removeprefix(".")
+        if (slot := slot_of(user, operand)) in ("weight", "bias"):
+            return f"{self.module(user)}.{slot}".removeprefix(".")
         return f"{self.name(user)}[{operand}]"
 
     def name(self, node: NodeView) -> str:
@@ -144,8 +146,12 @@ class _GraphReader:
         return module if colon else ""
 
     def layer(self, node: NodeView) -> Layer | None:
+        result = node.output
+        if node.kind == CORRELATION:
+            split = Correlation.of(node)
+            node, result = split.convolution, (split.add_bias or node).output
         used = [self.behind(value) for value in node.inputs[:3]]
-        used.append(self.ahead(node.output))
+        used.append(self.ahead(result))
         if not any(used):
             return None
         return Layer(self.module(node), node.kind.removeprefix("aten::"), *used)
@@ -166,13 +172,22 @@ class _GraphReader:
         """Return the encoding of a result, looking through a clip that is its only user."""
         while True:
             for user, _ in value.uses:
-                if user.index in self.by_node and user.kind in _QUANTIZE:
-                    return self.by_node[user.index]
+                quantized = [n for n in (user, *quantized_behind(value)) if n.index in self.by_node]
+                if user.kind in _BETWEEN and quantized:
+                    return self.by_node[quantized[-1].index]
             users = {user.index: user for user, _ in value.uses}
             only = next(iter(users.values())) if len(users) == 1 else None
             if only is None or only.traits.clip is None or value.is_result:
                 return None
             value = only.output
+
+
+def _source(node: NodeView) -> ValueView:
+    """Return what is quantized: ahead of rounding, and of an earlier quantization."""
+    value = node.inputs[0]
+    while (maker := value.producer) is not None and maker.kind in _BETWEEN:
+        value = maker.inputs[0]
+    return value
 
 
 def _parameters(node: NodeView) -> tuple[tuple[float, ...], tuple[int, ...], int | None]:

@@ -19,7 +19,10 @@ from .reading import of_reference, reads
 QUANTIZED = Pipeline(
     "encodings", ("fold_constant_lists", "insert_quantize_dequantize", "remove_dead_code")
 )
-STRIP = Pipeline("strip", ("fold_constant_lists", "insert_quantize_dequantize", *CLEAN_UP))
+STRIP = Pipeline(
+    "strip",
+    ("fold_constant_lists", "insert_quantize_dequantize", "merge_conv_bias", *CLEAN_UP),
+)
 
 
 def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encodings]:

@@ -4,83 +4,57 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+from typing import Any
 
+from ..configuration.options import TensorOptions
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
 from ..specification.annotation import Annotations, QuantizationAnnotation
-from ..specification.slots import CORRELATION, FAKE_QUANTIZE, SLOTS, Correlation, label, where
-from ..specification.specification import ROUNDINGS, AnySpec, QuantizationSpec, ValueOrNode
+from ..specification.slots import CORRELATION, SLOTS, Correlation, place_at, quantized_behind, where
+from ..specification.specification import AnySpec, QuantizationSpec, ValueOrNode
 from .base import Quantizer
 
+Specs = dict[str, AnySpec | None]
+# A slot, as far as its options say nothing else.
+SLOT = QuantizationSpec.of_bits(
+    8, qscheme="per_tensor_symmetric", observer=MovingAverageMinMax(averaging_constant=0.01)
+)
 
-@dataclass(frozen=True)
-class Slot:
-    """How one slot of a convolution is quantized.
 
-    code = clamp(round(x / scale) + zero_point, quant_min, quant_max)
-    x^   = (code - zero_point) * scale
-
-    with [quant_min, quant_max] = [-2**(bits - 1), 2**(bits - 1) - 1], or [0, 2**bits - 1] unsigned.
-
-    Attributes:
-        bits: from 2 to 16.
-        signed: whether codes are signed.
-        scheme: "symmetric" (zero_point in the middle), "affine", or "power_of_two" (zero_point 0,
-            the smallest power of two as scale with which nothing within the range is clipped;
-            unsigned, what is below 0 is).
-        granularity: "per_tensor", or "per_channel" for one scale for each channel.
-        rounding: "half_even", "half_away", "half_up", "floor", "ceil" or "toward_zero".
-        averaging_constant: weight of the newest batch in the range of activations, in (0, 1].
-            Weights and biases have the range of their own values at all times.
+def Slot(
+    bits: int = 8,
+    signed: bool = True,
+    scheme: str = "symmetric",
+    granularity: str = "per_tensor",
+    rounding: str = "half_even",
+    averaging_constant: float = 0.01,
+) -> TensorOptions:
+    """Return `TensorOptions` in the words of earlier versions; use these instead.
 
     Raises:
-        ValueError: one of them is none of these.
+        ValueError: one of them cannot be.
     """
-
-    bits: int = 8
-    signed: bool = True
-    scheme: str = "symmetric"
-    granularity: str = "per_tensor"
-    rounding: str = "half_even"
-    averaging_constant: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.bits, int) or not 2 <= self.bits <= 16:
-            raise ValueError(f"bits is a whole number from 2 to 16, not {self.bits!r}")
-        allowed = {
-            "scheme": ("symmetric", "affine", "power_of_two"),
-            "granularity": ("per_tensor", "per_channel"),
-            "rounding": ROUNDINGS,
-        }
-        for name, words in allowed.items():
-            if getattr(self, name) not in words:
-                raise ValueError(
-                    f"{name} is one of {', '.join(words)}, not {getattr(self, name)!r}"
-                )
-        MovingAverageMinMax(self.averaging_constant)
-
-    def spec(self, ch_axis: int) -> QuantizationSpec:
-        """Return the specification of a value whose channels lie along that axis."""
-        per_channel = self.granularity == "per_channel"
-        return QuantizationSpec.of_bits(
-            self.bits,
-            self.signed,
-            f"{self.granularity}_{self.scheme}",
-            ch_axis=ch_axis if per_channel else None,
-            observer=MovingAverageMinMax(self.averaging_constant),
-            rounding=self.rounding,
-        )
+    granularities = ("per_tensor", "per_channel")
+    if granularity not in granularities:
+        raise ValueError(f"granularity is one of {', '.join(granularities)}, not {granularity!r}")
+    return TensorOptions(
+        bits=bits,
+        signed=signed,
+        scheme=scheme,
+        channelwise=granularity == "per_channel",
+        rounding=rounding,
+        calibration=MovingAverageMinMax(averaging_constant),
+    )
 
 
-def _power_of_two(bits: int) -> Slot:
-    return Slot(bits, scheme="power_of_two")
+def _power_of_two(bits: int) -> TensorOptions:
+    return TensorOptions(bits=bits, scheme="power_of_two")
 
 
-RECIPES: Mapping[str, Mapping[str, Slot]] = MappingProxyType(
+RECIPES: Mapping[str, Mapping[str, TensorOptions]] = MappingProxyType(
     {
         # q8(q16(sum q8(w) * q8(x)) + q16(b)): Graffitist (Jain et al., "Trained quantization
         # thresholds for accurate and efficient fixed-point inference of deep neural networks",
@@ -101,22 +75,34 @@ RECIPES: Mapping[str, Mapping[str, Slot]] = MappingProxyType(
 class SlotQuantizer(Quantizer):
     """Annotates the slots of split convolutions.
 
+    A target that takes operands in float next to integers takes any slots. For others, those that
+    run on integers or in float, a convolution is annotated if input, weight and sum are quantized
+    as the target can, and nothing between products and sum.
+
     Args:
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
-            products), "bias", "sum" (of both).
+            products), "bias", "sum" (of both). What options leave open is 8 signed bits, symmetric,
+            the range of `MovingAverageMinMax`; or what the target has that is nearest to this.
         where: a pattern, or several, of module paths: `*`, `layer1.*.conv1`.
+        target: the backend that it is made for.
 
     Raises:
         ValueError: no slot, or one of another name.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], where: str | Sequence[str] = "*") -> None:
+    def __init__(
+        self,
+        slots: Mapping[str, TensorOptions],
+        where: str | Sequence[str] = "*",
+        target: Any = None,
+    ) -> None:
         unknown = [name for name in slots if name not in SLOTS]
         if unknown or not slots:
             found = f"not {unknown[0]!r}" if unknown else "and none was given"
             raise ValueError(f"slots are {', '.join(SLOTS)}, {found}")
         self.slots = dict(slots)
         self.where = (where,) if isinstance(where, str) else tuple(where)
+        self.target = target
 
     def annotate(self, graph: GraphView) -> Annotations:
         """Annotate the slots of all correlations in modules that `where` names.
@@ -124,17 +110,55 @@ class SlotQuantizer(Quantizer):
         Raises:
             JitPassesError: there is none, or a slot of one is quantized already.
         """
-        annotations = Annotations()
         correlations = [node for node in graph.nodes if node.kind == CORRELATION]
+        others = (node.name for node in graph.nodes if node.kind != CORRELATION)
+        annotations = Annotations(dict.fromkeys(others, "only convolutions have slots"))
         chosen = [node for node in correlations if self._matches(node.module)]
         if not chosen:
             raise JitPassesError(self._nothing_matches([node.module for node in correlations]))
         for node in correlations:
-            if node in chosen:
-                self._annotate(Correlation.of(node), annotations)
-            else:
+            if node not in chosen:
+                if _is_quantized(node):
+                    annotations[node] = QuantizationAnnotation()
                 annotations.reasons[node.name] = "its module was not chosen"
+                continue
+            op = Correlation.of(node)
+            specs = self._specs(op)
+            if why := self._refusal(op, specs):
+                annotations.refused[node.name] = annotations.reasons[node.name] = why
+            else:
+                _annotate(op, specs, annotations)
         return annotations
+
+    def _specs(self, op: Correlation) -> Specs:
+        """Return what there is for each slot: its specification, or None for float."""
+        channels = -(op.spatial_dims + 1)
+        operands = {"input": (0, channels), "weight": (1, int(op.transposed)), "bias": (2, 0)}
+        found: Specs = {}
+        for slot, options in self.slots.items():
+            operand, axis = operands.get(slot, (None, channels))
+            any_spec = self._takes_any()
+            can = None if any_spec else self.target.capability.specs(op.convolution, operand)
+            found[slot] = options.apply(can.nearest(SLOT) if can else SLOT, axis, where(op.node))
+        return found
+
+    def _takes_any(self) -> bool:
+        return self.target is None or self.target.capability.mixed
+
+    def _refusal(self, op: Correlation, specs: Specs) -> str | None:
+        """Say why the target cannot compute it with these slots."""
+        if self._takes_any():
+            return None
+        if specs.get("correlation") is not None:
+            return "its correlation is quantized, and the target rounds once the bias is added"
+        if reason := self.target.refusal(op.convolution):
+            return str(reason)
+        for slot, operand in (("input", 0), ("weight", 1), ("sum", None)):
+            if (spec := specs.get(slot)) is None:
+                return f"its {slot} is not quantized"
+            if reason := self.target.refusal(op.convolution, operand, spec):
+                return f"its {slot} is to be {reason}"
+        return None
 
     def _matches(self, path: str) -> bool:
         return any(fnmatchcase(path, pattern) for pattern in self.where)
@@ -150,43 +174,39 @@ class SlotQuantizer(Quantizer):
         names = ", ".join(repr(path) for path in some)
         return f"no convolution is in a module that matches {wanted}; there are {names}"
 
-    def _annotate(self, op: Correlation, annotations: Annotations) -> None:
-        channels = -(op.spatial_dims + 1)
-        operands = {0: ("input", channels), 1: ("weight", int(op.transposed))}
-        product = self._result("correlation", op.node, channels)
-        total = self._result("sum", op.add_bias or op.node, channels)
-        annotations[op.node] = QuantizationAnnotation(
-            self._operands(op.node, operands),
-            product,
-            allow_implicit_sharing=False,
-            output_qspec_again=None if op.add_bias else total,
+
+def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:
+    node, added = op.node, op.add_bias
+    product = _checked(specs, "correlation", node)
+    total = _checked(specs, "sum", added or node)
+    assert added or total is None or isinstance(total, QuantizationSpec)
+    operands: dict[ValueOrNode, AnySpec | None] = {
+        node.inputs[k]: _checked(specs, slot, node, k) for k, slot in enumerate(SLOTS[:2])
+    }
+    annotations[node] = QuantizationAnnotation(
+        operands,
+        product,
+        allow_implicit_sharing=False,
+        output_qspec_again=None if added else total,
+    )
+    if added:
+        operands = {added.inputs[1]: _checked(specs, "bias", added, 1)}
+        annotations[added] = QuantizationAnnotation(operands, total, allow_implicit_sharing=False)
+
+
+def _checked(specs: Specs, slot: str, node: NodeView, operand: int | None = None) -> Any:
+    """Return the specification of a slot that nobody has quantized yet."""
+    makers = [] if operand is None else [node.inputs[operand].producer]
+    near = quantized_behind(node.output) if operand is None else filter(None, makers)
+    places = [place for other in near if (place := place_at(other)) is not None]
+    if (spec := specs.get(slot)) is not None and any(place.slot == slot for place in places):
+        raise JitPassesError(
+            f"the slot '{slot}' of {where(node)} is quantized already: start from the float "
+            "model, or choose other modules or slots"
         )
-        if op.add_bias:
-            annotations[op.add_bias] = QuantizationAnnotation(
-                self._operands(op.add_bias, {1: ("bias", 0)}), total, allow_implicit_sharing=False
-            )
-
-    def _operands(
-        self, node: NodeView, slots: Mapping[int, tuple[str, int]]
-    ) -> dict[ValueOrNode, AnySpec]:
-        specs: dict[ValueOrNode, AnySpec] = {}
-        for operand, (slot, axis) in slots.items():
-            if slot in self.slots:
-                _check_float(slot, node, [node.inputs[operand].producer])
-                specs[node.inputs[operand]] = self.slots[slot].spec(axis)
-        return specs
-
-    def _result(self, slot: str, node: NodeView, axis: int) -> QuantizationSpec | None:
-        if slot not in self.slots:
-            return None
-        _check_float(slot, node, [user for user, _ in node.output.uses])
-        return self.slots[slot].spec(axis)
+    return spec
 
 
-def _check_float(slot: str, node: NodeView, neighbours: Sequence[NodeView | None]) -> None:
-    for other in neighbours:
-        if other and other.kind in FAKE_QUANTIZE and other.inputs[-2].constant == label(node, slot):
-            raise JitPassesError(
-                f"the slot '{slot}' of {where(node)} is quantized already: start from the float "
-                "model, or choose other modules or slots"
-            )
+def _is_quantized(node: NodeView) -> bool:
+    makers = [value.producer for value in node.inputs[:2]]
+    return bool(quantized_behind(node.output)) or any(m and place_at(m) for m in makers)

@@ -8,7 +8,11 @@ from enum import Enum
 
 from ..graph.view import NodeView
 from ..specification.grid import SCHEMES
-from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
+from ..specification.specification import (
+    ROUNDINGS,
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+)
 
 
 class Role(Enum):
@@ -32,11 +36,13 @@ class SpecSupport:
         grids: by dtype, the smallest and the largest code.
         qschemes: the schemes.
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
+        roundings: how it rounds.
     """
 
     grids: Mapping[str, tuple[int, int]]
     qschemes: tuple[str, ...]
     whole: bool = False
+    roundings: tuple[str, ...] = ("half_even",)
 
     def __str__(self) -> str:
         """Return dtypes and schemes in one line."""
@@ -78,8 +84,8 @@ class SpecSupport:
             return f"{spec.dtype} [{codes[0]}, {codes[1]}], and the target has {can}"
         if spec.qscheme not in self.qschemes:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
-        if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
-            return f"rounded {spec.rounding}, and the target rounds halves to even"
+        if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
+            return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
         return None
 
 
@@ -100,7 +106,7 @@ DIALECT_GRIDS = {
     "int32": (-(2**31), 2**31 - 1),
 }
 # What the reference model computes: everything.
-ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES)
+ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS)
 
 Check = Callable[[NodeView], str | None]
 

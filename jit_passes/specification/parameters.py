@@ -18,6 +18,7 @@ class QParams:
         scale: input units per step; float64 tensor [channels] when there is an axis.
         zero_point: in steps; int64 tensor [channels] when there is an axis.
         axis: the channel axis; None per tensor.
+        rounding: how codes are rounded; see `QuantizationSpec`.
     """
 
     scale: float | torch.Tensor
@@ -26,6 +27,7 @@ class QParams:
     quant_min: int
     quant_max: int
     dtype: str
+    rounding: str = "half_even"
 
     def as_options(self) -> dict[str, Any]:
         """Return what the pass insert_quantize_dequantize takes for a place."""

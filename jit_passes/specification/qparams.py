@@ -65,17 +65,8 @@ def power_of_two_at_least(value: float) -> float:
 
 
 def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
-    """Return the parameters that a specification gives for what its observer has seen.
-
-    Raises:
-        JitPassesError: the specification rounds otherwise than backends do.
-    """
-    if spec.rounding != "half_even":
-        raise JitPassesError(
-            f"quantized kernels round halves to even, and the specification says {spec.rounding}: "
-            "only fake quantization does that"
-        )
-    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    """Return the parameters that a specification gives for what its observer has seen."""
+    grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     if spec.ch_axis is None:
         spec = spec.for_range(float(state.range[0]))
         low, high = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.centred)

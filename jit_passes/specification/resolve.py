@@ -17,7 +17,7 @@ from .annotation import Annotations, name_of, value_of
 from .derivation import derivation_name
 from .members import Member, Members, OwnSpec, Use
 from .place import Place
-from .slots import channels_of, is_split, label, slot_of
+from .slots import channels_of, is_split, label, place_at, slot_of
 from .specification import (
     DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
@@ -71,19 +71,26 @@ def resolve(graph: GraphView, annotations: Annotations) -> list[Quantization]:
     """
     members = Members(graph, annotations)
     members.share()
-    return _Writer(members).write()
+    return _Writer(members, _first_free(graph)).write()
+
+
+def _first_free(graph: GraphView) -> int:
+    """Return a number that no place and no group of a model that trains already has."""
+    known = [place for node in graph.nodes if (place := place_at(node)) is not None]
+    return max((max(place.id, place.group) + 1 for place in known), default=0)
 
 
 @dataclass
 class _Writer:
     members: Members
+    first: int
     groups: dict[Member, int] = field(default_factory=dict)  # by root
     specs: dict[Member, OwnSpec] = field(default_factory=dict)  # by root, of the first member
 
     def write(self) -> list[Quantization]:
         for member in self.members.all:
             root = member.root()
-            self.groups.setdefault(root, len(self.groups))
+            self.groups.setdefault(root, self.first + len(self.groups))
             assert member.own is not None
             if root not in self.specs or not self.is_observed(root):
                 self.specs[root] = member.own
@@ -95,7 +102,7 @@ class _Writer:
         counts = count_channels(places)
         return [
             replace(found, place=replace(found.place, id=number, channels=count))
-            for number, (found, count) in enumerate(zip(places, counts, strict=True))
+            for number, (found, count) in enumerate(zip(places, counts, strict=True), self.first)
         ]
 
     def is_observed(self, root: Member) -> bool:
@@ -154,8 +161,10 @@ class _Writer:
         if (again := annotation.output_qspec_again) is not None:
             rest |= {"observed": True}
             value = value_of(node)
+            own = self.first + len(self.groups)  # shared with nobody
+            self.groups[Member(value, node, (), again)] = own
             found.append(
-                self.quantization(value, (), node, again=True, spec=again, group=-1, **rest)
+                self.quantization(value, (), node, again=True, spec=again, group=own, **rest)
             )
         return found
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import JitPassesError
-from ..graph.view import NodeView
+from ..graph.traits import arguments_of
+from ..graph.view import NodeView, ValueView
+from .place import Place
 
 SLOTS = ("input", "weight", "correlation", "bias", "sum")
 CORRELATION = "jit_passes::correlation"
 ADD_BIAS = "jit_passes::add_bias"
-FAKE_QUANTIZE = ("jit_passes::fake_quantize", "jit_passes::fake_quantize_moving_average")
 _WEIGHTED = ("aten::conv", "aten::linear")
+_QUANTIZES = tuple(f"jit_passes::{op}quantize" for op in ("", "de", "fake_"))
 _OPERANDS = ("input", "weight", "bias")
 
 
@@ -44,11 +46,64 @@ class Correlation:
                 f"the stride of {where(node)} is computed while the model runs: make it constant, "
                 "or leave the convolution out"
             )
-        result = node.output
-        while len(result.uses) == 1 and result.uses[0][0].kind in FAKE_QUANTIZE:
-            result = result.uses[0][0].output
+        result = [node, *quantized_behind(node.output)][-1].output
         users = [user for user, operand in result.uses if user.kind == ADD_BIAS and not operand]
         return cls(node, users[0] if users else None, len(stride), bool(transposed), groups)
+
+    @property
+    def convolution(self) -> NodeView:
+        """The convolution that merging both gives, as a node that stands in no graph."""
+        dims, padding = self.spatial_dims, self.node.inputs[3]
+        bias = ValueView(-1, "", False, False, False, True, None)
+        if self.add_bias is not None:
+            bias = self.add_bias.inputs[1]
+            unwrapping = bias.producer
+            if unwrapping is not None and unwrapping.kind == "aten::_unwrap_optional":
+                bias = unwrapping.inputs[0]
+        first, last = self.node.inputs[:2], self.node.inputs[-1]
+        stride, dilation = self.node.inputs[2], self.node.inputs[4]
+        kind, overload = f"aten::conv{dims}d", "padding" * isinstance(padding.constant, str)
+        rest = [stride, padding, dilation, last]
+        if self.transposed:
+            kind, overload = f"aten::conv_transpose{dims}d", "input" if dims > 1 else ""
+            rest = [stride, padding, self.node.inputs[6], last, dilation]
+        return replace(self.node, kind=kind, overload=overload, inputs=[*first, bias, *rest])
+
+
+def place_at(node: NodeView) -> Place | None:
+    """Return what is quantized at an operator of a model that trains; None for others."""
+    names = {} if node.overload is None else arguments_of(node.kind, node.overload)
+    return Place.from_text(node.operand("spec").constant) if "spec" in names else None
+
+
+def quantized_behind(result: ValueView) -> list[NodeView]:
+    """Return the operators, one behind the other, that quantize a result for all who see it."""
+    found: list[NodeView] = []
+    while len(result.uses) == 1 and _quantizes(result.uses[0][0]):
+        found.append(result.uses[0][0])
+        result = found[-1].output
+    return found
+
+
+def _quantizes(node: NodeView) -> bool:
+    return node.kind.startswith(_QUANTIZES) or place_at(node) is not None
+
+
+def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
+    """Return the convolution that an operator was split from, and which operand of it this is.
+
+    Of others, what was given.
+    """
+    if node.kind == CORRELATION:
+        return Correlation.of(node).convolution, operand
+    if node.kind != ADD_BIAS:
+        return node, operand
+    maker = node.inputs[0].producer
+    while maker is not None and place_at(maker) is not None:
+        maker = maker.inputs[0].producer
+    if maker is None or maker.kind != CORRELATION:
+        return node, operand
+    return Correlation.of(maker).convolution, 2 if operand == 1 else operand
 
 
 def is_split(node: NodeView) -> bool:

@@ -23,6 +23,7 @@ from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
 from ..specification.annotation import Annotations
 from ..specification.derivation import hold_derivations
 from ..specification.resolve import Quantization, resolve
+from ..specification.slots import convolution_use
 from ..specification.specification import GroupDerivation
 from ..targets import Target, resolve_target
 from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module
@@ -38,13 +39,14 @@ class Mode:
         check: raises a JitPassesError for models that are not fit.
         normalize: makes a C++ module in canonical form.
         parameters: whether that still has its parameters, which then count as constants.
-        again: whether a model that is quantized already may be quantized further.
+        again: the kind of operator by which a model that was quantized in this mode is known, and
+            may be quantized further; "" for none.
     """
 
     check: Callable[[Any, str], None]
     normalize: Callable[[torch.jit.ScriptModule, str], Any]
     parameters: bool = False
-    again: bool = False
+    again: str = ""
 
     def enter(self, model: torch.jit.ScriptModule, method: str) -> Any:
         """Return the checked model in canonical form.
@@ -53,7 +55,7 @@ class Mode:
             JitPassesError: it is not fit, or a stage has seen it already.
         """
         report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-        if report is not None:
+        if report is not None and not self._goes_on(model, report):
             raise JitPassesError(
                 f"the model is {report.stage} already: start from the float model, or go on with "
                 f"{NEXT[report.stage]}"
@@ -63,6 +65,11 @@ class Mode:
         if not self.again and is_quantized(GraphView.of(module, method)):
             raise JitPassesError("the model is quantized already: start from the float model")
         return module
+
+    def _goes_on(self, model: torch.jit.ScriptModule, report: Report) -> bool:
+        graph = GraphView.of(model, report.method)
+        trains = report.stage is ModelStage.QAT
+        return trains and any(node.kind == self.again for node in graph.nodes)
 
 
 NEXT = {
@@ -199,7 +206,7 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
         if isinstance(place.spec, GroupDerivation):
             continue
         for node, operand in place.uses or ((place.node, None),):
-            if why := target.refusal(node, operand, place.spec):
+            if why := target.refusal(*convolution_use(node, operand), place.spec):
                 raise JitPassesError(
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
                     "for another target"

@@ -131,6 +131,11 @@ class QuantizedPlace:
     node: int
     operands: Mapping[str, Any]
 
+    @property
+    def constant(self) -> bool:
+        """Whether its numbers do not depend on the model's input."""
+        return isinstance(self.operands.get("x"), torch.Tensor)
+
 
 def read_places(
     prepared: torch.jit.ScriptModule, report: Report
@@ -211,13 +216,17 @@ def refusals(places: list[QuantizedPlace]) -> dict[str, str]:
     """Return, by name of the operator, why what was seen rules out that it is quantized."""
     refused: dict[str, str] = {}
     for known in places:
-        reason = _refusal(known)
-        if known.place.owner and reason:
-            refused.setdefault(known.place.owner, reason)
+        owner = known.place.owner or next(iter(known.place.users), "")
+        if reason := _refusal(known):
+            refused.setdefault(owner, reason)
     return refused
 
 
 def _refusal(known: QuantizedPlace) -> str | None:
+    if known.place.is_parameter and known.operands.get("observe") is True and not known.constant:
+        return f"its {known.place.slot} is computed by the model, and measured each time"
+    if not known.place.owner:
+        return None
     if not known.reached:
         return "data never reached it"
     if known.dims is not None:

@@ -97,13 +97,14 @@ class Report:
 
     def located(self, module: Any) -> Report:
         """Return the record with where the places and the operators are in the module's graph."""
-        kinds = {f"aten::{row.kind}" for row in self.operators}
+        kinds = {row.kind for row in self.operators}
         names: dict[str, list[str]] = {}
         for node in GraphView.of(module, self.method).nodes:
-            if node.kind in kinds:
+            if node.traits.counts and node.kind.rpartition("::")[2] in kinds:
                 names.setdefault(node.kind, []).append(node.name)
         for kind, found in names.items():  # a graph from a file has lost the paths of modules
-            recorded = [row.name for row in self.operators if f"aten::{row.kind}" == kind]
+            short = kind.rpartition("::")[2]
+            recorded = [row.name for row in self.operators if row.kind == short]
             names[kind] = recorded if len(recorded) == len(found) else found
         return replace(self, places=_C.place_ids(module, self.method), names=names)
 

@@ -194,14 +194,8 @@ def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None
 
 def _check(quantization: Quantization) -> None:
     """Raise an error for what only fake quantization does."""
-    spec = quantization.spec
     if quantization.again:
         raise JitPassesError(
             f"'{quantization.name}' is to be quantized twice, which only fake quantization does: "
             "leave output_qspec_again of its annotation out"
-        )
-    if isinstance(spec, QuantizationSpec) and spec.rounding != "half_even":
-        raise JitPassesError(
-            f"'{quantization.name}' is to be rounded {spec.rounding}, which only fake quantization "
-            "does: backends' kernels round halves to even"
         )

@@ -9,6 +9,8 @@ from ..graph.view import GraphView, NodeView
 from ..quantizers.selection import origin_of
 from ..specification.annotation import Annotations
 from ..specification.resolve import Quantization
+from ..specification.slots import is_split, place_at
+from ..specification.specification import ResolvedSpec
 from ..targets import Target
 from .module import OperatorRecord
 
@@ -24,11 +26,18 @@ class QuantizedUses:
         self.results = {place.value.id: place for place in places if not place.uses}
         self.edges = {(node.index, i): place for place in places for node, i in place.uses}
 
-    def at(self, node: NodeView, position: int, element: int | None) -> Quantization | None:
-        """Return the quantization of an operand, or of the result that it is rearranged from."""
+    def at(self, node: NodeView, position: int, element: int | None) -> ResolvedSpec | None:
+        """Return how an operand is quantized, or the result that it is rearranged from.
+
+        Also where it was quantized before: by an operator that trains.
+        """
         user, operand = node.use(position, element)
+        value = user.inputs[operand]
         found = self.edges.get((user.index, operand))
-        return found or self.results.get(origin_of(user.inputs[operand], self.results).id)
+        found = found or self.results.get(origin_of(value, self.results).id)
+        earlier = place_at(value.producer) if value.producer is not None else None
+        place = found.place if found else earlier
+        return None if place is None else place.spec
 
     def bits(self, node: NodeView) -> str:
         """Return bits of weights and activations: `w4a8`, `a8` for a product, "" for none.
@@ -37,15 +46,16 @@ class QuantizedUses:
         different widths stand side by side: `a8x4`. Biases do not count.
         """
         found: dict[str, list[str]] = {"w": [], "a": []}
+        convolves = node.traits.weighted is not None or is_split(node)
         for position, element, value in node.operands:
-            place = self.at(node, position, element)
-            if place is None or (node.traits.weighted and position > 1):
+            spec = self.at(node, position, element)
+            if spec is None or (convolves and position > 1):
                 continue
-            weight = value.is_constant if node.traits.weighted is None else position == 1
-            codes = place.spec.quant_max - place.spec.quant_min
+            weight = position == 1 if convolves else value.is_constant
+            codes = spec.quant_max - spec.quant_min
             found["w" if weight else "a"].append(str(codes.bit_length()))
         text = "".join(f"{kind}{'x'.join(dict.fromkeys(n))}" for kind, n in found.items() if n)
-        return f"{text} only" if node.traits.weighted and text and not all(found.values()) else text
+        return f"{text} only" if convolves and text and not all(found.values()) else text
 
 
 def operator_records(

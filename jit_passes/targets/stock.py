@@ -79,6 +79,7 @@ class Stock(Target):
             "lower_stock",
             (
                 "fold_constant_lists",
+                "merge_conv_bias",
                 "pool_constants",
                 "sink_dequantize",
                 "replicate_dequantize",

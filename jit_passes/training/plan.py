@@ -65,7 +65,7 @@ class Plan:
     def add(self, quantization: Quantization, place: TrainingPlace, home: NodeView) -> None:
         """Plan one place, whose parameters belong to the module of `home`."""
         operator = self.method.at(place)
-        known = None if quantization.again else self.by_group.get(place.place.group)
+        known = self.by_group.get(place.place.group)
         operands = dict(operator.operands)
         for name, state in operands.items():
             if not isinstance(state, State):
@@ -75,8 +75,7 @@ class Plan:
             else:
                 operands[name] = self.state(f"{place.place.slot}_{state.name}", state, home)
         operator = replace(operator, operands=operands)
-        if known is None and not quantization.again:
-            self.by_group[place.place.group] = operator
+        self.by_group.setdefault(place.place.group, operator)
         self.insert(quantization, operator, home)
 
     def state(self, name: str, state: State, home: NodeView) -> tuple[str, int]:

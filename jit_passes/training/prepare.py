@@ -20,7 +20,7 @@ from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from ..stages.annotate import Mode, annotate, choose_quantizer
+from ..stages.annotate import Annotated, Mode, annotate, choose_quantizer
 from ..stages.module import ModelStage, attribute_of, check_script
 from ..stages.normalize import normalize_training
 from ..targets import Target
@@ -99,6 +99,22 @@ def prepare_qat(
     backend, chosen = choose_quantizer(quantizer, target, config)
     refine = partial(with_bits, bits=bits, first_last_bits=first_last_bits, method=method)
     annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
+    return train_at(annotated, model, trainer)
+
+
+def train_at(
+    annotated: Annotated, model: torch.jit.ScriptModule, trainer: FakeQuantizer
+) -> torch.jit.ScriptModule:
+    """Return the model with operators that train at its places.
+
+    Args:
+        annotated: what is quantized, and how.
+        model: that came in, with which the result shares its parameters.
+        trainer: decides which operator stands at each place.
+
+    Raises:
+        JitPassesError: there is no place, or the method cannot do what is asked for at one.
+    """
     if not annotated.quantizations:
         raise JitPassesError(nothing_to_train(annotated.operators))
     check_forward_only(annotated.quantizations)
@@ -107,7 +123,8 @@ def prepare_qat(
     result = annotated.insert(QUANTIZE, plan.options(), ModelStage.QAT)
     if (group := default_group()) is not None:
         _C.set_string_attribute(result._c, "process_group", group)
-    result.train(getattr(model, "training", True))
+    if hasattr(model, "training"):
+        result.train(model.training)
     make_leaves(model)
     watch(result, model_parameters(result), quantization_parameters(result))
     return result

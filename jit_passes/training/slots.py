@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..configuration.options import TensorOptions
 from ..errors import JitPassesError
-from ..fake_quantizers import MovingAverage
+from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..passes.pipeline import Pipeline, own
-from ..quantizers.slots import RECIPES, Slot, SlotQuantizer
+from ..quantizers.slots import RECIPES, SlotQuantizer
+from ..specification.slots import CORRELATION
 from ..stages.annotate import Mode, annotate
-from ..stages.module import attribute_of, check_script
-from .plan import Plan
+from ..stages.module import check_script
+from ..targets import Target, resolve_target
+from .prepare import train_at
 
 SPLIT = Pipeline(
     "split_slots",
@@ -22,24 +24,26 @@ SPLIT = Pipeline(
         "resolve_none_checks",
         "propagate_constants",
         "fold_constant_lists",
+        "canonicalize_padding",
         "split_conv_bias",
         "fold_constant_lists",
         "remove_dead_code",
     ),
 )
-QUANTIZE = Pipeline("quantize_slots", ("insert_fake_quantize", "pool_constants"))
 
 
 def quantize_slots(
     model: torch.jit.ScriptModule,
     *,
     recipe: str | None = None,
-    input: int | Slot | None = None,
-    weight: int | Slot | None = None,
-    correlation: int | Slot | None = None,
-    bias: int | Slot | None = None,
-    sum: int | Slot | None = None,
+    input: int | TensorOptions | None = None,
+    weight: int | TensorOptions | None = None,
+    correlation: int | TensorOptions | None = None,
+    bias: int | TensorOptions | None = None,
+    sum: int | TensorOptions | None = None,
     where: str | Sequence[str] = "*",
+    fake_quantizer: str | FakeQuantizer = "moving_average",
+    target: str | Target = "reference",
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
     """Return a model that trains with its convolutions quantized slot by slot.
@@ -54,30 +58,41 @@ def quantize_slots(
     q(x) has x's shape, dtype and units, and the gradient 1 where nothing was clamped, 0 elsewhere.
     Slots that are not given stay float. Without a bias, q_sum(q_correlation(...)) is left.
 
-    Activations have the moving average of each batch's range in training mode, and what it has
-    come to in eval mode; weights and biases the range of their own values. Ranges are buffers
-    `<slot>_range` (low, high), float32 of shape [2] or [2, channels], of the convolution's module.
+    The result is a model like that of `prepare_qat`, for `convert`, `lower`, `coverage`, `parity`
+    and the rest. Convolutions are split, and batch norms stay behind them, in float.
+
+    With the method "moving_average", activations have the moving average of each batch's range in
+    training mode, and what it has come to in eval mode; weights and biases the range of their own
+    values. Ranges are buffers `<slot>_range` (low, high), float32 of shape [2] or [2, channels], of
+    the convolution's module. Others train scales: see `fake_quantizers`.
 
     Args:
         model: scripted, traced or loaded, in training or eval mode. It is not touched, but the
             result has the same parameters and buffers: training one trains both.
         recipe: a name in `quantizer.RECIPES` that says how to quantize slots that are not given:
             "graffitist" is q8(q16(sum q8(w) * q8(x)) + q16(b)), all signed, one power of two each.
-        input: the convolution's input: a number of bits (for `Slot(bits)`, or the recipe's slot
-            with that many), a `Slot`, or None for the recipe's.
+        input: the convolution's input: `TensorOptions`, or a number of bits; what they leave open
+            is as in the recipe, or 8 signed bits with a symmetric scale. None for the recipe's.
         weight: its weight.
         correlation: its sum of products, before the bias.
         bias: its bias.
         sum: its result.
         where: a pattern, or several, of the paths of modules whose convolutions are meant; `*`
             stands for any characters, dots included.
+        fake_quantizer: the method of training, see `prepare_qat`.
+        target: the backend that the model is for. One that runs on integers or in float, as "stock"
+            does, takes convolutions whose input, weight and sum are quantized as it can, and whose
+            correlation is not; lowered, they are single operators again.
         method: the method to quantize; the others stay in float.
 
     Raises:
         JitPassesError: the model is not a ScriptModule or has no such method, no slot or an
-            unknown recipe is given, no convolution is where `where` says, or it is quantized
-            already.
+            unknown recipe is given, no convolution is where `where` says, it is quantized already,
+            the target can do none of them, or the method does not train such slots.
         ValueError: a number of bits outside of 2 to 16.
+
+    Warns:
+        JitPassesWarning: the target cannot do some of them: these stay in float.
 
     Source: the slots of Graffitist (Jain et al. 2019); the gradient of Bengio et al. 2013,
     "Estimating or propagating gradients through stochastic neurons".
@@ -85,11 +100,10 @@ def quantize_slots(
     given = {
         "input": input, "weight": weight, "correlation": correlation, "bias": bias, "sum": sum,
     }  # fmt: skip
-    quantizer = SlotQuantizer(_choose_slots(recipe, given), where)
-    annotated = annotate(model, method, SPLITTING, quantizer)
-    plan = Plan(annotated.graph, lambda path: attribute_of(model, path), MovingAverage())
-    plan.add_all(annotated.quantizations)
-    return annotated.insert(QUANTIZE, plan.options())
+    trainer, backend = fake_quantizer_of(fake_quantizer), resolve_target(target)
+    quantizer = SlotQuantizer(_choose_slots(recipe, given), where, backend)
+    annotated = annotate(model, method, SPLITTING, quantizer, backend, strict=False)
+    return train_at(annotated, model, trainer)
 
 
 def split(model: torch.jit.ScriptModule, method: str) -> Any:
@@ -99,24 +113,26 @@ def split(model: torch.jit.ScriptModule, method: str) -> Any:
     return subject.module
 
 
-SPLITTING = Mode(check_script, split, parameters=True, again=True)
+SPLITTING = Mode(check_script, split, parameters=True, again=CORRELATION)
 
 
-def _choose_slots(recipe: str | None, given: dict[str, int | Slot | None]) -> dict[str, Slot]:
+def _choose_slots(
+    recipe: str | None, given: dict[str, int | TensorOptions | None]
+) -> dict[str, TensorOptions]:
     if recipe is not None and recipe not in RECIPES:
         raise JitPassesError(f"recipe is one of {', '.join(RECIPES)}, not {recipe!r}")
     slots = dict(RECIPES[recipe]) if recipe else {}
-    for name, slot in given.items():
-        if isinstance(slot, Slot):
-            slots[name] = slot
-        elif isinstance(slot, int):
-            slots[name] = replace(slots.get(name, Slot()), bits=slot)
-        elif slot is not None:
-            what = type(slot).__name__
-            raise JitPassesError(f"{name} is a number of bits, a Slot or None, not a {what}")
+    for name, options in given.items():
+        if isinstance(options, int):
+            options = TensorOptions(bits=options)
+        if isinstance(options, TensorOptions):
+            slots[name] = slots.get(name, TensorOptions()).updated(options)
+        elif options is not None:
+            what = type(options).__name__
+            raise JitPassesError(f"{name} is a number of bits, TensorOptions or None, not a {what}")
     if not slots:
         raise JitPassesError(
-            f"nothing is to be quantized: give {', '.join(given)} a number of bits or a Slot, or "
-            f"recipe one of {', '.join(RECIPES)}"
+            f"nothing is to be quantized: give {', '.join(given)} a number of bits or "
+            f"TensorOptions, or recipe one of {', '.join(RECIPES)}"
         )
     return slots

@@ -18,7 +18,7 @@ export PYTHONPATH = $(CURDIR)
 # One process for each core; some tests, of one xdist_group, stay together.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-.PHONY: help demo build test test-fast test-torch lint stub format bench wheel sdist clean
+.PHONY: help demo build test test-fast test-torch lint stub docs format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,16 +41,20 @@ test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	  --exclude './dist' --exclude '*.so' --exclude __pycache__ . | tar -x -C $(OTHER)
 	$(MAKE) -C $(OTHER) TORCH=$(TORCH) test
 
-lint: $(BUILT) ## check style, types, the stub and the direction of imports; change nothing
+lint: $(BUILT) ## check style, types, stub, tables of documents and imports; change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.stub --check
+	$(BIN)/python -m tools.generate_docs --check
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/lint-imports
 
 stub: $(BUILT) ## write jit_passes/_C.pyi anew from the extension
 	$(BIN)/python -m tools.stub
+
+docs: $(BUILT) ## write the generated tables of the documents anew
+	$(BIN)/python -m tools.generate_docs
 
 format: $(STAMP) ## format Python and C++
 	$(BIN)/ruff format .

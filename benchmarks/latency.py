@@ -33,7 +33,7 @@ _TIMED_SEED = 4_000
 
 @dataclass
 class Outcome:
-    """What one runtime made of one model: a built model with its accuracy, or an error."""
+    """The result of one runtime for one model: a built model with its accuracy, or an error."""
 
     built: Built | None = None
     sqnr: float = 0.0

@@ -318,7 +318,7 @@ def _prepare(model: Any, job: Job) -> torch.jit.ScriptModule:
 
 
 def _quantizer(method: str) -> PowerOfTwoQuantizer | None:
-    """What is quantized and how; None for the target's own."""
+    """The quantizer; None for the target's own."""
     return PowerOfTwoQuantizer(unsigned=True) if method in ("ptq_power_of_two", "tqt") else None
 
 

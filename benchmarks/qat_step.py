@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _calls(methods: Sequence[str], target: str, peers: bool) -> dict[str, Callable[[], object]]:
-    """What is measured, by name."""
+    """The measured steps by name."""
     models: dict[str, Any] = {_BASELINE: torch.jit.script(_net()), "float, eager": _net()}
     for method in methods:
         scripted = torch.jit.script(_net())

@@ -53,7 +53,7 @@ def _eager(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _calls() -> dict[str, Callable[[], object]]:
-    """What is measured, by name; operands are made once."""
+    """The measured functions by name; operands are made once."""
     generator = torch.Generator().manual_seed(0)
     x = (2 * torch.randn(_ELEMENTS, generator=generator)).requires_grad_()
     gradient = torch.randn(_ELEMENTS, generator=generator)

@@ -1,10 +1,9 @@
-"""Support tables: as the document has them, and as quantizers go by them."""
+"""Capabilities, and how quantizers go by them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -28,26 +27,6 @@ from jit_passes.quantizer import (
     SpecSupport,
 )
 from jit_passes.targets import Reference, Stock
-
-DOCUMENT = Path(__file__).parents[1] / "docs" / "targets.md"
-
-
-def test_the_document_shows_what_is_printed() -> None:
-    """Every table, to the letter."""
-    text = DOCUMENT.read_text()
-    pattern = r"`print\(jit_passes\.targets\.([^`]*)\)`:\n\n```\n(.*?)\n```"
-    shown = re.findall(pattern, text, re.DOTALL)
-    assert len(shown) == 3
-    makers = {
-        'Stock("x86", reduce_range=False)': lambda: Stock("x86", reduce_range=False),
-        'Stock("qnnpack", reduce_range=False)': lambda: Stock("qnnpack", reduce_range=False),
-        "Reference()": Reference,
-    }
-    for code, table in shown:
-        engine = re.findall(r'"(\w+)"', code)
-        if all(name in torch.backends.quantized.supported_engines for name in engine):
-            assert str(makers[code]()) == table
-
 
 SUPPORT = SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True)
 NARROW = SpecSupport({"int8": (-127, 127)}, ("per_channel_symmetric",))

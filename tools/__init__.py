@@ -1,1 +1,1 @@
-"""What writes parts of this repository from other parts."""
+"""Tools that write parts of this repository from other parts."""

@@ -23,9 +23,11 @@ from torch import nn
 
 import jit_passes
 from jit_passes import _C, Pipeline
+from jit_passes.registered import Registered
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+LONG = re.compile(r"\d+\.\d{6,}(e-?\d+)?")
 WIDTH = 110
 
 
@@ -38,7 +40,11 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def block(text: str) -> str:
-    """Return text as it is, in a fence; long lines are cut."""
+    """Return text in a fence; long lines are cut.
+
+    Numbers have four digits: the further ones differ between processors.
+    """
+    text = LONG.sub(lambda m: f"{float(m[0]):.4g}", text)
     lines = [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in text.split("\n")]
     return "```\n" + "\n".join(lines).strip("\n") + "\n```"
 
@@ -57,7 +63,7 @@ def passes() -> str:
 
 
 def invariants() -> str:
-    """What passes and pipelines can require and ensure."""
+    """Invariants that passes and pipelines can require and ensure."""
     rows = [(f"`{name}`", info[0]) for name, info in _C.invariants().items()]
     return table(("invariant", "holds when"), rows)
 
@@ -86,30 +92,34 @@ def operators() -> str:
 
 
 def target(make: str) -> str:
-    """What a target can do, as it prints itself."""
+    """A target's capability, as it prints itself."""
     made = eval(
         make, {"Stock": jit_passes.targets.Stock, "Reference": jit_passes.targets.Reference}
     )
     return f"`print(jit_passes.targets.{make})`:\n\n{block(str(made))}"
 
 
-def by_name(kinds: Mapping[str, type]) -> list[tuple[str, str, str]]:
-    """Return rows of name, class, and the first line of its docstring."""
-    return [
-        (f"`{name}`", f"`{kind.__name__}`", (kind.__doc__ or "").strip().split("\n")[0])
-        for name, kind in kinds.items()
-    ]
+def by_name(kinds: Mapping[str, type[Registered]]) -> list[tuple[str, ...]]:
+    """Return rows of names, class, options with defaults, and the first line of the docstring."""
+    rows = []
+    for name, kind in kinds.items():
+        options = code(f"{option}={value!r}" for option, value in kind.defaults().items())
+        summary = (kind.__doc__ or "").strip().split("\n")[0]
+        rows.append((code((name, *kind.aliases)), f"`{kind.__name__}`", options, summary))
+    return rows
 
 
 def calibrations() -> str:
     """Calibration methods by name."""
-    return table(("`calibration:`", "class", "range"), by_name(jit_passes.observers.methods()))
+    return table(
+        ("`calibration:`", "class", "parameters", "range"), by_name(jit_passes.observers.methods())
+    )
 
 
 def training_methods() -> str:
     """Methods of training by name."""
     rows = by_name(jit_passes.fake_quantizers.methods())
-    return table(("`fake_quantizer=`", "class", "method"), rows)
+    return table(("`fake_quantizer=`", "class", "options", "method"), rows)
 
 
 class Net(nn.Module):

@@ -267,11 +267,11 @@ assert found[best, 4][1] > found["min_max", 4][1] + 1
 
 # %% [markdown]
 # One image is 0.17 points, so 8 bits cost nothing that can be seen. At 4 bits, clipping nothing
-# (`min_max`) has more noise than the best of the others. `histogram` and `mean_squared_error` search
-# for the range with the least squared error of each value, in two ways. This is not the error of the
-# model's output, and the numbers depend on what the network has learned, which differs a little from
-# processor to processor. Which method suits a model is a question of trying, and trying costs a
-# second each.
+# (`min_max`) has more noise than the best of the others. `histogram` and `mean_squared_error`
+# search for the range with the least squared error of each value, in two ways. This is not the
+# error of the model's output, and the numbers depend on what the network has learned, which
+# differs a little from processor to processor. Which method suits a model is a question of trying,
+# and trying costs a second each.
 
 
 # %% [markdown]

@@ -1,4 +1,4 @@
-"""What a benchmarked runtime is given and what it returns."""
+"""Arguments and results of a benchmarked runtime."""
 
 from __future__ import annotations
 

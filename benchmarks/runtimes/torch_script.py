@@ -1,4 +1,4 @@
-"""What the runtimes that end in a TorchScript module share."""
+"""Shared by the runtimes that end in a TorchScript module."""
 
 # PyTorch declares torch.jit.load and calling a module without types.
 # mypy: disable-error-code="no-any-return,no-untyped-call"

@@ -8,7 +8,7 @@ namespace jit_passes JIT_PASSES_API {
 // Values that some node of the graph may write to. A rewrite must neither merge nor move reads of
 // these. One alias analysis serves the whole graph, taken before any edit.
 //
-// What is read from a module may be any other tensor of it, unless `attributes_apart`: then attributes
+// A tensor read from a module may be any other tensor of it, unless `attributes_apart`: then attributes
 // share memory with nothing but themselves, as parameters and buffers do.
 std::unordered_set<const Value*> writtenValues(
     const std::shared_ptr<Graph>& graph, bool attributes_apart = false);

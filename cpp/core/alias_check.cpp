@@ -74,7 +74,7 @@ class AliasCheck {
     return "";
   }
 
-  // What the pattern writes to must not be seen by others, who would miss it.
+  // Memory that the pattern writes to must not be seen by others, which would miss the write.
   std::string checkWrites(const Value* input) {
     for (const Node* writer : aliases_.writersOf(input)) {
       if (inside_.count(writer) &&

@@ -1,4 +1,4 @@
-// What a quantizer's annotations refer to, found again in the graph that they were made for.
+// Nodes and values that a quantizer's annotations refer to, found again in the graph that they were made for.
 #pragma once
 
 #include "graph.h"

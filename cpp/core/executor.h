@@ -15,7 +15,7 @@ using GraphHook = std::function<std::shared_ptr<Graph>(const std::shared_ptr<Gra
 void onGraph(Moment moment, GraphHook function);
 void setActive(Moment moment, bool active);
 
-// What the executor has seen of the tensors of a graph, by the names of the values.
+// Types of tensors that the executor has seen in a graph, by the names of the values.
 using Profile = std::unordered_map<std::string, c10::TypePtr>;
 
 // Takes the executor's profile nodes out of a graph. They stand between operators, where no pattern

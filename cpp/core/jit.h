@@ -19,5 +19,5 @@
 #include <torch/csrc/jit/passes/shape_analysis.h>
 #include <torch/library.h>
 
-// What other packages may call; all else is hidden.
+// Marks what other packages may call; all else is hidden.
 #define JIT_PASSES_API __attribute__((visibility("default")))

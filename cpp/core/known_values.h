@@ -1,4 +1,4 @@
-// What is known of a graph's values before it runs, beyond constants and types.
+// Facts about a graph's values before it runs, beyond constants and types.
 #pragma once
 
 #include "graph.h"
@@ -18,7 +18,7 @@ class KnownValues {
   // Says that a new value took the place of an old one.
   void inherit(const Value* value, const Value* old);
 
-  // What the attribute holds that the value is read from, of the module or of one below it. Nothing
+  // The content of the attribute that the value is read from, of the module or of one below it. Nothing
   // where the graph assigns to an attribute of that name, or picks the module while it runs.
   std::optional<c10::IValue> attribute(const Value* value) const;
 

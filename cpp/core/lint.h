@@ -1,4 +1,4 @@
-// What a pass can break in a graph.
+// Checks for everything that a pass can break in a graph.
 #pragma once
 
 #include "graph.h"

@@ -10,7 +10,7 @@ struct Match {
   std::unordered_map<const Node*, Node*> nodes;                // pattern node -> graph node
   std::unordered_map<const Value*, std::vector<Value*>> rests; // pattern %rest -> operands
 
-  // What an input of the pattern stands for: one value, several for %rest, none where it is not used.
+  // The values that an input of the pattern stands for: one, several for %rest, none where it is not used.
   std::vector<Value*> operandsOf(const Value* input) const;
   // The matched node that does the arithmetic, whose name and source line the result inherits.
   Node* principal(const Pattern& pattern) const;

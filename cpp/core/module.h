@@ -26,7 +26,7 @@ Module cloneModule(const Module& original);
 // The same with one method.
 Module cloneModule(const Module& original, const std::string& method);
 
-// What self's attributes hold for a value that is read from them: %w = %self.conv.weight.
+// The content of self's attribute for a value that is read from it: %w = %self.conv.weight.
 std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
 
 // "conv.weight", where the value is read from self; "" for self.

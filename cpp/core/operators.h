@@ -1,5 +1,5 @@
-// What passes, quantizers and reports need to know about PyTorch's operators beyond their names: one table,
-// which Python reads too.
+// Facts about PyTorch's operators beyond their names, for passes, quantizers and reports: one table, which
+// Python reads too.
 #pragma once
 
 #include <variant>
@@ -21,7 +21,7 @@ struct Clip {
   Bound low, high;
 };
 
-// What is known of an operator by its name alone.
+// Facts that follow from an operator's name alone.
 struct OperatorTraits {
   std::optional<WeightedOperator> weighted;
   bool holds_weights = false; // a matrix or table of weights, in another form than `weighted`

@@ -167,7 +167,7 @@ void Pattern::check() {
         output->debugName(), ", which none of its operators computes:\n", graph->toString());
   }
   anchor_ = nodes_.back();
-  // What the results need, going up, and what goes on from there, going down.
+  // The nodes that the results need, going up, and the users of these, going down.
   std::unordered_set<const Node*> reached{anchor_};
   for (bool grew = true; grew;) {
     grew = false;

@@ -13,7 +13,7 @@ namespace jit_passes JIT_PASSES_API {
 // The operators that a name in a pattern may stand for, match::activation or aten::relu.
 using Alternatives = std::unordered_map<c10::Symbol, std::unordered_set<c10::Symbol>>;
 
-// What each of these names stands for in a match.
+// The operator that each of these names stands for in a match.
 using Kinds = std::unordered_map<c10::Symbol, c10::Symbol>;
 
 struct Pattern {

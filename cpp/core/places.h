@@ -21,7 +21,8 @@ std::vector<Node*> placesOf(Graph& graph);
 int64_t placeIdOf(const Node* node);
 
 // The id of the place that quantize, dequantize, or what a pass has made of them, stands for.
-// Nothing for others. Kept in the node, so files do not have it: see jit_passes/stages/positions.py.
+// Nothing for others. Kept in the node, so files do not have it: see Report.places in
+// jit_passes/stages/module.py.
 std::optional<int64_t> placeOf(const Node* node);
 void setPlace(Node* node, int64_t place);
 // To a node that takes the place of another; one that has a place already keeps it.

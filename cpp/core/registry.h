@@ -17,8 +17,8 @@ struct Remark {
   std::string reason;
 };
 
-// What a pass works on: a method of a module, or a graph alone, which is what PyTorch's executor
-// has after autograd and what a scripted function is. A pass may edit the graph, add or remove
+// The object of a pass: a method of a module, or a graph alone, as PyTorch's executor has it after
+// autograd and as a scripted function is. A pass may edit the graph, add or remove
 // attributes of the module, or replace the module altogether; the runner hands it a copy that no
 // caller sees until all has gone well.
 class PassContext {

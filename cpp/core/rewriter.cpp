@@ -75,7 +75,7 @@ class Rewriter {
   }
 
   std::vector<Rewrite> run() {
-    // What a rewrite makes is looked at again right away; the last walk, which finds nothing, shows
+    // New nodes of a rewrite are looked at again right away; the last walk, which finds nothing, shows
     // that a further run would not either.
     for (bool changed = true; changed;) {
       changed = false;

@@ -15,7 +15,7 @@ struct Rewrite {
 };
 
 // Applies the rules, nested blocks included, until none matches: in program order, earlier rules
-// first. What a rewrite makes can be matched again; an error names the rules where that does not end.
+// first. The result of a rewrite can be matched again; an error names the rules where that does not end.
 // Matches are refused where a check says so, or where a write to memory makes them wrong.
 std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules);
 

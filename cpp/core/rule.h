@@ -6,7 +6,7 @@
 
 namespace jit_passes JIT_PASSES_API {
 
-// What a rule's functions see of a match.
+// A match as a rule's functions see it.
 struct MatchView {
   const Match& match;
   const Pattern& pattern;
@@ -14,7 +14,7 @@ struct MatchView {
 
   // The value that an input of the pattern stands for.
   Value* value(const Value* input) const { return match.values.at(input); }
-  // What is known of it ahead of time: a constant, or the attribute that it is read from.
+  // Its value, if known ahead of time: a constant, or the attribute that it is read from.
   std::optional<c10::IValue> known(const Value* input) const;
 };
 
@@ -47,7 +47,7 @@ struct Rule {
   void checkReplacement();
 };
 
-// What names with alternatives stand for in this match.
+// The operators that names with alternatives stand for in this match.
 Kinds kindsOf(const Rule& rule, const Match& match);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -31,7 +31,7 @@ struct ValueRecord {
   bool written = false; // an in-place operator may write to it
   bool result = false;  // the method, or a block of it, returns it
   std::optional<c10::IValue> constant;
-  // What the graph knows of a tensor's shape, the sizes one by one, and of its dtype.
+  // A tensor's shape, the sizes one by one, and its dtype, as far as the graph knows them.
   std::optional<std::vector<std::optional<int64_t>>> shape;
   std::optional<at::ScalarType> dtype;
 };
@@ -46,8 +46,8 @@ struct Snapshot {
 };
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph);
-// Parameters, and buffers that the graph does not write to, count as constants. What is read from modules
-// is called by its path.
+// Parameters, and buffers that the graph does not write to, count as constants. A value read from a
+// module is called by its path.
 Snapshot takeSnapshot(const torch::jit::Module& module, const std::string& method);
 
 } // namespace jit_passes

@@ -5,7 +5,7 @@
 
 namespace jit_passes {
 
-// What is observed: x, or x * fold with a number of the fold for each channel along fold_axis; channels lie
+// The observed numbers: x, or x * fold with a number of the fold for each channel along fold_axis; channels lie
 // along axis. With pair_sums ranges are widened as observe_pair_sums does.
 struct Observed {
   std::optional<at::Tensor> fold;

@@ -1,4 +1,4 @@
-// What stands for a batch norm that will be folded into the weights in front of it, while these train.
+// Operators that stand for a batch norm which will be folded into the weights in front of it, while these train.
 //
 //   factor = fold_factor(gamma, var, eps)                   gamma / sqrt(var + eps)
 //   shift  = fold_bias(bias, gamma, beta, mean, var, eps)   (bias - mean) * factor + beta
@@ -92,7 +92,7 @@ Tensor deferredBatchNorm(
 }
 
 const RegisterOp fold_factor_op{
-    "fold_factor", "What folding a batch norm multiplies the weights of each channel by."};
+    "fold_factor", "The factor of each channel's weights when a batch norm is folded."};
 const RegisterOp fold_bias_op{"fold_bias", "The bias that folding a batch norm makes."};
 const RegisterOp deferred_weight_op{"deferred_weight", "A weight and its factor, or their product."};
 const RegisterOp deferred_bias_op{"deferred_bias", "The bias of a convolution, or the folded one."};

@@ -1,4 +1,4 @@
-// What the searches for the least divergence share.
+// Shared by the searches for the least divergence.
 #pragma once
 
 #include <algorithm>

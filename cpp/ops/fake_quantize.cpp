@@ -4,8 +4,8 @@
 //   x^   = (clamp(code, quant_min, quant_max) - zero_point) * scale
 //   dx   = g where quant_min <= code <= quant_max, else 0          (straight through)
 //
-// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. What is rounded is
-// the code, zero point included, as in QONNX's Quant: half_away and toward_zero are about code 0. Half types
+// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. Rounding is of the
+// code, zero point included, as in QONNX's Quant: half_away and toward_zero are about code 0. Half types
 // are computed in float32 and rounded once, at the end; doubles in double, with a true division, so that
 // references are exact. A NaN stays a NaN, and its gradient is 0. A negative scale mirrors the grid.
 //
@@ -266,8 +266,8 @@ Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
 const RegisterOp fake_quantize_op{
     "fake_quantize", "Quantize and dequantize in one step, with a straight-through gradient."};
 const RegisterOp fake_quantize_with_mask_op{
-    "fake_quantize_with_mask", "The same without a gradient, and where its gradient is not 0."};
-const RegisterOp mask_gradient_op{"mask_gradient", "The gradient where the mask is set, 0 elsewhere."};
+    "fake_quantize_with_mask", "Fake-quantize without a gradient; also return where the gradient passes."};
+const RegisterOp mask_gradient_op{"mask_gradient", "Pass the gradient where the mask is set, 0 elsewhere."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -17,7 +17,7 @@ at::Tensor callFakeQuantizeLearnable(
 // The scale of TQT, with the gradient of its threshold.
 at::Tensor scaleOfThreshold(const at::Tensor& log2_threshold, int64_t quant_min, int64_t quant_max);
 
-// That of a moving average's range, [2] or [2, channels]; not a number where it has seen nothing.
+// The scale of a moving average's range, [2] or [2, channels]; not a number where it has seen nothing.
 at::Tensor scaleOfRange(
     const at::Tensor& range, int64_t quant_min, int64_t quant_max, c10::string_view qscheme);
 

@@ -75,7 +75,8 @@ Tensor fakeQuantizeTqt(
 
 const RegisterOp fake_quantize_tqt_op{
     "fake_quantize_tqt", "Fake-quantize with a trained threshold, its scale a power of two (TQT)."};
-const RegisterOp power_of_two_scale_op{"power_of_two_scale", "The scale of such a threshold."};
+const RegisterOp power_of_two_scale_op{
+    "power_of_two_scale", "The power of two that is the scale of a TQT threshold."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

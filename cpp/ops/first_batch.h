@@ -1,4 +1,4 @@
-// What a trained parameter starts from: statistics of the numbers of the first batch, on all ranks of a
+// First values of trained parameters: statistics of the numbers of the first batch, on all ranks of a
 // process group, so that every rank starts from the same.
 //
 // Sums are in double and in the order of the numbers, whatever the number of threads. Bins of histograms

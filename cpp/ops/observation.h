@@ -1,4 +1,4 @@
-// What all observers share: the layout of their buffer, and reading a tensor as it lies in memory.
+// Shared by all observers: the layout of their buffer, and reading a tensor as it lies in memory.
 #pragma once
 
 #include "core/registry.h"
@@ -35,7 +35,7 @@ void checkFinite(const Extremes& seen, c10::string_view name);
 MinMax minMaxOf(const at::Tensor& values, c10::string_view name);
 std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name);
 
-// That of each row, widened to the sums of its values 2k and 2k + 1, and to what either of them adds.
+// The range of each row, widened to the sums of its values 2k and 2k + 1, and to what either of them adds.
 std::vector<MinMax> minMaxOfPairSums(const at::Tensor& rows, c10::string_view name);
 
 // Notes the rank of x; false when there is nothing to measure: x is empty or not floating-point.

@@ -147,7 +147,8 @@ void mergeHistogram(
 
 const RegisterOp observe_histogram_op{"observe_histogram", "Count the values into bins that merge exactly."};
 const RegisterOp observe_profile_op{
-    "observe_profile", "Count the values into such bins, of whatever the model computes."};
+    "observe_profile",
+    "Count the values of a float tensor into histogram bins for a profile; ignore others."};
 const RegisterOp merge_histogram_op{"merge_histogram", "Add what one observer has counted to another."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {

@@ -90,8 +90,9 @@ const RegisterOp observe_pair_sums_op{
     "observe_pair_sums", "Keep each channel's range, and that of sums of neighbouring values."};
 const RegisterOp observe_reach_op{"observe_reach", "Note that the value was computed, and its rank."};
 const RegisterOp observe_constant_op{
-    "observe_constant", "Note that a constant was there, which has been measured before."};
-const RegisterOp observe_nothing_op{"observe_nothing", "Say how the value is quantized; look at nothing."};
+    "observe_constant", "Note that a constant, which has been measured before, was reached."};
+const RegisterOp observe_nothing_op{
+    "observe_nothing", "Carry the specification of a value; look at nothing."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def("observe_min_max(Tensor x, Tensor(a!) range, str name, str spec) -> ()");

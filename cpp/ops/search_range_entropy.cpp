@@ -86,7 +86,7 @@ int64_t searchRangeEntropy(const at::Tensor& histogram, int64_t groups) {
 }
 
 const RegisterOp search_range_entropy_op{
-    "search_range_entropy", "How many bins to keep, by the least relative entropy."};
+    "search_range_entropy", "The number of bins to keep, by the least relative entropy."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_entropy(Tensor counts, int groups) -> int"); }
 

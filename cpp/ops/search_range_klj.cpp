@@ -87,7 +87,7 @@ int64_t searchRangeKlj(const at::Tensor& histogram, int64_t levels) {
 }
 
 const RegisterOp search_range_klj_op{
-    "search_range_klj", "How many bins to keep, by the least divergence of cumulative sums."};
+    "search_range_klj", "The number of bins to keep, by the least divergence of cumulative sums."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_klj(Tensor counts, int levels) -> int"); }
 

@@ -92,7 +92,8 @@ Tensor trainLsqPlus(
 
 const RegisterOp train_lsq_plus_op{
     "train_lsq_plus", "Fake-quantize with a trained scale and zero point that start from the data (LSQ+)."};
-const RegisterOp prepare_lsq_plus_op{"prepare_lsq_plus", "Start these, and look after them."};
+const RegisterOp prepare_lsq_plus_op{
+    "prepare_lsq_plus", "Initialize LSQ+'s scale and offset, and keep the scale positive."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -103,7 +103,7 @@ Tensor trainTqt(
 
 const RegisterOp train_tqt_op{
     "train_tqt", "Fake-quantize with a trained threshold that starts from the data (TQT)."};
-const RegisterOp prepare_tqt_op{"prepare_tqt", "Start such a threshold."};
+const RegisterOp prepare_tqt_op{"prepare_tqt", "Initialize a TQT threshold."};
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(

@@ -1,4 +1,4 @@
-// What fake quantizations with trained parameters share: all gradients from one pass over memory.
+// Shared by fake quantizations with trained parameters: all gradients from one pass over memory.
 //
 //   steps     = (x - offset) / scale
 //   dx        = g where inside, else 0

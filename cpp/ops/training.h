@@ -1,4 +1,4 @@
-// What the operators share that train a grid: they are compositions, of one that has no gradient and writes
+// Parts of the operators that train a grid. These are compositions, of one that has no gradient and writes
 // to the state (detached), and of others that have one and write to nothing.
 #pragma once
 

@@ -54,7 +54,7 @@ class Function {
   Value* codes() const { return codes_; }
   const Node* last() const { return nodes_.back(); }
 
-  // What the operators and then `quantize` make of a tensor of codes.
+  // The result of the operators and then `quantize` for a tensor of codes.
   at::Tensor operator()(const at::Tensor& codes, const Node* quantize) const {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values{{codes_, codes}};

@@ -1,6 +1,6 @@
 // Make the module a graph of one method: calls inlined, attributes that the method neither assigns
-// nor writes to turned into constants, branches on them resolved. What it does change stays an
-// attribute, at the path that it had, of a module that has nothing else.
+// nor writes to turned into constants, branches on them resolved. An attribute that it does change stays
+// one, at the path that it had, of a module that has nothing else.
 //
 //   %conv : Conv2d = prim::GetAttr[name="conv"](%self)
 //   %w : Tensor = prim::GetAttr[name="weight"](%conv)      ->   %conv.weight : Tensor = prim::Constant[value=...]()

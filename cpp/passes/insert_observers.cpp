@@ -17,7 +17,7 @@
 namespace jit_passes {
 namespace {
 
-// What the observer looks at: the value, or a second name for it that those uses read.
+// The operand of the observer: the value, or a second name for it that those uses read.
 Value* observed(const AnnotatedValue& annotated, Node* before) {
   static const auto kind = c10::Symbol::fromQualString("jit_passes::edge");
   if (annotated.uses.empty()) {

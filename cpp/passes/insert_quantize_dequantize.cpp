@@ -147,7 +147,7 @@ std::optional<std::string> checkNoObservers(const PassContext& context) {
 const RegisterInvariant no_observers{"no_observers", "No observers.", checkNoObservers};
 const RegisterPass insert_quantize_dequantize_pass{
     "insert_quantize_dequantize",
-    "Replace observers, and what trained, by quantize and dequantize.",
+    "Replace observers and training operators by quantize and dequantize.",
     insertQuantizeDequantize,
     {"inlined"},
     {"no_observers"},

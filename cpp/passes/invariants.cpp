@@ -1,6 +1,6 @@
-// What holds once a stage is done. Each looks at every node once.
-#include "core/places.h"
+// Invariants that hold once a stage is done. Each looks at every node once.
 #include "core/operators.h"
+#include "core/places.h"
 #include "core/registry.h"
 
 namespace jit_passes {

@@ -7,7 +7,7 @@
 //   %w.1 = prim::GetAttr[name="weight"](%conv.1)
 //   %z = aten::conv2d(%y, %w.1, ...)
 //
-// What the method assigns stays where it is read. In linear time.
+// An attribute that the method assigns stays where it is read. Takes linear time.
 #include "core/module.h"
 #include "core/registry.h"
 

@@ -5,7 +5,7 @@
 // PyTorch's alias analysis decides; what it cannot prove stays in place, and later passes leave
 // those values in float.
 //
-// What stays in place, because the functional form is not the same operator:
+// Two kinds stay in place, because the functional form is not the same operator:
 // - comparisons and logical operators, which then return bool;
 // - random numbers, which have no derivative then.
 //

@@ -1,4 +1,4 @@
-// Let batch norms that will be folded be so whenever their statistics stand still.
+// Fold deferred batch norms whenever their statistics stand still.
 //
 //   %wd, %fold = jit_passes::deferred_weight(%w, %factor, 0, False)
 //   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)
@@ -94,7 +94,7 @@ bool switchAllFolding(PassContext& context) {
 
 const RegisterPass switch_folding_pass{
     "switch_folding",
-    "Let batch norms that will be folded be so whenever their statistics stand still.",
+    "Fold deferred batch norms whenever their statistics stand still.",
     switchAllFolding,
     {"inlined"}};
 

@@ -1,4 +1,4 @@
-"""What a configuration says about one tensor, and about the tensors of one layer."""
+"""Options of one tensor, and of the tensors of one layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
 OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 
-# What says the same thing in another way: of these, the later one replaces the earlier ones.
+# Options that say the same thing in another way: a later one replaces the earlier ones.
 _REPLACES: dict[str, tuple[str, ...]] = {
     "dtype": ("signed",),
     "signed": ("dtype",),

@@ -39,7 +39,7 @@ def to_tensorrt(
         encodings: what to write.
         version: of TensorRT, in its own digits: 8601 for 8.6.1. It takes a cache of its own only.
         names: from the names of values to those of tensors in the engine, as its ONNX file has
-            them. What is not listed keeps its name.
+            them. Others keep their names.
 
     Raises:
         JitPassesError: a value has more than 8 bits or a scale for each channel, a name cannot be

@@ -1,4 +1,4 @@
-"""Ways to train with quantization: what stands in the graph, and what it comes to."""
+"""Methods of training with quantization: the operator in the graph, and its final parameters."""
 
 from __future__ import annotations
 

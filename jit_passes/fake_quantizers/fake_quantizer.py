@@ -1,4 +1,4 @@
-"""What all ways of training a quantization have in common."""
+"""The base of all methods of training a quantization."""
 
 from __future__ import annotations
 

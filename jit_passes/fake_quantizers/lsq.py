@@ -41,9 +41,9 @@ class LSQ(FakeQuantizer):
     d x^ / d scale = round(x / scale) - x / scale within, -Q_N or Q_P beyond
     d x^ / d x     = 1 within, 0 beyond
 
-    That of the scale is multiplied by g = 1 / sqrt(N Q_P), N the number of weights, or of features
-    of one sample, that share it. Scales are parameters `<slot>_scale`, float32 of shape [1] or
-    [channels]. Those of weights begin at once, those of activations with the first batch in
+    The gradient of the scale is multiplied by g = 1 / sqrt(N Q_P), N the number of weights, or of
+    features of one sample, that share it. Scales are parameters `<slot>_scale`, float32 of shape
+    [1] or [channels]. Those of weights begin at once, those of activations with the first batch in
     training mode:
 
     "lsq":                 2 mean|x| / sqrt(Q_P)

@@ -91,7 +91,7 @@ class MovingAverage(FakeQuantizer):
 def by_range(place: TrainingPlace) -> Operator | None:
     """Return the operator where the specification says which range, so that no scale is trained.
 
-    That is a fixed range, or one that follows from a limit of the kernel.
+    Such a range is fixed, or follows from a limit of the kernel.
     """
     spec = place.spec
     ranged = isinstance(spec, QuantizationSpec) and isinstance(spec.observer, PairSums | Fixed)

@@ -1,4 +1,4 @@
-"""What a fake quantizer is told of a place, and the operator that it puts there."""
+"""A place as a fake quantizer sees it, and the operator that it puts there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TrainingPlace:
 
     @property
     def name(self) -> str:
-        """What messages and files call it."""
+        """Its name in messages and files."""
         return self.place.name
 
     @property
@@ -78,7 +78,7 @@ OBSERVE, ENABLED, CORRECTIONS, GROUP = ("observe",), ("enabled",), ("corrections
 
 @dataclass(frozen=True)
 class Operator:
-    """What is inserted at a place.
+    """An operator to insert at a place.
 
     Attributes:
         kind: name of the operator, in the namespace jit_passes unless it says another. The last

@@ -1,4 +1,4 @@
-"""What changed between two graphs, line by line."""
+"""Differences between two graphs, line by line."""
 
 from __future__ import annotations
 

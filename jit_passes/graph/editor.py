@@ -15,8 +15,8 @@ class GraphEditor:
     """The graph that a pass works on: a view, and operations that change graph and view.
 
     Every operation checks what it is given: a node or value that is gone is an error, never a
-    crash. What the operations cannot see, an operand that is computed only later say, the runner's
-    lint finds when the pass returns.
+    crash. The runner's lint finds other mistakes when the pass returns, an operand that is computed
+    only later say.
 
     Attributes:
         inputs: the method's arguments, without self.

@@ -1,4 +1,4 @@
-"""What is known of operators beyond their names: the table of cpp/core/operators.cpp, typed."""
+"""Facts about operators beyond their names: the table of cpp/core/operators.cpp, typed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Weighted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is known of an operator by its kind alone.
+    """Facts that follow from an operator's kind alone.
 
     Attributes:
         weighted: for convolutions and linears, which.

@@ -28,13 +28,13 @@ def assert_equivalent(
     """Assert that two modules compute the same: outputs, gradients, and what they write to.
 
     Gradients are those of parameters and inputs, of sum(output * w) with one random w for both; a
-    missing one counts as 0. What is written to are buffers that both modules have, and the inputs.
+    missing one counts as 0. Writes count in buffers that both modules have, and in the inputs.
     Copies of the modules run, so that running statistics and counters stay. Tensors are equal when
 
         max |a - b| <= tolerance * max(max |a|, 1e-3)
 
     where for a gradient |a| is over all gradients: that of a bias in front of a batch norm, say, is
-    0 but for rounding. What is not finite is so in both, at the same places.
+    0 but for rounding. NaN and infinities stand at the same places in both.
 
     Args:
         before: a ScriptModule.

@@ -96,7 +96,7 @@ class NodeView:
 
     @property
     def traits(self) -> Traits:
-        """What is known of its operator."""
+        """Facts about its operator."""
         return TRAITS.get(self.kind, NOTHING)
 
     def operand(self, name: str) -> ValueView:

@@ -1,4 +1,4 @@
-"""Observers: what watches a value during calibration and says what range to quantize."""
+"""Observers: each watches a value during calibration and finds the range to quantize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all observers of histograms have in common."""
+"""The base of all observers of histograms."""
 
 from __future__ import annotations
 

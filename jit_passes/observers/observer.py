@@ -1,4 +1,4 @@
-"""What all observers have in common."""
+"""The base of all observers."""
 
 from __future__ import annotations
 

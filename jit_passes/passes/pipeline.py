@@ -169,8 +169,8 @@ class Pipeline:
         return "\n".join(lines)
 
 
-# What is decided when a module is compiled: branches on constants, lists of numbers. Nothing that
-# depends on training mode or on weights.
+# Decides all that is fixed when a module is compiled: branches on constants, lists of numbers.
+# Nothing that depends on training mode or on weights.
 RESOLVE = Pipeline(
     "resolve", ("propagate_constants", "fold_constant_lists", "remove_dead_code", "pool_constants")
 )

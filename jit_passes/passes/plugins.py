@@ -5,7 +5,8 @@ A package that declares
     [project.entry-points."jit_passes.plugins"]
     fpga = "fpga_passes"
 
-has the module `fpga_passes` imported by `load_plugins`. What that registers is there from then on.
+has the module `fpga_passes` imported by `load_plugins`. It registers
+its passes by being imported.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """What rules did.
+    """The result of applying rules.
 
     Attributes:
         module: the new module; the one that went in, in a dry run.
@@ -130,7 +130,7 @@ def rewrite(
     """Apply rules until none matches, in program order, earlier rules first.
 
     A match is refused where the rule's check says so, and where memory that is written to would
-    make the result differ. What a rewrite makes can be matched again.
+    make the result differ. The result of a rewrite can be matched again.
 
     Args:
         module: scripted, traced or loaded, in training or eval mode. It is not touched unless

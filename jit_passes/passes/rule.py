@@ -27,7 +27,7 @@ Source = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class Match:
-    """What a rule's functions see of a match.
+    """A match as a rule's functions see it.
 
     Attributes:
         kind: the operator whose place the replacement takes, `aten::conv2d`: the first of the

@@ -36,15 +36,15 @@ class Stage(Enum):
 
     BEFORE_AUTOGRAD: once, when something is compiled. The graph is the inlined one of a method,
         with the module that it belongs to, or of a function; what a function forks is not in it.
-        What the pass changes, autograd differentiates.
+        Autograd differentiates the changed graph.
     AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
         A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
         differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
-        graphs of these parts, each by itself. What lies between the parts is not seen, and neither
-        is a part of a single operator, which PyTorch leaves to plain autograd. A change of a
-        forward part does not reach its backward graph.
-    AFTER_FUSION: the same graphs, after the fusers. What they fused is inside of a fusion group,
-        where passes do not look.
+        graphs of these parts, each by itself. Operators between the parts are not seen, and
+        neither is a part of a single operator, which PyTorch leaves to plain autograd. A change of
+        a forward part does not reach its backward graph.
+    AFTER_FUSION: the same graphs, after the fusers. Fused operators are inside of a fusion
+        group, where passes do not look.
     """
 
     BEFORE_AUTOGRAD = "before autograd"
@@ -183,10 +183,10 @@ def schedule(
     return the same kind of object as always. The parameters are the user's; calls of submodules
     have become part of the methods, and the submodules hold attributes only. PyTorch keeps
     compiled functions and returns them again: they stay as they are, and the result is a new
-    function with the same name, arguments and defaults. What no pass changes comes back just as
-    PyTorch made it. So does, with a warning, what cannot be one graph: a module with hooks of its
-    own or with interfaces. What was compiled already, and what `torch.jit.load` reads, is left
-    alone.
+    function with the same name, arguments and defaults. A module that no pass changes comes
+    back just as PyTorch made it. So does, with a warning, one that cannot be one graph: with hooks
+    of its own or with interfaces. Modules that were compiled already, and those that
+    `torch.jit.load` reads, are left alone.
 
     After autograd and after fusion, it runs when PyTorch's executor prepares a graph: by default
     at the second call, since the first one profiles, and one call later still for parts that are

@@ -146,7 +146,7 @@ class _Observer:
 
 @dataclass
 class _Buffers:
-    """What to write into which buffers; observers may share some."""
+    """New contents of buffers; observers may share some."""
 
     old: dict[int, Tensor] = field(default_factory=dict)  # by address
     new: dict[int, Tensor] = field(default_factory=dict)

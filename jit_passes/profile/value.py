@@ -1,4 +1,4 @@
-"""What is known of one value: its range, and a histogram whose bins merge exactly."""
+"""The record of one value: its range, and a histogram whose bins merge exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_EXPONENT = -200
 
 @dataclass(frozen=True)
 class ValueProfile:
-    """What one value was, over all batches.
+    """The numbers of one value, over all batches.
 
     Bin i of `counts` counts the x with floor(x / 2**exponent) == offset + i.
 

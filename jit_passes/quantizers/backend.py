@@ -25,8 +25,8 @@ from .writer import ALL_FLOAT, AnnotationWriter, result_options
 class BackendQuantizer(Quantizer):
     """Quantize all that a backend can do: weighted operators, and what lies between them.
 
-    What the methods `set_*` and `skip` say holds in the order in which they are called, later ones
-    win; each returns the quantizer.
+    The methods `set_*` and `skip` apply in the order in which they are called, and later ones win.
+    Each returns the quantizer.
 
     Args:
         target: the backend, a `Target`, which is taken where a caller of `prepare` says "auto"; or

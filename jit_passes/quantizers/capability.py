@@ -1,4 +1,4 @@
-"""What a backend can compute on integers, as data, and the one place that says what it cannot."""
+"""A backend's integer operators as data, and the one place that refuses what is not among them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = ("operator", "how", "operands", "weights", "ranks", "absorbs")
 
 @dataclass(frozen=True)
 class Capability:
-    """What a backend can compute on integers.
+    """A backend's integer operators, as data.
 
     Attributes:
         operators: its operators, by kind.

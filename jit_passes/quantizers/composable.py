@@ -42,8 +42,8 @@ class ComposableQuantizer(Quantizer):
     def annotate(self, graph: GraphView) -> Annotations:
         """Annotate with each quantizer.
 
-        What a later one annotates is no longer among the reasons, refusals and shared operands of
-        earlier ones.
+        An operator that a later one annotates is no longer among the reasons, refusals and shared
+        operands of earlier ones.
 
         Warns:
             JitPassesWarning: one overwrote what another had said; see `overwritten`.

@@ -1,6 +1,6 @@
 """Batch norms that conversion will fold into the operator in front of them, in models that train.
 
-Who annotates sees a graph in which that has happened, as in a graph to calibrate: the operator has
+A quantizer sees a graph in which that has happened, as in a graph to calibrate: the operator has
 the batch norm's result for its own, and the bias that folding makes.
 """
 

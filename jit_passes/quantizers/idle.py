@@ -16,7 +16,8 @@ def idle_rules(resolved: ResolvedConfiguration, selection: Selection) -> list[st
     """Return where each such rule was written, with the reason.
 
     A rule does something if one of its options holds for one operator or value that it matches,
-    even if a later rule has the last word. What asks for float is granted wherever there is float.
+    even if a later rule has the last word. A wish for float is granted
+    wherever there is float.
 
     Args:
         resolved: the configuration, for the graph of the selection.

@@ -1,4 +1,4 @@
-"""What a quantizer chooses of all that a backend can do."""
+"""The choice of a quantizer among all that a backend can do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .support import per_tensor
 
 @dataclass(frozen=True)
 class Policy:
-    """What a quantizer chooses of all that a backend can do.
+    """The choice of a quantizer among all that a backend can do.
 
     Attributes:
-        capability: what the backend can do.
+        capability: of the backend.
         activation: specification of activations.
         weight: specification of weights. Operators that have less than the backend's others get
             what they have of it: one scale for the whole tensor, fewer codes.

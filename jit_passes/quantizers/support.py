@@ -1,4 +1,4 @@
-"""What a backend can compute on integers: the table that a backend's quantizer goes by."""
+"""The rows of a capability: operators, and specifications that they compute with."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ DIALECT_GRIDS = {
     "int16": (-(2**15), 2**15 - 1),
     "int32": (-(2**31), 2**31 - 1),
 }
-# What the reference model computes: everything.
+# The reference model computes everything.
 ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS)
 
 Check = Callable[[NodeView], str | None]

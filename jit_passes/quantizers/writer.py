@@ -1,4 +1,4 @@
-"""What is selected and what users say of it, as annotations."""
+"""Turn the selection and the user's options into annotations."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class AnnotationWriter:
     def wanted_by_readers(self, value: ValueView, node: NodeView) -> TensorOptions:
         """Return what all that read a result want of it, where nothing is said of itself.
 
-        What the backend cannot do is a reason to leave the reader in float, not what it reads.
+        A wish that the backend cannot fulfil leaves the reader in float, not the value.
         """
         wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
         if not wanted or any(options != wanted[0] for options in wanted):

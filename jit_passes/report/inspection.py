@@ -1,4 +1,4 @@
-"""What would become of a model's operators, before any data is seen."""
+"""Predict which operators of a model will be quantized, before any data is seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..targets import Target
 
 @dataclass(frozen=True)
 class OperatorInspection:
-    """What would become of one operator.
+    """The prediction for one operator.
 
     Attributes:
         name: stable name, `layer1.0.conv1:conv2d`.
@@ -43,7 +43,7 @@ class OperatorInspection:
 
 
 class Inspection(tuple[OperatorInspection, ...]):
-    """What would become of each operator; printing it gives a table.
+    """The prediction for each operator; printing it gives a table.
 
     Attributes:
         quantizes: how many values are converted from float to integers while the model runs.

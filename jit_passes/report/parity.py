@@ -17,9 +17,9 @@ from .places import Pairs, TrainedPlace, match, sites_of, trained_places
 from .recording import Recorder, copy_of, tensors_of
 from .steps import codes_of, rounded, step_of, value_of
 
-# What rounding in float32 makes of a value on a grid, in steps, stays below.
+# In steps: rounding in float32 moves a value on a grid by less.
 SLACK = 0.05
-# What it makes of results off any grid, as a part of the largest magnitude.
+# As a part of the largest magnitude: it moves results off any grid by less.
 FLOAT_TOLERANCE = 1e-5
 
 
@@ -126,7 +126,7 @@ class Parity:
 
     @property
     def summary(self) -> str:
-        """What it comes to, in a line."""
+        """The result, in a line."""
         if self.equal:
             return "equal"
         worst = self._first(max(self.atol_steps, 1))

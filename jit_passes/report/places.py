@@ -19,7 +19,7 @@ QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
 TABLE = "jit_passes::lookup_table"
 DERIVED = "jit_passes::derive_quantization"
-# What dequantize becomes, where PyTorch has dtypes for codes.
+# Dequantize becomes these, where PyTorch has dtypes for codes.
 _FLOAT = ("aten::dequantize", "aten::contiguous")
 
 
@@ -48,7 +48,7 @@ class TrainedPlace:
 
     @property
     def name(self) -> str:
-        """What the model itself calls it: `bn1:batch_norm`, `conv1.weight -> conv1:conv2d`."""
+        """The model's own name for it: `bn1:batch_norm`, `conv1.weight -> conv1:conv2d`."""
         return self.place.name
 
 

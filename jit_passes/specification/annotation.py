@@ -1,4 +1,4 @@
-"""What is to be quantized: the result of a quantizer."""
+"""Annotations: the result of a quantizer, and all that is to be quantized."""
 
 from __future__ import annotations
 

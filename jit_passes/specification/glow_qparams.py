@@ -25,7 +25,7 @@ def glow_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float
                 the smaller numbers; 0 if |low + high| is at most 2**-23; halves away from 0
     power of two: symmetric, with the next power of two as scale
 
-    That is for types with 0 in the middle. Of others, zero points are counted from the middle.
+    This is for types with 0 in the middle. Zero points of others are counted from the middle.
     Scales below float32's normal numbers are raised to those: their reciprocal is finite.
     """
     middle = (spec.quant_min + spec.quant_max + 1) // 2

@@ -1,4 +1,4 @@
-"""Who shares parameters with whom: edges and results that are annotated, in groups."""
+"""Groups of annotated edges and results that share parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every stage knows of a quantized value."""
+"""The record of a quantized value, which every stage holds."""
 
 from __future__ import annotations
 

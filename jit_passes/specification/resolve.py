@@ -48,7 +48,7 @@ class Quantization:
 
     @property
     def name(self) -> str:
-        """What messages and files call it."""
+        """Its name in messages and files."""
         return self.place.name
 
     @property

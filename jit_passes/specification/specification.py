@@ -277,5 +277,5 @@ AnySpec = (
     | FixedQParamsQuantizationSpec
     | DerivedQuantizationSpec
 )
-# What is left when it is known who shares with whom.
+# The kinds that are left once sharing is resolved.
 ResolvedSpec = QuantizationSpec | FixedQParamsQuantizationSpec | GroupDerivation

@@ -1,4 +1,4 @@
-"""What the stages ask of modules: checks of what came in, and the record of what was done."""
+"""Checks of modules that come in, and the record that each stage leaves in them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class OperatorRecord:
 
 @dataclass(frozen=True)
 class Report:
-    """What the stages have done to a module; kept in the module itself, and in its file.
+    """The record of the stages that a module has been through, kept in the module and its file.
 
     Attributes:
         stage: how far it is.

@@ -70,7 +70,7 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
         JitPassesError: the model is no ScriptModule, has no such method, or hooks of its own.
     """
     subject = own(model, method)
-    # What comes out of torch.jit.trace knows it, and what comes out of a file does not.
+    # A module from torch.jit.trace knows it, and one from a file does not.
     traced = isinstance(model, TopLevelTracedModule)
     NORMALIZE_TRAINING.run_on(subject, options={"follow_mode": {"traced": traced}})
     return subject.module

@@ -102,7 +102,7 @@ def qualified(op: str) -> str:
 
 @dataclass
 class _Plan:
-    """What the pass insert_observers takes.
+    """The options of the pass insert_observers.
 
     Attributes:
         requests: one for each place.

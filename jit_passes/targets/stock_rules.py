@@ -37,7 +37,7 @@ def _for_engine(replacement: str, engine: str) -> str:
     return QNNPACK_CLAMP.sub(lines + "\n  \\1%ordered", replacement)
 
 
-# What the integers can hold, by the number that PyTorch gives their dtype.
+# Ranges of the integers, by the number that PyTorch gives their dtype.
 SATURATION = {0: (0, 255), 1: (-128, 127)}
 
 

@@ -1,4 +1,4 @@
-"""What a backend is."""
+"""The base of all backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Target(Registered, ABC, noun="target"):
     @property
     @abstractmethod
     def capability(self) -> Capability:
-        """What it can compute on integers. It is asked for often: compute it once."""
+        """All that it can compute on integers. It is asked for often: compute it once."""
 
     def refusal(
         self, node: NodeView, operand: int | None = None, spec: Spec | None = None

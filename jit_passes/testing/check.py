@@ -1,4 +1,4 @@
-"""What packages with passes and rules of their own need to test them: modules, and comparing them.
+"""Tests for passes and rules of other packages: modules, and comparing them.
 
     def test_my_pass() -> None:
         assert check_change("my_pass", count=200) > 0

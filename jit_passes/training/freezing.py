@@ -188,7 +188,7 @@ class ThresholdFreezer:
             The name of the threshold that was frozen; None for none.
         """
         self._step += 1
-        # What someone else has frozen is not ours to decide on; it may be thawed again.
+        # Thresholds that someone else has frozen are not ours to decide on; they may be thawed.
         moving = {n: t for n, t in self._thresholds.items() if t.parameter.requires_grad}
         for threshold in moving.values():
             threshold.follow(self.momentum)
@@ -216,7 +216,7 @@ class ThresholdFreezer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. What was frozen then is frozen; what it has frozen since, is not.
+        """Go on from there: thresholds frozen then are frozen, and those frozen since are not.
 
         Raises:
             JitPassesError: it is the state of other thresholds; nothing has changed then.

@@ -43,7 +43,7 @@ _hook: Any = None
 def watch(module: Any, weights: Iterable[Parameter], quantization: Iterable[Parameter]) -> None:
     """Warn, once, if an optimizer trains the weights of a module and none its quantization.
 
-    That is an optimizer that was built before the module was prepared: it trains, and ranges stay
+    Such an optimizer was built before the module was prepared: it trains, and ranges stay
     as they were at first. It shows when it steps for the second time, with no optimizer having
     stepped so far that knows a quantization parameter which trains; in between, one for those may
     step before or after. Nothing is said while no quantization parameter trains.

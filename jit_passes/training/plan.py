@@ -25,7 +25,7 @@ ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded
 
 @dataclass
 class Plan:
-    """What the pass insert_fake_quantize takes.
+    """The options of the pass insert_fake_quantize.
 
     Attributes:
         graph: the graph, with parameters as constants.

@@ -193,12 +193,67 @@ def test_layers_of_a_reference_model() -> None:
 
 
 def test_weights_of_four_bits() -> None:
-    """Bits show in the codes."""
     config = {"version": 1, "global": {"weight": {"bits": 4}}}
     model, _ = reference("reference", config)
     encoding = jit_passes.encodings_of(model)["fc.weight"]
     assert (encoding.bits, encoding.dtype) == (4, "int8")
     assert encoding.quant_max == 7 and encoding.quant_min in (-8, -7)
+
+
+def asked_for(model: torch.jit.ScriptModule, path: Path) -> None:
+    """Exports have the 8 bits of a weight, and of a table's result, few codes of which occur."""
+    encodings = jit_passes.encodings_of(model)
+    weight, bias = encodings["0.weight"], encodings["0.bias"]
+    assert (weight.bits, weight.quant_min, weight.quant_max) == (8, -127, 127)
+    assert (bias.bits, bias.quant_min, bias.quant_max) == (32, -(2**31) + 1, 2**31 - 1)
+    table = encodings.layer("2").input
+    assert (table.bits, table.quant_min, table.quant_max) == (8, 0, 255)
+    written = {entry["name"]: entry["bw"] for entry in to_aimet(encodings)["param_encodings"]}
+    assert (written["0.weight"], written["0.bias"]) == (8, 32)
+    for version in ("2.5", "3.0"):
+        assert_same_numbers(from_nni(to_nni(encodings, version)).layer("0").weight, weight)
+    assert from_tensorrt(to_tensorrt(encodings))
+    encodings.save(path)
+    assert Encodings.load(path) == encodings
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_codes_that_do_not_occur(trained: bool, tmp_path: Path) -> None:
+    """An 8-bit weight whose codes end at 6 has 8 bits, at each stage and from files."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4))
+    net[0].weight.data = torch.arange(16.0).reshape(4, 4) % 7
+    x = 0.01 * torch.randn(8, 4)  # so the sigmoid is about 1/2
+    scripted = torch.jit.script(net)
+    if trained:
+        model = jit_passes.prepare_qat(scripted, target="reference", bits=8)
+        model(x)
+        model.eval()
+        dict(model.named_parameters())["0.weight_scale"].data.fill_(1.0)
+    else:
+        config = {"version": 1, "global": {"weight": {"range": [-127, 127]}}}
+        model = jit_passes.prepare(scripted.eval(), target="reference", config=config)
+        jit_passes.calibrate(model, [x])
+    converted = jit_passes.convert(model)
+    codes = next(
+        node.inputs[0].constant
+        for node in jit_passes.GraphView.of(converted).nodes
+        if "dequantize" in node.kind and isinstance(node.inputs[0].constant, Tensor)
+    )
+    assert int(codes.max()) == 6 and int(codes.min()) == 0
+    for stage in (model, converted, jit_passes.lower(converted)):
+        asked_for(stage, tmp_path / "encodings.json")
+        stage.save(tmp_path / "model.pt")
+        asked_for(torch.jit.load(tmp_path / "model.pt"), tmp_path / "encodings.json")
+
+
+def test_codes_of_an_older_report() -> None:
+    model, _ = reference("reference")
+    report = json.loads(model.jit_passes_report)
+    del report["codes"]
+    model._c.setattr("jit_passes_report", json.dumps(report))
+    with pytest.raises(JitPassesError, match="convert the prepared model again"):
+        jit_passes.encodings_of(model)
 
 
 def test_lowered_for_the_reference() -> None:

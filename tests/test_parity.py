@@ -17,6 +17,8 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C, GraphEditor, JitPassesError, Parity, Pipeline
 from jit_passes.passes.subject import wrap
+from jit_passes.report.steps import rounded
+from jit_passes.specification.parameters import QParams
 from jit_passes.training.prepare import prepare_qat
 from jit_passes.training.switches import disable_fake_quantize
 
@@ -452,3 +454,25 @@ def test_export_of_weights_alone() -> None:
     assert encodings.parameters and not encodings.activations
     assert set(jit_passes.export_calibration(qat)) == {"conv1", "conv2", "fc"}
     assert jit_passes.parity(qat, jit_passes.convert(qat), data()).equal
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_parity_rounds_as_the_dialect_does(axis: int | None) -> None:
+    """At ties as the float32 product with 1 / scale says, where x / scale in double goes on."""
+    scale = torch.linspace(0.001, 0.002, 64)
+    x = (torch.arange(-20000, 20000, 13) + 0.5) * scale[:, None]
+    ours, naive = torch.empty_like(x), torch.empty_like(x)
+    grid = (-32768, 32767, "int16")
+    zero = torch.zeros(64, dtype=torch.long)
+    for i in range(64):
+        step = float(scale[i])
+        codes = torch.quantize_per_tensor(x[i], step, 0, torch.qint32).int_repr()
+        ours[i] = codes.float() * step
+        naive[i] = (x[i].double() / step).round() * step
+        if axis is None:
+            assert torch.equal(rounded(x[i], QParams(step, 0, None, *grid)), ours[i])
+    if axis == 0:
+        codes = (x * (1 / scale)[:, None]).round()
+        found = rounded(x, QParams(scale.double(), zero, 0, *grid))
+        assert torch.equal(found, codes * scale[:, None])
+    assert ((ours - naive).abs() > scale[:, None] / 2).any()

@@ -849,3 +849,62 @@ def test_bad_glow_files(old: str, new: str, message: str, tmp_path: Path) -> Non
     with pytest.raises(JitPassesError, match=message) as error:
         Profile.from_glow(path)
     assert str(path) in str(error.value)
+
+
+# Files that were edited, and other weights
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 3, 1)
+        self.conv2 = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv2(torch.relu(self.conv1(x)))
+
+
+def named(seed: int = 0) -> torch.jit.ScriptModule:
+    torch.manual_seed(seed)
+    return torch.jit.script(Named().eval())
+
+
+def test_a_misspelt_name_is_an_error(tmp_path: Path) -> None:
+    """It says the line, and the name that was meant."""
+    path = tmp_path / "edited.yaml"
+    jit_passes.profile(named(), [torch.randn(2, 2, 4, 4)]).save(path)
+    text = path.read_text()
+    path.write_text(text.replace("name: conv2:conv2d", "name: conv2:convd"))
+    line = 1 + text.splitlines().index("- name: conv2:conv2d")
+    prepared = jit_passes.prepare(named(), target="reference")
+    message = f"edited.yaml, line {line}: .*'conv2:convd'.*did you mean 'conv2:conv2d'"
+    for profile in (path, Profile.load(path)):
+        with pytest.raises(JitPassesError, match=message):
+            jit_passes.fill(prepared, profile)
+        with pytest.raises(JitPassesError, match=message):
+            jit_passes.quantize_script(named(), profile=profile, target="reference")
+
+
+def test_a_profile_of_other_weights_warns(tmp_path: Path) -> None:
+    data = [torch.randn(2, 2, 4, 4)]
+    one, other = (jit_passes.profile(named(seed), data) for seed in (0, 1))
+    assert one.graph == other.graph and one.weights != other.weights
+    with pytest.raises(JitPassesError, match="2 different sets of weights"):
+        one + other
+    assert (one + one).weights == one.weights
+    other.save(tmp_path / "other.yaml")
+    loaded = Profile.load(tmp_path / "other.yaml")
+    assert loaded.weights == other.weights
+    with pytest.warns(JitPassesWarning, match=f"other weights, {other.weights}, than this one"):
+        jit_passes.fill(jit_passes.prepare(named(), target="reference"), loaded)
+    lines = (tmp_path / "other.yaml").read_text().splitlines(keepends=True)
+    (tmp_path / "older.yaml").write_text("".join(x for x in lines if "weights:" not in x))
+    older = Profile.load(tmp_path / "older.yaml")
+    assert older.weights == "" and (older + one).weights == one.weights
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JitPassesWarning)
+        for profile in (one, older):  # whose weights are not known
+            jit_passes.fill(jit_passes.prepare(named(), target="reference"), profile)
+        loaded_model = io.BytesIO(saved(named()))  # weights are known again from a file
+        prepared = jit_passes.prepare(torch.jit.load(loaded_model), target="reference")
+        jit_passes.fill(prepared, one)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, JitPassesError, PassError, Pipeline
-from jit_passes.export.strip import QUANTIZED, STRIP
+from jit_passes.export.strip import STRIP
 from jit_passes.passes.options import PassOption
 from jit_passes.passes.pipeline import RESOLVE
 from jit_passes.stages.convert import CONVERT, SETTLE
@@ -27,7 +27,6 @@ PIPELINES = [
     OBSERVE,
     SETTLE,
     CONVERT,
-    QUANTIZED,
     STRIP,
     SPLIT,
     QUANTIZE,

@@ -14,7 +14,7 @@ from ..errors import JitPassesError, nearest
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
-from .reading import encodings_of, reads
+from .reading import encodings_of
 from .tensorrt import from_tensorrt, to_tensorrt
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "from_tensorrt",
     "load_aimet",
     "load_nni",
-    "reads",
     "save_nni",
     "to_aimet",
     "to_nni",
@@ -51,7 +50,7 @@ def export_calibration(
     """Return, and write to a file, what another engine needs to quantize as this model does.
 
     Args:
-        model: what `convert` returned, or its `Encodings`.
+        model: whatever `encodings_of` reads, or its `Encodings`.
         path: the file; None for none.
         format: "nni" (see `to_nni`; a file of torch.save), "tensorrt" (see `to_tensorrt`; text) or
             "aimet" (see `to_aimet`; JSON).

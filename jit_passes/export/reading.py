@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain, count
 
 import torch
@@ -10,73 +9,54 @@ import torch
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
 from ..specification.slots import CORRELATION, Correlation, quantized_behind, slot_of
+from ..stages.convert import convert
 from ..stages.module import ModelStage, Report, by_position
 from ..targets.reference import Reference
 from .encoding import Encoding, Encodings, Layer, bits_of, middle
 
-Reader = Callable[[torch.jit.ScriptModule, Report], Encodings]
-
-READERS: dict[ModelStage, Reader] = {}
-BIAS_LIMIT = 2**31 - 1
-
 _QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 _DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
 _BETWEEN = ("jit_passes::fake_quantize", *_QUANTIZE, *_DEQUANTIZE)
-
-
-def reads(stage: ModelStage) -> Callable[[Reader], Reader]:
-    """Mark the function that reads the encodings of modules of a stage, as their report has it."""
-
-    def mark(reader: Reader) -> Reader:
-        READERS[stage] = reader
-        return reader
-
-    return mark
+_TABLE = "jit_passes::lookup_table"
+_CONVERTED = (ModelStage.PREPARED, ModelStage.QAT)  # on the way to a reference model
 
 
 def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     """Return how a quantized model quantizes its values.
 
-    Raises:
-        JitPassesError: the model says nothing of scales and zero points: a backend's kernels do.
-    """
-    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-    if (
-        report is not None
-        and report.stage is ModelStage.LOWERED
-        and report.target["name"] == Reference.name
-    ):
-        return of_reference(model, report)  # what lowers for it is still the reference model
-    if report is None or report.stage not in READERS:
-        found = "one that was not quantized" if report is None else f"a {report.stage} one"
-        raise JitPassesError(
-            f"a module of the stage {' or '.join(sorted(map(str, READERS)))} is needed to read "
-            f"encodings of, got {found}: pass what jit_passes.convert returns, before lower, or "
-            "what trained"
-        )
-    return READERS[report.stage](model, report)
+    Bits and codes are those that were asked for, whichever of them occur. A model that was
+    calibrated, or has trained, has the encodings of what `convert` makes of it.
 
-
-@reads(ModelStage.REFERENCE)
-def of_reference(model: torch.jit.ScriptModule, report: Report) -> Encodings:
-    """Read a reference model: all is in its graph, but for the codes that weights might have.
-
-    A weight that is still in float shows its grid, as an activation does. Of others the graph has
-    the codes themselves. Their grid ends with the largest of them (if there are zero points other
-    than 0, where its bits end): no code lies beyond, so quantizing the float weight to it gives the
-    same codes, clipped ones included.
-
-    Names are those that values have in the graph. The constants of a reference model have lost
+    Names are those that values have in the graph of the reference model. Its constants have lost
     theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
-    for each, called after the operator that reads it: `relu -> conv2:conv2d`.
-
-    Lowered for the target "reference", results of lookup tables are called after the operator that
-    reads them, `head:linear[0]`, and their grids are found as those of weights.
+    for each, called after the operator that reads it: `relu -> conv2:conv2d`. Lowered for the
+    target "reference", results of lookup tables are called after the operator that reads them,
+    `head:linear[0]`.
 
     A file keeps no module paths of a graph, but for the operators of the report: those and their
     weights are called alike after loading, other values `relu#1`, as if all stood at the top.
+
+    Args:
+        model: a calibrated model, one that has trained, a reference model, or what lowers for the
+            target "reference"; it is not touched.
+
+    Raises:
+        JitPassesError: the model says nothing of scales and zero points: a backend's kernels do. Or
+            it has seen no data, or was changed after it was converted.
     """
+    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    if report is not None and report.stage in _CONVERTED:
+        model = convert(model)
+        report = Report.read(model)
+    lowered = report is not None and report.stage is ModelStage.LOWERED
+    if report is None or (lowered and report.target["name"] != Reference.name):
+        found = "one that was not quantized" if report is None else f"a {report.stage} one"
+        stages = ", ".join((*_CONVERTED, ModelStage.REFERENCE))
+        raise JitPassesError(
+            f"a module of one of the stages {stages} is needed to read encodings of, got {found}: "
+            "pass what jit_passes.convert returns, before lower"
+        )
     return _GraphReader(GraphView.of(model, report.method), report).read()
 
 
@@ -87,23 +67,25 @@ class _GraphReader:
         self.graph = graph
         self.weighted = [n for n in graph.nodes if n.traits.weighted or n.kind == CORRELATION]
         self.names: dict[int, str] = by_position(graph, report.names)
+        self.places: dict[int, int | None] = by_position(graph, report.places)
+        self.codes = {id: (low, high) for low, high, ids in report.codes for id in ids}
         self.found: dict[str, Encoding] = {}
         self.by_node: dict[int, Encoding] = {}
 
     def read(self) -> Encodings:
         for node in self.graph.nodes:
-            if node.kind in _QUANTIZE and _is_tensor(_source(node)):
+            if node.kind in _QUANTIZE and isinstance(_source(node).constant, torch.Tensor):
                 user, operand = node.output.uses[0][0].output.uses[0]
                 self.add(node, "parameter", *_codes(node), self.parameter(user, operand))
             elif node.kind in _QUANTIZE:
                 self.read_quantize(node)
-            elif node.kind in _DEQUANTIZE and _is_tensor(node.inputs[0]):
-                self.read_constant(node)
+            elif node.kind in _DEQUANTIZE and isinstance(node.inputs[0].constant, torch.Tensor):
+                name = self.parameter(*node.output.uses[0])
+                self.add(node, "parameter", *self.codes_at(node), name)
             elif node.kind in _DEQUANTIZE and (table := _table_of(node)) is not None:
-                _, zero_point, _ = _parameters(node)
                 user, operand = node.output.uses[0]
                 name = f"{self.name(user) or 'result'}[{operand}]"
-                self.add(node, "activation", *_grid(table, zero_point), name)
+                self.add(node, "activation", *self.codes_at(table), name)
         layers = [layer for node in self.weighted if (layer := self.layer(node)) is not None]
         return Encodings(tuple(self.found.values()), tuple(layers))
 
@@ -117,10 +99,15 @@ class _GraphReader:
         reader = next((self.name(user) for user in users if user.name), "result")
         self.add(node, "activation", *_codes(node), name, f"{name} -> {reader}")
 
-    def read_constant(self, node: NodeView) -> None:
-        _, zero_point, _ = _parameters(node)
-        name = self.parameter(*node.output.uses[0])
-        self.add(node, "parameter", *_grid(node.inputs[0].constant, zero_point), name)
+    def codes_at(self, node: NodeView) -> tuple[int, int]:
+        """Return the codes that were chosen for what a node dequantizes, or looks up."""
+        place = self.places.get(node.index)
+        if place not in self.codes:
+            raise JitPassesError(
+                f"{node!r} has codes of which the model's report does not know: convert the "
+                "prepared model again"
+            )
+        return self.codes[place]
 
     def add(self, node: NodeView, kind: str, low: int, high: int, *names: str) -> None:
         """Add what a node shows under the first of the names that means nothing else, or `#k`."""
@@ -211,27 +198,7 @@ def _number(value: ValueView, node: NodeView) -> int:
     return value.constant
 
 
-def _is_tensor(value: ValueView) -> bool:
-    return isinstance(value.constant, torch.Tensor)
-
-
-def _table_of(dequantize: NodeView) -> torch.Tensor | None:
-    """Return the table that makes the codes, in a lowered model."""
+def _table_of(dequantize: NodeView) -> NodeView | None:
+    """Return the lookup that makes the codes, in a lowered model."""
     codes = dequantize.inputs[0].producer
-    if codes is None or codes.kind != "jit_passes::lookup_table":
-        return None
-    table = codes.inputs[1].constant
-    return table if isinstance(table, torch.Tensor) else None
-
-
-def _grid(codes: torch.Tensor, zero_point: tuple[int, ...]) -> tuple[int, int]:
-    """Return a range that ends with the largest of the codes, or with the bits that hold them."""
-    if codes.dtype == torch.int32:  # of a bias, which nothing clips
-        return -BIAS_LIMIT, BIAS_LIMIT
-    low, high = (int(end) for end in codes.aminmax()) if codes.numel() else (0, 0)
-    low, high = min(low, *zero_point), max(high, *zero_point)
-    if codes.dtype == torch.uint8:
-        return 0, 2 ** bits_of(0, max(high, 1)) - 1
-    half = 2 ** (bits_of(min(low, -1), high) - 1)
-    largest = max(-low, high, 1)
-    return (-largest, largest) if not any(zero_point) and low > -half else (-half, half - 1)
+    return codes if codes is not None and codes.kind == _TABLE else None

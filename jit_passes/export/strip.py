@@ -10,15 +10,11 @@ from .. import _C
 from ..errors import JitPassesError
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
-from ..stages.convert import check_seen, parameters_of, read_places, refusals
-from ..stages.module import ModelStage, Report, stage_of
+from ..stages.convert import read_places
+from ..stages.module import ModelStage, stage_of
 from .encoding import Encodings
-from .reading import of_reference, reads
+from .reading import encodings_of
 
-# As convert has it, but for weights, which stay in float: their grids are spelled out then.
-QUANTIZED = Pipeline(
-    "encodings", ("fold_constant_lists", "insert_quantize_dequantize", "remove_dead_code")
-)
 STRIP = Pipeline(
     "strip",
     ("fold_constant_lists", "insert_quantize_dequantize", "merge_conv_bias", *CLEAN_UP),
@@ -33,10 +29,8 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
     weights, and nothing is left of quantization: torch loads it without this package. It computes
     what `qat` does in eval mode after `disable_fake_quantize`, to within the rounding of float32.
 
-    Encodings are those of `encodings_of(jit_passes.convert(qat))`, with the same names, scales and
-    zero points. Those of weights have the codes that they trained with, where a reference model
-    shows only those that occur: LSQ rarely uses all. Biases are int32 in steps of input scale times
-    weight scale.
+    Encodings are those of `encodings_of(jit_passes.convert(qat))`. Biases are int32 in steps of
+    input scale times weight scale.
 
     Args:
         qat: from `prepare_qat`, in training or eval mode; it is not touched.
@@ -52,14 +46,4 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
     kinds = _C.node_kinds(module, report.method).items()
     if left := [name for name, kind in kinds if kind.startswith("jit_passes::")]:
         raise JitPassesError(f"'{left[0]}' has no equal in PyTorch: the model cannot do without")
-    return wrap(module), of_trained(qat, report)
-
-
-@reads(ModelStage.QAT)
-def of_trained(qat: torch.jit.ScriptModule, report: Report) -> Encodings:
-    """Read a model that has trained: the encodings that `strip` returns."""
-    module, places = read_places(qat, report)
-    check_seen(places, report)
-    options = parameters_of(places, refusals(places))
-    module = QUANTIZED.run(module, report.method, options=options).module
-    return of_reference(wrap(module), report.located(module))
+    return wrap(module), encodings_of(qat)

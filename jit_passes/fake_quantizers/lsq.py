@@ -28,8 +28,9 @@ from .place import (
     unset,
 )
 
-ACTIVATIONS = ("lsq", "max", "klj", "mean_squared_error", "three_sigma")
-WEIGHTS = ("lsq", "max", "three_sigma")
+ACTIVATIONS = ("auto", "lsq", "max", "klj", "mean_squared_error", "three_sigma")
+WEIGHTS = ("auto", "lsq", "max", "three_sigma")
+PAPER_BITS = 4  # the most at which the paper's start is as good as calibration's
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,12 @@ class LSQ(FakeQuantizer):
     "three_sigma":         max(|mean - 3 std|, |mean + 3 std|) / max(Q_N, Q_P)
     "klj":                 as the observer `KLJ`, activations only
     "mean_squared_error":  the least squared error, activations only
+    "auto":                "lsq" with 4 bits and fewer; with more, what calibration does: "max" for
+                           weights, and for activations "mean_squared_error", or "max" where
+                           channels have scales of their own
+
+    "lsq" has codes up to 2 sqrt(Q_P) mean|x|. With 4 bits numbers end about there, and with 8 they
+    end at a quarter of it, so two bits are never used.
 
     "max" clips a positive maximum by a step rather than leave a code unused: max|x| / Q_P has 2.6
     times the squared error on normally distributed numbers with 2 bits, 1.8 with 3 and 1.3 with 4.
@@ -68,8 +75,8 @@ class LSQ(FakeQuantizer):
     """
 
     name: ClassVar[str] = "lsq"
-    weights: str = "lsq"
-    activations: str = "lsq"
+    weights: str = "auto"
+    activations: str = "auto"
     per_sample: bool = True
 
     def __post_init__(self) -> None:
@@ -88,9 +95,9 @@ class LSQ(FakeQuantizer):
                 "the method 'tqt' or 'moving_average'"
             )
         low, high = trained_grid(place)
-        initial = unset(place)
+        rule, initial = self._rule_at(place), unset(place)
         if place.weight is not None:
-            initial = scale_of(place, self.weights, low, high)
+            initial = scale_of(place, rule, low, high)
         return Operator(
             "train_lsq",
             {
@@ -99,7 +106,7 @@ class LSQ(FakeQuantizer):
                 **fold_operands(place),
                 "observe": observe_operand(place),
                 "enabled": ENABLED,
-                "rule": self.weights if place.is_parameter else self.activations,
+                "rule": rule,
                 "per_sample": self.per_sample and not place.is_parameter,
                 "quant_min": low,
                 "quant_max": high,
@@ -108,6 +115,17 @@ class LSQ(FakeQuantizer):
             },
             scale=("scale", low, high),
         )
+
+    def _rule_at(self, place: TrainingPlace) -> str:
+        """Return the rule by which the scale of a place begins."""
+        rule, spec = self.weights if place.is_parameter else self.activations, place.spec
+        assert isinstance(spec, QuantizationSpec)
+        if rule != "auto":
+            return rule
+        if spec.quant_max - spec.quant_min < 1 << PAPER_BITS:
+            return "lsq"
+        one_scale = spec.ch_axis is None and not place.is_parameter
+        return "mean_squared_error" if one_scale else "max"
 
     def qparams(
         self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..errors import JitPassesError, warn
+from ..errors import JitPassesError, nearest, warn
 from ..graph.view import NodeView, ValueView
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, NOTHING, REACH, fresh_range, measure, qualified
-from .fingerprint import EDGE
+from .fingerprint import EDGE, origin
 from .record import Profile, describe_difference
-from .sites import Sites, origin
+from .sites import Sites
 from .value import ValueProfile
 
 HISTOGRAM, MIN_MAX = "observe_histogram", "observe_min_max"
@@ -46,11 +46,12 @@ def fill(
 
     Raises:
         JitPassesError: the model was not prepared; the profile is of another graph, and `partial`
-            was not asked for; an observer needs what no profile has, or more bins. The model is as
-            it was.
+            was not asked for; it has a value that this graph does not have; an observer needs what
+            no profile has, or more bins. The model is as it was.
 
     Warns:
-        JitPassesWarning: with `partial`, values that the profile does not have.
+        JitPassesWarning: the profile is of other weights; with `partial`, values that it does not
+            have.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     record = profile if isinstance(profile, Profile) else Profile.load(profile)
@@ -75,6 +76,12 @@ def fill(
 def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], partial: bool) -> None:
     """Raise an error, or warn, if the profile is of another graph."""
     if profile.graph == sites.hash:
+        _check_names(sites, profile)
+        if profile.weights not in ("", sites.weights):
+            warn(
+                f"the profile is of a model with other weights, {profile.weights}, than this one, "
+                f"{sites.weights}: its ranges may not be those of this model; profile it again"
+            )
         return
     lacking = [
         observer.name
@@ -97,6 +104,18 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
     if lacking:
         more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
         warn(f"the profile has no {', '.join(lacking[:5])}{more}: what needs them stays float")
+
+
+def _check_names(sites: Sites, profile: Profile) -> None:
+    """Raise an error for a value that this graph does not have: its file was edited."""
+    known = {site.name for site in sites.all()}
+    for name, value in profile.values.items():
+        if name not in known and not value.weight:
+            where = f"{profile.lines[name]}: " if name in profile.lines else ""
+            raise JitPassesError(
+                f"{where}the model has no value '{name}', of which the profile tells: "
+                f"{nearest(name, known)}"
+            )
 
 
 @dataclass(frozen=True)

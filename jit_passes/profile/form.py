@@ -12,7 +12,8 @@ from .document import Part, Row
 from .value import EXPONENTS, MOST_BINS, ValueProfile
 
 VERSION = 1
-KEYS = ("jit_passes", "form", "graph", "bins", "values")
+KEYS = ("jit_passes", "form", "graph", "weights", "bins", "values")
+OPTIONAL = "weights"  # files of versions that did not hash them have none
 VALUE_KEYS = (
     *("name", "weight", "finite", "min", "max", "ranks"),
     *("count", "exponent", "offset", "histogram"),
@@ -24,14 +25,16 @@ HEADER = """\
 """
 
 
-def write(name: str, version: str, graph: str, bins: int, values: Iterable[ValueProfile]) -> str:
+def write(
+    name: str, version: str, graph: str, weights: str, bins: int, values: Iterable[ValueProfile]
+) -> str:
     """Return the text of the file, whose name its first line says."""
-    fields = (version, VERSION, graph, bins, [_entry(value) for value in values])
+    fields = (version, VERSION, graph, weights, bins, [_entry(value) for value in values])
     return HEADER.format(name=name) + document.write(dict(zip(KEYS, fields, strict=True)))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[str, str, int, dict[str, ValueProfile]]:
-    """Return version, hash of the graph, number of bins, and values.
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the fields of a `Profile`.
 
     Raises:
         JitPassesError: the file is not of this form.
@@ -42,18 +45,27 @@ def read(path: str | os.PathLike[str]) -> tuple[str, str, int, dict[str, ValuePr
         hint = "; Profile.from_glow reads the files of Glow" if len(parts) == 3 else ""
         raise JitPassesError(f"{path}: one document is expected, got {len(parts)}{hint}")
     found = parts[0].mapping(KEYS, "a profile")
-    _require(parts[0], found, KEYS)
+    _require(parts[0], found, (key for key in KEYS if key != OPTIONAL))
     form = found["form"].whole(1, 1 << 31)
     if form != VERSION:
         found["form"].fail(f"the form of the file is {form}, and this version reads {VERSION}")
     bins = found["bins"].whole(2, MOST_BINS)
     values: dict[str, ValueProfile] = {}
+    lines: dict[str, str] = {}
     for part in found["values"].items("values"):
         value = _read_value(part, bins)
         if value.name in values:
             part.fail(f"the value '{value.name}' is there twice")
         values[value.name] = value
-    return found["jit_passes"].text(), found["graph"].text(), bins, values
+        lines[value.name] = f"{part.path}, line {part.line}"
+    return {
+        "version": found["jit_passes"].text(),
+        "graph": found["graph"].text(),
+        "weights": found["weights"].text() if "weights" in found else "",
+        "bins": bins,
+        "values": values,
+        "lines": lines,
+    }
 
 
 def _entry(value: ValueProfile) -> dict[str, Any]:

@@ -28,12 +28,16 @@ class Profile:
         values: what is known of each value, by its name, in program order. One that was never
             reached is there without a range, or not at all; integers and constants are not.
         version: of the jit_passes that made it, or of Glow.
+        weights: hash of the model's weights; "" where it is not known.
+        lines: where values stand in the file that they were read from; messages say so.
     """
 
     graph: str
     bins: int
     values: Mapping[str, ValueProfile] = field(default_factory=dict)
     version: str = ""
+    weights: str = ""
+    lines: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", dict(self.values))  # not the caller's
@@ -91,7 +95,13 @@ class Profile:
             name: _merge([p.values[name] for p in profiles if name in p.values], first.bins)
             for name in names
         }
-        return Profile(first.graph, first.bins, merged, first.version)
+        weights = {profile.weights for profile in profiles} - {""}
+        if len(weights) > 1:
+            raise JitPassesError(
+                f"the profiles are of models with {len(weights)} different sets of weights: "
+                "profile one model"
+            )
+        return Profile(first.graph, first.bins, merged, first.version, "".join(weights))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as YAML, which can be read and edited: ranges in particular.
@@ -100,7 +110,7 @@ class Profile:
             OSError: the file cannot be written.
         """
         seen = self.values.values()
-        text = form.write(Path(path).name, self.version, self.graph, self.bins, seen)
+        text = form.write(Path(path).name, self.version, self.graph, self.weights, self.bins, seen)
         Path(path).write_text(text, encoding="utf-8", newline="\n")
 
     @classmethod
@@ -111,8 +121,7 @@ class Profile:
             JitPassesError: it is no profile, or holds what cannot be; the message says where.
             OSError: the file cannot be read.
         """
-        version, graph, bins, values = form.read(path)
-        return cls(graph, bins, values, version)
+        return cls(**form.read(path))
 
     def to_glow(self, path: str | os.PathLike[str], bins: int = glow.BINS) -> None:
         """Write it in the form of Glow's profiles: three YAML documents.

@@ -74,7 +74,7 @@ def profile(
     values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}
     if weights:
         values |= {value.name: value for value in _weights(sites, bins)}
-    return Profile(sites.hash, bins, values, __version__)
+    return Profile(sites.hash, bins, values, __version__, sites.weights)
 
 
 def _plan(sites: Sequence[Site], bins: int) -> dict[str, Any]:

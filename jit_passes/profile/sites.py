@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _C
 from ..graph.view import GraphView, NodeView, ValueView
-from .fingerprint import EDGE, GET_ATTRIBUTE, hash_of_graph, observers_of
+from .fingerprint import EDGE, GET_ATTRIBUTE, hash_of_graph, hash_of_weights, observers_of
 
 CONTROL = ("prim::If", "prim::Loop")
 
@@ -40,6 +40,7 @@ class Sites:
         names: by id of the value: name of its node, or argument, or attribute, or
             `Loop.block0.1` for what a block is given. Unique.
         hash: see `hash_of_graph`.
+        weights: see `hash_of_weights`.
         unsure: ids of values that may be uninitialized where they are defined, because an
             exception or an early return comes before anyone reads them.
         hidden: indices of observers, and of nodes that read their buffers.
@@ -48,6 +49,7 @@ class Sites:
     view: GraphView
     names: dict[int, str] = field(default_factory=dict)
     hash: str = ""
+    weights: str = ""
     unsure: set[int] = field(default_factory=set)
     hidden: set[int] = field(default_factory=set)
     _homes: dict[int, int] = field(default_factory=dict)  # number of the block by id of its inputs
@@ -61,6 +63,7 @@ class Sites:
         graph = module._get_method(method).graph
         _Namer(sites, graph).run()
         sites.hash = hash_of_graph(sites.view, graph, sites.hidden)
+        sites.weights = hash_of_weights(sites.view, sites.hidden)
         return sites
 
     def all(self) -> list[Site]:
@@ -134,13 +137,6 @@ def _computes(user: NodeView) -> bool:
     if not user.name or user.kind in CONTROL:
         return False
     return user.kind == "prim::ListConstruct" or any(value.is_tensor for value in user.outputs)
-
-
-def origin(value: ValueView) -> ValueView:
-    """Return the model's own value that an edge stands for."""
-    while value.producer is not None and value.producer.kind == EDGE:
-        value = value.producer.inputs[0]
-    return value
 
 
 class _Namer:

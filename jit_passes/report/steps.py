@@ -6,40 +6,33 @@ from typing import Any
 
 import torch
 
+from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from .places import Site
 
 
-def _along(factor: torch.Tensor, axis: int, like: torch.Tensor) -> torch.Tensor:
-    shape = [-1 if i == axis % like.dim() else 1 for i in range(like.dim())]
-    return factor.reshape(shape)
-
-
-def _broadcast(value: Any, axis: int | None, like: torch.Tensor) -> torch.Tensor:
-    numbers = torch.as_tensor(value)
-    return numbers if axis is None else _along(numbers, axis, like)
-
-
 def step_of(parameters: QParams, values: list[torch.Tensor]) -> torch.Tensor:
     """Return the width of a step, for each element of the values."""
-    like = values[0] if values else torch.zeros(1)
-    return _broadcast(parameters.scale, parameters.axis, like).double()
+    scale, axis = torch.as_tensor(parameters.scale).double(), parameters.axis
+    if axis is None or not values:
+        return scale
+    dims = values[0].dim()
+    return scale.reshape([-1 if i == axis % dims else 1 for i in range(dims)])
 
 
 def rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:
     """Return the nearest values on the grid."""
-    scale = _broadcast(parameters.scale, parameters.axis, x).double()
-    zero = _broadcast(parameters.zero_point, parameters.axis, x)
-    codes = (x.double() / scale).round() + zero
-    return (codes.clamp(parameters.quant_min, parameters.quant_max) - zero) * scale
+    ends = (parameters.quant_min, parameters.quant_max)
+    scale, zero, axis = parameters.scale, parameters.zero_point, parameters.axis
+    codes = _quantized(x, scale, zero, axis, ends, DTYPES[parameters.dtype])
+    return _dequantized(codes, scale, zero, axis)
 
 
 def value_of(codes: torch.Tensor, site: Site) -> torch.Tensor:
     """Return what the codes of the converted model stand for."""
     if codes.is_quantized:
         return codes.dequantize()
-    scale = _broadcast(site.scale, site.axis, codes).float()
-    return (codes.long() - _broadcast(site.zero_point, site.axis, codes)).float() * scale
+    return _dequantized(codes, site.scale, site.zero_point, site.axis)
 
 
 def codes_of(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tensor:
@@ -48,6 +41,29 @@ def codes_of(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tenso
         grid = like.q_scale(), like.q_zero_point()
         return torch.quantize_per_tensor(value, *grid, like.dtype)
     limits = torch.iinfo(like.dtype)
-    step = _broadcast(site.scale, site.axis, value)
-    zero = _broadcast(site.zero_point, site.axis, value)
-    return ((value / step).round() + zero).clamp(limits.min, limits.max).to(like.dtype)
+    ends = (limits.min, limits.max)
+    return _quantized(value, site.scale, site.zero_point, site.axis, ends, like.dtype)
+
+
+# The dialect's own operators, or ties would round otherwise than in the converted model.
+
+
+def _quantized(
+    x: torch.Tensor, scale: Any, zero: Any, axis: int | None, ends: tuple[int, int],
+    dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    codes: torch.Tensor
+    if axis is None:
+        codes = torch.ops.jit_passes.quantize(x, scale, zero, *ends, dtype)
+    else:
+        codes = torch.ops.jit_passes.quantize_per_channel(x, scale, zero, axis, *ends, dtype)
+    return codes
+
+
+def _dequantized(codes: torch.Tensor, scale: Any, zero: Any, axis: int | None) -> torch.Tensor:
+    values: torch.Tensor
+    if axis is None:
+        values = torch.ops.jit_passes.dequantize(codes, scale, zero)
+    else:
+        values = torch.ops.jit_passes.dequantize_per_channel(codes, scale, zero, axis)
+    return values

@@ -67,8 +67,17 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     result = CONVERT.run(module, report.method, options=options).module
     operators = tuple(_with_refusal(row, refused) for row in report.operators)
     _warn(operators, refused, bool(options["insert_quantize_dequantize"]["parameters"]))
-    report = replace(report, operators=operators, plan=digest_of(places))
-    replace(report, stage=ModelStage.REFERENCE).located(result).write(result)
+    codes: dict[tuple[int, int], list[int]] = {}
+    for id, chosen in options["insert_quantize_dequantize"]["parameters"].items():
+        codes.setdefault((chosen["quant_min"], chosen["quant_max"]), []).append(id)
+    report = replace(
+        report,
+        stage=ModelStage.REFERENCE,
+        operators=operators,
+        codes=[(*ends, ids) for ends, ids in codes.items()],
+        plan=digest_of(places),
+    )
+    report.located(result).write(result)
     return wrap(result)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -82,6 +82,8 @@ class Report:
         places: for each kind of operator that quantizes, the ids of the places that those in the
             graph stand for, in program order, None for those without. It is how a converted
             model's values are known, also from a file.
+        codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
+            and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
         names: for each kind of those listed above, the names of those in the graph, likewise.
     """
@@ -93,6 +95,7 @@ class Report:
     calibrated: bool = False
     places: Mapping[str, list[int | None]] = field(default_factory=dict)
     names: Mapping[str, list[str]] = field(default_factory=dict)
+    codes: Sequence[tuple[int, int, list[int]]] = ()
     plan: str = ""
 
     def located(self, module: Any) -> Report:

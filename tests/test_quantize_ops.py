@@ -293,7 +293,7 @@ BAD = {
         quantize_per_channel, (X, SCALES, ZEROS[:1], 1, 0, 9, torch.uint8), "got 3 and 1"
     ),
     "axis": (quantize_per_channel, (X, SCALES, ZEROS, 2, 0, 9, torch.uint8), "axis 2 .* 2 dim"),
-    "axis_below": (quantize_per_channel, (X, SCALES, ZEROS, -1, 0, 9, torch.uint8), "axis -1"),
+    "axis_below": (quantize_per_channel, (X, SCALES, ZEROS, -9, 0, 9, torch.uint8), "outside of"),
     "channel_range": (
         quantize_per_channel, (X, SCALES, ZEROS, 1, 0, 300, torch.uint8), r"\[0, 300\]"
     ),

@@ -20,7 +20,7 @@ from jit_passes.quantizer import (
     Quantizer,
     SharedQuantizationSpec,
 )
-from jit_passes.targets import PowerOfTwoQuantizer
+from jit_passes.targets import PowerOfTwoQuantizer, Stock
 
 ACTIVATION = QuantizationSpec()
 INT8 = QuantizationSpec("int8")
@@ -87,8 +87,12 @@ def test_an_edge_that_is_not_there() -> None:
 
 
 def test_rounding() -> None:
-    with pytest.raises(JitPassesError, match=r"'conv.bias -> conv:conv2d' is to be rounded floor"):
-        prepared(annotate_bias(lambda conv: QuantizationSpec(rounding="floor")))
+    spec = QuantizationSpec(rounding="floor")
+    assert (
+        Stock(reduce_range=False).capability.activations.refusal(spec)
+        == "rounded floor, and the target has half_even"
+    )
+    prepared(annotate_bias(lambda conv: spec))  # the reference model can
 
 
 def test_a_derivation_that_fails() -> None:

@@ -20,7 +20,7 @@ STUB = Path(__file__).resolve().parent.parent / "jit_passes" / "_C.pyi"
 _SPELLING = [
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "int"),
     (r"typing\.SupportsFloat \| typing\.SupportsIndex", "float"),
-    (r"\b(?:collections\.abc|typing|jit_passes\._C)\.", ""),
+    (r"\b(?:collections\.abc|typing|jit_passes\._C)\.|\bjit_passes::", ""),
     (r"\b(?:torch|numpy)\.[\w.]+|\bobject\b|\bCapsule\b", "Any"),
 ]
 
@@ -84,7 +84,12 @@ def _refines(said: ast.expr | None, bound: ast.expr | None, aliases: dict[str, s
     if bound is None or said is None:
         return bound is said
     text, known = ast.unparse(said), ast.unparse(bound)
-    text = aliases.get(text, text)
+    for alias, meaning in aliases.items():
+        text = re.sub(rf"\b{alias}\b", meaning, text)
+    if " | " in known:  # each of several, in the same order
+        parts = [ast.parse(part, mode="eval").body for part in _alternatives(text)]
+        others = [ast.parse(part, mode="eval").body for part in _alternatives(known)]
+        return _all_refine(parts, others, {})
     if known == "Any" or text == known:
         return True
     if isinstance(bound, ast.Name):  # a bare container
@@ -100,6 +105,16 @@ def _refines(said: ast.expr | None, bound: ast.expr | None, aliases: dict[str, s
             and _all_refine(_items(expanded.slice), _items(bound.slice), aliases)
         )
     return False
+
+
+def _alternatives(text: str) -> list[str]:
+    """Return the parts of a union, brackets kept together."""
+    expression: ast.expr = ast.parse(text, mode="eval").body
+    found: list[str] = []
+    while isinstance(expression, ast.BinOp):
+        found.insert(0, ast.unparse(expression.right))
+        expression = expression.left
+    return [ast.unparse(expression), *found]
 
 
 def _items(slice_: ast.expr) -> list[ast.expr | None]:

@@ -34,7 +34,7 @@ const auto fused_attention = c10::Symbol::fromQualString("aten::_native_multi_he
 const auto nested_from_mask = c10::Symbol::fromQualString("aten::_nested_tensor_from_mask");
 const auto to_padded = c10::Symbol::fromQualString("aten::to_padded_tensor");
 
-// What the fused operators compute. They, too, take a mask of floats for one of bool.
+// The computation of the fused operators. They, too, take a mask of floats for one of bool.
 const char* const formula = R"SCRIPT(
 def attend(x: Tensor, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
            mask: Optional[Tensor], mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:

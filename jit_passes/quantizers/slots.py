@@ -81,7 +81,7 @@ class SlotQuantizer(Quantizer):
 
     Args:
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
-            products), "bias", "sum" (of both). What options leave open is 8 signed bits, symmetric,
+            products), "bias", "sum" (of both). Options left open are 8 signed bits, symmetric,
             the range of `MovingAverageMinMax`; or what the target has that is nearest to this.
         where: a pattern, or several, of module paths: `*`, `layer1.*.conv1`.
         target: the backend that it is made for.

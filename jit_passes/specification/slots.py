@@ -1,4 +1,4 @@
-"""What a value is to its operator, and how many channels it has there."""
+"""The slot of a value at its operator, and the number of channels there."""
 
 from __future__ import annotations
 

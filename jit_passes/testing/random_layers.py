@@ -168,7 +168,7 @@ def batch_norm(w: Writer) -> bool:
 
 
 def convolution_norm(w: Writer) -> bool:
-    """What batch norms are folded into."""
+    """Operators that batch norms are folded into."""
     made = w.rng.choice((convolution, convolution, transposed, linear))
     if not made(w):
         return False

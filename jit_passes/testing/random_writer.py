@@ -136,7 +136,7 @@ class Writer:
 
 
 def _helper(x: Tensor, scale: Tensor | None = None, offset: float | None = None) -> Tensor:
-    """What the method of that name does."""
+    """The body of the method of that name."""
     if scale is not None:
         x = x * scale
     return x if offset is None else x + offset

@@ -161,15 +161,17 @@ def training_life() -> str:
     return block("\n".join(line for line in lines if any(name in line for name in names)))
 
 
+def shown(value: jit_passes.ValueView) -> str:
+    """Return the name of a value, or the number or list that it is."""
+    number = value.is_constant and not isinstance(value.constant, torch.Tensor)
+    return str(value.constant) if number else value.name
+
+
 def canonical() -> str:
     """The graph that quantizers annotate."""
     torch.manual_seed(0)
     nodes = jit_passes.normalized_graph(torch.jit.script(Net().eval())).nodes
-    rows = [
-        f"{n.name:12} {n.kind:16} {', '.join(v.name for v in n.inputs if v.name)}"
-        for n in nodes
-        if n.name
-    ]
+    rows = [f"{n.name:12} {n.kind:16} {', '.join(map(shown, n.inputs))}" for n in nodes if n.name]
     return block("\n".join(rows))
 
 

@@ -207,9 +207,10 @@ def test_a_profile_knows_such_a_buffer() -> None:
 
     own, other = (Sites.of(normalize(script(m)._c).module, "forward") for m in (Counts(), Other()))
     assert own.hash != other.hash
-    prepared = jit_passes.prepare(script(Counts()))
+    model = script(Counts())
+    prepared = jit_passes.prepare(model)
     assert Sites.of(prepared._c, "forward").hash == own.hash
-    profile = jit_passes.profile(script(Counts()), [X, X], progress=False)
+    profile = jit_passes.profile(model, [X, X], progress=False)
     jit_passes.fill(prepared, profile)
 
 

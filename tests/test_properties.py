@@ -95,7 +95,7 @@ NOISE = {"canonicalize_linear": "JIT_PASSES_MODULES=#663@0\n"}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # What none of these modules has: codes of fewer than 8 bits; and what changes no graph.
-NEVER = {"original", "clamp_codes", "remark_float"}
+NEVER = {"original", "avoid_fast_path", "clamp_codes", "remark_float"}
 # Said where PyTorch's executor takes a convolution to have a batch axis, and addmm to have the rank
 # of its bias: original modules fail with it too.
 PYTORCH = (

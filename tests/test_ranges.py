@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.ao import quantization as ao
 
-from jit_passes import JitPassesError
 from jit_passes.observers import (
     Histogram,
     MinMax,
@@ -228,13 +227,12 @@ def test_other_schemes_per_channel(scheme: str) -> None:
         assert found.scale.tolist() == [2**-5, 2**-4, 2**-5, 2**-126]
 
 
-def test_rounding_is_for_fake_quantization() -> None:
-    """It is kept in a file's text, and backends' kernels do not have it."""
+def test_rounding_is_kept() -> None:
+    """In a file's text, and in the parameters."""
     spec = QuantizationSpec(observer=MinMax(), rounding="floor")
     assert Place.from_text(Place(0, "conv", "input", spec, 0).to_text()).spec == spec
     state = ObserverState(torch.tensor([0.0, 1.0], dtype=torch.float64), None)
-    with pytest.raises(JitPassesError, match="specification says floor"):
-        choose_qparams(spec, state)
+    assert choose_qparams(spec, state).rounding == "floor"
     with pytest.raises(ValueError, match="rounding is one of half_even"):
         QuantizationSpec(rounding="up")
     with pytest.raises(ValueError, match=r"\[3, 255\] does not hold 0"):

@@ -18,7 +18,7 @@ from jit_passes.stages.normalize import CANONICAL_FORM, NORMALIZE, NORMALIZE_TRA
 from jit_passes.stages.prepare import OBSERVE
 from jit_passes.targets import Reference, Stock
 from jit_passes.training.prepare import QUANTIZE as TRAIN
-from jit_passes.training.slots import QUANTIZE, SPLIT
+from jit_passes.training.slots import SPLIT
 
 PIPELINES = [
     RESOLVE,
@@ -29,7 +29,6 @@ PIPELINES = [
     CONVERT,
     STRIP,
     SPLIT,
-    QUANTIZE,
     TRAIN,
     Stock().lowering(),
     Reference().lowering(),

@@ -46,7 +46,7 @@ def lsq(
 ) -> Tensor:  # fmt: skip
     count = corrections() if count is None else count
     before = (x, scale, count, fold, fold_axis, observe, enabled, rule, per_sample)
-    return own.train_lsq(*before, *grid, axis, group, "conv1 weight", "{}")
+    return own.train_lsq(*before, *grid, axis, 0, group, "conv1 weight", "{}")
 
 
 def tqt(
@@ -638,7 +638,7 @@ class Scripted(nn.Module):
         if self.which == "lsq":
             weight = torch.ops.jit_passes.train_lsq(
                 weight, self.weight_parameter, self.corrections, self.gamma, 0, self.training,
-                True, "lsq", False, -8, 7, None, "", "weight", ""
+                True, "lsq", False, -8, 7, None, 0, "", "weight", ""
             )  # fmt: skip
         elif self.which == "tqt":
             weight = torch.ops.jit_passes.train_tqt(
@@ -689,12 +689,12 @@ OPCHECKS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "lsq": lambda: (
         own.train_lsq,
         (torch.tensor([0.1]).requires_grad_(), corrections(), None, 0, False, True, "lsq", True,
-         -8, 7, None, "", "x", ""),
+         -8, 7, None, 8, "", "x", ""),
     ),
     "lsq_fold": lambda: (
         own.train_lsq,
         (torch.tensor([0.1]).requires_grad_(), corrections(), torch.tensor([1.0, -2.0]), 0, True,
-         True, "lsq", False, -8, 7, None, "", "x", ""),
+         True, "lsq", False, -8, 7, None, 0, "", "x", ""),
     ),
     "lsq_plus": lambda: (
         own.train_lsq_plus,

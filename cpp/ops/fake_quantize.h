@@ -23,7 +23,7 @@ at::Tensor scaleOfRange(
 
 at::Tensor callFakeQuantizeLsq(
     const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
-    std::optional<int64_t> ch_axis);
+    std::optional<int64_t> ch_axis, int64_t zero_point);
 
 at::Tensor callFakeQuantizeLsqPlus(
     const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset, int64_t quant_min,

@@ -11,7 +11,8 @@
 // rounded, ends excluded: v = 127.4 is beyond 127. PyTorch's _fake_quantize_learnable_per_tensor_affine
 // and TQT look at the rounded one.
 //
-// The forward is fake_quantize with a zero point of 0: rounding keeps the order, and whole numbers.
+// The forward is fake_quantize: rounding keeps the order, and whole numbers. Codes count from `zero_point`, which
+// changes last bits only: next to a tie, rounding gives the code that quantize will give with that zero point.
 // There is no second derivative.
 //
 // Source: Esser et al., "Learned Step Size Quantization", arXiv:1902.08153, equations 1 to 3.
@@ -25,9 +26,11 @@ using at::Tensor;
 
 Tensor fakeQuantizeLsq(
     const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double,
-    std::optional<int64_t> ch_axis) {
+    std::optional<int64_t> ch_axis, int64_t zero_point) {
   checkCount(scale, "scale", x, wrapAxis(ch_axis, x));
-  return callFakeQuantize(x, scale, at::zeros_like(scale), quant_min, quant_max, ch_axis, "half_even");
+  return callFakeQuantize(
+      x, scale, at::full_like(scale, zero_point), quant_min + zero_point, quant_max + zero_point, ch_axis,
+      "half_even");
 }
 
 template <auto findGradients>
@@ -41,7 +44,8 @@ std::tuple<Tensor, Tensor> lsqBackward(
   return {found.x, gradientOf(scale, gradient_scale * found.slopes)};
 }
 
-Tensor fakeQuantizeLsqMeta(const Tensor& x, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>) {
+Tensor fakeQuantizeLsqMeta(
+    const Tensor& x, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>, int64_t) {
   return at::empty_like(x);
 }
 
@@ -54,14 +58,14 @@ class FakeQuantizeLsq : public torch::autograd::Function<FakeQuantizeLsq> {
  public:
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale, int64_t quant_min,
-      int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
+      int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis, int64_t zero_point) {
     at::AutoDispatchBelowADInplaceOrView guard;
     context->save_for_backward({x, scale});
     context->saved_data["quant_min"] = quant_min;
     context->saved_data["quant_max"] = quant_max;
     context->saved_data["gradient_scale"] = gradient_scale;
     context->saved_data["ch_axis"] = ch_axis;
-    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
+    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
   }
 
   static torch::autograd::variable_list backward(
@@ -71,7 +75,7 @@ class FakeQuantizeLsq : public torch::autograd::Function<FakeQuantizeLsq> {
         "jit_passes::fake_quantize_lsq_backward");
     const auto saved = context->get_saved_variables();
     auto& data = context->saved_data;
-    torch::autograd::variable_list result(6);
+    torch::autograd::variable_list result(7);
     std::tie(result[0], result[1]) = op.call(
         gradients[0], saved[0], saved[1], data["quant_min"].toInt(), data["quant_max"].toInt(),
         data["gradient_scale"].toDouble(), data["ch_axis"].toOptional<int64_t>());
@@ -81,8 +85,8 @@ class FakeQuantizeLsq : public torch::autograd::Function<FakeQuantizeLsq> {
 
 Tensor fakeQuantizeLsqAutograd(
     const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
-    std::optional<int64_t> ch_axis) {
-  return FakeQuantizeLsq::apply(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
+    std::optional<int64_t> ch_axis, int64_t zero_point) {
+  return FakeQuantizeLsq::apply(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
 }
 
 const RegisterOp fake_quantize_lsq_op{"fake_quantize_lsq", "Fake-quantize with a trained scale (LSQ)."};
@@ -92,7 +96,7 @@ const RegisterOp fake_quantize_lsq_backward_op{
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(
       "fake_quantize_lsq(Tensor x, Tensor scale, int quant_min, int quant_max, float gradient_scale, "
-      "int? ch_axis=None) -> Tensor");
+      "int? ch_axis=None, int zero_point=0) -> Tensor");
   m.def(
       "fake_quantize_lsq_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, int quant_max, "
       "float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor)");
@@ -121,11 +125,11 @@ TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
 
 Tensor callFakeQuantizeLsq(
     const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
-    std::optional<int64_t> ch_axis) {
-  static const auto op =
-      findOperator<Tensor(const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
-          "jit_passes::fake_quantize_lsq");
-  return op.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
+    std::optional<int64_t> ch_axis, int64_t zero_point) {
+  static const auto op = findOperator<Tensor(
+      const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>, int64_t)>(
+      "jit_passes::fake_quantize_lsq");
+  return op.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
 }
 
 } // namespace jit_passes

@@ -88,7 +88,8 @@ void prepareLsqMeta(
 Tensor trainLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, bool per_sample, int64_t quant_min,
-    int64_t quant_max, std::optional<int64_t> ch_axis, string_view group, string_view name, string_view) {
+    int64_t quant_max, std::optional<int64_t> ch_axis, int64_t zero_point, string_view group,
+    string_view name, string_view) {
   static const auto prepare = findOperator<void(
       const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool,
       string_view, int64_t, int64_t, std::optional<int64_t>, string_view, string_view)>(
@@ -104,11 +105,11 @@ Tensor trainLsq(
   }
   const double gradient_scale = gradientScale(x, quant_max, ch_axis, per_sample);
   if (!fold) {
-    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis);
+    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
   }
   const auto known = scale.detach();
   const auto folded = foldScale(known + gradient_scale * (scale - known), *fold);
-  return callFakeQuantizeLsq(x, folded, quant_min, quant_max, 1, fold_axis);
+  return callFakeQuantizeLsq(x, folded, quant_min, quant_max, 1, fold_axis, zero_point);
 }
 
 const RegisterOp train_lsq_op{
@@ -123,7 +124,7 @@ TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(
       "train_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
       "bool observe, bool enabled, str rule, bool per_sample, int quant_min, int quant_max, int? ch_axis, "
-      "str group, str name, str spec) -> Tensor");
+      "int zero_point, str group, str name, str spec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_lsq", prepareLsq<true>); }

@@ -108,6 +108,7 @@ class LSQ(FakeQuantizer):
                 "enabled": ENABLED,
                 "rule": rule,
                 "per_sample": self.per_sample and not place.is_parameter,
+                "zero_point": spec.quant_min - low,
                 "quant_min": low,
                 "quant_max": high,
                 "ch_axis": spec.ch_axis,

@@ -126,9 +126,9 @@ CASES = [
     Case("rnn", lambda: Recurrence(nn.RNN(**LSTM)), values(6, 12), int8=2),
     Case("lstm_cell", CellLoop, values(6, 12)),
     # In eval mode these choose a fused kernel; the branch with linear layers is never taken.
-    Case("multihead_attention", SelfAttention, values(5, 16), warning="attention"),
-    Case("transformer_layer", lambda: Transformer(False), _tokens, warning="layer"),
-    Case("transformer_norm_first", lambda: Transformer(True), _tokens, warning="layer"),
+    Case("multihead_attention", SelfAttention, values(5, 16)),
+    Case("transformer_layer", lambda: Transformer(False), _tokens),
+    Case("transformer_norm_first", lambda: Transformer(True), _tokens),
     Case("embedding_bag", Bag, _bags),
     Case("layer_norm", lambda: NormalizedRows(nn.LayerNorm(16)), values(6, 12), int8=2),
     Case(

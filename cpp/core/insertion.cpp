@@ -10,9 +10,14 @@ namespace {
 std::vector<c10::IValue> elements(const c10::IValue& packed) { return packed.toTupleRef().elements().vec(); }
 
 const c10::FunctionSchema& schemaOf(const std::string& op) {
+  thread_local std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> found;
+  if (const auto seen = found.find(op); seen != found.end()) {
+    return seen->second->schema();
+  }
   const auto symbol = c10::Symbol::fromQualString(op);
   for (const auto& known : torch::jit::getAllOperatorsFor(symbol)) {
     if (isPlaceSchema(known->schema())) {
+      found[op] = known;
       return known->schema();
     }
   }

@@ -176,6 +176,9 @@ std::vector<std::string> partsOf(const std::string& path) {
 
 // The module at a path, if it is the only one of its type: attributes are added to types.
 std::optional<Module> ownedModule(const Module& root, const std::string& path) {
+  if (path.empty()) {
+    return root; // no module contains one of its own type
+  }
   Module module = root;
   for (const auto& part : partsOf(path)) {
     if (!module.hasattr(part) || !module.attr(part).isModule()) {

@@ -84,6 +84,28 @@ class Recorder {
   Snapshot snapshot_;
 };
 
+// Nodes of a fresh graph look their operator up one by one, which takes longer than all the rest of a snapshot.
+// The types of the operands decide, so nodes that have the same ones share the answer.
+std::string overloadOf(const Node* node) {
+  thread_local std::unordered_map<std::string, std::string> known;
+  if (node->kind().is_prim()) {
+    return "";
+  }
+  std::string key = node->kind().toQualString();
+  for (const Value* input : node->inputs()) {
+    const auto& type = input->type();
+    key += static_cast<char>(type->kind());
+    if (type->containedTypeSize() == 1) {
+      key += static_cast<char>(type->containedType(0)->kind());
+    }
+  }
+  const auto [found, is_new] = known.try_emplace(std::move(key));
+  if (const auto* schema = is_new ? node->maybeSchema() : nullptr) {
+    found->second = schema->overload_name();
+  }
+  return found->second;
+}
+
 } // namespace
 
 std::vector<Node*> nodesInOrder(Graph& graph) {
@@ -100,9 +122,7 @@ NodeRecord recordOf(Node* node) {
   for (const Value* input : node->inputs()) {
     record.inputs.push_back(static_cast<int64_t>(input->unique()));
   }
-  if (const auto* schema = node->kind().is_prim() ? nullptr : node->maybeSchema()) {
-    record.overload = schema->overload_name();
-  }
+  record.overload = overloadOf(node);
   return record;
 }
 

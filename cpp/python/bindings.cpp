@@ -272,6 +272,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
     return kinds;
   });
+  m.def("names_by_kind", [](const Module& module, const std::string& method) {
+    const auto graph = module.get_method(method).graph();
+    const auto names = nodeNames(*graph);
+    std::map<std::string, std::vector<std::string>> found; // in program order
+    forEachNode(*graph, [&](Node* node) {
+      if (const auto name = names.find(node); name != names.end()) {
+        found[node->kind().toQualString()].push_back(name->second);
+      }
+    });
+    return found;
+  });
   m.def("clone", [](const Module& module) { return cloneModule(module); });
   m.def("clone", [](const Module& module, const std::string& method) { return cloneModule(module, method); });
   m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..errors import JitPassesError
@@ -68,8 +69,7 @@ class Place:
 
     def to_text(self) -> str:
         """Return JSON that begins with the id, which C++ reads without a parser."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps({**own, "format": FORMAT, "spec": _spec_to_dict(self.spec)})
+        return json.dumps({**vars(self), "format": FORMAT, "spec": _spec_to_dict(self.spec)})
 
     @classmethod
     def from_text(cls, text: str) -> Place:
@@ -106,8 +106,9 @@ def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
     return _spec_from_dict(extra.pop("spec")), extra
 
 
+@lru_cache(4096)  # one specification stands at hundreds of places
 def _spec_to_dict(spec: ResolvedSpec) -> dict[str, Any]:
-    content = asdict(spec)
+    content = dict(vars(spec))
     if isinstance(spec, QuantizationSpec):
         content["observer"] = spec.observer.record()
     return {

@@ -83,7 +83,7 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 
 def digest_of(places: list[QuantizedPlace]) -> str:
     """Return a text that is the same for models that were prepared alike."""
-    texts = "\n".join(sorted(known.place.to_text() for known in places))
+    texts = "\n".join(sorted(known.operands["spec"] for known in places))
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
 from ..passes.subject import check_script, wrap
 
@@ -101,10 +102,11 @@ class Report:
     def located(self, module: Any) -> Report:
         """Return the record with where the places and the operators are in the module's graph."""
         kinds = {row.kind for row in self.operators}
-        names: dict[str, list[str]] = {}
-        for node in GraphView.of(module, self.method).nodes:
-            if node.traits.counts and node.kind.rpartition("::")[2] in kinds:
-                names.setdefault(node.kind, []).append(node.name)
+        names = {
+            kind: found
+            for kind, found in _C.names_by_kind(module, self.method).items()
+            if kind.rpartition("::")[2] in kinds and TRAITS.get(kind, NOTHING).counts
+        }
         for kind, found in names.items():  # a graph from a file has lost the paths of modules
             short = kind.rpartition("::")[2]
             recorded = [row.name for row in self.operators if row.kind == short]

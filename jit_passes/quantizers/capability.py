@@ -132,8 +132,13 @@ def weighted_reason(node: NodeView) -> str | None:
         return "its weight is computed by the model"
     if weight.constant.dtype != torch.float32:
         return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
-    if not weight.constant.isfinite().all():
+    if not _is_finite(weight.constant):
         return "its weight holds a NaN or an infinity"
     if not bias.is_constant:
         return "its bias is computed by the model"
     return None
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Say whether it holds no NaN and no infinity: NaN propagates to both ends of a range."""
+    return tensor.numel() == 0 or all(end.isfinite() for end in torch.aminmax(tensor))

@@ -103,7 +103,7 @@ void run(
 }
 
 // The result, and the mask where it is wanted.
-std::pair<Tensor, Tensor> onCpu(
+std::pair<Tensor, Tensor> computeOnCpu(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding, bool masked) {
   const auto axis = wrapAxis(ch_axis, x);
@@ -150,13 +150,13 @@ std::pair<Tensor, Tensor> byOperators(
 Tensor fakeQuantizeCpu(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
-  return onCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, false).first;
+  return computeOnCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, false).first;
 }
 
 std::tuple<Tensor, Tensor> fakeQuantizeWithMaskCpu(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
-  return onCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, true);
+  return computeOnCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, true);
 }
 
 Tensor fakeQuantizeByOperators(
@@ -264,45 +264,28 @@ Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
 }
 
 const RegisterOp fake_quantize_op{
-    "fake_quantize", "Quantize and dequantize in one step, with a straight-through gradient."};
+    "fake_quantize(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
+    "int? ch_axis=None, str rounding=\"half_even\") -> Tensor",
+    "Quantize and dequantize in one step, with a straight-through gradient.",
+    onCpu(fakeQuantizeCpu),
+    onAnyDevice(fakeQuantizeByOperators),
+    onMeta(fakeQuantizeMeta),
+    withGradient(fakeQuantizeAutograd)};
 const RegisterOp fake_quantize_with_mask_op{
-    "fake_quantize_with_mask", "Fake-quantize without a gradient; also return where the gradient passes."};
-const RegisterOp mask_gradient_op{"mask_gradient", "Pass the gradient where the mask is set, 0 elsewhere."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "fake_quantize(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
-      "int? ch_axis=None, str rounding=\"half_even\") -> Tensor");
-  m.def(
-      "fake_quantize_with_mask(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
-      "int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)");
-  m.def("mask_gradient(Tensor gradient, Tensor inside) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("fake_quantize", fakeQuantizeCpu);
-  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskCpu);
-  m.impl("mask_gradient", maskGradientCpu);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("fake_quantize", fakeQuantizeByOperators);
-  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskByOperators);
-  m.impl("mask_gradient", maskGradientByOperators);
-}
+    "fake_quantize_with_mask(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
+    "int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)",
+    "Fake-quantize without a gradient; also return where the gradient passes.",
+    onCpu(fakeQuantizeWithMaskCpu), onAnyDevice(fakeQuantizeWithMaskByOperators),
+    onMeta(fakeQuantizeWithMaskMeta)};
+const RegisterOp mask_gradient_op{
+    "mask_gradient(Tensor gradient, Tensor inside) -> Tensor",
+    "Pass the gradient where the mask is set, 0 elsewhere.",
+    onCpu(maskGradientCpu),
+    onAnyDevice(maskGradientByOperators),
+    onMeta(maskGradientByOperators),
+    withGradient(maskGradientAutograd)};
 
 // Which the key above leaves out for operators that are not PyTorch's.
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
-  m.impl("fake_quantize", fakeQuantizeMeta);
-  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskMeta);
-  m.impl("mask_gradient", maskGradientByOperators);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
-  m.impl("fake_quantize", fakeQuantizeAutograd);
-  m.impl("mask_gradient", maskGradientAutograd);
-}
-
 } // namespace
 
 Tensor callFakeQuantize(

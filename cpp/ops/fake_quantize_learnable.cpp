@@ -104,37 +104,18 @@ Tensor fakeQuantizeLearnableAutograd(
 }
 
 const RegisterOp fake_quantize_learnable_op{
-    "fake_quantize_learnable", "Fake-quantize with a gradient for the scale, by the mask of codes."};
+    "fake_quantize_learnable(Tensor x, Tensor scale, int quant_min, int quant_max, int? ch_axis=None, "
+    "str rounding=\"half_even\") -> Tensor",
+    "Fake-quantize with a gradient for the scale, by the mask of codes.", onAnyDevice(fakeQuantizeLearnable),
+    onMeta(fakeQuantizeLearnableMeta), withGradient(fakeQuantizeLearnableAutograd)};
 const RegisterOp fake_quantize_learnable_backward_op{
-    "fake_quantize_learnable_backward", "Gradients of fake_quantize_learnable, in one pass over memory."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "fake_quantize_learnable(Tensor x, Tensor scale, int quant_min, int quant_max, int? ch_axis=None, "
-      "str rounding=\"half_even\") -> Tensor");
-  m.def(
-      "fake_quantize_learnable_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, "
-      "int quant_max, int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("fake_quantize_learnable_backward", learnableBackward<true>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("fake_quantize_learnable", fakeQuantizeLearnable);
-  m.impl("fake_quantize_learnable_backward", learnableBackward<false>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
-  m.impl("fake_quantize_learnable", fakeQuantizeLearnableMeta);
-  m.impl("fake_quantize_learnable_backward", learnableBackwardMeta);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
-  m.impl("fake_quantize_learnable", fakeQuantizeLearnableAutograd);
-  m.impl("fake_quantize_learnable_backward", torch::autograd::autogradNotImplementedFallback());
-}
+    "fake_quantize_learnable_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, "
+    "int quant_max, int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)",
+    "Gradients of fake_quantize_learnable, in one pass over memory.",
+    onCpu(learnableBackward<true>),
+    onAnyDevice(learnableBackward<false>),
+    onMeta(learnableBackwardMeta),
+    withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 } // namespace
 

@@ -89,37 +89,19 @@ Tensor fakeQuantizeLsqAutograd(
   return FakeQuantizeLsq::apply(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
 }
 
-const RegisterOp fake_quantize_lsq_op{"fake_quantize_lsq", "Fake-quantize with a trained scale (LSQ)."};
+const RegisterOp fake_quantize_lsq_op{
+    "fake_quantize_lsq(Tensor x, Tensor scale, int quant_min, int quant_max, float gradient_scale, "
+    "int? ch_axis=None, int zero_point=0) -> Tensor",
+    "Fake-quantize with a trained scale (LSQ).", onAnyDevice(fakeQuantizeLsq), onMeta(fakeQuantizeLsqMeta),
+    withGradient(fakeQuantizeLsqAutograd)};
 const RegisterOp fake_quantize_lsq_backward_op{
-    "fake_quantize_lsq_backward", "Gradients of fake_quantize_lsq, in one pass over memory."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "fake_quantize_lsq(Tensor x, Tensor scale, int quant_min, int quant_max, float gradient_scale, "
-      "int? ch_axis=None, int zero_point=0) -> Tensor");
-  m.def(
-      "fake_quantize_lsq_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, int quant_max, "
-      "float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("fake_quantize_lsq_backward", lsqBackward<gradientsOnCpu<SlopeOfClip>>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("fake_quantize_lsq", fakeQuantizeLsq);
-  m.impl("fake_quantize_lsq_backward", lsqBackward<gradientsByOperators<SlopeOfClip>>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
-  m.impl("fake_quantize_lsq", fakeQuantizeLsqMeta);
-  m.impl("fake_quantize_lsq_backward", lsqBackwardMeta);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
-  m.impl("fake_quantize_lsq", fakeQuantizeLsqAutograd);
-  m.impl("fake_quantize_lsq_backward", torch::autograd::autogradNotImplementedFallback());
-}
+    "fake_quantize_lsq_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, int quant_max, "
+    "float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor)",
+    "Gradients of fake_quantize_lsq, in one pass over memory.",
+    onCpu(lsqBackward<gradientsOnCpu<SlopeOfClip>>),
+    onAnyDevice(lsqBackward<gradientsByOperators<SlopeOfClip>>),
+    onMeta(lsqBackwardMeta),
+    withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 } // namespace
 

@@ -158,38 +158,21 @@ Tensor fakeQuantizeLsqPlusAutograd(
 }
 
 const RegisterOp fake_quantize_lsq_plus_op{
-    "fake_quantize_lsq_plus", "Fake-quantize with a trained scale and offset (LSQ+)."};
+    "fake_quantize_lsq_plus(Tensor x, Tensor scale, Tensor offset, int quant_min, int quant_max, "
+    "float gradient_scale, int? ch_axis=None) -> Tensor",
+    "Fake-quantize with a trained scale and offset (LSQ+).",
+    onCpu(fakeQuantizeLsqPlusCpu),
+    onAnyDevice(fakeQuantizeLsqPlusByOperators),
+    onMeta(fakeQuantizeLsqPlusMeta),
+    withGradient(fakeQuantizeLsqPlusAutograd)};
 const RegisterOp fake_quantize_lsq_plus_backward_op{
-    "fake_quantize_lsq_plus_backward", "Gradients of fake_quantize_lsq_plus, in one pass over memory."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "fake_quantize_lsq_plus(Tensor x, Tensor scale, Tensor offset, int quant_min, int quant_max, "
-      "float gradient_scale, int? ch_axis=None) -> Tensor");
-  m.def(
-      "fake_quantize_lsq_plus_backward(Tensor gradient, Tensor x, Tensor scale, Tensor offset, "
-      "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor, Tensor)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusCpu);
-  m.impl("fake_quantize_lsq_plus_backward", lsqPlusBackward<gradientsOnCpu<SlopeOfClip, true>>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusByOperators);
-  m.impl("fake_quantize_lsq_plus_backward", lsqPlusBackward<gradientsByOperators<SlopeOfClip>>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
-  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusMeta);
-  m.impl("fake_quantize_lsq_plus_backward", lsqPlusBackwardMeta);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
-  m.impl("fake_quantize_lsq_plus", fakeQuantizeLsqPlusAutograd);
-  m.impl("fake_quantize_lsq_plus_backward", torch::autograd::autogradNotImplementedFallback());
-}
+    "fake_quantize_lsq_plus_backward(Tensor gradient, Tensor x, Tensor scale, Tensor offset, "
+    "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor, Tensor)",
+    "Gradients of fake_quantize_lsq_plus, in one pass over memory.",
+    onCpu(lsqPlusBackward<gradientsOnCpu<SlopeOfClip, true>>),
+    onAnyDevice(lsqPlusBackward<gradientsByOperators<SlopeOfClip>>),
+    onMeta(lsqPlusBackwardMeta),
+    withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 } // namespace
 

@@ -74,26 +74,13 @@ Tensor fakeQuantizeTqt(
 }
 
 const RegisterOp fake_quantize_tqt_op{
-    "fake_quantize_tqt", "Fake-quantize with a trained threshold, its scale a power of two (TQT)."};
+    "fake_quantize_tqt(Tensor x, Tensor log2_threshold, int quant_min, int quant_max, "
+    "int? ch_axis=None) -> Tensor",
+    "Fake-quantize with a trained threshold, its scale a power of two (TQT).", composed(fakeQuantizeTqt)};
 const RegisterOp power_of_two_scale_op{
-    "power_of_two_scale", "The power of two that is the scale of a TQT threshold."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "fake_quantize_tqt(Tensor x, Tensor log2_threshold, int quant_min, int quant_max, "
-      "int? ch_axis=None) -> Tensor");
-  m.def("power_of_two_scale(Tensor log2_threshold, int quant_min, int quant_max) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("power_of_two_scale", powerOfTwoScaleCpu); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("power_of_two_scale", powerOfTwoScaleByOperators);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("power_of_two_scale", powerOfTwoScaleMeta); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("fake_quantize_tqt", fakeQuantizeTqt); }
+    "power_of_two_scale(Tensor log2_threshold, int quant_min, int quant_max) -> Tensor",
+    "The power of two that is the scale of a TQT threshold.", onCpu(powerOfTwoScaleCpu),
+    onAnyDevice(powerOfTwoScaleByOperators), onMeta(powerOfTwoScaleMeta)};
 
 } // namespace
 

@@ -198,15 +198,9 @@ at::Tensor lookupTableMeta(const at::Tensor& codes, const at::Tensor& table, int
 }
 
 const RegisterOp lookup_table_op{
-    "lookup_table", "A function of integer codes, one entry of a table for each code."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("lookup_table(Tensor codes, Tensor table, int first) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("lookup_table", lookupTable); }
-TORCH_LIBRARY_IMPL(jit_passes, CUDA, m) { m.impl("lookup_table", lookupTableByIndex); }
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("lookup_table", lookupTableMeta); }
+    "lookup_table(Tensor codes, Tensor table, int first) -> Tensor",
+    "A function of integer codes, one entry of a table for each code.", onCpu(lookupTable),
+    onMeta(lookupTableMeta), onCuda(lookupTableByIndex)};
 
 } // namespace
 } // namespace jit_passes

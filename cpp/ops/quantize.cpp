@@ -139,30 +139,20 @@ at::Tensor dequantizePerChannel(
   return steps.to(at::kFloat) * alongAxis(scales.to(at::kFloat), q, axis);
 }
 
-const RegisterOp quantize_op{"quantize", "Float to integers, one scale and zero point for the tensor."};
-const RegisterOp dequantize_op{"dequantize", "Integers to float, one scale and zero point for the tensor."};
+const RegisterOp quantize_op{
+    "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
+    "Tensor",
+    "Float to integers, one scale and zero point for the tensor.", onCpu(quantize)};
+const RegisterOp dequantize_op{
+    "dequantize(Tensor q, float scale, int zero_point) -> Tensor",
+    "Integers to float, one scale and zero point for the tensor.", onCpu(dequantize)};
 const RegisterOp quantize_per_channel_op{
-    "quantize_per_channel", "Float to integers, a scale and zero point for each channel."};
+    "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
+    "int quant_max, ScalarType dtype) -> Tensor",
+    "Float to integers, a scale and zero point for each channel.", onCpu(quantizePerChannel)};
 const RegisterOp dequantize_per_channel_op{
-    "dequantize_per_channel", "Integers to float, a scale and zero point for each channel."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
-      "Tensor");
-  m.def("dequantize(Tensor q, float scale, int zero_point) -> Tensor");
-  m.def(
-      "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
-      "int quant_max, ScalarType dtype) -> Tensor");
-  m.def("dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("quantize", quantize);
-  m.impl("dequantize", dequantize);
-  m.impl("quantize_per_channel", quantizePerChannel);
-  m.impl("dequantize_per_channel", dequantizePerChannel);
-}
+    "dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor",
+    "Integers to float, a scale and zero point for each channel.", onCpu(dequantizePerChannel)};
 
 } // namespace
 } // namespace jit_passes

@@ -76,15 +76,9 @@ std::tuple<double, double> searchRangeL2(
 }
 
 const RegisterOp search_range_l2_op{
-    "search_range_l2", "The range whose quantization has the least squared error."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "search_range_l2(Tensor histogram, int exponent, int offset, float min, float max, int quant_min, "
-      "int quant_max, bool symmetric) -> (float, float)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_l2", searchRangeL2); }
+    "search_range_l2(Tensor histogram, int exponent, int offset, float min, float max, int quant_min, "
+    "int quant_max, bool symmetric) -> (float, float)",
+    "The range whose quantization has the least squared error.", onCpu(searchRangeL2)};
 
 } // namespace
 } // namespace jit_passes

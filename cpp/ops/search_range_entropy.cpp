@@ -86,11 +86,8 @@ int64_t searchRangeEntropy(const at::Tensor& histogram, int64_t groups) {
 }
 
 const RegisterOp search_range_entropy_op{
-    "search_range_entropy", "The number of bins to keep, by the least relative entropy."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_entropy(Tensor counts, int groups) -> int"); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_entropy", searchRangeEntropy); }
+    "search_range_entropy(Tensor counts, int groups) -> int",
+    "The number of bins to keep, by the least relative entropy.", onCpu(searchRangeEntropy)};
 
 } // namespace
 } // namespace jit_passes

@@ -118,13 +118,8 @@ std::tuple<int64_t, int64_t> searchRangeEntropyGlow(
 }
 
 const RegisterOp search_range_entropy_glow_op{
-    "search_range_entropy_glow", "The first and last bin to keep, by the least relative entropy."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("search_range_entropy_glow(Tensor counts, int groups, bool symmetric) -> (int, int)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_entropy_glow", searchRangeEntropyGlow); }
+    "search_range_entropy_glow(Tensor counts, int groups, bool symmetric) -> (int, int)",
+    "The first and last bin to keep, by the least relative entropy.", onCpu(searchRangeEntropyGlow)};
 
 } // namespace
 } // namespace jit_passes

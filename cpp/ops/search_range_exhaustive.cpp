@@ -43,15 +43,9 @@ std::tuple<double, double> searchRangeExhaustive(
 }
 
 const RegisterOp search_range_exhaustive_op{
-    "search_range_exhaustive", "The range of a grid whose quantization has the least squared error."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "search_range_exhaustive(Tensor histogram, int exponent, int offset, float min, float max, "
-      "int quant_min, int quant_max, bool symmetric, int factors) -> (float, float)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_exhaustive", searchRangeExhaustive); }
+    "search_range_exhaustive(Tensor histogram, int exponent, int offset, float min, float max, "
+    "int quant_min, int quant_max, bool symmetric, int factors) -> (float, float)",
+    "The range of a grid whose quantization has the least squared error.", onCpu(searchRangeExhaustive)};
 
 } // namespace
 } // namespace jit_passes

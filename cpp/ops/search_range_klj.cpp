@@ -87,11 +87,8 @@ int64_t searchRangeKlj(const at::Tensor& histogram, int64_t levels) {
 }
 
 const RegisterOp search_range_klj_op{
-    "search_range_klj", "The number of bins to keep, by the least divergence of cumulative sums."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_klj(Tensor counts, int levels) -> int"); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_klj", searchRangeKlj); }
+    "search_range_klj(Tensor counts, int levels) -> int",
+    "The number of bins to keep, by the least divergence of cumulative sums.", onCpu(searchRangeKlj)};
 
 } // namespace
 } // namespace jit_passes

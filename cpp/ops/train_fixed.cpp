@@ -25,15 +25,10 @@ Tensor trainFixed(
       quant_max, std::nullopt, "half_even");
 }
 
-const RegisterOp train_fixed_op{"train_fixed", "Fake-quantize with a scale and a zero point that are known."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "train_fixed(Tensor x, float scale, int zero_point, bool enabled, int quant_min, int quant_max, "
-      "str name, str spec) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_fixed", trainFixed); }
+const RegisterOp train_fixed_op{
+    "train_fixed(Tensor x, float scale, int zero_point, bool enabled, int quant_min, int quant_max, "
+    "str name, str spec) -> Tensor",
+    "Fake-quantize with a scale and a zero point that are known.", composed(trainFixed)};
 
 } // namespace
 } // namespace jit_passes

@@ -113,27 +113,16 @@ Tensor trainLsq(
 }
 
 const RegisterOp train_lsq_op{
-    "train_lsq", "Fake-quantize with a trained scale that starts from the data (LSQ)."};
-const RegisterOp prepare_lsq_op{"prepare_lsq", "Initialize an LSQ scale, and keep it positive."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "prepare_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
-      "bool observe, bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, "
-      "str name) -> ()");
-  m.def(
-      "train_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
-      "bool observe, bool enabled, str rule, bool per_sample, int quant_min, int quant_max, int? ch_axis, "
-      "int zero_point, str group, str name, str spec) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_lsq", prepareLsq<true>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_lsq", prepareLsq<false>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_lsq", prepareLsqMeta); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_lsq", trainLsq); }
+    "train_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
+    "bool observe, bool enabled, str rule, bool per_sample, int quant_min, int quant_max, int? ch_axis, "
+    "int zero_point, str group, str name, str spec) -> Tensor",
+    "Fake-quantize with a trained scale that starts from the data (LSQ).", composed(trainLsq)};
+const RegisterOp prepare_lsq_op{
+    "prepare_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
+    "bool observe, bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, "
+    "str name) -> ()",
+    "Initialize an LSQ scale, and keep it positive.", onCpu(prepareLsq<true>), onAnyDevice(prepareLsq<false>),
+    onMeta(prepareLsqMeta)};
 
 } // namespace
 } // namespace jit_passes

@@ -91,29 +91,16 @@ Tensor trainLsqPlus(
 }
 
 const RegisterOp train_lsq_plus_op{
-    "train_lsq_plus", "Fake-quantize with a trained scale and zero point that start from the data (LSQ+)."};
+    "train_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
+    "bool enabled, bool per_sample, int quant_min, int quant_max, str group, str name, str spec) -> "
+    "Tensor",
+    "Fake-quantize with a trained scale and zero point that start from the data (LSQ+).",
+    composed(trainLsqPlus)};
 const RegisterOp prepare_lsq_plus_op{
-    "prepare_lsq_plus", "Initialize LSQ+'s scale and offset, and keep the scale positive."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "prepare_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
-      "bool enabled, int quant_min, int quant_max, str group, str name) -> ()");
-  m.def(
-      "train_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
-      "bool enabled, bool per_sample, int quant_min, int quant_max, str group, str name, str spec) -> "
-      "Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_lsq_plus", prepareLsqPlus<true>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("prepare_lsq_plus", prepareLsqPlus<false>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_lsq_plus", prepareLsqPlusMeta); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_lsq_plus", trainLsqPlus); }
+    "prepare_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
+    "bool enabled, int quant_min, int quant_max, str group, str name) -> ()",
+    "Initialize LSQ+'s scale and offset, and keep the scale positive.", onCpu(prepareLsqPlus<true>),
+    onAnyDevice(prepareLsqPlus<false>), onMeta(prepareLsqPlusMeta)};
 
 } // namespace
 } // namespace jit_passes

@@ -102,26 +102,15 @@ Tensor trainTqt(
 }
 
 const RegisterOp train_tqt_op{
-    "train_tqt", "Fake-quantize with a trained threshold that starts from the data (TQT)."};
-const RegisterOp prepare_tqt_op{"prepare_tqt", "Initialize a TQT threshold."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "prepare_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
-      "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name) -> ()");
-  m.def(
-      "train_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
-      "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name, str spec) -> "
-      "Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_tqt", prepareTqt<true>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_tqt", prepareTqt<false>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_tqt", prepareTqtMeta); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_tqt", trainTqt); }
+    "train_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
+    "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name, str spec) -> "
+    "Tensor",
+    "Fake-quantize with a trained threshold that starts from the data (TQT).", composed(trainTqt)};
+const RegisterOp prepare_tqt_op{
+    "prepare_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
+    "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name) -> ()",
+    "Initialize a TQT threshold.", onCpu(prepareTqt<true>), onAnyDevice(prepareTqt<false>),
+    onMeta(prepareTqtMeta)};
 
 } // namespace
 } // namespace jit_passes

@@ -22,6 +22,7 @@
 #include <bit>
 
 #include "core/vectorize.h"
+#include "kernels.h"
 #include "rounding.h"
 
 namespace jit_passes {
@@ -172,11 +173,6 @@ std::tuple<Tensor, Tensor> fakeQuantizeWithMaskByOperators(
 }
 
 // Sizes may be symbols here, which cannot be compared.
-Tensor fakeQuantizeMeta(
-    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
-  return at::empty_like(x);
-}
-
 std::tuple<Tensor, Tensor> fakeQuantizeWithMaskMeta(
     const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
   return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
@@ -203,24 +199,9 @@ Tensor maskGradientCpu(const Tensor& gradient, const Tensor& inside) {
 }
 
 Tensor callMaskGradient(const Tensor& gradient, const Tensor& inside) {
-  static const auto op = findOperator<Tensor(const Tensor&, const Tensor&)>("jit_passes::mask_gradient");
+  static const auto op = findOperator<decltype(maskGradientCpu)>("jit_passes::mask_gradient");
   return op.call(gradient, inside);
 }
-
-class MaskGradient : public torch::autograd::Function<MaskGradient> {
- public:
-  static Tensor forward(
-      torch::autograd::AutogradContext* context, const Tensor& gradient, const Tensor& inside) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    context->save_for_backward({inside});
-    return callMaskGradient(gradient, inside);
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
-    return {callMaskGradient(gradients[0], context->get_saved_variables()[0]), Tensor()};
-  }
-};
 
 class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
  public:
@@ -228,9 +209,8 @@ class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
       torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale,
       const Tensor& zero_point, int64_t quant_min, int64_t quant_max, std::optional<int64_t> ch_axis,
       string_view rounding) {
-    static const auto op = findOperator<std::tuple<Tensor, Tensor>(
-        const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view)>(
-        "jit_passes::fake_quantize_with_mask");
+    static const auto op =
+        findOperator<decltype(fakeQuantizeWithMaskMeta)>("jit_passes::fake_quantize_with_mask");
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [result, inside] = op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
     context->save_for_backward({inside});
@@ -257,7 +237,7 @@ Tensor fakeQuantizeAutograd(
 
 Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
   if (at::GradMode::is_enabled() && gradient.requires_grad()) {
-    return MaskGradient::apply(gradient, inside);
+    return maskGradientByOperators(gradient, inside); // which have derivatives
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return callMaskGradient(gradient, inside);
@@ -269,7 +249,7 @@ const RegisterOp fake_quantize_op{
     "Quantize and dequantize in one step, with a straight-through gradient.",
     onCpu(fakeQuantizeCpu),
     onAnyDevice(fakeQuantizeByOperators),
-    onMeta(fakeQuantizeMeta),
+    onMeta(likeOperands()),
     withGradient(fakeQuantizeAutograd)};
 const RegisterOp fake_quantize_with_mask_op{
     "fake_quantize_with_mask(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
@@ -285,15 +265,12 @@ const RegisterOp mask_gradient_op{
     onMeta(maskGradientByOperators),
     withGradient(maskGradientAutograd)};
 
-// Which the key above leaves out for operators that are not PyTorch's.
 } // namespace
 
 Tensor callFakeQuantize(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
-  static const auto op = findOperator<Tensor(
-      const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view)>(
-      "jit_passes::fake_quantize");
+  static const auto op = findOperator<decltype(callFakeQuantize)>("jit_passes::fake_quantize");
   return op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
 }
 

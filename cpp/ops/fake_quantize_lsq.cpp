@@ -17,6 +17,7 @@
 //
 // Source: Esser et al., "Learned Step Size Quantization", arXiv:1902.08153, equations 1 to 3.
 #include "fake_quantize.h"
+#include "kernels.h"
 #include "trained_quantization.h"
 
 namespace jit_passes {
@@ -44,74 +45,19 @@ std::tuple<Tensor, Tensor> lsqBackward(
   return {found.x, gradientOf(scale, gradient_scale * found.slopes)};
 }
 
-Tensor fakeQuantizeLsqMeta(
-    const Tensor& x, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>, int64_t) {
-  return at::empty_like(x);
-}
-
-std::tuple<Tensor, Tensor> lsqBackwardMeta(
-    const Tensor&, const Tensor& x, const Tensor& scale, int64_t, int64_t, double, std::optional<int64_t>) {
-  return {at::empty_like(x), at::empty_like(scale)};
-}
-
-class FakeQuantizeLsq : public torch::autograd::Function<FakeQuantizeLsq> {
- public:
-  static Tensor forward(
-      torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale, int64_t quant_min,
-      int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis, int64_t zero_point) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    context->save_for_backward({x, scale});
-    context->saved_data["quant_min"] = quant_min;
-    context->saved_data["quant_max"] = quant_max;
-    context->saved_data["gradient_scale"] = gradient_scale;
-    context->saved_data["ch_axis"] = ch_axis;
-    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
-    static const auto op = findOperator<std::tuple<Tensor, Tensor>(
-        const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
-        "jit_passes::fake_quantize_lsq_backward");
-    const auto saved = context->get_saved_variables();
-    auto& data = context->saved_data;
-    torch::autograd::variable_list result(7);
-    std::tie(result[0], result[1]) = op.call(
-        gradients[0], saved[0], saved[1], data["quant_min"].toInt(), data["quant_max"].toInt(),
-        data["gradient_scale"].toDouble(), data["ch_axis"].toOptional<int64_t>());
-    return result;
-  }
-};
-
-Tensor fakeQuantizeLsqAutograd(
-    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
-    std::optional<int64_t> ch_axis, int64_t zero_point) {
-  return FakeQuantizeLsq::apply(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
-}
-
 const RegisterOp fake_quantize_lsq_op{
     "fake_quantize_lsq(Tensor x, Tensor scale, int quant_min, int quant_max, float gradient_scale, "
     "int? ch_axis=None, int zero_point=0) -> Tensor",
-    "Fake-quantize with a trained scale (LSQ).", onAnyDevice(fakeQuantizeLsq), onMeta(fakeQuantizeLsqMeta),
-    withGradient(fakeQuantizeLsqAutograd)};
+    "Fake-quantize with a trained scale (LSQ).", onAnyDevice(fakeQuantizeLsq), onMeta(likeOperands()),
+    withGradient(byBackward())};
 const RegisterOp fake_quantize_lsq_backward_op{
     "fake_quantize_lsq_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, int quant_max, "
     "float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor)",
     "Gradients of fake_quantize_lsq, in one pass over memory.",
     onCpu(lsqBackward<gradientsOnCpu<SlopeOfClip>>),
     onAnyDevice(lsqBackward<gradientsByOperators<SlopeOfClip>>),
-    onMeta(lsqBackwardMeta),
+    onMeta(likeOperands()),
     withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 } // namespace
-
-Tensor callFakeQuantizeLsq(
-    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
-    std::optional<int64_t> ch_axis, int64_t zero_point) {
-  static const auto op = findOperator<Tensor(
-      const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>, int64_t)>(
-      "jit_passes::fake_quantize_lsq");
-  return op.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
-}
-
 } // namespace jit_passes

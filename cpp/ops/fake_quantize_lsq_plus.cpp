@@ -15,6 +15,7 @@
 // Source: Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and better
 // initialization", arXiv:2004.09576.
 #include "fake_quantize.h"
+#include "kernels.h"
 #include "trained_quantization.h"
 
 namespace jit_passes {
@@ -111,78 +112,22 @@ std::tuple<Tensor, Tensor, Tensor> lsqPlusBackward(
       gradientOf(offset, gradient_scale * found.outside)};
 }
 
-Tensor fakeQuantizeLsqPlusMeta(
-    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>) {
-  return at::empty_like(x);
-}
-
-std::tuple<Tensor, Tensor, Tensor> lsqPlusBackwardMeta(
-    const Tensor&, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t, int64_t, double,
-    std::optional<int64_t>) {
-  return {at::empty_like(x), at::empty_like(scale), at::empty_like(offset)};
-}
-
-class FakeQuantizeLsqPlus : public torch::autograd::Function<FakeQuantizeLsqPlus> {
- public:
-  static Tensor forward(
-      torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale, const Tensor& offset,
-      int64_t quant_min, int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    context->save_for_backward({x, scale, offset});
-    context->saved_data["quant_min"] = quant_min;
-    context->saved_data["quant_max"] = quant_max;
-    context->saved_data["gradient_scale"] = gradient_scale;
-    context->saved_data["ch_axis"] = ch_axis;
-    return callFakeQuantizeLsqPlus(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
-    static const auto op = findOperator<std::tuple<Tensor, Tensor, Tensor>(
-        const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double,
-        std::optional<int64_t>)>("jit_passes::fake_quantize_lsq_plus_backward");
-    const auto saved = context->get_saved_variables();
-    auto& data = context->saved_data;
-    torch::autograd::variable_list result(7);
-    std::tie(result[0], result[1], result[2]) = op.call(
-        gradients[0], saved[0], saved[1], saved[2], data["quant_min"].toInt(), data["quant_max"].toInt(),
-        data["gradient_scale"].toDouble(), data["ch_axis"].toOptional<int64_t>());
-    return result;
-  }
-};
-
-Tensor fakeQuantizeLsqPlusAutograd(
-    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
-    double gradient_scale, std::optional<int64_t> ch_axis) {
-  return FakeQuantizeLsqPlus::apply(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
-}
-
 const RegisterOp fake_quantize_lsq_plus_op{
     "fake_quantize_lsq_plus(Tensor x, Tensor scale, Tensor offset, int quant_min, int quant_max, "
     "float gradient_scale, int? ch_axis=None) -> Tensor",
     "Fake-quantize with a trained scale and offset (LSQ+).",
     onCpu(fakeQuantizeLsqPlusCpu),
     onAnyDevice(fakeQuantizeLsqPlusByOperators),
-    onMeta(fakeQuantizeLsqPlusMeta),
-    withGradient(fakeQuantizeLsqPlusAutograd)};
+    onMeta(likeOperands()),
+    withGradient(byBackward())};
 const RegisterOp fake_quantize_lsq_plus_backward_op{
     "fake_quantize_lsq_plus_backward(Tensor gradient, Tensor x, Tensor scale, Tensor offset, "
     "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor, Tensor)",
     "Gradients of fake_quantize_lsq_plus, in one pass over memory.",
     onCpu(lsqPlusBackward<gradientsOnCpu<SlopeOfClip, true>>),
     onAnyDevice(lsqPlusBackward<gradientsByOperators<SlopeOfClip>>),
-    onMeta(lsqPlusBackwardMeta),
+    onMeta(likeOperands()),
     withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 } // namespace
-
-Tensor callFakeQuantizeLsqPlus(
-    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
-    double gradient_scale, std::optional<int64_t> ch_axis) {
-  static const auto op = findOperator<Tensor(
-      const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
-      "jit_passes::fake_quantize_lsq_plus");
-  return op.call(x, scale, offset, quant_min, quant_max, gradient_scale, ch_axis);
-}
-
 } // namespace jit_passes

@@ -240,10 +240,7 @@ Tensor fakeQuantizeMovingAverage(
     bool enabled, double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max,
     string_view qscheme, std::optional<int64_t> ch_axis, string_view rounding, string_view group,
     string_view name, string_view) {
-  static const auto op = findOperator<std::tuple<Tensor, Tensor>(
-      const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, double, bool, int64_t,
-      int64_t, string_view, std::optional<int64_t>, string_view, string_view)>(
-      "jit_passes::moving_average_qparams");
+  static const auto op = findOperator<decltype(qparamsCpu)>("jit_passes::moving_average_qparams");
   if (!enabled && !observe) {
     return x.clone();
   }

@@ -85,8 +85,7 @@ const RegisterOp power_of_two_scale_op{
 } // namespace
 
 Tensor scaleOfThreshold(const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max) {
-  static const auto op =
-      findOperator<Tensor(const Tensor&, int64_t, int64_t)>("jit_passes::power_of_two_scale");
+  static const auto op = findOperator<decltype(powerOfTwoScaleCpu)>("jit_passes::power_of_two_scale");
   const auto known = log2_threshold.detach();
   const auto scale = op.call(known, quant_min, quant_max);
   return scale * (1 + std::numbers::ln2 * (log2_threshold - known));

@@ -19,6 +19,7 @@
 // Sources: Esser et al., arXiv:1902.08153; Bhalgat et al., arXiv:2004.09576.
 #include "fake_quantize.h"
 #include "first_batch.h"
+#include "kernels.h"
 #include "trained_quantization.h"
 #include "training.h"
 
@@ -81,19 +82,15 @@ void prepareLsq(
   }
 }
 
-void prepareLsqMeta(
-    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool,
-    string_view, int64_t, int64_t, std::optional<int64_t>, string_view, string_view) {}
-
 Tensor trainLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, bool per_sample, int64_t quant_min,
     int64_t quant_max, std::optional<int64_t> ch_axis, int64_t zero_point, string_view group,
     string_view name, string_view) {
-  static const auto prepare = findOperator<void(
-      const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool,
-      string_view, int64_t, int64_t, std::optional<int64_t>, string_view, string_view)>(
-      "jit_passes::prepare_lsq");
+  static const auto prepare = findOperator<decltype(prepareLsq<true>)>("jit_passes::prepare_lsq");
+  static const auto quantize = findOperator<Tensor(
+      const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>, int64_t)>(
+      "jit_passes::fake_quantize_lsq");
   prepare.call(
       x.detach(), scale.detach(), corrections, detached(fold), fold_axis, observe, enabled, rule, quant_min,
       quant_max, ch_axis, group, name);
@@ -105,11 +102,11 @@ Tensor trainLsq(
   }
   const double gradient_scale = gradientScale(x, quant_max, ch_axis, per_sample);
   if (!fold) {
-    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
+    return quantize.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
   }
   const auto known = scale.detach();
   const auto folded = foldScale(known + gradient_scale * (scale - known), *fold);
-  return callFakeQuantizeLsq(x, folded, quant_min, quant_max, 1, fold_axis, zero_point);
+  return quantize.call(x, folded, quant_min, quant_max, 1, fold_axis, zero_point);
 }
 
 const RegisterOp train_lsq_op{
@@ -122,7 +119,7 @@ const RegisterOp prepare_lsq_op{
     "bool observe, bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, "
     "str name) -> ()",
     "Initialize an LSQ scale, and keep it positive.", onCpu(prepareLsq<true>), onAnyDevice(prepareLsq<false>),
-    onMeta(prepareLsqMeta)};
+    onMeta(doNothing())};
 
 } // namespace
 } // namespace jit_passes

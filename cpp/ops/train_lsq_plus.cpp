@@ -14,6 +14,7 @@
 // Source: Bhalgat et al., arXiv:2004.09576.
 #include "fake_quantize.h"
 #include "first_batch.h"
+#include "kernels.h"
 #include "trained_quantization.h"
 #include "training.h"
 
@@ -61,17 +62,14 @@ void prepareLsqPlus(
   }
 }
 
-void prepareLsqPlusMeta(
-    const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, bool, int64_t, int64_t, string_view,
-    string_view) {}
-
 Tensor trainLsqPlus(
     const Tensor& x, const Tensor& scale, const Tensor& offset, const Tensor& corrections, bool observe,
     bool enabled, bool per_sample, int64_t quant_min, int64_t quant_max, string_view group, string_view name,
     string_view) {
-  static const auto prepare = findOperator<void(
-      const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, bool, int64_t, int64_t, string_view,
-      string_view)>("jit_passes::prepare_lsq_plus");
+  static const auto prepare = findOperator<decltype(prepareLsqPlus<true>)>("jit_passes::prepare_lsq_plus");
+  static const auto quantize = findOperator<Tensor(
+      const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, double, std::optional<int64_t>)>(
+      "jit_passes::fake_quantize_lsq_plus");
   prepare.call(
       x.detach(), scale.detach(), offset.detach(), corrections, observe, enabled, quant_min, quant_max, group,
       name);
@@ -85,7 +83,7 @@ Tensor trainLsqPlus(
   const auto whole =
       (offset - known) + // 0, with the gradient
       callFakeQuantizeLearnable(known, step, -quant_max, -quant_min, std::nullopt, "half_even");
-  return callFakeQuantizeLsqPlus(
+  return quantize.call(
       x, scale, whole, quant_min, quant_max, gradientScale(x, quant_max, std::nullopt, per_sample),
       std::nullopt);
 }
@@ -100,7 +98,7 @@ const RegisterOp prepare_lsq_plus_op{
     "prepare_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
     "bool enabled, int quant_min, int quant_max, str group, str name) -> ()",
     "Initialize LSQ+'s scale and offset, and keep the scale positive.", onCpu(prepareLsqPlus<true>),
-    onAnyDevice(prepareLsqPlus<false>), onMeta(prepareLsqPlusMeta)};
+    onAnyDevice(prepareLsqPlus<false>), onMeta(doNothing())};
 
 } // namespace
 } // namespace jit_passes

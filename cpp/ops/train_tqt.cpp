@@ -13,6 +13,7 @@
 // Source: Jain et al., arXiv:1903.08066; table 2 for the rules.
 #include "fake_quantize.h"
 #include "first_batch.h"
+#include "kernels.h"
 #include "trained_quantization.h"
 #include "training.h"
 
@@ -75,17 +76,11 @@ void prepareTqt(
   }
 }
 
-void prepareTqtMeta(
-    const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool, string_view, int64_t,
-    int64_t, std::optional<int64_t>, string_view, string_view) {}
-
 Tensor trainTqt(
     const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
     bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view group, string_view name, string_view) {
-  static const auto prepare = findOperator<void(
-      const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool, string_view, int64_t,
-      int64_t, std::optional<int64_t>, string_view, string_view)>("jit_passes::prepare_tqt");
+  static const auto prepare = findOperator<decltype(prepareTqt<true>)>("jit_passes::prepare_tqt");
   prepare.call(
       x.detach(), log2_threshold.detach(), detached(fold), fold_axis, observe, enabled, rule, quant_min,
       quant_max, ch_axis, group, name);
@@ -110,7 +105,7 @@ const RegisterOp prepare_tqt_op{
     "prepare_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
     "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name) -> ()",
     "Initialize a TQT threshold.", onCpu(prepareTqt<true>), onAnyDevice(prepareTqt<false>),
-    onMeta(prepareTqtMeta)};
+    onMeta(doNothing())};
 
 } // namespace
 } // namespace jit_passes

@@ -62,25 +62,11 @@ std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& gra
   }
   const torch::jit::AliasDb aliases(graph, /*isFrozen=*/attributes_apart);
   std::unordered_set<const Value*> written;
-  const auto check = [&](const Value* value) {
+  forEachValue(graph->block(), [&](const Value* value) {
     if (aliases.hasWriters(value)) {
       written.insert(value);
     }
-  };
-  const std::function<void(Block*)> visit = [&](Block* block) {
-    for (const Value* input : block->inputs()) {
-      check(input);
-    }
-    for (Node* node : block->nodes()) {
-      for (const Value* output : node->outputs()) {
-        check(output);
-      }
-      for (Block* inner : node->blocks()) {
-        visit(inner);
-      }
-    }
-  };
-  visit(graph->block());
+  });
   return written;
 }
 

@@ -35,15 +35,10 @@ bool mayHoldTensor(const c10::Type& type) {
 
 // These may return an operand, or a view of it, though their schemas do not say so.
 bool mayReturnOperand(c10::Symbol kind) {
-  static const std::unordered_set<c10::Symbol> kinds = [] {
-    std::unordered_set<c10::Symbol> symbols;
-    for (const char* name :
-         {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "atleast_1d", "atleast_2d",
-          "atleast_3d", "einsum", "sum_to_size", "meshgrid", "broadcast_tensors", "chain_matmul"}) {
-      symbols.insert(c10::Symbol::fromQualString(std::string("aten::") + name));
-    }
-    return symbols;
-  }();
+  static const auto kinds = symbols(
+      {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
+       "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::einsum", "aten::sum_to_size",
+       "aten::meshgrid", "aten::broadcast_tensors", "aten::chain_matmul"});
   return kinds.count(kind) > 0;
 }
 

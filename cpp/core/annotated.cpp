@@ -5,14 +5,7 @@
 namespace jit_passes {
 
 AnnotatedGraph::AnnotatedGraph(Graph& graph) : nodes_(nodesInOrder(graph)) {
-  const auto remember = [&](Value* value) { values_[value->unique()] = value; };
-  std::for_each(graph.inputs().begin(), graph.inputs().end(), remember);
-  for (Node* node : nodes_) {
-    std::for_each(node->outputs().begin(), node->outputs().end(), remember);
-    for (Block* block : node->blocks()) {
-      std::for_each(block->inputs().begin(), block->inputs().end(), remember);
-    }
-  }
+  forEachValue(graph.block(), [&](Value* value) { values_[value->unique()] = value; });
 }
 
 AnnotatedValue AnnotatedGraph::find(int64_t value, const c10::IValue& uses) const {

@@ -12,9 +12,9 @@ bool isMatrix(const Value* value) {
     }
     if (node->kind() == c10::aten::view || node->kind() == c10::aten::reshape) {
       const Node* shape = node->input(1)->node();
-      const auto constant = isConstant(node->input(1)) ? torch::jit::toIValue(node->input(1)) : std::nullopt;
+      const auto constant = constantInts(node->input(1));
       return (shape->kind() == c10::prim::ListConstruct && shape->inputs().size() == 2) ||
-             (constant && constant->isIntList() && constant->toIntList().size() == 2);
+             (constant && constant->size() == 2);
     }
     const bool keeps_rank = node->kind() == c10::aten::linear || node->kind() == c10::aten::relu ||
                             node->kind() == c10::aten::clamp || isBatchNorm(node);
@@ -48,7 +48,7 @@ bool isBatchNorm(const Node* node) {
 }
 
 bool isDeferredBatchNorm(const Node* node) {
-  static const auto deferred = c10::Symbol::fromQualString("jit_passes::deferred_batch_norm");
+  static const auto deferred = symbol("jit_passes::deferred_batch_norm");
   return node->kind() == deferred;
 }
 
@@ -60,9 +60,7 @@ void replaceDeferred(Node* norm) {
 }
 
 bool hasStatistics(const KnownValues& known, const Node* norm) {
-  const Value* mean = norm->input(kRunningMean);
-  const auto held = known.attribute(mean);
-  return !isNone(mean) && !(held && held->isNone());
+  return !known.isNone(norm->input(kRunningMean));
 }
 
 void copyName(Value* folded, const Value* original) {

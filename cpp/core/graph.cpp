@@ -88,6 +88,38 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit) {
   }
 }
 
+bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit) {
+  bool changed = false;
+  forEachNode(graph, [&](Node* node) { changed |= visit(node); });
+  return changed;
+}
+
+bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf) {
+  return changeNodes(graph, [&](Node* node) {
+    Value* replacement = replacementOf(node);
+    if (replacement != nullptr) {
+      replaceNode(node, replacement);
+    }
+    return replacement != nullptr;
+  });
+}
+
+void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
+  std::for_each(block->inputs().begin(), block->inputs().end(), visit);
+  for (Node* node : block->nodes()) {
+    std::for_each(node->outputs().begin(), node->outputs().end(), visit);
+    for (Block* inner : node->blocks()) {
+      forEachValue(inner, visit);
+    }
+  }
+}
+
+std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names) {
+  std::unordered_set<c10::Symbol> result;
+  std::transform(names.begin(), names.end(), std::inserter(result, result.end()), symbol);
+  return result;
+}
+
 // The innermost call that is not within PyTorch's own modules: what the user wrote.
 std::string sourceLine(const Node* node) {
   const std::string own = lineOf(node->sourceRange());
@@ -179,12 +211,17 @@ bool isConstant(const Value* value) { return value->node()->kind() == c10::prim:
 bool isNone(const Value* value) { return value->mustBeNone(); }
 
 std::optional<at::Tensor> constantTensor(const Value* value) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  const auto constant = torch::jit::toIValue(value);
   return constant && constant->isTensor() ? std::optional(constant->toTensor()) : std::nullopt;
 }
 
+std::optional<std::vector<int64_t>> constantInts(const Value* value) {
+  const auto constant = torch::jit::toIValue(value);
+  return constant && constant->isIntList() ? std::optional(constant->toIntVector()) : std::nullopt;
+}
+
 std::optional<double> constantNumber(const Value* value) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  const auto constant = torch::jit::toIValue(value);
   if (!constant || !(constant->isInt() || constant->isDouble() || constant->isBool())) {
     return std::nullopt;
   }
@@ -216,15 +253,11 @@ void hoist(Value* value, Node* before) {
 }
 
 bool isTranspose(const Node* node) {
-  static const auto numpy = c10::Symbol::fromQualString("aten::numpy_T");
+  static const auto numpy = symbol("aten::numpy_T");
   return node->kind() == c10::aten::t || node->kind() == numpy;
 }
 
-namespace {
-
-const auto place_attribute = c10::Symbol::attr("place");
-
-} // namespace
+static const auto place_attribute = c10::Symbol::attr("place");
 
 std::optional<int64_t> placeOf(const Node* node) {
   return node->hasAttribute(place_attribute) ? std::optional(node->i(place_attribute)) : std::nullopt;

@@ -18,6 +18,16 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit);
 inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
   forEachNode(graph.block(), visit);
 }
+// The same for visits that say whether they changed something. Returns whether one did.
+bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit);
+// Puts what is given for a node in the place of its only output, and destroys the node; null leaves it alone.
+bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf);
+
+// Visits inputs, results and what nested blocks have of these.
+void forEachValue(Block* block, const std::function<void(Value*)>& visit);
+
+inline c10::Symbol symbol(const std::string& name) { return c10::Symbol::fromQualString(name); }
+std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names);
 
 // "aten::conv2d of layer1.0.conv1 (model.py:12)": how messages speak of a node.
 std::string describe(const Node* node);
@@ -34,6 +44,7 @@ NodeNames nodeNames(Graph& graph);
 
 std::optional<at::Tensor> constantTensor(const Value* value);
 std::optional<double> constantNumber(const Value* value);
+std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
 

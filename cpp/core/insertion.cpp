@@ -14,8 +14,7 @@ const c10::FunctionSchema& schemaOf(const std::string& op) {
   if (const auto seen = found.find(op); seen != found.end()) {
     return seen->second->schema();
   }
-  const auto symbol = c10::Symbol::fromQualString(op);
-  for (const auto& known : torch::jit::getAllOperatorsFor(symbol)) {
+  for (const auto& known : torch::jit::getAllOperatorsFor(symbol(op))) {
     if (isPlaceSchema(known->schema())) {
       found[op] = known;
       return known->schema();
@@ -36,8 +35,8 @@ void checkNames(const Insertion& insertion) {
 
 // Its result, the factor of the batch norm, comes with the value that is to be quantized.
 Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* before) {
-  static const auto fold_factor = c10::Symbol::fromQualString("jit_passes::fold_factor");
-  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
+  static const auto fold_factor = symbol("jit_passes::fold_factor");
+  static const auto deferred_weight = symbol("jit_passes::deferred_weight");
   const auto statistics = {norm->input(1), norm->input(kRunningVar), norm->input(kEps)};
   Value* factor = insertNode(before, fold_factor, statistics, norm)->output();
   const auto operands = {weight, factor, insertConstant(before, axis), insertConstant(before, false)};
@@ -121,7 +120,7 @@ Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before,
     }
   }
   const size_t results = insertion.schema->returns().size();
-  const auto kind = c10::Symbol::fromQualString(insertion.schema->name());
+  const auto kind = symbol(insertion.schema->name());
   Node* node = insertNode(before, kind, operands, like == nullptr ? before : like, results);
   if (results > 0) {
     node->output(0)->setType(operands.front()->type());

@@ -201,7 +201,7 @@ class Matcher {
     if (isNone(value)) {
       return "None";
     }
-    const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+    const auto constant = torch::jit::toIValue(value);
     if (!constant || constant->isTensor()) {
       return constant ? "a constant tensor" : "the result of " + describe(value->node());
     }

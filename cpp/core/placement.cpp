@@ -1,13 +1,9 @@
 #include "placement.h"
 
+#include "module.h"
+
 namespace jit_passes {
 namespace {
-
-bool assignsAttributes(Graph& graph) {
-  bool found = false;
-  forEachNode(graph, [&](const Node* node) { found |= node->kind() == c10::prim::SetAttr; });
-  return found;
-}
 
 // Whether a value can be had earlier: constants, and attributes where none is assigned to.
 bool canHoist(const Value* value, bool attributes) {
@@ -42,7 +38,7 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
     if (node->kind() == c10::prim::Param || node->isBefore(point)) {
       return true;
     }
-    attributes = attributes ? attributes : !assignsAttributes(*point->owningGraph());
+    attributes = attributes ? attributes : assignedAttributes(*point->owningGraph()).empty();
     if (!canHoist(value, *attributes) || !std::all_of(node->inputs().begin(), node->inputs().end(), reach)) {
       return false;
     }

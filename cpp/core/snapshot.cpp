@@ -140,7 +140,7 @@ ValueRecord recordOf(const Value* value, const std::string& name, bool written) 
     record.shape = type->sizes().sizes();
     record.dtype = type->scalarType();
   }
-  if (const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt) {
+  if (const auto constant = torch::jit::toIValue(value)) {
     setConstant(record, *constant);
   }
   return record;

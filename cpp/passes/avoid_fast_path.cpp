@@ -29,10 +29,10 @@
 namespace jit_passes {
 namespace {
 
-const auto fused_layer = c10::Symbol::fromQualString("aten::_transformer_encoder_layer_fwd");
-const auto fused_attention = c10::Symbol::fromQualString("aten::_native_multi_head_attention");
-const auto nested_from_mask = c10::Symbol::fromQualString("aten::_nested_tensor_from_mask");
-const auto to_padded = c10::Symbol::fromQualString("aten::to_padded_tensor");
+const auto fused_layer = symbol("aten::_transformer_encoder_layer_fwd");
+const auto fused_attention = symbol("aten::_native_multi_head_attention");
+const auto nested_from_mask = symbol("aten::_nested_tensor_from_mask");
+const auto to_padded = symbol("aten::to_padded_tensor");
 
 // The computation of the fused operators. They, too, take a mask of floats for one of bool.
 const char* const formula = R"SCRIPT(
@@ -104,7 +104,7 @@ bool asksForGradients(Value* value, std::unordered_set<Node*>& seen) {
     return false;
   }
   const auto asks = [&](Value* operand) { return asksForGradients(operand, seen); };
-  bool found = node->kind() == c10::Symbol::fromQualString("aten::is_grad_enabled") ||
+  bool found = node->kind() == symbol("aten::is_grad_enabled") ||
                std::any_of(node->inputs().begin(), node->inputs().end(), asks);
   for (Block* block : node->blocks()) {
     found = found || std::any_of(block->outputs().begin(), block->outputs().end(), asks);

@@ -28,19 +28,18 @@ std::optional<int64_t> spatialDims(const Node* node, const KnownValues& known) {
 }
 
 bool canonicalizeConvolution(PassContext& context) {
-  static const auto convolution = c10::Symbol::fromQualString("aten::_convolution");
-  static const auto convolution_mode = c10::Symbol::fromQualString("aten::_convolution_mode");
+  static const auto convolution = symbol("aten::_convolution");
+  static const auto convolution_mode = symbol("aten::_convolution_mode");
   const KnownValues known(context);
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
     if (node->kind() != convolution && node->kind() != convolution_mode) {
-      return;
+      return nullptr;
     }
     const auto dims = spatialDims(node, known);
     const bool by_mode = node->kind() == convolution_mode;
     const auto transposed = by_mode ? std::optional(0.0) : constantNumber(node->input(6));
     if (!dims || *dims < 1 || *dims > 3 || !transposed) {
-      return;
+      return nullptr;
     }
     const auto in = node->inputs();
     const auto name =
@@ -49,11 +48,8 @@ bool canonicalizeConvolution(PassContext& context) {
         by_mode       ? in.vec()
         : *transposed ? std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[7], in[8], in[5]}
                       : std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[5], in[8]};
-    Node* canonical = insertNode(node, c10::Symbol::fromQualString(name), operands, node);
-    replaceNode(node, canonical->output());
-    changed = true;
+    return insertNode(node, symbol(name), operands, node)->output();
   });
-  return changed;
 }
 
 const RegisterPass canonicalize_convolution_pass{

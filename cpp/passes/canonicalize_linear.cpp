@@ -88,8 +88,8 @@ class Canonicalizer {
 };
 
 bool canonicalizeLinear(PassContext& context) {
-  static const auto addmm = c10::Symbol::fromQualString("aten::addmm");
-  static const auto mm = c10::Symbol::fromQualString("aten::mm");
+  static const auto addmm = symbol("aten::addmm");
+  static const auto mm = symbol("aten::mm");
   bool changed = false;
   std::vector<Node*> products; // replacing one may destroy its user, so collect first
   forEachNode(*context.graph(), [&](Node* node) {

@@ -27,10 +27,8 @@ bool isQuantizedAlone(const Node* node) {
 }
 
 bool isFold(const Node* node) {
-  static const std::unordered_set<c10::Symbol> kinds{
-      c10::Symbol::fromQualString("jit_passes::fold_factor"),
-      c10::Symbol::fromQualString("jit_passes::fold_bias"),
-      c10::Symbol::fromQualString("jit_passes::deferred_weight")};
+  static const auto kinds =
+      symbols({"jit_passes::fold_factor", "jit_passes::fold_bias", "jit_passes::deferred_weight"});
   return (kinds.count(node->kind()) > 0 || isTranspose(node) || isQuantizedAlone(node)) &&
          std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
 }
@@ -61,14 +59,14 @@ Value* constantOperand(Node* node, size_t operand) {
 }
 
 bool foldDeferred(PassContext& context) {
-  bool changed = false;
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  forEachNode(*graph, [&](Node* node) {
-    if (isFold(node) && !written.count(node->output(0))) {
+  const bool changed = changeNodes(*graph, [&](Node* node) {
+    const bool folds = isFold(node) && !written.count(node->output(0));
+    if (folds) {
       replaceByConstants(node);
-      changed = true;
     }
+    return folds;
   });
   if (changed) {
     forEachNode(*graph, [](Node* node) {

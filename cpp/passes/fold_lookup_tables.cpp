@@ -25,10 +25,8 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
 using Written = std::unordered_set<const Value*>;
 
-const auto lookup_table = Symbol::fromQualString("jit_passes::lookup_table");
 constexpr int64_t kMaxEntries = 1 << 16;
 
 bool restIsConstant(const Node* node) {
@@ -188,14 +186,13 @@ bool composeTables(Node* node, const Written& written) {
 bool foldLookupTables(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  bool changed = false;
-  forEachNode(
-      *graph, [&](Node* node) { changed |= node->kind() == quantize && foldTable(context, node, written); });
+  bool changed = changeNodes(
+      *graph, [&](Node* node) { return node->kind() == quantize && foldTable(context, node, written); });
   if (changed) {
     removeDeadNodes(graph); // what still reads the codes in between decides whether tables are composed
   }
-  forEachNode(
-      *graph, [&](Node* node) { changed |= node->kind() == lookup_table && composeTables(node, written); });
+  changed |= changeNodes(
+      *graph, [&](Node* node) { return node->kind() == lookup_table && composeTables(node, written); });
   return changed;
 }
 

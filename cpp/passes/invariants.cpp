@@ -6,7 +6,6 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
 using Problem = std::optional<std::string>;
 
 Problem firstProblem(const PassContext& context, const std::function<Problem(const Node*)>& problemOf) {
@@ -39,10 +38,9 @@ bool hasPaddingMode(const Node* node) {
 
 // Other spellings are left only where the graph does not know enough: of weights that are computed, say.
 Problem otherSpelling(const Node* node) {
-  static const auto convolution = Symbol::fromQualString("aten::_convolution");
-  static const auto mm = Symbol::fromQualString("aten::mm");
-  static const std::unordered_set<Symbol> never{
-      Symbol::fromQualString("aten::relu6"), Symbol::fromQualString("aten::hardtanh")};
+  static const auto convolution = symbol("aten::_convolution");
+  static const auto mm = symbol("aten::mm");
+  static const auto never = symbols({"aten::relu6", "aten::hardtanh"});
   const auto kind = node->kind();
   if (never.count(kind)) {
     return "a clip is no relu or clamp: " + describe(node);

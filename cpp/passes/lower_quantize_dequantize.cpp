@@ -23,8 +23,6 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
-
 at::ScalarType quantizedDtype(const Node* node) {
   const auto dtype = static_cast<at::ScalarType>(*constantNumber(node->input(5)));
   TORCH_CHECK(
@@ -119,26 +117,21 @@ bool lowerQuantizeDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   const auto laid_out = valuesWithLayout(*graph, written);
-  bool changed = false;
-  forEachNode(*graph, [&](Node* node) {
-    Node* lowered = nullptr;
+  return replaceNodes(*graph, [&](Node* node) -> Value* {
     if (node->kind() == quantize) {
       Value* dtype = insertConstant(node, static_cast<int64_t>(quantizedDtype(node)));
-      lowered = insertNode(
-          node, c10::aten::quantize_per_tensor, {node->input(0), node->input(1), node->input(2), dtype},
-          node);
-    } else if (node->kind() == dequantize) {
-      const Value* output = node->output();
-      lowered = isResult(output) || written.count(output) || laid_out.count(output)
-                    ? dequantizeInLayout(node)
-                    : insertNode(node, c10::aten::dequantize, {node->input(0)}, node);
-    } else {
-      return;
+      const auto operands = {node->input(0), node->input(1), node->input(2), dtype};
+      return insertNode(node, c10::aten::quantize_per_tensor, operands, node)->output();
     }
-    replaceNode(node, lowered->output());
-    changed = true;
+    if (node->kind() != dequantize) {
+      return nullptr;
+    }
+    const Value* output = node->output();
+    Node* lowered = isResult(output) || written.count(output) || laid_out.count(output)
+                        ? dequantizeInLayout(node)
+                        : insertNode(node, c10::aten::dequantize, {node->input(0)}, node);
+    return lowered->output();
   });
-  return changed;
 }
 
 const RegisterPass lower_quantize_dequantize_pass{

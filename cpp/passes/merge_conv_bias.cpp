@@ -24,21 +24,14 @@
 #include "core/alias.h"
 #include "core/known_values.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
+bool isCorrelation(const Node* node) { return node->kind() == correlation; }
 
-bool isCorrelation(const Node* node) {
-  static const auto kind = Symbol::fromQualString("jit_passes::correlation");
-  return node->kind() == kind;
-}
-
-bool isAddition(const Node* node) {
-  static const auto kind = Symbol::fromQualString("jit_passes::add_bias");
-  return node->kind() == kind;
-}
+bool isAddition(const Node* node) { return node->kind() == add_bias; }
 
 bool byMode(const Node* correlation) {
   return correlation->input(3)->type()->kind() == c10::TypeKind::StringType;
@@ -179,7 +172,7 @@ class Merger {
         byMode(correlation)    ? std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[4], in[5]}
         : geometry->transposed ? std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[6], in[7], in[4]}
                                : std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[4], in[7]};
-    Value* result = insertNode(place, Symbol::fromQualString(name), operands, correlation)->output();
+    Value* result = insertNode(place, symbol(name), operands, correlation)->output();
     result->setType(replaced->output()->type());
     known_.inherit(result, replaced->output());
     replaceNode(replaced, result);

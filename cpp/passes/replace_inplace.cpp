@@ -39,46 +39,43 @@ const Value* sourceOf(const Value* value) {
 
 // By name: overloads of an operator agree.
 bool isAnotherOperator(const Node* node) {
-  static const std::unordered_set<std::string> kinds{
-      "aten::eq_",
-      "aten::ne_",
-      "aten::lt_",
-      "aten::le_",
-      "aten::gt_",
-      "aten::ge_",
-      "aten::not_equal_",
-      "aten::less_",
-      "aten::less_equal_",
-      "aten::greater_",
-      "aten::greater_equal_",
-      "aten::logical_and_",
-      "aten::logical_not_",
-      "aten::logical_or_",
-      "aten::logical_xor_",
-      "aten::bernoulli_",
-      "aten::cauchy_",
-      "aten::exponential_",
-      "aten::geometric_",
-      "aten::log_normal_",
-      "aten::random_",
-      "aten::uniform_"};
-  return kinds.count(node->kind().toQualString()) > 0;
+  static const auto kinds = symbols(
+      {"aten::eq_",
+       "aten::ne_",
+       "aten::lt_",
+       "aten::le_",
+       "aten::gt_",
+       "aten::ge_",
+       "aten::not_equal_",
+       "aten::less_",
+       "aten::less_equal_",
+       "aten::greater_",
+       "aten::greater_equal_",
+       "aten::logical_and_",
+       "aten::logical_not_",
+       "aten::logical_or_",
+       "aten::logical_xor_",
+       "aten::bernoulli_",
+       "aten::cauchy_",
+       "aten::exponential_",
+       "aten::geometric_",
+       "aten::log_normal_",
+       "aten::random_",
+       "aten::uniform_"});
+  return kinds.count(node->kind()) > 0;
 }
 
 bool expandCopies(Graph& graph) {
-  bool changed = false;
-  forEachNode(graph, [&](Node* node) {
+  return replaceNodes(graph, [](Node* node) -> Value* {
     if (node->kind() != c10::aten::copy) {
-      return;
+      return nullptr;
     }
     Value* self = node->input(0);
     const auto typed = insertNode(node, c10::aten::type_as, {node->input(1), self}, node);
     const auto expanded = insertNode(node, c10::aten::expand_as, {typed->output(), self}, node);
     Value* none = insertConstant(node, c10::IValue());
-    replaceNode(node, insertNode(node, c10::aten::clone, {expanded->output(), none}, node)->output());
-    changed = true;
+    return insertNode(node, c10::aten::clone, {expanded->output(), none}, node)->output();
   });
-  return changed;
 }
 
 bool replaceInplace(PassContext& context) {

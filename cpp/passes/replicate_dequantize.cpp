@@ -13,17 +13,14 @@
 namespace jit_passes {
 namespace {
 
-bool isDequantize(const Node* node) {
-  return std::string_view(node->kind().toQualString()).substr(0, 22) == "jit_passes::dequantize";
-}
-
 bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   bool changed = false;
   std::vector<Node*> sources;
   forEachNode(*graph, [&](Node* node) {
-    if (isDequantize(node) && !written.count(node->output()) && node->output()->uses().size() > 0) {
+    if (startsWith(node, "jit_passes::dequantize") && !written.count(node->output()) &&
+        node->output()->uses().size() > 0) {
       sources.push_back(node);
     }
   });

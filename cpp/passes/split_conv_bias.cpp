@@ -36,6 +36,7 @@
 #include "core/alias.h"
 #include "core/known_values.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
@@ -56,9 +57,9 @@ std::optional<Convolution> readConvolution(Node* node) {
       {c10::aten::conv1d, 1}, {c10::aten::conv2d, 2}, {c10::aten::conv3d, 3}};
   static const std::unordered_map<Symbol, int64_t> transposed{
       {c10::aten::conv_transpose1d, 1},
-      {Symbol::fromQualString("aten::conv_transpose2d"), 2},
+      {symbol("aten::conv_transpose2d"), 2},
       {c10::aten::conv_transpose3d, 3}};
-  static const auto by_mode = Symbol::fromQualString("aten::_convolution_mode");
+  static const auto by_mode = symbol("aten::_convolution_mode");
   const auto in = node->inputs();
   if (const auto found = plain.find(node->kind()); found != plain.end()) {
     return Convolution{in[0], in[1],   in[2],   in[3], in[4],        in[5],
@@ -148,13 +149,12 @@ class Splitter {
   }
 
   Value* correlate(Node* node, const Convolution& convolution, int64_t dims) const {
-    static const auto kind = Symbol::fromQualString("jit_passes::correlation");
     const auto list = [&](Value* value) { return writtenOut(value, dims, node); };
     if (convolution.padding->type()->kind() == c10::TypeKind::StringType) {
       const std::vector<Value*> operands{convolution.input,          convolution.weight,
                                          list(convolution.stride),   convolution.padding,
                                          list(convolution.dilation), convolution.groups};
-      return insertNode(node, kind, operands, node)->output();
+      return insertNode(node, correlation, operands, node)->output();
     }
     const std::vector<Value*> operands{
         convolution.input,
@@ -167,15 +167,14 @@ class Splitter {
         convolution.output_padding != nullptr ? list(convolution.output_padding)
                                               : insertConstant(node, std::vector<int64_t>(dims, 0)),
         convolution.groups};
-    return insertNode(node, kind, operands, node)->output();
+    return insertNode(node, correlation, operands, node)->output();
   }
 
   Value* addBias(Node* node, Value* plain, Value* bias, int64_t dims) const {
     const auto held = known_.attribute(bias);
-    if (isNone(bias) || (held && held->isNone())) {
+    if (known_.isNone(bias)) {
       return plain;
     }
-    static const auto add_bias = Symbol::fromQualString("jit_passes::add_bias");
     Value* axes = insertConstant(node, dims);
     if (bias->type()->isSubtypeOf(*c10::TensorType::get())) {
       return insertNode(node, add_bias, {plain, bias, axes}, node)->output();

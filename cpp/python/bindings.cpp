@@ -238,7 +238,7 @@ py::dict operatorRows() {
 // The names of the arguments of an operator's overload; None if there is no such operator.
 std::optional<std::vector<std::string>> operatorArguments(
     const std::string& kind, const std::string& overload) {
-  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(kind))) {
+  for (const auto& op : torch::jit::getAllOperatorsFor(symbol(kind))) {
     if (op->schema().overload_name() == overload) {
       std::vector<std::string> names;
       for (const auto& argument : op->schema().arguments()) {

@@ -12,9 +12,9 @@ using GraphPointer = std::shared_ptr<Graph>;
 Alternatives toAlternatives(const std::map<std::string, std::vector<std::string>>& names) {
   Alternatives alternatives;
   for (const auto& [name, kinds] : names) {
-    auto& set = alternatives[c10::Symbol::fromQualString(name)];
+    auto& set = alternatives[symbol(name)];
     for (const auto& kind : kinds) {
-      set.insert(c10::Symbol::fromQualString(kind));
+      set.insert(symbol(kind));
     }
   }
   return alternatives;

@@ -36,9 +36,8 @@ std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
 // The shape stays what it was, so asking for it is no use of the values: scripted modules check the
 // rank of what they get.
 bool alone(const Node* norm, const Value* result) {
-  return std::all_of(result->uses().begin(), result->uses().end(), [&](const torch::jit::Use& use) {
-    return use.user == norm || asksForShape(use.user);
-  });
+  return std::ranges::all_of(
+      result->uses(), [&](const Use& use) { return use.user == norm || asksForShape(use.user); });
 }
 
 } // namespace
@@ -54,9 +53,8 @@ bool isDeferredBatchNorm(const Node* node) {
 
 void replaceDeferred(Node* norm) {
   constexpr size_t operands = 9; // of aten::batch_norm
-  Node* plain = insertNode(norm, c10::aten::batch_norm, norm->inputs().slice(0, operands), norm);
-  plain->output()->setType(norm->output()->type());
-  replaceNode(norm, plain->output());
+  const auto inputs = norm->inputs().slice(0, operands);
+  replaceNode(norm, insertValue(norm, c10::aten::batch_norm, inputs, norm, norm->output()->type()));
 }
 
 bool hasStatistics(const KnownValues& known, const Node* norm) {

@@ -189,9 +189,8 @@ Editor::Removed Editor::remove(int64_t index) {
   target->destroy();
   for (const int64_t id : results) {
     const auto found = values_.find(id);
-    const auto is_result = [](const torch::jit::Use& use) { return use.user->kind() == c10::prim::Return; };
-    if (found != values_.end() &&
-        std::none_of(found->second->uses().begin(), found->second->uses().end(), is_result)) {
+    const auto is_result = [](const Use& use) { return use.user->kind() == c10::prim::Return; };
+    if (found != values_.end() && std::ranges::none_of(found->second->uses(), is_result)) {
       removed.results.push_back(id);
     }
   }

@@ -44,12 +44,12 @@ std::string lineOf(const torch::jit::SourceRange& range) {
 bool isOfTorch(const std::string& line) {
   static const std::array<const char*, 4> places{
       "/torch/nn/", "/torch/functional.py", "/torch/_", "/torch/jit/"};
-  return std::any_of(
-      places.begin(), places.end(), [&](const char* place) { return line.find(place) != std::string::npos; });
+  return std::ranges::any_of(
+      places, [&](const char* place) { return line.find(place) != std::string::npos; });
 }
 
 bool makesTensor(const Node* node) {
-  return std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* value) {
+  return std::ranges::any_of(node->outputs(), [](const Value* value) {
     return value->type()->isSubtypeOf(*c10::TensorType::get());
   });
 }
@@ -105,9 +105,9 @@ bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementO
 }
 
 void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
-  std::for_each(block->inputs().begin(), block->inputs().end(), visit);
+  std::ranges::for_each(block->inputs(), visit);
   for (Node* node : block->nodes()) {
-    std::for_each(node->outputs().begin(), node->outputs().end(), visit);
+    std::ranges::for_each(node->outputs(), visit);
     for (Block* inner : node->blocks()) {
       forEachValue(inner, visit);
     }
@@ -202,7 +202,7 @@ NodeNames nodeNames(Graph& graph) {
     }
     makesTensor(node) && node->hasUses() ? give(node) : rest.push_back(node);
   });
-  std::for_each(rest.begin(), rest.end(), give);
+  std::ranges::for_each(rest, give);
   return names;
 }
 
@@ -211,17 +211,17 @@ bool isConstant(const Value* value) { return value->node()->kind() == c10::prim:
 bool isNone(const Value* value) { return value->mustBeNone(); }
 
 std::optional<at::Tensor> constantTensor(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = constantOf(value);
   return constant && constant->isTensor() ? std::optional(constant->toTensor()) : std::nullopt;
 }
 
 std::optional<std::vector<int64_t>> constantInts(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = constantOf(value);
   return constant && constant->isIntList() ? std::optional(constant->toIntVector()) : std::nullopt;
 }
 
 std::optional<double> constantNumber(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = constantOf(value);
   if (!constant || !(constant->isInt() || constant->isDouble() || constant->isBool())) {
     return std::nullopt;
   }
@@ -234,6 +234,12 @@ Node* insertNode(
   node->insertBefore(before);
   node->copyMetadata(const_cast<Node*>(like));
   return node;
+}
+
+Value* insertValue(
+    Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, const c10::TypePtr& type) {
+  Value* value = insertNode(before, kind, inputs, like)->output();
+  return type == nullptr ? value : value->setType(type);
 }
 
 Value* insertConstant(Node* before, const c10::IValue& constant) {

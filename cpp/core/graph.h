@@ -5,9 +5,11 @@
 
 namespace jit_passes JIT_PASSES_API {
 
+namespace aten = c10::aten;
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;
+using torch::jit::Use;
 using torch::jit::Value;
 using NodeNames = std::unordered_map<const Node*, std::string>;
 
@@ -42,16 +44,22 @@ std::pair<std::string, std::string> moduleOf(const Node* node);
 // the model alone, whether it was scripted, traced or frozen.
 NodeNames nodeNames(Graph& graph);
 
+// The content of a constant; nothing for other values.
+inline std::optional<c10::IValue> constantOf(const Value* value) { return torch::jit::toIValue(value); }
 std::optional<at::Tensor> constantTensor(const Value* value);
 std::optional<double> constantNumber(const Value* value);
 std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
 
-// Puts a node of that kind with one Tensor output in front of `before`, with the metadata (source
+// Puts a node of that kind with Tensor outputs in front of `before`, with the metadata (source
 // line, module path) of `like`.
 Node* insertNode(
     Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, size_t outputs = 1);
+// Puts an operator there and returns its only result: a Tensor, or of that type.
+Value* insertValue(
+    Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like,
+    const c10::TypePtr& type = nullptr);
 // A constant in front of `before`.
 Value* insertConstant(Node* before, const c10::IValue& constant);
 // Moves what the value is computed from in front of a node, where it comes behind it: it must be free of

@@ -13,7 +13,7 @@ bool holdsClass(const c10::TypePtr& type) {
     return !class_type->is_module();
   }
   const auto parts = type->containedTypes();
-  return type->kind() == c10::TypeKind::EnumType || std::any_of(parts.begin(), parts.end(), holdsClass);
+  return type->kind() == c10::TypeKind::EnumType || std::ranges::any_of(parts, holdsClass);
 }
 
 // Classes and enumerations of the model's own code live as long as the unit that they come from.
@@ -119,7 +119,7 @@ void retypeAttributes(Graph& graph) {
 Module rebuildModule(
     const Module& original, const Methods& methods, const KeepAttribute& keep, Values values) {
   const bool uses_classes =
-      std::any_of(methods.begin(), methods.end(), [](const auto& m) { return usesClasses(*m.second); });
+      std::ranges::any_of(methods, [](const auto& m) { return usesClasses(*m.second); });
   const auto unit =
       uses_classes ? original._ivalue()->compilation_unit() : std::make_shared<torch::jit::CompilationUnit>();
   Module module = Builder(keep, values, unit).build(original._ivalue());
@@ -215,7 +215,7 @@ std::string addTensorAttribute(
   std::string base = name, prefix = path.empty() ? "" : path + ".";
   if (!owned) {
     base = prefix + name;
-    std::replace(base.begin(), base.end(), '.', '_');
+    std::ranges::replace(base, '.', '_');
     prefix = "";
   }
   std::string free = base;

@@ -6,7 +6,7 @@ namespace {
 using c10::Symbol;
 
 std::string stringConstant(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = constantOf(value);
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 

@@ -180,7 +180,7 @@ Tensor correlationMode(
   auto padded = input;
   if (padding == "same") {
     TORCH_CHECK(
-        std::all_of(stride.begin(), stride.end(), [](int64_t step) { return step == 1; }),
+        std::ranges::all_of(stride, [](int64_t step) { return step == 1; }),
         "padding 'same' needs a stride of 1, got ", stride, ": give the padding in numbers");
     padded = padSame(input, weight, dilation, numbers);
   }

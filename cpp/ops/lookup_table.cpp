@@ -7,6 +7,7 @@
 // not be looked for.
 #include "core/registry.h"
 #include "core/vectorize.h"
+#include "grid.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -110,20 +111,6 @@ void lookUp(const at::Tensor& codes, const at::Tensor& table, const Codes& known
     }
     lookUpRow<Code, Entry>(from + begin + done, to + begin + done, count - done, entries, known.first);
   });
-}
-
-template <typename Body>
-void dispatchCodes(at::ScalarType dtype, Body body) {
-  switch (dtype) {
-    case at::kByte: return body(uint8_t{});
-    case at::kChar: return body(int8_t{});
-    case at::kShort: return body(int16_t{});
-    case at::kInt: return body(int32_t{});
-    default:
-      TORCH_CHECK(
-          false, "codes are uint8, int8, int16 or int32, not ", dtype,
-          ": quantize the values first, with jit_passes::quantize");
-  }
 }
 
 // Entries are copied, so their size is all that counts.

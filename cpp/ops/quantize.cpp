@@ -32,19 +32,8 @@ JIT_PASSES_VECTORIZED void dequantizeRow(
   }
 }
 
-template <typename Body>
-void dispatchInteger(at::ScalarType dtype, Body body) {
-  switch (dtype) {
-    case at::kByte: return body(uint8_t{});
-    case at::kChar: return body(int8_t{});
-    case at::kShort: return body(int16_t{});
-    case at::kInt: return body(int32_t{});
-    default: TORCH_CHECK(false, "quantized values are uint8, int8, int16 or int32, not ", dtype);
-  }
-}
-
 void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
     TORCH_CHECK(
         quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(), "the range [",
@@ -60,7 +49,7 @@ at::Tensor quantize(
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
   const auto values = x.is_non_overlapping_and_dense() ? x.to(at::kFloat) : x.to(at::kFloat).contiguous();
   auto codes = at::empty_strided(values.sizes(), values.strides(), values.options().dtype(dtype));
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = values.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
@@ -77,7 +66,7 @@ at::Tensor quantize(
 at::Tensor dequantize(const at::Tensor& q, double scale, int64_t zero_point) {
   const auto codes = q.is_non_overlapping_and_dense() ? q : q.contiguous();
   auto values = at::empty_strided(codes.sizes(), codes.strides(), codes.options().dtype(at::kFloat));
-  dispatchInteger(q.scalar_type(), [&](auto zero) {
+  dispatchCodes(q.scalar_type(), [&](auto zero) {
     using Int = decltype(zero);
     const Int* from = codes.const_data_ptr<Int>();
     float* to = values.mutable_data_ptr<float>();
@@ -112,7 +101,7 @@ at::Tensor quantizePerChannel(
   const auto rows = x.to(at::kFloat).transpose(0, axis).contiguous();
   auto codes = at::empty(rows.sizes(), rows.options().dtype(dtype));
   const int64_t channels = rows.size(0), count = channels ? rows.numel() / channels : 0;
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = rows.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();

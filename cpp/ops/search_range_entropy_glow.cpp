@@ -15,8 +15,6 @@
 // The first window of the least D wins. Which windows there are depends on the counts alone, so they
 // are compared in parallel. A window without counts is no candidate: the original calls its
 // divergence 0 and takes it. The original computes in float32, this in double.
-#include <ATen/Parallel.h>
-
 #include <cmath>
 #include <numeric>
 
@@ -107,13 +105,8 @@ std::tuple<int64_t, int64_t> searchRangeEntropyGlow(
   if (windows.empty()) {
     return {0, counts.size()};
   }
-  std::vector<double> divergences(windows.size());
-  at::parallel_for(0, windows.size(), 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      divergences[i] = divergenceOf(counts, windows[i], groups);
-    }
-  });
-  const auto best = windows[firstOfLeast(divergences)];
+  const auto divergence = [&](int64_t i) { return divergenceOf(counts, windows[i], groups); };
+  const auto best = windows[firstOfLeast(divergencesOf(windows.size(), 16, divergence))];
   return {best.begin, best.end};
 }
 

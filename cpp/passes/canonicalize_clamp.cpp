@@ -24,13 +24,12 @@ Value* canonicalClamp(Node* node) {
   if (node->kind() == relu6) {
     const std::vector<Value*> operands{
         node->input(0), insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})};
-    return insertNode(node, c10::aten::clamp, operands, node)->output();
+    return insertValue(node, c10::aten::clamp, operands, node);
   }
   if (node->kind() == hardtanh) {
-    return insertNode(node, c10::aten::clamp, node->inputs(), node)->output();
+    return insertValue(node, c10::aten::clamp, node->inputs(), node);
   }
-  return clipsBelowZeroOnly(node) ? insertNode(node, c10::aten::relu, {node->input(0)}, node)->output()
-                                  : nullptr;
+  return clipsBelowZeroOnly(node) ? insertValue(node, c10::aten::relu, {node->input(0)}, node) : nullptr;
 }
 
 bool canonicalizeClamp(PassContext& context) { return replaceNodes(*context.graph(), canonicalClamp); }

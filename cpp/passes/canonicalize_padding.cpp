@@ -12,13 +12,13 @@ namespace jit_passes {
 namespace {
 
 std::optional<std::string> paddingMode(const Node* node) {
-  const auto padding = torch::jit::toIValue(node->input(4));
+  const auto padding = constantOf(node->input(4));
   return padding && padding->isString() ? std::optional(padding->toStringRef()) : std::nullopt;
 }
 
 // The numbers of an int or int[] constant, one for each axis.
 std::optional<std::vector<int64_t>> perAxis(const Value* value, int64_t dims) {
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = constantOf(value);
   if (constant && constant->isInt()) {
     return std::vector<int64_t>(dims, constant->toInt());
   }
@@ -52,7 +52,7 @@ bool replacePadding(Node* node, const std::string& mode, int64_t dims, const Kno
     static const auto pad = symbol("aten::constant_pad_nd");
     const std::vector<Value*> operands{
         node->input(0), insertConstant(node, extra), insertConstant(node, static_cast<int64_t>(0))};
-    node->replaceInput(0, insertNode(node, pad, operands, node)->output());
+    node->replaceInput(0, insertValue(node, pad, operands, node));
   }
   node->replaceInput(4, insertConstant(node, padding));
   return true;

@@ -21,7 +21,7 @@ bool canonicalizeView(PassContext& context) {
   const auto written = writtenValues(graph);
   return replaceNodes(*graph, [&](Node* node) {
     return isViewWithShape(node) && !written.count(node->output())
-               ? insertNode(node, c10::aten::reshape, node->inputs(), node)->output()
+               ? insertValue(node, c10::aten::reshape, node->inputs(), node)
                : nullptr;
   });
 }

@@ -53,14 +53,14 @@ bool clampCodes(Node* node, const CodeGrid& grid, bool contiguous) {
   std::vector<Value*> operands(node->inputs().begin(), node->inputs().end());
   operands[3] = insertConstant(node, int64_t{Limits::min()});
   operands[4] = insertConstant(node, int64_t{Limits::max()});
-  Node* all = insertNode(node, quantize, operands, node);
+  Value* all = insertValue(node, quantize, operands, node);
   if (contiguous) {
     Value* layout = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
-    all = insertNode(node, c10::aten::contiguous, {all->output(), layout}, node);
+    all = insertValue(node, c10::aten::contiguous, {all, layout}, node);
   }
   const auto bound = [&](double code) { return insertConstant(node, (code - grid.zero_point) * grid.scale); };
-  Node* clamp = insertNode(node, c10::aten::clamp, {all->output(), bound(grid.low), bound(grid.high)}, node);
-  replaceNode(node, clamp->output());
+  const auto bounded = {all, bound(grid.low), bound(grid.high)};
+  replaceNode(node, insertValue(node, c10::aten::clamp, bounded, node));
   return true;
 }
 

@@ -44,16 +44,14 @@ bool canDefer(const KnownValues& known, const Node* norm) {
 
 Value* marked(Node* norm) {
   Value* bias = norm->input(0)->node()->input(2);
-  Value* shift = insertNode(
-                     norm, fold_bias,
-                     {bias, norm->input(1), norm->input(2), norm->input(kRunningMean),
-                      norm->input(kRunningVar), norm->input(kEps)},
-                     norm)
-                     ->output();
+  Value* shift = insertValue(
+      norm, fold_bias,
+      {bias, norm->input(1), norm->input(2), norm->input(kRunningMean), norm->input(kRunningVar),
+       norm->input(kEps)},
+      norm);
   auto operands = norm->inputs().vec();
   operands.insert(operands.end(), {shift, insertConstant(norm, {}), insertConstant(norm, false)});
-  Value* deferred = insertNode(norm, deferred_batch_norm, operands, norm)->output();
-  return deferred->setType(norm->output()->type());
+  return insertValue(norm, deferred_batch_norm, operands, norm, norm->output()->type());
 }
 
 bool deferBatchNorm(PassContext& context) {

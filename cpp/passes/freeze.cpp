@@ -111,9 +111,7 @@ class Freezer {
   // A branch that is only waited for could run anywhere, and here other passes see it.
   static void inlineFork(Node* fork) {
     const auto uses = fork->output()->uses(); // a copy: the loop edits the list
-    if (!std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-          return use.user->kind() == c10::aten::wait;
-        })) {
+    if (!std::ranges::all_of(uses, [](const Use& use) { return use.user->kind() == c10::aten::wait; })) {
       return;
     }
     torch::jit::WithInsertPoint guard(fork);
@@ -241,7 +239,7 @@ class Freezer {
         return true;
       }
       const auto& others = value.isTensor() ? touched_tensors : touched;
-      return std::any_of(others.begin(), others.end(), [&](Value* other) {
+      return std::ranges::any_of(others, [&](Value* other) {
         return other == node->output() ||
                ((value.isTensor() || isContainer(value)) && aliases.mayContainAlias(other, node->output()));
       });
@@ -260,7 +258,7 @@ class Freezer {
         Memory parts;
         owner.value(node).getSubValues(parts);
         const auto shared = [&](const IValue& part) { return memory.count(part) > 0; };
-        if (std::any_of(parts.begin(), parts.end(), shared)) {
+        if (std::ranges::any_of(parts, shared)) {
           result.insert(attribute);
         }
       });

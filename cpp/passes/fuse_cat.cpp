@@ -26,7 +26,7 @@ std::optional<std::string> refusal(const Node* cat) {
   }
   const auto inputs = operand->node()->inputs();
   const auto is_dequantize = [](const Value* value) { return value->node()->kind() == dequantize; };
-  const bool quantized = !inputs.empty() && std::all_of(inputs.begin(), inputs.end(), is_dequantize);
+  const bool quantized = !inputs.empty() && std::ranges::all_of(inputs, is_dequantize);
   return quantized ? std::nullopt : std::optional<std::string>("not all of its tensors are quantized");
 }
 
@@ -49,7 +49,7 @@ bool fuse(PassContext& context, Node* node) {
   }
   const auto kind = symbol(relu ? "quantized::cat_relu" : "quantized::cat");
   const std::vector<Value*> operands{list->output(), cat->input(1), node->input(1), node->input(2)};
-  replaceNode(node, insertNode(node, kind, operands, cat)->output());
+  replaceNode(node, insertValue(node, kind, operands, cat));
   return true;
 }
 

@@ -23,8 +23,7 @@ Value* observed(const AnnotatedValue& annotated, Node* before) {
   if (annotated.uses.empty()) {
     return annotated.value;
   }
-  Value* named = insertNode(before, edge, {annotated.value}, before)->output();
-  named->setType(annotated.value->type());
+  Value* named = insertValue(before, edge, {annotated.value}, before, annotated.value->type());
   for (const auto& use : annotated.uses) {
     use.user->replaceInput(use.offset, named);
   }

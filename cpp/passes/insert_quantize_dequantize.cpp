@@ -47,7 +47,7 @@ Value* rounded(Node* before, Value* value, const Parameters& parameters) {
       constant("axis"),
       constant("rounding")};
   static const auto fake_quantize = symbol("jit_passes::fake_quantize");
-  return insertNode(before, fake_quantize, operands, before)->output();
+  return insertValue(before, fake_quantize, operands, before);
 }
 
 Value* quantizeDequantize(Node* before, Value* value, const Parameters& parameters, int64_t place) {

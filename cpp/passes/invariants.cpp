@@ -33,7 +33,7 @@ bool hasPaddingMode(const Node* node) {
       !isConstant(node->input(4)) || !isConstant(node->input(5))) {
     return false;
   }
-  return torch::jit::toIValue(node->input(4))->isString();
+  return constantOf(node->input(4))->isString();
 }
 
 // Other spellings are left only where the graph does not know enough: of weights that are computed, say.
@@ -72,7 +72,7 @@ std::optional<Grid> gridOf(const Node* node) {
   if (!isConstant(node->input(1)) || !isConstant(node->input(2))) {
     return std::nullopt;
   }
-  return Grid{*torch::jit::toIValue(node->input(1)), *torch::jit::toIValue(node->input(2))};
+  return Grid{*constantOf(node->input(1)), *constantOf(node->input(2))};
 }
 
 bool isPositive(const c10::IValue& scale) {

@@ -18,7 +18,7 @@ bool isProduct(const Node* node) {
 }
 
 bool isQuantized(const Value* value) {
-  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+  return std::ranges::any_of(value->uses(), [](const Use& use) {
     const bool clips = use.user->kind() == c10::aten::relu || use.user->kind() == c10::aten::clamp;
     return startsWith(use.user, "jit_passes::quantize") || (clips && isQuantized(use.user->output()));
   });

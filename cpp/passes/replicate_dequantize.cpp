@@ -30,10 +30,9 @@ bool replicateDequantize(PassContext& context) {
       continue;
     }
     for (const auto& use : uses) {
-      Node* copy = insertNode(use.user, source->kind(), source->inputs(), source);
-      copy->output()->setType(source->output()->type());
-      handOverPlace(source, copy);
-      use.user->replaceInput(use.offset, copy->output());
+      Value* copy = insertValue(use.user, source->kind(), source->inputs(), source, source->output()->type());
+      handOverPlace(source, copy->node());
+      use.user->replaceInput(use.offset, copy);
     }
     source->destroy();
     changed = true;

@@ -16,8 +16,7 @@ namespace jit_passes {
 namespace {
 
 Value* insertDequantize(Node* before, Value* codes, const Node* like) {
-  Node* node = insertNode(before, dequantize, {codes, like->input(1), like->input(2)}, like);
-  return node->output();
+  return insertValue(before, dequantize, {codes, like->input(1), like->input(2)}, like);
 }
 
 void redirect(Value* from, Value* to) {

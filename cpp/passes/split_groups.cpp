@@ -61,19 +61,18 @@ bool splitGroups(Node* node) {
       codes.push_back(part(input));
     }
     std::vector<Value*> parameters = prepack->inputs().vec();
-    parameters[0] = insertNode(node, weight_node->kind(), codes, node)->output();
+    parameters[0] = insertValue(node, weight_node->kind(), codes, node);
     parameters[1] = part(parameters[1]);
     parameters[5] = number(end - begin);
-    Node* packed = insertNode(node, prepack->kind(), parameters, node);
-    packed->output()->setType(prepack->output()->type());
+    Value* packed = insertValue(node, prepack->kind(), parameters, node, prepack->output()->type());
     std::vector<Value*> operands = node->inputs().vec();
     const std::vector<Value*> range{operands[0], number(1), number(begin * in), number(end * in), number(1)};
-    operands[0] = insertNode(node, c10::aten::slice, range, node)->output();
-    operands[1] = packed->output();
-    results.push_back(insertNode(node, node->kind(), operands, node)->output());
+    operands[0] = insertValue(node, c10::aten::slice, range, node);
+    operands[1] = packed;
+    results.push_back(insertValue(node, node->kind(), operands, node));
   }
   Node* list = node->owningGraph()->createList(c10::TensorType::get(), results)->insertBefore(node);
-  Value* whole = insertNode(node, c10::aten::cat, {list->output(), insertConstant(node, 1)}, node)->output();
+  Value* whole = insertValue(node, c10::aten::cat, {list->output(), insertConstant(node, 1)}, node);
   replaceNode(node, whole);
   return true;
 }

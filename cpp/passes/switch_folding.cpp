@@ -47,8 +47,7 @@ Value* switchOf(Node* weight, Value* training) {
     return insertConstant(weight, *always == 0.0);
   }
   hoist(training, weight);
-  Value* folded = insertNode(weight, c10::aten::__not__, {training}, weight)->output();
-  return folded->setType(c10::BoolType::get());
+  return insertValue(weight, c10::aten::__not__, {training}, weight, c10::BoolType::get());
 }
 
 void switchFolding(Node* norm, Node* weight) {
@@ -57,9 +56,8 @@ void switchFolding(Node* norm, Node* weight) {
   Value* rounded = operandOf(norm, "rounded");
   hoist(rounded, convolution);
   const auto operands = {convolution->input(2), rounded, convolution->input(1), folded};
-  Node* bias = insertNode(convolution, deferred_bias, operands, norm);
-  bias->output()->setType(c10::OptionalType::ofTensor());
-  convolution->replaceInput(2, bias->output());
+  convolution->replaceInput(
+      2, insertValue(convolution, deferred_bias, operands, norm, c10::OptionalType::ofTensor()));
   if (isTrained(rounded->node())) {
     setOperand(norm, "shift", rounded->node()->input(0));
   }

@@ -60,9 +60,7 @@ class Widener {
 
  private:
   bool writesTo(const Node* node) const {
-    return std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* input) {
-      return written_.count(input) > 0;
-    });
+    return std::ranges::any_of(node->inputs(), [&](const Value* input) { return written_.count(input) > 0; });
   }
 
   static bool isQuantizedConvolution(const Node* node) {
@@ -73,9 +71,8 @@ class Widener {
   static bool betweenIntegers(const Node* node) {
     const auto& uses = node->output()->uses();
     return node->input(0)->node()->kind() == c10::aten::dequantize ||
-           std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-             return use.user->kind() == c10::aten::quantize_per_tensor;
-           });
+           std::ranges::any_of(
+               uses, [](const Use& use) { return use.user->kind() == c10::aten::quantize_per_tensor; });
   }
 
   // (weight, bias, stride, padding, dilation, groups) with lists and weight of one dimension more.
@@ -111,7 +108,7 @@ class Widener {
     }
     std::vector<Value*> codes = weight->inputs().vec();
     codes[0] = wide->at(0);
-    wide->at(0) = insertNode(node, weight->kind(), codes, node)->output();
+    wide->at(0) = insertValue(node, weight->kind(), codes, node);
     static const auto kind = symbol("quantized::conv2d_prepack");
     Node* packed = insertNode(node, kind, *wide, node);
     packed->output()->setType(packed->schema().returns().at(0).type());
@@ -128,8 +125,7 @@ class Widener {
       return;
     }
     Value* format = insertConstant(node, kChannelsLast);
-    Value* x =
-        insertNode(node, c10::aten::contiguous, {widened(node->input(0), node), format}, node)->output();
+    Value* x = insertValue(node, c10::aten::contiguous, {widened(node->input(0), node), format}, node);
     std::vector<Value*> operands{x};
     operands.insert(operands.end(), wide->begin(), wide->end());
     replace(node, "aten::conv2d", operands);
@@ -155,12 +151,11 @@ class Widener {
   }
 
   static Value* reshaped(Symbol kind, Value* value, Node* before) {
-    return insertNode(before, kind, {value, insertConstant(before, kHeight)}, before)->output();
+    return insertValue(before, kind, {value, insertConstant(before, kHeight)}, before);
   }
 
   void replace(Node* node, const std::string& kind, const std::vector<Value*>& operands) {
-    Value* wide = insertNode(node, symbol(kind), operands, node)->output();
-    wide->setType(node->output()->type());
+    Value* wide = insertValue(node, symbol(kind), operands, node, node->output()->type());
     Value* narrow = reshaped(c10::aten::squeeze, wide, node);
     narrow->setType(node->output()->type());
     wide_[narrow] = wide;

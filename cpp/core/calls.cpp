@@ -5,6 +5,8 @@
 // caller's own. PyTorch has a class for it, ModuleInstanceInfo, and does not export how to make one.
 #include "calls.h"
 
+#include "module.h"
+
 namespace jit_passes {
 namespace {
 
@@ -31,15 +33,8 @@ void forEachWithin(Node* node, const Visit& visit) {
   }
 }
 
-bool isModule(const Value* value) {
-  const auto known = value->type()->cast<c10::ClassType>();
-  const auto interface = value->type()->cast<c10::InterfaceType>();
-  return (known && known->is_module()) || (interface && interface->is_module());
-}
-
 std::string join(const std::string& owner, const std::string& name) {
-  const bool at_end = owner.empty() || owner.back() == '^';
-  return owner + (at_end ? "" : ".") + name;
+  return owner + (owner.empty() ? "" : ".") + name;
 }
 
 // Nothing where it is not a graph's.
@@ -222,19 +217,6 @@ bool firstNames(
   return shared;
 }
 
-// Null where there is none.
-const ModuleObject* moduleAt(const ModuleObject* module, const std::string& path) {
-  std::istringstream parts(path);
-  for (std::string part; std::getline(parts, part, '.');) {
-    const auto slot = module->type()->findAttributeSlot(part);
-    if (!slot || !module->getSlot(*slot).isModule()) {
-      return nullptr;
-    }
-    module = &module->getSlot(*slot).toObjectRef();
-  }
-  return module;
-}
-
 // The same stack, whose innermost frame names the module from the root.
 InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::string& name) {
   const auto callee = stack->callee();
@@ -245,6 +227,16 @@ InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::stri
 }
 
 } // namespace
+
+bool isModule(const Value* value) {
+  const auto known = value->type()->cast<c10::ClassType>();
+  return (known && known->is_module()) || isInterface(value);
+}
+
+bool isInterface(const Value* value) {
+  const auto type = value->type()->cast<c10::InterfaceType>();
+  return type && type->is_module();
+}
 
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph); }
 
@@ -274,7 +266,8 @@ void nameModules(Graph& graph, const torch::jit::Module& root) {
       auto& renamed = stacks[stack->get()];
       if (!renamed) {
         const auto [path, type] = moduleOf(inner);
-        const auto name = names.find(moduleAt(root._ivalue().get(), path));
+        const auto module = attributeAt(root, path);
+        const auto name = names.find(module && module->isModule() ? &module->toObjectRef() : nullptr);
         renamed = name == names.end() || name->second == path
                       ? *stack
                       : withModule(*stack, "." + name->second + "(" + type + ")");

@@ -6,6 +6,10 @@
 
 namespace jit_passes JIT_PASSES_API {
 
+// Whether the value is a module, also one whose class is known only while it runs: one of an interface.
+bool isModule(const Value* value);
+bool isInterface(const Value* value);
+
 // Inlines all calls, those of forked branches too. PyTorch's own inlining keeps the last part of a module's
 // path only ("0" of enc.0), and in branches nothing.
 void inlineCalls(Graph& graph);

@@ -109,6 +109,20 @@ inline void checkGrid(const at::Tensor& x, int64_t quant_min, int64_t quant_max)
       quant_min, ", ", quant_max, "] is empty, or beyond the integers that float32 holds");
 }
 
+// Calls body with a number of the type that codes have.
+template <typename Body>
+void dispatchCodes(at::ScalarType dtype, Body body) {
+  switch (dtype) {
+    case at::kByte: return body(uint8_t{});
+    case at::kChar: return body(int8_t{});
+    case at::kShort: return body(int16_t{});
+    case at::kInt: return body(int32_t{});
+    default:
+      TORCH_CHECK(
+          false, "codes are uint8, int8, int16 or int32, not ", dtype, ": jit_passes::quantize gives these");
+  }
+}
+
 // One number for each channel, in a shape that goes with x.
 inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, std::optional<int64_t> axis) {
   std::vector<int64_t> shape(axis ? x.dim() : 0, 1);

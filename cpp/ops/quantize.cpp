@@ -32,19 +32,8 @@ JIT_PASSES_VECTORIZED void dequantizeRow(
   }
 }
 
-template <typename Body>
-void dispatchInteger(at::ScalarType dtype, Body body) {
-  switch (dtype) {
-    case at::kByte: return body(uint8_t{});
-    case at::kChar: return body(int8_t{});
-    case at::kShort: return body(int16_t{});
-    case at::kInt: return body(int32_t{});
-    default: TORCH_CHECK(false, "quantized values are uint8, int8, int16 or int32, not ", dtype);
-  }
-}
-
 void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
     TORCH_CHECK(
         quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(), "the range [",
@@ -60,7 +49,7 @@ at::Tensor quantize(
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
   const auto values = x.is_non_overlapping_and_dense() ? x.to(at::kFloat) : x.to(at::kFloat).contiguous();
   auto codes = at::empty_strided(values.sizes(), values.strides(), values.options().dtype(dtype));
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = values.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
@@ -77,7 +66,7 @@ at::Tensor quantize(
 at::Tensor dequantize(const at::Tensor& q, double scale, int64_t zero_point) {
   const auto codes = q.is_non_overlapping_and_dense() ? q : q.contiguous();
   auto values = at::empty_strided(codes.sizes(), codes.strides(), codes.options().dtype(at::kFloat));
-  dispatchInteger(q.scalar_type(), [&](auto zero) {
+  dispatchCodes(q.scalar_type(), [&](auto zero) {
     using Int = decltype(zero);
     const Int* from = codes.const_data_ptr<Int>();
     float* to = values.mutable_data_ptr<float>();
@@ -112,7 +101,7 @@ at::Tensor quantizePerChannel(
   const auto rows = x.to(at::kFloat).transpose(0, axis).contiguous();
   auto codes = at::empty(rows.sizes(), rows.options().dtype(dtype));
   const int64_t channels = rows.size(0), count = channels ? rows.numel() / channels : 0;
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = rows.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
@@ -139,30 +128,20 @@ at::Tensor dequantizePerChannel(
   return steps.to(at::kFloat) * alongAxis(scales.to(at::kFloat), q, axis);
 }
 
-const RegisterOp quantize_op{"quantize", "Float to integers, one scale and zero point for the tensor."};
-const RegisterOp dequantize_op{"dequantize", "Integers to float, one scale and zero point for the tensor."};
+const RegisterOp quantize_op{
+    "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
+    "Tensor",
+    "Float to integers, one scale and zero point for the tensor.", onCpu(quantize)};
+const RegisterOp dequantize_op{
+    "dequantize(Tensor q, float scale, int zero_point) -> Tensor",
+    "Integers to float, one scale and zero point for the tensor.", onCpu(dequantize)};
 const RegisterOp quantize_per_channel_op{
-    "quantize_per_channel", "Float to integers, a scale and zero point for each channel."};
+    "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
+    "int quant_max, ScalarType dtype) -> Tensor",
+    "Float to integers, a scale and zero point for each channel.", onCpu(quantizePerChannel)};
 const RegisterOp dequantize_per_channel_op{
-    "dequantize_per_channel", "Integers to float, a scale and zero point for each channel."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
-      "Tensor");
-  m.def("dequantize(Tensor q, float scale, int zero_point) -> Tensor");
-  m.def(
-      "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
-      "int quant_max, ScalarType dtype) -> Tensor");
-  m.def("dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("quantize", quantize);
-  m.impl("dequantize", dequantize);
-  m.impl("quantize_per_channel", quantizePerChannel);
-  m.impl("dequantize_per_channel", dequantizePerChannel);
-}
+    "dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor",
+    "Integers to float, a scale and zero point for each channel.", onCpu(dequantizePerChannel)};
 
 } // namespace
 } // namespace jit_passes

@@ -40,14 +40,13 @@ bool isRankCheck(const Node* node) {
 }
 
 bool removeRankChecks(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (isRankCheck(node)) {
+  return changeNodes(*context.graph(), [](Node* node) {
+    const bool checks = isRankCheck(node);
+    if (checks) {
       node->destroy();
-      changed = true;
     }
+    return checks;
   });
-  return changed;
 }
 
 const RegisterPass remove_rank_checks_pass{

@@ -12,14 +12,6 @@
 namespace jit_passes {
 namespace {
 
-using GraphPointer = std::shared_ptr<Graph>;
-
-// The context of a method of a module, or of a graph alone.
-PassContext contextOf(const py::object& subject, const std::string& method, const Options& options) {
-  return py::isinstance<Module>(subject) ? PassContext(subject.cast<Module>(), method, options)
-                                         : PassContext(subject.cast<GraphPointer>(), options);
-}
-
 GraphPointer graphOf(const py::object& subject, const std::string& method) {
   static const Options none;
   return contextOf(subject, method, none).graph();

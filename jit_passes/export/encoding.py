@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..configuration.located import Located, from_python
-from ..errors import JitPassesError, nearest
+from ..errors import JitPassesError, aligned, nearest
 from ..specification.grid import DTYPES
 
 KINDS = ("activation", "parameter")
@@ -222,13 +222,7 @@ class Encodings:
 
     def __str__(self) -> str:
         head = ("value", "kind", "bits", "codes", "scale", "zero point")
-        rows = [head, *map(_row, self.encodings)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = (
-            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-            for row in rows
-        )
-        return "\n".join(line.rstrip() for line in lines)
+        return aligned([head, *map(_row, self.encodings)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON. Numbers are written so that they are read back exactly.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration.located import Located, from_python
-from .encoding import Encoding, Encodings, number, read_json, renamed, require, whole
+from .encoding import Encoding, Encodings, read_json, renamed
 
 VERSION = "1.0.0"
 _ENTRY_KEYS = ("name", "dtype", "enc_type", "bw", "is_sym", "scale", "offset")
@@ -96,7 +96,7 @@ def _entry(name: str, encoding: Encoding) -> dict[str, Any]:
 
 
 def _read(source: Located, axes: Mapping[str, int]) -> Encodings:
-    require(source, ("version", *_LIST_KEYS.values()))
+    source.require(("version", *_LIST_KEYS.values()))
     version = source.content["version"]
     if version.content != VERSION:
         raise version.error(f"the form {VERSION} is expected, not {version.describe()}")
@@ -113,7 +113,7 @@ def _read(source: Located, axes: Mapping[str, int]) -> Encodings:
 
 
 def _read_entry(source: Located, kind: str, axes: Mapping[str, int]) -> Encoding:
-    require(source, _ENTRY_KEYS)
+    source.require(_ENTRY_KEYS)
     found: Mapping[str, Located] = source.content
     if found["dtype"].content != "INT":
         raise found["dtype"].error(f"only INT is read, not {found['dtype'].describe()}")
@@ -122,11 +122,11 @@ def _read_entry(source: Located, kind: str, axes: Mapping[str, int]) -> Encoding
             f"PER_TENSOR or PER_CHANNEL is expected, not {found['enc_type'].describe()}"
         )
     name = found["name"].name("name")
-    bits = whole(found["bw"], "bw")
+    bits = found["bw"].whole("bw")
     half = 2 ** (bits - 1) if 2 <= bits <= 32 else 0  # the encoding says what is wrong with others
     shift = half if found["is_sym"].boolean("is_sym") else 0
-    offsets = [whole(item, "an offset") for item in found["offset"].items("offset")]
-    scales = [number(item, "a scale") for item in found["scale"].items("scale")]
+    offsets = [item.whole("an offset") for item in found["offset"].items("offset")]
+    scales = [item.number("a scale") for item in found["scale"].items("scale")]
     axis = axes.get(name, 0) if found["enc_type"].content == "PER_CHANNEL" else None
     grid = (-shift, max(2 * half - 1 - shift, 1))
     zero_points = tuple(-offset - shift for offset in offsets)

@@ -61,6 +61,13 @@ def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table: a line for each row, with texts below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = ((f"{text:<{w}}" for text, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in cells)
+
+
 def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
     """Return the end of a message about an unknown name: those it may stand for, or some there are.
 

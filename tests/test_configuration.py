@@ -785,7 +785,7 @@ MALFORMED = {
         rule("{module: {a: b}, keep_float: true}"),
         "4:14: module is text, not a mapping",
     ),
-    "selector null": (rule("{module: , keep_float: true}"), "4:13: module is text, not nothing"),
+    "selector null": (rule("{module: , keep_float: true}"), "4:14: module is text, not nothing"),
     "empty op": (rule("{op: '', keep_float: true}"), "4:10: op is a pattern"),
     "regex": (
         rule("{module_regex: '[', keep_float: true}"),
@@ -801,7 +801,7 @@ MALFORMED = {
         rule("{op: a, range: [0, 1]}"),
         "4:13: 'range' is an option of one tensor: put it under",
     ),
-    "null option": (rule("{op: a, weight: {bits: }}"), "4:27: bits has no value"),
+    "null option": (rule("{op: a, weight: {bits: }}"), "4:28: bits has no value"),
     "bits": (
         rule("{op: a, weight: {bits: 40}}"),
         "4:28: bits is a whole number from 2 to 16, not 40",
@@ -809,7 +809,7 @@ MALFORMED = {
     "bits text": (rule("{op: a, weight: {bits: '4'}}"), "4:28: bits is a whole number"),
     "bits float": (rule("{op: a, weight: {bits: 4.0}}"), "4:28: bits is a whole number"),
     "bits of a layer": (rule("{op: a, bits: 40}"), "4:19: bits is a whole number"),
-    "bits null": (rule("{op: a, bits: }"), "4:18: bits has no value"),
+    "bits null": (rule("{op: a, bits: }"), "4:19: bits has no value"),
     "bits list": (
         rule("{op: a, bits: [4]}"),
         r"4:19: bits is a whole number from 2 to 16, not \[4\]",
@@ -874,7 +874,7 @@ MALFORMED = {
     ),
     "value nothing": (rule("value: a"), "4:5: the rule changes nothing"),
     "merge": (rule("{<<: {op: a}, keep_float: true}"), "4:6: '<<' is not supported"),
-    "tab": ("version: 1\nglobal:\n\tbits: 8\n", "3:1: this is not YAML: .*'\\\\t'"),
+    "tab": ("version: 1\nglobal:\n\tbits: 8\n", "3:1: this is not YAML: .*cannot start any token"),
     "bracket": ("version: 1\nrules: [\n", "3:1: this is not YAML"),
     "colon": (
         "version: 1\nrules:\n  - op: a: b\n",
@@ -882,9 +882,9 @@ MALFORMED = {
     ),
     "documents": (
         "version: 1\n---\nversion: 1\n",
-        "2:1: this is not YAML: expected a single document",
+        "3:1: one document is expected",
     ),
-    "control": ("version: 1\n# \x07\n", "2:3: this is not YAML: special characters"),
+    "control": ("version: 1\n# \x07\n", "2:3: this is not YAML: control characters"),
     "alias": ("version: 1\nrules: *a\n", "2:8: this is not YAML: .*undefined alias"),
     "own alias": (
         "version: 1\nrules: &a [*a]\n",

@@ -562,12 +562,42 @@ def test_aimet_literal() -> None:
         ],
         "quantizer_args": {"quant_scheme": "min_max"},
     }
-    assert_fits(data, aimet.SCHEMA)
-    assert_fits(json.loads(aimet.text_of(data)), aimet.SCHEMA)
+    assert_fits(data, AIMET_SCHEMA)
+    assert_fits(json.loads(aimet.text_of(data)), AIMET_SCHEMA)
+
+
+AIMET_ENTRY = {
+    "type": "object",
+    "required": ["name", "dtype", "enc_type", "bw", "is_sym", "scale", "offset"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "dtype": {"const": "INT"},
+        "enc_type": {"enum": ["PER_TENSOR", "PER_CHANNEL"]},
+        "bw": {"type": "integer", "minimum": 2, "maximum": 32},
+        "is_sym": {"type": "boolean"},
+        "scale": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "number", "exclusiveMinimum": 0},
+        },
+        "offset": {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 0}},
+    },
+}
+# What AIMET 1.0.0 files hold, as JSON schema.
+AIMET_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["version", "activation_encodings", "param_encodings"],
+    "properties": {
+        "version": {"const": aimet.VERSION},
+        "activation_encodings": {"type": "array", "items": AIMET_ENTRY},
+        "param_encodings": {"type": "array", "items": AIMET_ENTRY},
+        "quantizer_args": {"type": "object"},
+    },
+}
 
 
 def assert_fits(data: Any, schema: dict[str, Any]) -> None:
-    """The few words of JSON schema that `SCHEMA` uses."""
+    """The few words of JSON schema that `AIMET_SCHEMA` uses."""
     types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
     types["number"] = (int, float)
     known = {"type", "required", "properties", "items", "const", "enum", "minLength", "minItems"}
@@ -610,7 +640,7 @@ def test_export_of_a_reference_model(tmp_path: Path) -> None:
 
     data = jit_passes.export_calibration(encodings, tmp_path / "aimet", "aimet")
     assert json.loads((tmp_path / "aimet").read_text()) == data
-    assert_fits(data, aimet.SCHEMA)
+    assert_fits(data, AIMET_SCHEMA)
     for found in from_aimet(data).activations:
         assert_same_numbers(found, encodings[found.name])
 

@@ -710,35 +710,43 @@ def test_written_by_hand(tmp_path: Path) -> None:
 BAD = {
     "no_yaml": ("bins: 8", "bins: [8", "not YAML"),
     "tabs": ("form: 1", "form:\t1\n\t- x", "not YAML"),
-    "a_list": (BASE, "- 1\n", "line 1: a profile is expected here"),
+    "a_list": (BASE, "- 1\n", r":1:\d+: a profile is a mapping, not a list"),
     "empty": (BASE, "", "one document is expected, got 0"),
     "glow": (BASE, "---\na: 1\n---\nb: 2\n---\n- c\n", "Profile.from_glow"),
-    "unknown_key": ("form: 1", "form: 1\nshape: 2", "line 3: there is no key 'shape'"),
-    "missing_key": ("bins: 8\n", "", "line 1: the key 'bins' is missing"),
-    "other_form": ("form: 1", "form: 2", "line 2: the form of the file is 2"),
-    "twice": ("  max: 3.5", "  max: 3.5\n  max: 4.5", "line 9, value 'good': the key 'max' is"),
-    "min_above_max": ("min: 0.0", "min: 4", "line 7, value 'good': min is 4.0 and max is 3.5"),
-    "nan": ("min: 0.0", "min: .nan", "line 7, value 'good': a finite number .* got NaN"),
-    "infinite": ("max: 3.5", "max: .inf", "line 8, value 'good': a finite number"),
-    "beyond_float32": ("max: 3.5", "max: 1.0e+39", "line 8, value 'good': a finite number"),
-    "text": ("max: 3.5", "max: big", "line 8, value 'good': a number is expected here, got 'big'"),
-    "flag": ("max: 3.5", "max: true", "line 8, value 'good': a number is expected"),
-    "negative": ("1 2 3 4", "1 -2 7 4", "line 13, value 'good': counts are whole numbers .* '-2'"),
-    "fraction": ("1 2 3 4", "1 2 3.5 4", "line 13, value 'good': counts are whole"),
-    "huge_count": ("1 2 3 4", "1 2 3 " + "9" * 5000, "line 13, value 'good': counts are whole"),
-    "overflow": ("count: 10", "count: " + "9" * 5000, "line 10, value 'good'"),
-    "sum": ("count: 10", "count: 11", "line 10, value 'good': the count is 11, .* up to 10"),
-    "too_many": ("1 2 3 4", "1 " * 9, "line 13, value 'good': 9 bins are too many"),
-    "ranks": ("[1, 2]", "[2, 1]", "line 9, value 'good': ranks are"),
-    "no_exponent": ("  exponent: 0\n", "", "line 6, value 'good': the key 'exponent' is missing"),
-    "no_max": ("  max: 3.5\n", "", "line 6, value 'good': the key 'max' is missing"),
-    "exponent": ("exponent: 0", "exponent: 1000000000", "line 11, value 'good': a whole number"),
-    "no_name": ("name: good", "name: 1.5", "line 6, value '1.5': text is expected here, got 1.5"),
+    "unknown_key": ("form: 1", "form: 1\nshape: 2", r":3:\d+: a profile has no key 'shape'"),
+    "missing_key": ("bins: 8\n", "", r":1:\d+: the key 'bins' is missing"),
+    "other_form": ("form: 1", "form: 2", r":2:\d+: the form is 2"),
+    "twice": (
+        "  max: 3.5",
+        "  max: 3.5\n  max: 4.5",
+        r":9:\d+: the key 'max' is there twice",
+    ),
+    "min_above_max": ("min: 0.0", "min: 4", r":7:\d+: min is 4.0 and max is 3.5.*value 'good'"),
+    "nan": ("min: 0.0", "min: .nan", r":7:\d+: min is a finite number .* not nan.*value 'good'"),
+    "infinite": ("max: 3.5", "max: .inf", r":8:\d+: max is a finite number.*value 'good'"),
+    "beyond_float32": ("max: 3.5", "max: 1.0e+39", r":8:\d+: max is a finite number.*value 'good'"),
+    "text": ("max: 3.5", "max: big", r":8:\d+: max is a finite number.* not 'big'.*value 'good'"),
+    "flag": ("max: 3.5", "max: true", r":8:\d+: max is a finite number.*value 'good'"),
+    "negative": ("1 2 3 4", "1 -2 7 4", r":13:\d+: counts are whole numbers .* '-2'.*value 'good'"),
+    "fraction": ("1 2 3 4", "1 2 3.5 4", r":13:\d+: counts are whole.*value 'good'"),
+    "huge_count": ("1 2 3 4", "1 2 3 " + "9" * 5000, r":13:\d+: counts are whole.*value 'good'"),
+    "overflow": ("count: 10", "count: " + "9" * 5000, r":10:\d+: .* is no int"),
+    "sum": ("count: 10", "count: 11", r":10:\d+: the count is 11, .* up to 10.*value 'good'"),
+    "too_many": ("1 2 3 4", "1 " * 9, r":13:\d+: 9 bins are too many.*value 'good'"),
+    "ranks": ("[1, 2]", "[2, 1]", r":9:\d+: ranks are.*value 'good'"),
+    "no_exponent": ("  exponent: 0\n", "", r":6:\d+: the key 'exponent' is missing.*value 'good'"),
+    "no_max": ("  max: 3.5\n", "", r":6:\d+: the key 'max' is missing.*value 'good'"),
+    "exponent": (
+        "exponent: 0",
+        "exponent: 1000000000",
+        r":11:\d+: exponent is a whole.*value 'good'",
+    ),
+    "no_name": ("name: good", "name: [1]", r":6:\d+: name is text, not a list.*value '\[1\]'"),
     "same_name": ("- name", "- {name: good}\n- name", "value 'good' is there twice"),
-    "python": ("0.1.0", "!!python/object/apply:os.system [exit]", "plain data is expected"),
-    "python_name": ("good", "!!python/name:os.system", "plain data is expected"),
-    "recursive": ("[1, 2]", "&a [*a]", "line 9, value 'good'"),
-    "deep": ("[1, 2]", "[" * 100_000, "nested more than"),
+    "python": ("0.1.0", "!!python/object/apply:os.system [exit]", "only plain data is read"),
+    "python_name": ("good", "!!python/name:os.system", "only plain data is read"),
+    "recursive": ("[1, 2]", "&a [*a]", r":9:\d+: the alias in it"),
+    "deep": ("[1, 2]", "[" * 100_000, "nested too deeply"),
     "bytes": ("good", "\x00", "not YAML"),
 }
 
@@ -825,14 +833,14 @@ def test_glow_files_of_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("Min: 0", "Min: 5", "line 6, value 'a:0': Min is 5.0 and Max is 1.0"),
-        ("[1, 2]", "[1, -2]", "line 8, value 'a:0': counts are whole"),
-        ("[1, 2]", "[1, .nan]", "line 8, value 'a:0': counts are whole"),
-        ("  Max: 1\n", "", "line 5, value 'a:0': the key 'Max' is missing"),
-        ("0x1", "hash", "line 3: a whole number"),
-        ("'v'", "!!python/name:os.system", "plain data"),
+        ("Min: 0", "Min: 5", r":6:\d+: min is 5.0 and max is 1.0.*value 'a:0'"),
+        ("[1, 2]", "[1, -2]", r":8:\d+: counts are whole.*value 'a:0'"),
+        ("[1, 2]", "[1, .nan]", r":8:\d+: counts are whole.*value 'a:0'"),
+        ("  Max: 1\n", "", r":5:\d+: the key 'Max' is missing.*value 'a:0'"),
+        ("0x1", "hash", r":3:\d+: the hash is a whole number"),
+        ("'v'", "!!python/name:os.system", "only plain data"),
         ("---\nGraphPre", "GraphPre", "three YAML documents"),
-        ("Min", "Minimum", "there is no key 'Minimum'"),
+        ("Min", "Minimum", "a value has no key 'Minimum'"),
     ],
 )
 def test_bad_glow_files(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -877,7 +885,7 @@ def test_a_misspelt_name_is_an_error(tmp_path: Path) -> None:
     path.write_text(text.replace("name: conv2:conv2d", "name: conv2:convd"))
     line = 1 + text.splitlines().index("- name: conv2:conv2d")
     prepared = jit_passes.prepare(named(), target="reference")
-    message = f"edited.yaml, line {line}: .*'conv2:convd'.*did you mean 'conv2:conv2d'"
+    message = f"edited.yaml:{line}:.*'conv2:convd'.*did you mean 'conv2:conv2d'"
     for profile in (path, Profile.load(path)):
         with pytest.raises(JitPassesError, match=message):
             jit_passes.fill(prepared, profile)

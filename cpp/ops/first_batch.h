@@ -25,7 +25,7 @@ class FirstBatch {
   std::vector<double> meanMagnitudes() const;
   std::vector<std::pair<double, double>> meansAndDeviations() const; // of all numbers, not of a sample
 
-  // For the tensor: the threshold of observers/klj.py, and the range of search_range_l2. Without an offset
+  // For the tensor: the threshold of observers/entropy.py, and the range of search_range_l2. Without an offset
   // that range is symmetric, and where the codes begin at 0, negative numbers count as 0 in both: they
   // become 0 at any scale.
   double leastDivergence(int64_t quant_min, int64_t quant_max) const;

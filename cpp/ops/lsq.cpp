@@ -26,7 +26,7 @@
 //   lsq                 s = 2 mean |x| / sqrt(quant_max)                             (LSQ, section 2.1)
 //   three_sigma         t = max(|mean - 3 std|, |mean + 3 std|)                      (LSQ+, equation 7)
 //   max                 t = max |x|
-//   klj                 t as observers/klj.py finds it
+//   klj                 t as observers/entropy.py finds it
 //   mean_squared_error  s of the symmetric range with the least squared error; from 0 where quant_min is 0
 //
 // With a fold the numbers are x * fold and the result is divided by it, as in fake_quantize_moving_average.

@@ -20,7 +20,7 @@
 //   log2_threshold = log2 t, if it is infinite and observe; by rule:
 //     three_sigma         t = |mean(x + 1e-6)| + 3 std(x)       the paper's 3SD
 //     max                 t = max |x|
-//     klj                 t as observers/klj.py finds it
+//     klj                 t as observers/entropy.py finds it
 //     mean_squared_error  t with the least squared error
 //   result         = fake_quantize_tqt(x, log2_threshold)
 //

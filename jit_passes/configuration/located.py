@@ -1,13 +1,13 @@
-"""Nested data from YAML or Python that knows where each part was written."""
+"""Nested data from YAML, JSON or Python that knows where each part was written."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -17,6 +17,8 @@ _STANDARD = ("str", "int", "float", "bool", "null", "seq", "map")
 # Dates and the like are text here: a module may be called "2001-01-01".
 _AS_TEXT = ("timestamp", "value", "merge")
 _DEEPEST = 30
+# libyaml's parser is ten times faster. Both build plain data only.
+_Loader = cast(type[yaml.SafeLoader], getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Located:
             return "a list"
         if self.content is None:
             return "nothing"
-        what = repr(self.content)
-        return what if len(what) <= 60 else what[:57] + "..."
+        return _brief(self.content)
 
     @property
     def empty(self) -> bool:
@@ -65,6 +66,20 @@ class Located:
                     f"{self.key_place(key)}: {what} has no key '{key}': {nearest(key, known, 20)}"
                 )
         return self.content
+
+    def complete(
+        self, what: str, known: tuple[str, ...], optional: tuple[str, ...] = ()
+    ) -> dict[str, Located]:
+        """Return the values of a mapping that has all of these keys, but for optional ones."""
+        found = self.mapping(what, known)
+        self.require(key for key in known if key not in optional)
+        return found
+
+    def require(self, keys: Iterable[str]) -> None:
+        """Raise an error for a mapping that lacks a key."""
+        for key in keys:
+            if not isinstance(self.content, dict) or key not in self.content:
+                raise self.error(f"the key '{key}' is missing")
 
     def key_place(self, key: str) -> str:
         """Return where a key of a mapping was written."""
@@ -98,7 +113,23 @@ class Located:
             return tuple(element.name(what) for element in self.content)
         return (self.name(what),)
 
-    def number(self) -> Any:
+    def whole(self, what: str, low: float = -math.inf, high: float = math.inf) -> int:
+        """Return a whole number from low to high."""
+        value = self.content
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            ends = f" from {low} to {high}" if math.isfinite(low) else ""
+            raise self.error(f"{what} is a whole number{ends}, not {self.describe()}")
+        return value
+
+    def number(self, what: str, below: float = math.inf) -> float:
+        """Return a finite number whose magnitude is below the given one."""
+        value = self.scalar()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < below:
+            within = "" if below == math.inf else f" of magnitude below {below:g}"
+            raise self.error(f"{what} is a finite number{within}, not {self.describe()}")
+        return float(value)
+
+    def scalar(self) -> Any:
         """Return the scalar, as a number if it is `1e-3`, which YAML 1.1 takes for text."""
         if isinstance(self.content, str) and self.text:
             try:
@@ -114,7 +145,7 @@ class Located:
             return {key: value.plain() for key, value in self.content.items()}
         if isinstance(self.content, list):
             return [element.plain() for element in self.content]
-        return self.number()
+        return self.scalar()
 
 
 def from_file(path: Path) -> Located:
@@ -124,39 +155,43 @@ def from_file(path: Path) -> Located:
         JitPassesError: it cannot be read, or is not plain YAML.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            line = error.object[: error.start].count(b"\n") + 1
-            raise JitPassesError(
-                f"{path}:{line}: this is not text in UTF-8: save the file in that encoding"
-            ) from error
+        return from_yaml(path.read_bytes(), str(path))
+    except OSError as error:
         folder = path.parent
         others = [p.name for p in folder.glob("*.y*ml")] if folder.is_dir() else []
         hint = f"; in its folder, {nearest(path.name, others)}" if others else ""
         raise JitPassesError(f"cannot read '{path}': {error.strerror}{hint}") from error
-    return from_yaml(text, str(path))
 
 
-def from_yaml(text: str, name: str) -> Located:
+def from_yaml(data: str | bytes, name: str) -> Located:
+    """Read one document of YAML; see `documents`."""
+    found = documents(data, name)
+    if not found:
+        raise JitPassesError(f"{name}:1:1: the file is empty")
+    if len(found) > 1:
+        raise found[1].error("one document is expected, and this is another one")
+    return found[0]
+
+
+def documents(data: str | bytes, name: str) -> list[Located]:
     """Read YAML: mappings, lists and scalars, no tags, each key once.
 
     Args:
-        text: one document.
+        data: any number of documents.
         name: what places begin with.
 
     Raises:
         JitPassesError: it is something else; with line and column.
     """
+    text = data if isinstance(data, str) else _decoded(data, name)
     try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                raise JitPassesError(f"{name}:1:1: the file is empty")
-            return _from_node(node, name, loader, {})
-        finally:
-            loader.dispose()
+        _check_depth(text, name)
+        loader = _Loader(text)
+        found = []
+        while loader.check_node():
+            if (node := loader.get_node()) is not None:
+                found.append(_from_node(node, name, loader, {}))
+        return found
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -166,8 +201,34 @@ def from_yaml(text: str, name: str) -> Located:
         before = text[: error.position]
         line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
         raise JitPassesError(f"{name}:{line}:{column}: this is not YAML: {error.reason}") from error
-    except RecursionError as error:
-        raise JitPassesError(f"{name}: it is nested too deeply") from error
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise JitPassesError(
+            f"{name}:{line}: this is not text in UTF-8: save the file in that encoding"
+        ) from error
+
+
+def _check_depth(text: str, name: str) -> None:
+    """Raise an error for what would exhaust the stack."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise JitPassesError(f"{name}: it is nested too deeply")
+
+
+def _brief(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print very long numbers
+        return "a number of very many digits"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _from_node(
@@ -193,8 +254,8 @@ def _from_node(
         try:
             content = node.value if tag in _AS_TEXT else loader.construct_object(node)
         except (ValueError, KeyError, IndexError) as error:
-            raise JitPassesError(f"{place}: {node.value!r} is no {tag}") from error
-        found = Located(place, content, text=node.value if node.style is None else "")
+            raise JitPassesError(f"{place}: {_brief(node.value)} is no {tag}") from error
+        found = Located(place, content, text="" if node.style else node.value)
     else:
         raise JitPassesError(f"{place}: the tag '{tag}' does not fit what it stands before")
     done[id(node)] = found

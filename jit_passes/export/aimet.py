@@ -4,45 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..configuration.located import Located, from_python
-from ..errors import JitPassesError
-from .encoding import Encoding, Encodings, number, read_json, renamed, require, whole
+from .encoding import Encoding, Encodings, read_json, renamed
 
 VERSION = "1.0.0"
 _ENTRY_KEYS = ("name", "dtype", "enc_type", "bw", "is_sym", "scale", "offset")
 _LIST_KEYS = {"activation": "activation_encodings", "parameter": "param_encodings"}
-
-_ENTRY = {
-    "type": "object",
-    "required": list(_ENTRY_KEYS),
-    "properties": {
-        "name": {"type": "string", "minLength": 1},
-        "dtype": {"const": "INT"},
-        "enc_type": {"enum": ["PER_TENSOR", "PER_CHANNEL"]},
-        "bw": {"type": "integer", "minimum": 2, "maximum": 32},
-        "is_sym": {"type": "boolean"},
-        "scale": {
-            "type": "array",
-            "minItems": 1,
-            "items": {"type": "number", "exclusiveMinimum": 0},
-        },
-        "offset": {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 0}},
-    },
-}
-# JSON schema of what `to_aimet` writes.
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["version", *_LIST_KEYS.values()],
-    "properties": {
-        "version": {"const": VERSION},
-        "activation_encodings": {"type": "array", "items": _ENTRY},
-        "param_encodings": {"type": "array", "items": _ENTRY},
-        "quantizer_args": {"type": "object"},
-    },
-}
 
 
 def to_aimet(
@@ -126,7 +96,7 @@ def _entry(name: str, encoding: Encoding) -> dict[str, Any]:
 
 
 def _read(source: Located, axes: Mapping[str, int]) -> Encodings:
-    require(source, ("version", *_LIST_KEYS.values()))
+    source.require(("version", *_LIST_KEYS.values()))
     version = source.content["version"]
     if version.content != VERSION:
         raise version.error(f"the form {VERSION} is expected, not {version.describe()}")
@@ -143,7 +113,7 @@ def _read(source: Located, axes: Mapping[str, int]) -> Encodings:
 
 
 def _read_entry(source: Located, kind: str, axes: Mapping[str, int]) -> Encoding:
-    require(source, _ENTRY_KEYS)
+    source.require(_ENTRY_KEYS)
     found: Mapping[str, Located] = source.content
     if found["dtype"].content != "INT":
         raise found["dtype"].error(f"only INT is read, not {found['dtype'].describe()}")
@@ -152,30 +122,17 @@ def _read_entry(source: Located, kind: str, axes: Mapping[str, int]) -> Encoding
             f"PER_TENSOR or PER_CHANNEL is expected, not {found['enc_type'].describe()}"
         )
     name = found["name"].name("name")
-    bits = whole(found["bw"], "bw")
+    bits = found["bw"].whole("bw")
     half = 2 ** (bits - 1) if 2 <= bits <= 32 else 0  # the encoding says what is wrong with others
     shift = half if found["is_sym"].boolean("is_sym") else 0
-    offsets = [whole(item, "an offset") for item in found["offset"].items("offset")]
-    scales = [number(item, "a scale") for item in found["scale"].items("scale")]
+    offsets = [item.whole("an offset") for item in found["offset"].items("offset")]
+    scales = [item.number("a scale") for item in found["scale"].items("scale")]
     axis = axes.get(name, 0) if found["enc_type"].content == "PER_CHANNEL" else None
     grid = (-shift, max(2 * half - 1 - shift, 1))
     zero_points = tuple(-offset - shift for offset in offsets)
+    if shift and any(zero_points):
+        raise source.error(f"'{name}' is_sym, and its offset is not -2^(bw - 1)")
     try:
-        return _checked(name, kind, bits, grid, shift > 0, scales, zero_points, axis)
+        return Encoding(name, kind, bits, *grid, shift > 0, tuple(scales), zero_points, axis)
     except ValueError as error:
         raise source.error(str(error)) from error
-
-
-def _checked(
-    name: str,
-    kind: str,
-    bits: int,
-    grid: tuple[int, int],
-    symmetric: bool,
-    scales: Sequence[float],
-    zero_points: tuple[int, ...],
-    axis: int | None,
-) -> Encoding:
-    if symmetric and any(zero_points):
-        raise JitPassesError(f"'{name}' is_sym, and its offset is not -2^(bw - 1)")
-    return Encoding(name, kind, bits, *grid, symmetric, tuple(scales), zero_points, axis)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..configuration.located import Located, from_python
-from ..errors import JitPassesError, nearest
+from ..errors import JitPassesError, aligned, nearest
 from ..specification.grid import DTYPES
 
 KINDS = ("activation", "parameter")
@@ -222,13 +222,7 @@ class Encodings:
 
     def __str__(self) -> str:
         head = ("value", "kind", "bits", "codes", "scale", "zero point")
-        rows = [head, *map(_row, self.encodings)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = (
-            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))
-            for row in rows
-        )
-        return "\n".join(line.rstrip() for line in lines)
+        return aligned([head, *map(_row, self.encodings)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON. Numbers are written so that they are read back exactly.
@@ -253,8 +247,8 @@ class Encodings:
             OSError: the file cannot be read.
         """
         source = read_json(path)
-        found = _complete(source, "a file of encodings", FILE_KEYS)
-        form = whole(found["form"], "form")
+        found = source.complete("a file of encodings", FILE_KEYS)
+        form = found["form"].whole("form")
         if form != FORM:
             raise found["form"].error(f"the form is {form}, and this version reads {FORM}")
         encodings = [_read_encoding(item) for item in found["encodings"].items("encodings")]
@@ -319,55 +313,26 @@ def read_json(path: str | os.PathLike[str]) -> Located:
     return from_python(data, str(path))
 
 
-def whole(source: Located, what: str) -> int:
-    """Return a whole number."""
-    if isinstance(source.content, bool) or not isinstance(source.content, int):
-        raise source.error(f"{what} is a whole number, not {source.describe()}")
-    return source.content
-
-
-def number(source: Located, what: str) -> float:
-    """Return a finite number."""
-    value = source.content
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise source.error(f"{what} is a finite number, not {source.describe()}")
-    return float(value)
-
-
-def require(source: Located, keys: Sequence[str]) -> None:
-    """Raise an error for a mapping that lacks a key."""
-    for key in keys:
-        if not isinstance(source.content, dict) or key not in source.content:
-            raise source.error(f"the key '{key}' is missing")
-
-
-def _complete(source: Located, what: str, keys: tuple[str, ...]) -> dict[str, Located]:
-    found = source.mapping(what, keys)
-    require(source, keys)
-    return found
-
-
 def _read_encoding(source: Located) -> Encoding:
-    found = _complete(source, "an encoding", ENCODING_KEYS)
+    found = source.complete("an encoding", ENCODING_KEYS)
     try:
         return Encoding(
             found["name"].name("name"),
             found["kind"].name("kind"),
-            whole(found["bits"], "bits"),
-            whole(found["quant_min"], "quant_min"),
-            whole(found["quant_max"], "quant_max"),
+            found["bits"].whole("bits"),
+            found["quant_min"].whole("quant_min"),
+            found["quant_max"].whole("quant_max"),
             found["symmetric"].boolean("symmetric"),
-            tuple(number(item, "a scale") for item in found["scale"].items("scale")),
-            tuple(whole(item, "a zero point") for item in found["zero_point"].items("zero_point")),
-            None if found["ch_axis"].empty else whole(found["ch_axis"], "ch_axis"),
+            tuple(item.number("a scale") for item in found["scale"].items("scale")),
+            tuple(item.whole("a zero point") for item in found["zero_point"].items("zero_point")),
+            None if found["ch_axis"].empty else found["ch_axis"].whole("ch_axis"),
         )
     except ValueError as error:
         raise source.error(str(error)) from error
 
 
 def _read_layer(source: Located, encodings: Mapping[str, Encoding]) -> Layer:
-    found = source.mapping("a layer", LAYER_KEYS)
-    require(source, ("name", "kind"))
+    found = source.complete("a layer", LAYER_KEYS, TENSORS)
     used: dict[str, Any] = {}
     for tensor in TENSORS:
         if tensor in found:

@@ -14,7 +14,7 @@ import torch
 
 from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, nearest
-from .encoding import TENSORS, Encoding, Encodings, Layer, middle, require
+from .encoding import TENSORS, Encoding, Encodings, Layer, middle
 
 VERSIONS = ("2.0", "2.5", "3.0")
 # NNI reshapes a weight's scales so that they broadcast; the kind says to how many axes.
@@ -217,7 +217,7 @@ def _read_old(name: str, entry: Located) -> dict[str, Encoding]:
     used = {}
     for tensor, (key, tracked) in _OLD_NAMES.items():
         if f"tracked_min_{tracked}" in entry.content:
-            require(entry, (key, f"tracked_max_{tracked}"))
+            entry.require((key, f"tracked_max_{tracked}"))
             used[tensor] = _of_bounds(name, tensor, entry, key, tracked)
     return used
 
@@ -238,13 +238,13 @@ def _of_bounds(name: str, tensor: str, entry: Located, key: str, tracked: str) -
     ]
     half, full = 2 ** (bits - 1) - 1, 2**bits - 1
     if f"{tensor}_scale" in found:
-        require(entry, (f"{tensor}_zero_point",))
+        entry.require((f"{tensor}_zero_point",))
         scales, axis = _numbers(found[f"{tensor}_scale"])
         zero_points = [round(zero) for zero in _numbers(found[f"{tensor}_zero_point"])[0]]
         grid = (0, full) if any(zero_points) else (-half, half)
         low, high = codes if len(codes) == 2 else grid
         return _encoding(entry, name, tensor, bits, (low, high), scales, zero_points, axis)
-    require(entry, (f"tracked_min_{tracked}", f"tracked_max_{tracked}"))
+    entry.require((f"tracked_min_{tracked}", f"tracked_max_{tracked}"))
     least, most = (_numbers(found[f"tracked_{end}_{tracked}"])[0][0] for end in ("min", "max"))
     low, high = codes if len(codes) == 2 else (-half, half) if least == -most else (0, full)
     if not (least < most and low < high):
@@ -256,7 +256,7 @@ def _of_bounds(name: str, tensor: str, entry: Located, key: str, tracked: str) -
 
 def _read_new(name: str, tensor: str, target: Located) -> Encoding:
     """Read an encoding of the form 3.0: its codes follow from the bounds."""
-    require(target, ("scale", "zero_point", "quant_bits", "tracked_min", "tracked_max"))
+    target.require(("scale", "zero_point", "quant_bits", "tracked_min", "tracked_max"))
     found = target.content
     scales, axis = _numbers(found["scale"])
     zero_points = [round(zero) for zero in _numbers(found["zero_point"])[0]]

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .entropy import Entropy
-from .fixed import Fixed
-from .histogram import Histogram
-from .histogram_observer import HistogramObserver
-from .klj import KLJ
-from .mean_squared_error import MeanSquaredError
-from .min_max import MinMax
-from .min_max_within import MinMaxWithin
-from .moving_average import MovingAverageMinMax
-from .observer import Observer, ObserverState
-from .pair_sums import PairSums
-from .percentile import Percentile
-from .three_sigma import ThreeSigma
+from .entropy import KLJ, Entropy
+from .histogram import Histogram, MeanSquaredError, Percentile, ThreeSigma
+from .observer import HistogramObserver, Observer, ObserverState
+from .ranges import Fixed, MinMax, MinMaxWithin, MovingAverageMinMax, PairSums
 
 __all__ = [
     "KLJ",

@@ -1,4 +1,4 @@
-"""The range whose quantization has the least squared error."""
+"""Ranges of a histogram: with the least squared error, or without the outermost values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from .histogram_observer import HistogramObserver
-from .observer import ObserverState
+from .bins import clip, filled_bins
+from .observer import HistogramObserver, ObserverState
 
 
 @dataclass(frozen=True)
@@ -26,3 +26,90 @@ class Histogram(HistogramObserver):
             state.histogram, int(exponent), int(offset), low, high, quant_min, quant_max, symmetric
         )
         return found
+
+
+@dataclass(frozen=True)
+class MeanSquaredError(HistogramObserver):
+    """Quantize the range of a grid with the least mean squared error over a histogram.
+
+    [a / factors * low, b / factors * high]     a, b in 1 .. factors
+
+    with a = b where the range is symmetric or one-sided. The error is the one that `Histogram`
+    minimizes, from coarse to fine, one end after the other: that is finer and faster, this is
+    certain to find the best of its grid.
+
+    Attributes:
+        factors: steps of the grid.
+    """
+
+    name: ClassVar[str] = "mean_squared_error"
+    factors: int = 100
+
+    def __post_init__(self) -> None:
+        if self.factors < 1:
+            raise ValueError(f"the search needs at least one factor, not {self.factors}")
+        super().__post_init__()
+
+    def find_range(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[float, float]:
+        low, high, _, _, exponent, offset = state.range.tolist()
+        bins = (state.histogram, int(exponent), int(offset), low, high)
+        found: tuple[float, float] = torch.ops.jit_passes.search_range_exhaustive(
+            *bins, quant_min, quant_max, symmetric, self.factors
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class Percentile(HistogramObserver):
+    """Quantize the range that leaves (100 - percentile) % of the values out, half at each end.
+
+    Resolved to the bins of a histogram, within the range that was seen.
+
+    Attributes:
+        percentile: in (50, 100].
+    """
+
+    name: ClassVar[str] = "percentile"
+    percentile: float = 99.99
+
+    def __post_init__(self) -> None:
+        if not 50 < self.percentile <= 100:
+            raise ValueError(f"percentile is in (50, 100], not {self.percentile}")
+
+    def find_range(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[float, float]:
+        assert state.histogram is not None
+        low, high, _, _, exponent, offset = state.range.tolist()
+        cumulative = state.histogram.cumsum(0).double()
+        tail = cumulative[-1] * (100 - self.percentile) / 200
+        first = int(torch.searchsorted(cumulative, tail, right=True))
+        last = int(torch.searchsorted(cumulative, cumulative[-1] - tail))
+        width = 2.0**exponent
+        return max(low, (offset + first) * width), min(high, (offset + last + 1) * width)
+
+
+@dataclass(frozen=True)
+class ThreeSigma(HistogramObserver):
+    """Quantize [-t, t] with t = |mean(x + 1e-6)| + 3 std(x).
+
+    TQT (Jain et al., arXiv:1903.08066, "3SD") calibrates weights with it. Mean and deviation are
+    those of the bins' centres, within the values seen: each is off by half a bin at most, so t by
+    two bins. Where the values are spread evenly, a symmetric range reaches beyond all of them.
+    """
+
+    name: ClassVar[str] = "three_sigma"
+
+    def find_range(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[float, float]:
+        low, high = state.range[:2].tolist()
+        counts, first, width = filled_bins(state)
+        weights = counts.double() / counts.sum()
+        indices = torch.arange(first, first + len(counts), dtype=torch.float64)
+        centres = ((indices + 0.5) * width).clamp(low, high)
+        mean = float((weights * centres).sum())
+        deviation = float((weights * (centres - mean).square()).sum().sqrt())
+        return clip(state, abs(mean + 1e-6) + 3 * deviation, symmetric)

@@ -1,8 +1,8 @@
-"""The base of all observers."""
+"""The bases of all observers, and what these have seen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -61,3 +61,22 @@ class Observer(Registered, noun="calibration method"):
         Channels have no histograms: unless a class says otherwise, these are the ones seen.
         """
         return state.range
+
+
+@dataclass(frozen=True)
+class HistogramObserver(Observer):
+    """Base of observers that find a range in a histogram of all values, per tensor.
+
+    The bins' width is a power of two, so that the histogram depends neither on the order of the
+    batches nor on how the data was split.
+
+    Attributes:
+        bins: number of bins, at least two.
+    """
+
+    op: ClassVar[str] = "observe_histogram"
+    bins: int = field(default=2048, kw_only=True)  # so that those of subclasses come first
+
+    def __post_init__(self) -> None:
+        if self.bins < 2:
+            raise ValueError(f"a histogram needs at least two bins, not {self.bins}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -15,10 +15,11 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, PassError, first_line, warn
-from .own_work import is_own_work, own_work
 from .pipeline import RESOLVE, own
 from .subject import GraphSubject, ModuleSubject, Subject
 
+# Whether this package itself is at work: a pass, or the compilation of a rule's pattern.
+_own_work: ContextVar[bool] = ContextVar("jit_passes_own_work", default=False)
 # Whether something is being compiled; what is compiled for it, a callee say, is part of it.
 _compiling: ContextVar[bool] = ContextVar("jit_passes_compiling", default=False)
 
@@ -118,15 +119,29 @@ def intercept(wanted: bool, active: Active) -> None:
         _patched.clear()
 
 
+def is_own_work() -> bool:
+    """Return whether what is compiled now belongs to a pass or a rule, not to the user."""
+    return _own_work.get()
+
+
+def own_work() -> AbstractContextManager[bool]:
+    """Keep scheduled passes away from what is compiled inside."""
+    return _noted(_own_work)
+
+
+def _compilation() -> AbstractContextManager[bool]:
+    """Give whether what is compiled inside is a whole, not part of something else."""
+    return _noted(_compiling)
+
+
 @contextmanager
-def _compilation() -> Iterator[bool]:
-    """Yield whether what is compiled inside is a whole, not part of something else."""
-    outermost = not _compiling.get() and not is_own_work()
-    token = _compiling.set(True)
+def _noted(flag: ContextVar[bool]) -> Iterator[bool]:
+    outermost = not (_compiling.get() or _own_work.get())
+    token = flag.set(True)
     try:
         yield outermost
     finally:
-        _compiling.reset(token)
+        flag.reset(token)
 
 
 def _process(compiled: Any, handles: Sequence[Handle]) -> Any:

@@ -100,20 +100,8 @@ class Pipeline:
         subject = own(module, method)
         before = subject.text()
         records = self._run(steps, subject, dump)
-        result = wrap(subject.module)
         done = tuple(record.name for record in records)
-        if verify is not None:
-            try:
-                assert_equivalent(module, result, verify, method=method)
-            except AssertionError as error:
-                raise PassError(
-                    f"pipeline '{self.name}' changed what the module computes: {error}",
-                    done[-1] if done else "",
-                    done,
-                ) from error
-        if inplace:
-            module._reconstruct(subject.module)
-            result = module
+        result = hand_out(subject, module, f"pipeline '{self.name}'", done, verify, inplace)
         return PipelineResult(result, tuple(records), before, subject.text())
 
     def run_on(
@@ -192,6 +180,32 @@ def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
     subject = ModuleSubject(_C.clone(module._c), method)
     RESOLVE.run_on(subject)
     return subject
+
+
+def hand_out(
+    subject: ModuleSubject,
+    given: torch.jit.ScriptModule,
+    who: str,
+    done: tuple[str, ...],
+    verify: Inputs | None,
+    inplace: bool,
+) -> torch.jit.ScriptModule:
+    """Return the module that came out; `inplace`, as the very object that was given.
+
+    Raises:
+        PassError: it computes something else for the inputs to verify with.
+    """
+    result = wrap(subject.module)
+    if verify is not None:
+        try:
+            assert_equivalent(given, result, verify, method=subject.method)
+        except AssertionError as error:
+            message = f"{who} changed what the module computes: {error}"
+            raise PassError(message, done[-1] if done else who, done) from error
+    if not inplace:
+        return result
+    given._reconstruct(subject.module)
+    return given
 
 
 def run_pass(

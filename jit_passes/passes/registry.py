@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _C
-from ..errors import JitPassesError, first_line
+from ..errors import JitPassesError, aligned, first_line
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView
 from .options import PassOption, options_of
+
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,32 @@ class PassInfo:
         return "\n".join(lines)
 
 
-class PassRegistry(Mapping[str, PassInfo]):
+class _Registry(Mapping[str, Entry]):
+    """What C++ has registered, by name: rows whose first element is the summary."""
+
+    def __init__(self, rows: Callable[[], Any], remove: Callable[[str], bool]) -> None:
+        self._rows, self._remove = rows, remove
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows())
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+    def __str__(self) -> str:
+        return aligned([(name, row[0]) for name, row in self._rows().items()])
+
+    def remove(self, name: str) -> None:
+        """Take one out of the registry.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        if not self._remove(name):
+            raise KeyError(name)
+
+
+class PassRegistry(_Registry[PassInfo]):
     """All registered passes by name; printing it gives a table, printing one its options.
 
     A pass of another package appears as soon as that package has been imported.
@@ -52,57 +79,16 @@ class PassRegistry(Mapping[str, PassInfo]):
         declared = tuple(PassOption(o, t, not optional, v) for o, t, optional, v in options)
         return PassInfo(name, summary, tuple(requires), tuple(ensures), declared)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_C.passes())
 
-    def __len__(self) -> int:
-        return len(_C.passes())
-
-    def __str__(self) -> str:
-        return _table({name: row[0] for name, row in _C.passes().items()})
-
-    def remove(self, name: str) -> None:
-        """Take a pass out of the registry.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        if not _C.remove_pass(name):
-            raise KeyError(name)
-
-
-class InvariantRegistry(Mapping[str, str]):
+class InvariantRegistry(_Registry[str]):
     """The summaries of all registered invariants by name; printing it gives a table."""
 
     def __getitem__(self, name: str) -> str:
         return _C.invariants()[name][0]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(_C.invariants())
 
-    def __len__(self) -> int:
-        return len(_C.invariants())
-
-    def __str__(self) -> str:
-        return _table(dict(self.items()))
-
-    def remove(self, name: str) -> None:
-        """Take an invariant out of the registry.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
-        if not _C.remove_invariant(name):
-            raise KeyError(name)
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    width = max(map(len, rows), default=0)
-    return "\n".join(f"{name:<{width}}  {summary}" for name, summary in rows.items())
-
-
-passes = PassRegistry()
-invariants = InvariantRegistry()
+passes = PassRegistry(_C.passes, _C.remove_pass)
+invariants = InvariantRegistry(_C.invariants, _C.remove_invariant)
 PassFunction = TypeVar("PassFunction", bound=Callable[..., bool | None])
 InvariantFunction = TypeVar("InvariantFunction", bound=Callable[[GraphView], str | None])
 

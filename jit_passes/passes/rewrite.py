@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from .. import _C
-from ..errors import PassError, first_line
+from ..errors import PassError, first_line, shortened
 from ..graph.diff import diff_text
-from ..graph.verify import Inputs, assert_equivalent
-from .pipeline import own
+from ..graph.verify import Inputs
+from .pipeline import hand_out, own
 from .steps import Rule
-from .subject import ModuleSubject, wrap
+from .subject import ModuleSubject
 
 
 @dataclass(frozen=True)
@@ -153,18 +153,8 @@ def rewrite(
     before = subject.text()
     matches = _apply(subject, rules)
     after = subject.text()
-    result = module if dry_run else wrap(subject.module)
-    if verify is not None:
-        try:
-            assert_equivalent(module, wrap(subject.module), verify, method=method)
-        except AssertionError as error:
-            raise PassError(
-                f"{_names(rules)} changed what the module computes: {error}", _names(rules), ()
-            ) from error
-    if inplace and not dry_run:
-        module._reconstruct(subject.module)
-        result = module
-    return RewriteResult(result, matches, before, after)
+    result = hand_out(subject, module, _names(rules), (), verify, inplace and not dry_run)
+    return RewriteResult(module if dry_run else result, matches, before, after)
 
 
 def _apply(subject: ModuleSubject, rules: Sequence[Rule]) -> tuple[Rewrite, ...]:
@@ -182,5 +172,4 @@ def _apply(subject: ModuleSubject, rules: Sequence[Rule]) -> tuple[Rewrite, ...]
 
 
 def _names(rules: Sequence[Rule]) -> str:
-    more = f" and {len(rules) - 5} more" if len(rules) > 5 else ""
-    return "rule " + ", ".join(f"'{rule.name}'" for rule in rules[:5]) + more
+    return "rule " + shortened([f"'{rule.name}'" for rule in rules])

@@ -17,7 +17,7 @@ import torch
 from .. import _C
 from ..errors import JitPassesError, first_line
 from ..graph.verify import Inputs
-from .own_work import own_work
+from .compiled import own_work
 from .pipeline import RESOLVE, own
 from .rewrite import Explanation, Place, RewriteResult, rewrite
 from .subject import GraphSubject

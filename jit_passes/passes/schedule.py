@@ -20,10 +20,9 @@ from enum import Enum
 from typing import Any
 
 from .. import _C
-from ..errors import JitPassesError, PassError, first_line
+from ..errors import JitPassesError, PassError, aligned, first_line
 from ..graph.view import GraphView
-from .compiled import intercept
-from .own_work import is_own_work, own_work
+from .compiled import intercept, is_own_work, own_work
 from .pipeline import Pipeline
 from .steps import Step, name_of
 from .subject import GraphSubject, ModuleSubject, Subject
@@ -232,18 +231,10 @@ def scheduled(
     the block. Those that PyTorch prepares in threads of its own are not reached: the backward of
     CUDA tensors, and differentiated parts inside of `torch.jit.fork`.
 
-    Args:
-        pass_: what runs, as for `schedule`.
-        stage: when it runs.
-        where: on which graphs; None: on all.
-        order: its place among the passes of the stage.
-        options: of the pass; of a pipeline, by the name of the pass.
+    Arguments and errors are those of `schedule`.
 
     Yields:
         The handle. When the block ends it counts as removed.
-
-    Raises:
-        JitPassesError: there is no such pass, or a rule is not valid.
     """
     handle = _schedule(pass_, stage, where, order, options, everywhere=False)
     _here.set((*_here.get(), handle))
@@ -268,11 +259,7 @@ class Schedule(tuple[ScheduledPass, ...]):
             state = "on" if handle.enabled else "off"
             counts = (str(handle.runs), str(handle.changed))
             rows.append((handle.stage.value, str(handle.order), handle.name, state, *counts))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        return aligned(rows)
 
 
 def scheduled_passes() -> Schedule:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..errors import JitPassesError, nearest, warn
+from ..errors import JitPassesError, nearest, shortened, warn
 from ..graph.view import NodeView, ValueView
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
@@ -102,8 +102,7 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
             "partial=True"
         )
     if lacking:
-        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
-        warn(f"the profile has no {', '.join(lacking[:5])}{more}: what needs them stays float")
+        warn(f"the profile has no {shortened(lacking)}: what needs them stays float")
 
 
 def _check_names(sites: Sites, profile: Profile) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
 
+import yaml
+
+from ..configuration.located import Located, documents
 from ..errors import JitPassesError
-from . import document
-from .document import Part, Row
 from .value import EXPONENTS, MOST_BINS, ValueProfile
 
 VERSION = 1
 KEYS = ("jit_passes", "form", "graph", "weights", "bins", "values")
-OPTIONAL = "weights"  # files of versions that did not hash them have none
+OPTIONAL = ("weights",)  # files of versions that did not hash them have none
 VALUE_KEYS = (
     *("name", "weight", "finite", "min", "max", "ranks"),
     *("count", "exponent", "offset", "histogram"),
@@ -23,6 +25,23 @@ HEADER = """\
 # Bin i of a histogram counts the x with floor(x / 2^exponent) = offset + i; empty bins at both ends
 # are left out. min and max may be edited: what lies outside then counts at the ends.
 """
+BEYOND_FLOAT32 = 3.4028235677973366e38  # what is below rounds to the largest float32 at most
+_Dumper = cast(type[yaml.SafeDumper], getattr(yaml, "CSafeDumper", yaml.SafeDumper))
+
+
+class Row(list[int]):
+    """Numbers that are written on one line."""
+
+
+class _Writer(_Dumper):  # type: ignore[misc, valid-type]
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Writer.add_representer(
+    Row,
+    lambda dumper, row: dumper.represent_sequence("tag:yaml.org,2002:seq", row, flow_style=True),
+)
 
 
 def write(
@@ -30,7 +49,9 @@ def write(
 ) -> str:
     """Return the text of the file, whose name its first line says."""
     fields = (version, VERSION, graph, weights, bins, [_entry(value) for value in values])
-    return HEADER.format(name=name) + document.write(dict(zip(KEYS, fields, strict=True)))
+    data = dict(zip(KEYS, fields, strict=True))
+    text = yaml.dump(data, Dumper=_Writer, sort_keys=False, width=1 << 30, allow_unicode=True)
+    return HEADER.format(name=name) + str(text)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -40,31 +61,24 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         JitPassesError: the file is not of this form.
         OSError: it cannot be read.
     """
-    parts = document.read(path)
+    parts = documents(Path(path).read_bytes(), str(path))
     if len(parts) != 1:
         hint = "; Profile.from_glow reads the files of Glow" if len(parts) == 3 else ""
         raise JitPassesError(f"{path}: one document is expected, got {len(parts)}{hint}")
-    found = parts[0].mapping(KEYS, "a profile")
-    _require(parts[0], found, (key for key in KEYS if key != OPTIONAL))
-    form = found["form"].whole(1, 1 << 31)
+    found = parts[0].complete("a profile", KEYS, OPTIONAL)
+    form = found["form"].whole("form")
     if form != VERSION:
-        found["form"].fail(f"the form of the file is {form}, and this version reads {VERSION}")
-    bins = found["bins"].whole(2, MOST_BINS)
-    values: dict[str, ValueProfile] = {}
-    lines: dict[str, str] = {}
-    for part in found["values"].items("values"):
-        value = _read_value(part, bins)
-        if value.name in values:
-            part.fail(f"the value '{value.name}' is there twice")
-        values[value.name] = value
-        lines[value.name] = f"{part.path}, line {part.line}"
+        raise found["form"].error(f"the form is {form}, and this version reads {VERSION}")
+    bins = found["bins"].whole("bins", 2, MOST_BINS)
+    values = read_values(found["values"], "name", lambda entry: _read_value(entry, bins))
+    places = [entry.place for entry in found["values"].content]
     return {
-        "version": found["jit_passes"].text(),
-        "graph": found["graph"].text(),
-        "weights": found["weights"].text() if "weights" in found else "",
+        "version": found["jit_passes"].name("jit_passes"),
+        "graph": found["graph"].name("graph"),
+        "weights": found["weights"].name("weights") if "weights" in found else "",
         "bins": bins,
         "values": values,
-        "lines": lines,
+        "lines": dict(zip(values, places, strict=True)),
     }
 
 
@@ -86,40 +100,99 @@ def _entry(value: ValueProfile) -> dict[str, Any]:
     return entry
 
 
-def _read_value(part: Part, bins: int) -> ValueProfile:
-    part = part.called("name")
-    found = part.mapping(VALUE_KEYS, "a value")
-    _require(part, found, ("name",))
-    name = found["name"].text()
-    weight = found["weight"].flag() if "weight" in found else False
+def _read_value(source: Located, bins: int) -> ValueProfile:
+    found = source.complete("a value", VALUE_KEYS, VALUE_KEYS[1:])
+    name = found["name"].name("name")
+    weight = found["weight"].boolean("weight") if "weight" in found else False
     ranks = _read_ranks(found["ranks"]) if "ranks" in found else None
-    if "finite" in found and not found["finite"].flag():
+    if "finite" in found and not found["finite"].boolean("finite"):
         return ValueProfile(name, ranks=ranks, weight=weight, finite=False)
-    counts = found["histogram"].counts(bins) if "histogram" in found else ()
-    if "count" in found and (count := found["count"].whole(0, (1 << 63) - 1)) != sum(counts):
-        found["count"].fail(f"the count is {count}, and the histogram sums up to {sum(counts)}")
-    if sum(counts) == 0 and not ("min" in found or "max" in found):
+    counts = read_counts(found["histogram"], bins) if "histogram" in found else ()
+    total = sum(counts)
+    if "count" in found and (count := found["count"].whole("count")) != total:
+        raise found["count"].error(f"the count is {count}, and the histogram sums up to {total}")
+    if total == 0 and not ("min" in found or "max" in found):
         return ValueProfile(name, ranks=ranks, weight=weight)
-    _require(part, found, ("min", "max"))
-    low, high = found["min"].number(), found["max"].number()
-    if low > high:
-        found["min"].fail(f"min is {low} and max is {high}, which is smaller: swap or correct them")
-    if sum(counts) == 0:
+    source.require(("min", "max"))
+    low, high = read_range(found["min"], found["max"])
+    if total == 0:
         return ValueProfile(name, low, high, ranks, weight=weight)
-    _require(part, found, ("exponent", "offset"))
-    exponent = found["exponent"].whole(*EXPONENTS)
-    offset = found["offset"].whole(-(1 << 53), 1 << 53)
+    source.require(("exponent", "offset"))
+    exponent = found["exponent"].whole("exponent", *EXPONENTS)
+    offset = found["offset"].whole("offset", -(1 << 53), 1 << 53)
     return ValueProfile(name, low, high, ranks, exponent, offset, counts, weight)
 
 
-def _read_ranks(part: Part) -> tuple[int, int]:
-    ranks = [item.whole(0, 64) for item in part.items("two numbers")]
+def _read_ranks(source: Located) -> tuple[int, int]:
+    ranks = [item.whole("a rank", 0, 64) for item in source.items("ranks")]
     if len(ranks) != 2 or ranks[0] > ranks[1]:
-        part.fail(f"ranks are the lowest and the highest number of dimensions, not {ranks}")
+        raise source.error(f"ranks are the lowest and the highest one, not {ranks}")
     return ranks[0], ranks[1]
 
 
-def _require(part: Part, found: dict[str, Part], keys: Iterable[str]) -> None:
-    missing = [key for key in keys if key not in found]
-    if missing:
-        part.fail(f"the key '{missing[0]}' is missing")
+def read_values(
+    source: Located, name: str, read: Callable[[Located], ValueProfile]
+) -> dict[str, ValueProfile]:
+    """Return the entries of a list by name; errors in one say which it is.
+
+    Args:
+        source: the list.
+        name: the key of an entry's name, in whatever case.
+        read: reads an entry.
+    """
+    found: dict[str, ValueProfile] = {}
+    for entry in source.items("values"):
+        content = entry.content if isinstance(entry.content, dict) else {}
+        names = [part for key, part in content.items() if key.lower() == name.lower()]
+        try:
+            value = read(entry)
+            if value.name in found:
+                raise entry.error(f"the value '{value.name}' is there twice")
+        except JitPassesError as error:
+            owner = f" (value '{str(names[0].plain())[:200]}')" if names else ""
+            raise JitPassesError(f"{error}{owner}") from error
+        found[value.name] = value
+    return found
+
+
+def read_range(low: Located, high: Located) -> tuple[float, float]:
+    """Return two finite float32, the first one not the larger."""
+    ends = low.number("min", BEYOND_FLOAT32), high.number("max", BEYOND_FLOAT32)
+    if ends[0] > ends[1]:
+        raise low.error(f"min is {ends[0]} and max is {ends[1]}, which is smaller: correct them")
+    return ends
+
+
+def read_counts(source: Located, most: int, rounded: bool = False) -> tuple[int, ...]:
+    """Return whole numbers that are not negative: a list, or text with spaces between them.
+
+    Args:
+        source: where they stand.
+        most: how many there may be.
+        rounded: whether they may be written as any number, which is rounded.
+    """
+    value = source.plain()
+    words = value.split() if isinstance(value, str) else value
+    words = [words] if isinstance(words, int) and not isinstance(words, bool) else words
+    if not isinstance(words, list):
+        raise source.error(f"a histogram is counts with spaces between, not {source.describe()}")
+    if len(words) > most:
+        raise source.error(f"{len(words)} bins are too many: at most {most}")
+    counts = tuple(_count(source, word, rounded) for word in words)
+    if sum(counts) >= 1 << 63:
+        raise source.error(f"the counts sum up to {sum(counts)}, which is 2^63 or more")
+    return counts
+
+
+def _count(source: Located, word: Any, rounded: bool) -> int:
+    try:
+        if (isinstance(word, str) and len(word) < 20) or type(word) is int:
+            count = round(float(word)) if rounded else int(word)
+        else:
+            count = round(word) if rounded and isinstance(word, float) else -1
+    except (ValueError, OverflowError):  # no number, NaN, infinite
+        count = -1
+    if count < 0:
+        given = str(word)[:60] if isinstance(word, str) else type(word).__name__
+        raise source.error(f"counts are whole numbers that are not negative, not '{given}'")
+    return count

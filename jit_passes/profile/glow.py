@@ -19,10 +19,11 @@ import os
 import re
 from collections.abc import Iterable
 from decimal import Decimal
+from pathlib import Path
 
+from ..configuration.located import Located, documents
 from ..errors import JitPassesError
-from . import document
-from .document import Part
+from .form import read_counts, read_range, read_values
 from .value import MOST_BINS, ValueProfile, index_of, layout, spread
 
 BINS = 2000
@@ -55,40 +56,29 @@ def read(path: str | os.PathLike[str], bins: int) -> tuple[str, str, dict[str, V
         JitPassesError: the file is not of this form.
         OSError: it cannot be read.
     """
-    parts = document.read(path)
+    parts = documents(Path(path).read_bytes(), str(path))
     if len(parts) != 3:
         raise JitPassesError(
             f"{path}: Glow's profiles are three YAML documents, with {HEADS[0]}, {HEADS[1]} and a "
             f"list of values; this file has {len(parts)}"
         )
-    heads = []
-    for part, key in zip(parts[:2], HEADS, strict=True):
-        found = part.mapping((key,), "Glow's profile")
-        if key not in found:
-            part.fail(f"the key '{key}' is missing")
-        heads.append(found[key])
-    graph = heads[1].whole(0, (1 << 64) - 1)
-    values: dict[str, ValueProfile] = {}
-    for part in parts[2].items("values"):
-        value = _read_value(part, bins)
-        if value.name in values:
-            part.fail(f"the value '{value.name}' is there twice")
-        values[value.name] = value
-    return str(heads[0].plain()), f"{graph:016x}", values
+    version, graph = (
+        part.complete("Glow's profile", (key,))[key]
+        for part, key in zip(parts[:2], HEADS, strict=True)
+    )
+    number = graph.whole("the hash", 0, (1 << 64) - 1)
+    values = read_values(parts[2], KEYS[0], lambda entry: _read_value(entry, bins))
+    return version.name("the version"), f"{number:016x}", values
 
 
-def _read_value(part: Part, bins: int) -> ValueProfile:
-    part = part.called(KEYS[0], LOWER_KEYS[0])
-    found = part.mapping((*KEYS, *LOWER_KEYS), "a value")
-    keys = KEYS if "NodeOutputName" in found else LOWER_KEYS
-    if missing := [key for key in keys if key not in found]:
-        part.fail(f"the key '{missing[0]}' is missing")
-    name_part, low_part, high_part, histogram = (found[key] for key in keys)
-    name = _unescape(name_part.text())
-    low, high = low_part.number(), high_part.number()
-    if low > high:
-        low_part.fail(f"Min is {low} and Max is {high}, which is smaller: swap or correct them")
-    counts = histogram.counts(MOST_BINS, rounded=True)  # Glow's are float32
+def _read_value(source: Located, bins: int) -> ValueProfile:
+    given = source.mapping("a value", (*KEYS, *LOWER_KEYS))
+    keys = KEYS if KEYS[0] in given else LOWER_KEYS
+    source.require(keys)
+    name_part, low_part, high_part, histogram = (given[key] for key in keys)
+    name = _unescape(name_part.name("a name"))
+    low, high = read_range(low_part, high_part)
+    counts = read_counts(histogram, MOST_BINS, rounded=True)  # Glow's are float32
     if sum(counts) == 0:
         return ValueProfile(name, low, high)
     exponent, offset = layout(low, high, bins)

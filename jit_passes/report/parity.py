@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, count_of
+from ..errors import JitPassesError, aligned, count_of
 from ..passes.subject import wrap
 from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
@@ -113,12 +113,7 @@ class Parity:
 
     def __str__(self) -> str:
         head = ("value", "kind", "steps", "different", "own steps", "own", "")
-        table = [head, *map(_cells, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in table
-        ]
+        lines = [aligned([head, *map(_cells, self.rows)])]
         if self.unmatched:
             some = ", ".join(self.unmatched[:5]) + (", ..." if len(self.unmatched) > 5 else "")
             lines.append(f"not compared: {count_of(len(self.unmatched), 'value')}: {some}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
-from ..errors import JitPassesError
+from ..errors import JitPassesError, aligned
 from ..graph.view import NodeView, ValueView
 from .specification import (
     AnySpec,
@@ -101,24 +101,20 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         return {node.name for node in self._by_node}
 
     def __str__(self) -> str:
-        rows = [row for node in self for row in _rows(node, self[node])]
-        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        lines = ["  ".join(f"{text:<{widths[i]}}" for i, text in enumerate(row)) for row in rows]
-        return "\n".join(line.rstrip() for line in lines)
+        return aligned([row for node in self for row in _rows(node, self[node])])
 
 
 def _rows(node: NodeView, annotation: QuantizationAnnotation) -> list[tuple[str, str, str]]:
     name = f"{node.name} ({node.kind})"
     rows = [
-        ("", _operand(node, value_of(place)), describe(spec))
+        (_operand(node, value_of(place)), describe(spec))
         for place, spec in annotation.input_qspec_map.items()
         if spec is not None
     ]
-    for spec in (annotation.output_qspec, annotation.output_qspec_again):
-        if spec is not None:
-            rows.append(("", "result", describe(spec)))
-    rows = rows or [("", "", "its operands and result come quantized")]
-    return [(name if i == 0 else "", place, text) for i, (_, place, text) in enumerate(rows)]
+    results = (annotation.output_qspec, annotation.output_qspec_again)
+    rows += [("result", describe(spec)) for spec in results if spec is not None]
+    rows = rows or [("", "its operands and result come quantized")]
+    return [("" if i else name, *row) for i, row in enumerate(rows)]
 
 
 def value_of(place: ValueOrNode) -> ValueView:

@@ -24,6 +24,23 @@ SCHEMES = (
 )
 
 
+def settle(spec: Any, ch_axis: int | None) -> None:
+    """Check dtype, codes and scheme of a specification, and put names and ends in their places.
+
+    Raises:
+        ValueError: one of them cannot be, or they do not go together.
+    """
+    if spec.is_dynamic:
+        raise ValueError(
+            "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
+            "each batch"
+        )
+    grid = check_grid(spec.dtype, spec.quant_min, spec.quant_max)
+    settled = dict(zip(("dtype", "quant_min", "quant_max"), grid, strict=True))
+    for name, value in {**settled, "qscheme": check_scheme(spec.qscheme, ch_axis)}.items():
+        object.__setattr__(spec, name, value)  # how frozen dataclasses normalize
+
+
 def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tuple[str, int, int]:
     """Return the name of the dtype and the range of codes, which is all of it where it is None.
 
@@ -56,12 +73,3 @@ def check_scheme(qscheme: Any, ch_axis: int | None) -> str:
     if (ch_axis is not None) != name.startswith("per_channel"):
         raise ValueError(f"ch_axis = {ch_axis} does not go with {name}")
     return name
-
-
-def refuse_dynamic(is_dynamic: bool) -> None:
-    """Raise ValueError for parameters chosen anew for each batch, which no target can do yet."""
-    if is_dynamic:
-        raise ValueError(
-            "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
-            "each batch"
-        )

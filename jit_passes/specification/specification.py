@@ -10,7 +10,7 @@ import torch
 from ..graph.view import NodeView, ValueView
 from ..observers import Histogram, Observer
 from .derivation import Derivation
-from .grid import check_grid, check_scheme, refuse_dynamic
+from .grid import settle
 
 DEFAULT_OBSERVER = Histogram()
 RANGE_FORMS = ("pytorch", "glow")
@@ -90,12 +90,8 @@ class QuantizationSpec:
         return cls(dtype, low, low + 2**bits - 1, qscheme, **options)
 
     def __post_init__(self, constructor: Observer | type[Observer] | None) -> None:
-        refuse_dynamic(self.is_dynamic)
-        dtype, low, high = check_grid(self.dtype, self.quant_min, self.quant_max)
-        scheme = check_scheme(self.qscheme, self.ch_axis)
-        for name, value in (("dtype", dtype), ("quant_min", low), ("quant_max", high)):
-            object.__setattr__(self, name, value)  # how frozen dataclasses normalize
-        object.__setattr__(self, "qscheme", scheme)
+        settle(self, self.ch_axis)
+        low, high = self.quant_min, self.quant_max
         if isinstance(constructor, type):
             constructor = constructor()
         if constructor is not None:
@@ -109,18 +105,15 @@ class QuantizationSpec:
                 f"[quant_min, quant_max] = [{low}, {high}] has more than 2**16 codes: give a "
                 "range of 16 bits or less"
             )
-        if self.power_of_two and not self.quant_min <= 0 < self.quant_max:
+        if self.power_of_two and not low <= 0 < high:
             raise ValueError(
-                f"[quant_min, quant_max] = [{self.quant_min}, {self.quant_max}] does not hold 0, "
-                f"the zero point of {self.qscheme}, and a number above it"
+                f"[quant_min, quant_max] = [{low}, {high}] does not hold 0, the zero point of "
+                f"{self.qscheme}, and a number above it"
             )
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding is one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
-        if self.range_form not in RANGE_FORMS:
-            raise ValueError(
-                f"range_form is one of {', '.join(RANGE_FORMS)}, not {self.range_form!r}"
-            )
-        if self.range_form == "glow" and self.quant_max - self.quant_min < 2:
+        for name, known in (("rounding", ROUNDINGS), ("range_form", RANGE_FORMS)):
+            if (word := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is one of {', '.join(known)}, not {word!r}")
+        if self.range_form == "glow" and high - low < 2:
             raise ValueError("range_form glow needs a code on either side of 0")
 
     @property
@@ -198,12 +191,8 @@ class FixedQParamsQuantizationSpec:
     is_dynamic: bool = False
 
     def __post_init__(self) -> None:
-        refuse_dynamic(self.is_dynamic)
-        dtype, low, high = check_grid(self.dtype, self.quant_min, self.quant_max)
-        scheme = check_scheme(self.qscheme, None)
-        for name, value in (("dtype", dtype), ("quant_min", low), ("quant_max", high)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "qscheme", scheme)
+        settle(self, None)
+        low, high = self.quant_min, self.quant_max
         if not 0 < self.scale < float("inf"):
             raise ValueError(f"scale is finite and above 0, not {self.scale}")
         if not low <= self.zero_point <= high:
@@ -241,12 +230,7 @@ class DerivedQuantizationSpec:
     is_dynamic: bool = False
 
     def __post_init__(self) -> None:
-        refuse_dynamic(self.is_dynamic)
-        dtype, low, high = check_grid(self.dtype, self.quant_min, self.quant_max)
-        scheme = check_scheme(self.qscheme, self.ch_axis)
-        for name, value in (("dtype", dtype), ("quant_min", low), ("quant_max", high)):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "qscheme", scheme)
+        settle(self, self.ch_axis)
         object.__setattr__(self, "derived_from", tuple(self.derived_from))
         if not self.derived_from:
             raise ValueError("derived_from names no value: give those to derive from")

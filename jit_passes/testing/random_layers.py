@@ -1,6 +1,6 @@
 """Random layers: convolutions, linears, norms, pools, and what stands around them.
 
-Each function adds a statement, and returns whether there was one that fits.
+Each function adds a statement, or raises `DoesNotFit`.
 """
 
 # ruff: noqa: D103 - the docstring above is that of all
@@ -38,7 +38,7 @@ def _convolution_arguments(w: Writer, rank: int, channels: int) -> tuple[str, in
     return arguments, out
 
 
-def _pick_image(w: Writer) -> tuple[str, int, int] | None:
+def _pick_image(w: Writer) -> tuple[str, int, int]:
     """A value for a convolution: its name, the number of axes, of channels."""
     x = w.pick((3, 4, 5))
     if x is None:
@@ -49,25 +49,17 @@ def _pick_image(w: Writer) -> tuple[str, int, int] | None:
     return x, len(shape) - 2, shape[1]
 
 
-def convolution(w: Writer) -> bool:
-    found = _pick_image(w)
-    if found is None:
-        return False
-    x, rank, channels = found
+def convolution(w: Writer) -> None:
+    x, rank, channels = _pick_image(w)
     arguments, out = _convolution_arguments(w, rank, channels)
     member, y = w.new("conv"), w.new()
-    if not w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.Conv{rank}d({arguments})"]):
-        return False
+    w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.Conv{rank}d({arguments})"])
     if out == channels:
         w.shared.append((member, w.shape(x), x))
-    return True
 
 
-def transposed(w: Writer) -> bool:
-    found = _pick_image(w)
-    if found is None:
-        return False
-    x, rank, channels = found
+def transposed(w: Writer) -> None:
+    x, rank, channels = _pick_image(w)
     groups = w.rng.choice([g for g in range(1, channels + 1) if channels % g == 0])
     stride = w.rng.randint(1, 2)
     arguments = (
@@ -76,16 +68,13 @@ def transposed(w: Writer) -> bool:
         f"groups={groups}, bias={w.rng.random() < 0.7}, dilation={w.rng.randint(1, 2)}"
     )
     member = w.new("conv")
-    return w.add(
+    w.add(
         f"{w.new()} = self.{member}({x})", [f"self.{member} = nn.ConvTranspose{rank}d({arguments})"]
     )
 
 
-def functional_convolution(w: Writer) -> bool:
-    found = _pick_image(w)
-    if found is None:
-        return False
-    x, rank, channels = found
+def functional_convolution(w: Writer) -> None:
+    x, rank, channels = _pick_image(w)
     rng, weight, bias, y = w.rng, w.new("weight"), w.new("bias"), w.new()
     sizes = ", ".join(str(rng.randint(1, 2)) for _ in range(rank))
     out = rng.randint(1, 4)
@@ -98,23 +87,21 @@ def functional_convolution(w: Writer) -> bool:
     more = rng.choice(("", ", 1", ", 1, 1", ", padding=[1]", ", padding='same'", f", 2, [{1}]"))
     if rng.random() < 0.25:
         members[0] = f"self.{weight} = nn.Parameter(torch.randn({channels}, {out}, {sizes}))"
-        return w.add(f"{y} = F.conv_transpose{rank}d({x}, {used}, {added})", members)
-    return w.add(f"{y} = torch.conv{rank}d({x}, {used}, {added}{more})", members)
+        line = f"F.conv_transpose{rank}d({x}, {used}, {added})"
+    else:
+        line = f"torch.conv{rank}d({x}, {used}, {added}{more})"
+    w.add(f"{y} = {line}", members)
 
 
-def shared(w: Writer) -> bool:
+def shared(w: Writer) -> None:
     """A convolution called again, with another value or its own result."""
-    if not w.shared:
-        return False
-    member, shape, _ = w.rng.choice(w.shared)
+    member, shape, _ = w.choice(w.shared)
     fits = [k for k, v in w.tensors().items() if v.dim() == len(shape) and v.shape[1] == shape[1]]
-    return bool(fits) and w.add(f"{w.new()} = self.{member}({w.rng.choice(fits)})")
+    w.add(f"{w.new()} = self.{member}({w.choice(fits)})")
 
 
-def linear(w: Writer) -> bool:
+def linear(w: Writer) -> None:
     x = w.pick((2, 3, 4))
-    if x is None:
-        return False
     rng, y = w.rng, w.new()
     size, out = w.shape(x)[-1], rng.randint(1, 6)
     weight, bias, member = w.new("weight"), w.new("bias"), w.new("linear")
@@ -124,22 +111,16 @@ def linear(w: Writer) -> bool:
     ]
     choice = rng.randrange(7)
     if choice < 2:
-        bias_flag = rng.random() < 0.7
-        return w.add(
-            f"{y} = self.{member}({x})",
-            [f"self.{member} = nn.Linear({size}, {out}, bias={bias_flag})"],
-        )
-    if choice == 2:
-        used = f"self.{weight}.t() * 2"
-        return w.add(f"{y} = F.linear({x}, {used}, self.{bias})", parameters)
-    scale = rng.choice(("", "", f", beta=1, alpha={rng.randint(1, 2)}"))
+        parameters = [f"self.{member} = nn.Linear({size}, {out}, bias={rng.random() < 0.7})"]
+    scale = rng.choice(("", "", f", beta=1, alpha={rng.randint(1, 2)}")) if choice > 2 else ""
     line = {
+        2: f"F.linear({x}, self.{weight}.t() * 2, self.{bias})",
         3: f"torch.addmm(self.{bias}, {x}, self.{weight}{scale})",
         4: f"{x} @ self.{weight} + self.{bias}",
         5: f"torch.mm({x}, self.{weight})",
         6: f"torch.matmul({x}, self.{weight})",
-    }[choice]
-    return w.add(f"{y} = {line}", parameters)
+    }.get(choice, f"self.{member}({x})")
+    w.add(f"{y} = {line}", parameters)
 
 
 def _norm_members(w: Writer, member: str, rank: int, channels: int) -> list[str]:
@@ -158,60 +139,52 @@ def _norm_members(w: Writer, member: str, rank: int, channels: int) -> list[str]
     return members
 
 
-def batch_norm(w: Writer) -> bool:
+def batch_norm(w: Writer) -> None:
     x = w.pick((2, 3, 4, 5))
-    if x is None:
-        return False
     member, shape = w.new("norm"), w.shape(x)
     members = _norm_members(w, member, len(shape), shape[1])
-    return w.keep(w.add(f"{w.new()} = self.{member}({x})", members))
+    w.add(f"{w.new()} = self.{member}({x})", members)
+    w.keep()
 
 
-def convolution_norm(w: Writer) -> bool:
+def convolution_norm(w: Writer) -> None:
     """Operators that batch norms are folded into."""
     made = w.rng.choice((convolution, convolution, transposed, linear))
-    if not made(w):
-        return False
+    made(w)
     x = f"v{w.last}"
-    shape = w.shape(x)
-    member = w.new("norm")
-    if len(shape) not in (2, 3, 4, 5):
-        return False
+    shape, member = w.shape(x), w.new("norm")
     members = _norm_members(w, member, len(shape), shape[1])
     call = f"self.{member}({x})"
     line = f"{w.new()} = {w.rng.choice((call, call, f'F.relu({call})'))}"
-    return w.keep(w.add(line, members))
+    w.add(line, members)
+    w.keep()
 
 
-def other_norm(w: Writer) -> bool:
+def other_norm(w: Writer) -> None:
     x, member = w.pick((2, 3, 4, 5)), w.new("norm")
-    if x is None:
-        return False
     shape = w.shape(x)
     groups = w.rng.choice([g for g in range(1, shape[1] + 1) if shape[1] % g == 0])
     kind = w.rng.choice(
         (f"LayerNorm({shape[-1]})", f"LayerNorm({list(shape[-2:])}, elementwise_affine=False)",
          f"GroupNorm({groups}, {shape[1]})")
     )  # fmt: skip
-    return w.add(f"{w.new()} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
+    w.add(f"{w.new()} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
 
 
-def dropout(w: Writer) -> bool:
+def dropout(w: Writer) -> None:
     x, member, y = w.pick(), w.new("drop"), w.new()
-    if x is None:
-        return False
     choice = w.rng.randrange(4)
-    if choice == 0:
-        return w.keep(w.add(f"{y} = F.dropout({x}, 0.4, self.training)"))
     kinds = ("Dropout(0.3)", "Dropout2d(0.4)", "AlphaDropout(0.2)")
     kind = kinds[choice - 1] if len(w.shape(x)) == 4 else kinds[0]
-    return w.keep(w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.{kind}"]))
+    if choice:
+        w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
+    else:
+        w.add(f"{y} = F.dropout({x}, 0.4, self.training)")
+    w.keep()
 
 
-def pool(w: Writer) -> bool:
+def pool(w: Writer) -> None:
     x, member, y = w.pick((3, 4, 5)), w.new("pool"), w.new()
-    if x is None:
-        return False
     rank = len(w.shape(x)) - 2
     kind = w.rng.choice(
         (f"MaxPool{rank}d(2)", f"MaxPool{rank}d(3, stride=1, padding=1)", f"AvgPool{rank}d(2)",
@@ -219,15 +192,14 @@ def pool(w: Writer) -> bool:
          f"AdaptiveMaxPool{rank}d(2)", f"MaxPool{rank}d(2, ceil_mode=True)")
     )  # fmt: skip
     if w.rng.random() < 0.3:
-        return w.add(f"{y} = F.{w.rng.choice(('max', 'avg'))}_pool{rank}d({x}, 2)")
-    return w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
+        w.add(f"{y} = F.{w.rng.choice(('max', 'avg'))}_pool{rank}d({x}, 2)")
+    else:
+        w.add(f"{y} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
 
 
-def layers(w: Writer) -> bool:
+def layers(w: Writer) -> None:
     """A loop over modules, or a sequence of them."""
     x = w.pick((3, 4))
-    if x is None:
-        return False
     shape, member, y = w.shape(x), w.new("layers"), w.new()
     rank = len(shape) - 2
     conv = f"nn.Conv{rank}d({shape[1]}, {shape[1]}, 3, padding=1)"
@@ -239,14 +211,13 @@ def layers(w: Writer) -> bool:
         lines = f"{y} = {x}\nfor layer in self.{member}:\n    {y} = layer({y})"
     else:
         lines = f"{y} = self.{member}({x})"
-    return w.keep(w.add(lines, members))
+    w.add(lines, members)
+    w.keep()
 
 
-def concatenation(w: Writer) -> bool:
+def concatenation(w: Writer) -> None:
     """Of convolutions, in front of another one."""
     x = w.pick((3, 4))
-    if x is None:
-        return False
     rank, channels = len(w.shape(x)) - 2, w.shape(x)[1]
     names = [w.new("conv") for _ in range(3)]
     sizes = ((channels, 3), (channels, 2), (5, w.rng.randint(1, 4)))
@@ -257,28 +228,24 @@ def concatenation(w: Writer) -> bool:
     y = w.new()
     parts = f"[self.{names[0]}({x}), self.{names[1]}({x})]"
     joined = w.rng.choice((f"torch.cat({parts}, 1)", f"F.relu(torch.cat({parts}, 1))"))
-    return w.add(f"{y} = self.{names[2]}({joined})", members)
+    w.add(f"{y} = self.{names[2]}({joined})", members)
 
 
-def many_groups(w: Writer) -> bool:
+def many_groups(w: Writer) -> None:
     """A convolution in more groups than some kernels take."""
     x = w.pick((4,))
-    if x is None:
-        return False
     first, second, y = w.new("conv"), w.new("conv"), w.new()
     members = [
         f"self.{first} = nn.Conv2d({w.shape(x)[1]}, 128, 1)",
         f"self.{second} = nn.Conv2d(128, 128, 2, groups=128)",
     ]
-    return w.add(f"{y} = self.{second}(self.{first}(F.adaptive_avg_pool2d({x}, 2)))", members)
+    w.add(f"{y} = self.{second}(self.{first}(F.adaptive_avg_pool2d({x}, 2)))", members)
 
 
-def attention(w: Writer) -> bool:
+def attention(w: Writer) -> None:
     x = w.pick((3,))
-    if x is None:
-        return False
     y, size = w.new(), w.shape(x)[-1]
     query, key = w.new("linear"), w.new("linear")
     members = [f"self.{n} = nn.Linear({size}, {size})" for n in (query, key)]
     scores = f"torch.softmax(self.{query}({x}) @ self.{key}({x}).transpose(1, 2) / 2, -1)"
-    return w.add(f"{y} = {scores} @ {x}", members)
+    w.add(f"{y} = {scores} @ {x}", members)

@@ -12,7 +12,7 @@ import torch
 
 from . import random_layers as layers
 from . import random_statements as statements
-from .random_writer import Writer
+from .random_writer import DoesNotFit, Writer
 
 HEADER = """\
 from typing import List, Optional
@@ -47,7 +47,7 @@ class Drawn:
     methods: tuple[str, ...]
 
 
-_STATEMENTS: dict[Callable[[Writer], bool], int] = {
+_STATEMENTS: dict[Callable[[Writer], None], int] = {
     statements.elementwise: 14, statements.activation_module: 7, statements.reshape: 10,
     statements.pair: 9, statements.write: 8, statements.alias_and_write: 4, layers.convolution: 9,
     layers.transposed: 4, layers.functional_convolution: 5, layers.shared: 3, layers.linear: 7,
@@ -81,7 +81,7 @@ def _draw(rng: random.Random) -> Drawn:
     for _ in range(60):
         if len(w.lines) >= wanted:
             break
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(DoesNotFit, KeyError):
             rng.choices(statements, weights)[0](w)
         for name in [k for k in w.scope if k.startswith("v") and k not in "\n".join(w.lines)]:
             del w.scope[name]

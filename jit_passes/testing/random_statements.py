@@ -1,6 +1,6 @@
 """Random statements without layers: arithmetic, views, writes, lists, control flow, state.
 
-Each function adds a statement, and returns whether there was one that fits.
+Each function adds a statement, or raises `DoesNotFit`.
 """
 
 # ruff: noqa: D103 - the docstring above is that of all
@@ -47,66 +47,55 @@ PAIRS = (
 )  # fmt: skip
 
 
-def elementwise(w: Writer) -> bool:
+def elementwise(w: Writer) -> None:
     x = w.pick()
-    return x is not None and w.add(f"{w.new()} = {w.same(x)}")
+    w.add(f"{w.new()} = {w.same(x)}")
 
 
-def activation_module(w: Writer) -> bool:
+def activation_module(w: Writer) -> None:
     x, member = w.pick(made=True), w.new("act")
     kind = w.rng.choice(
         ("ReLU()", "ReLU(inplace=True)", "ReLU6()", "Hardtanh(-0.5, 1.5)", "LeakyReLU(0.1)",
          "ELU()", "Hardswish()", "Sigmoid()", "Tanh()", "Softmax(-1)",
          "ReLU6(inplace=True)", "Identity()")
     )  # fmt: skip
-    if x is None:
-        return False
-    return w.add(f"{w.new()} = self.{member}({x})", [f"self.{member} = nn.{kind}"], writes=True)
+    w.add(f"{w.new()} = self.{member}({x})", [f"self.{member} = nn.{kind}"], writes=True)
 
 
-def reshape(w: Writer) -> bool:
+def reshape(w: Writer) -> None:
     x = w.pick()
-    return x is not None and w.add(f"{w.new()} = {w.fill(w.rng.choice(RESHAPE), x)}")
+    w.add(f"{w.new()} = {w.fill(w.rng.choice(RESHAPE), x)}")
 
 
-def pair(w: Writer) -> bool:
+def pair(w: Writer) -> None:
     x, z = w.pick(), w.pick()
-    if x is None or z is None:
-        return False
-    return w.add(f"{w.new()} = {w.fill(w.rng.choice(PAIRS), x, z=z)}")
+    w.add(f"{w.new()} = {w.fill(w.rng.choice(PAIRS), x, z=z)}")
 
 
-def write(w: Writer) -> bool:
+def write(w: Writer) -> None:
     if w.rng.random() < 0.2:
         tensors = [name for name in w.inputs if name != "extra"]
-        x: str | None = w.rng.choice(tensors)  # the caller's
+        x = w.rng.choice(tensors)  # the caller's
     else:
         x = w.pick(made=True)
     z = w.pick()
-    if x is None or z is None:
-        return False
     y = w.new()
     lines = w.fill(w.rng.choice(WRITE), x, z=z, y=y)
-    return w.add(lines, writes=True)
+    w.add(lines, writes=True)
 
 
-def alias_and_write(w: Writer) -> bool:
+def alias_and_write(w: Writer) -> None:
     """A view of a fresh value, and a write to one of the two."""
     x = w.pick((2, 3, 4, 5))
-    if x is None:
-        return False
     y, view = w.new(), w.new()
     lines = f"{y} = {x} * 2\n{view} = {w.fill(w.rng.choice(RESHAPE[:24]), y)}"
-    if not w.add(lines):
-        return False
+    w.add(lines)
     target = w.rng.choice((y, view))
-    return w.add(w.fill(w.rng.choice(WRITE), target, z=y, y=w.new()), writes=True)
+    w.add(w.fill(w.rng.choice(WRITE), target, z=y, y=w.new()), writes=True)
 
 
-def resize(w: Writer) -> bool:
+def resize(w: Writer) -> None:
     x, y = w.pick((3, 4, 5)), w.new()
-    if x is None:
-        return False
     rank = len(w.shape(x)) - 2
     smooth = {1: "linear", 2: "bilinear", 3: "trilinear"}[rank]
     line = w.rng.choice(
@@ -115,26 +104,20 @@ def resize(w: Writer) -> bool:
          f"F.interpolate({x}, size={[5] * rank}, mode='{smooth}', align_corners=True)",
          f"F.pad({x}, {[1, 1] * rank}, 'replicate')", f"F.pad({x}, {[1, 0] * rank}, 'circular')")
     )  # fmt: skip
-    return w.add(f"{y} = {line}")
+    w.add(f"{y} = {line}")
 
 
-def unpack(w: Writer) -> bool:
+def unpack(w: Writer) -> None:
     x = w.pick((2, 3, 4, 5))
-    if x is None:
-        return False
     dims = [d for d, size in enumerate(w.shape(x)) if size % 2 == 0]
-    if not dims:
-        return False
-    dim, a, b = w.rng.choice(dims), w.new(), w.new()
+    dim, a, b = w.choice(dims), w.new(), w.new()
     half = w.shape(x)[dim] // 2
     line = w.rng.choice((f"{x}.chunk(2, {dim})", f"torch.split({x}, {half}, {dim})"))
-    return w.add(f"{a}, {b} = {line}")
+    w.add(f"{a}, {b} = {line}")
 
 
-def lists(w: Writer) -> bool:
+def lists(w: Writer) -> None:
     x = w.pick((2, 3, 4, 5))
-    if x is None:
-        return False
     parts, y = w.new("parts"), w.new()
     appended = w.same(x)
     if w.rng.random() < 0.5:
@@ -142,26 +125,22 @@ def lists(w: Writer) -> bool:
     else:
         lines = f"{parts}: List[Tensor] = []\nfor i in range(3):\n    {parts}.append({x} * i)"
     ending = w.rng.choice((f"torch.cat({parts}, 1)", f"torch.stack({parts})", f"{parts}[1]"))
-    return w.add(f"{lines}\n{y} = {ending}")
+    w.add(f"{lines}\n{y} = {ending}")
 
 
-def sizes(w: Writer) -> bool:
+def sizes(w: Writer) -> None:
     """A list of numbers that grows."""
     x = w.pick((2, 3, 4))
-    if x is None:
-        return False
     sizes, y = w.new("sizes"), w.new()
     lines = w.rng.choice(
         (f"{sizes} = [{x}.size(0)]\n{sizes}.append(-1)", f"{sizes} = [2, -1]",
          f"{sizes} = [1]\n{sizes}.append(-1)", f"{sizes} = [-1]")
     )  # fmt: skip
-    return w.add(f"{lines}\n{y} = {x}.reshape({sizes})")
+    w.add(f"{lines}\n{y} = {x}.reshape({sizes})")
 
 
-def branch(w: Writer) -> bool:
+def branch(w: Writer) -> None:
     x = w.pick()
-    if x is None:
-        return False
     y, flag = w.new(), w.new("flag")
     members: list[str] = []
     condition = w.rng.choice(
@@ -176,7 +155,7 @@ def branch(w: Writer) -> bool:
         lines = f"{y} = {w.same(x)}\nif {condition}:\n    {y} = {w.same(y_of(w, x, y))}"
     if condition == "self.training":
         w.scope["self"].training = True
-    return w.add(lines, members)
+    w.add(lines, members)
 
 
 def y_of(w: Writer, x: str, y: str) -> str:
@@ -185,10 +164,8 @@ def y_of(w: Writer, x: str, y: str) -> str:
     return y
 
 
-def loop(w: Writer) -> bool:
+def loop(w: Writer) -> None:
     x = w.pick()
-    if x is None:
-        return False
     y, count = w.new(), w.new("count")
     y_of(w, x, y)
     members = [f"self.{count} = {w.rng.randint(1, 3)}"]
@@ -205,30 +182,26 @@ def loop(w: Writer) -> bool:
         lines = f"{y} = {x}\nfor i in range({w.rng.choice(counts)}):\n    {y} = {body}"
         if w.rng.random() < 0.2:
             lines += f"\n    if i == 1:\n        {y} = {w.same(y)}"
-    return w.add(lines, members)
+    w.add(lines, members)
 
 
-def state(w: Writer) -> bool:
+def state(w: Writer) -> None:
     """A buffer that calls change, or an attribute that nobody reads."""
     name, y, x = w.new("state"), w.new(), w.pick()
-    if x is None:
-        return False
     members = [f"self.register_buffer({name!r}, torch.ones(1))"]
     line = w.rng.choice(
         (f"self.{name}.add_(1)\n{y} = {x} * self.{name}", f"{y} = {x} + self.{name}",
          f"{y} = {x} * self.{name}\nself.{name}.mul_(2)", f"{y} = {x} * 1.5",
          f"self.{name}.copy_({x}.detach().mean())\n{y} = {x} - self.{name}")
     )  # fmt: skip
-    return w.add(line, members)
+    w.add(line, members)
 
 
-def optional(w: Writer) -> bool:
+def optional(w: Writer) -> None:
     """An argument that may not be there."""
     x = w.pick()
-    if x is None or "scale" in w.scope:
-        return False
     given = w.inputs[-1] == "extra"
     y = w.new()
     name = "extra" if given else "missing"
     lines = f"{y} = {x}\nif {name} is not None:\n    {y} = {x} * {name}.mean()"
-    return w.add(lines)
+    w.add(lines)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Item = TypeVar("Item")
 
 # Results are as large as x; {i} is a small number, {c} one between 0 and 1.
 SAME = (
@@ -29,6 +31,10 @@ SAME = (
     "{x}.transpose({dim}, -1).transpose({dim}, -1)", "{x}.expand_as({x})",
     "self.helper({x})", "self.helper({x}, {x})", "self.helper({x}, None, {c})",
 )  # fmt: skip
+
+
+class DoesNotFit(LookupError):
+    """There is no value for a statement, or it does not run."""
 
 
 @dataclass
@@ -68,8 +74,8 @@ class Writer:
         self.names += 1
         return f"{prefix}{self.names}"
 
-    def add(self, lines: str, members: Sequence[str] = (), *, writes: bool = False) -> bool:
-        """Add statements if they run, and leave autograd intact if they write."""
+    def add(self, lines: str, members: Sequence[str] = (), *, writes: bool = False) -> None:
+        """Add statements, which must run, and leave autograd intact if they write."""
         try:
             for line in (*members, lines):
                 exec(line, self.scope)
@@ -81,36 +87,36 @@ class Writer:
                 torch.autograd.grad(total, self.scope["leaves"], retain_graph=True)  # type: ignore[arg-type]
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError):
             self.execute_all()
-            return False
+            raise DoesNotFit from None
         self.members += members
         self.lines.append(lines)
-        return True
 
     def tensors(self) -> dict[str, Tensor]:
         return {k: v for k, v in self.scope.items() if isinstance(v, Tensor) and k != "extra"}
 
-    def keep(self, done: bool) -> bool:
+    def keep(self) -> None:
         """Return the latest value from forward: dead, it might not run, and this shows.
 
         Dropout draws numbers, which others then do not get, and batch norm updates its buffers.
         """
-        if done:
-            self.results.append(f"v{self.last}")
-        return done
+        self.results.append(f"v{self.last}")
 
     @property
     def last(self) -> int:
         """The number of the latest value."""
         return max(int(name[1:]) for name in self.tensors() if name[0] == "v")
 
-    def pick(self, ranks: Sequence[int] = (1, 2, 3, 4, 5), *, made: bool = False) -> str | None:
+    def pick(self, ranks: Sequence[int] = (1, 2, 3, 4, 5), *, made: bool = False) -> str:
         """Return the name of a value, one of the latest most of the time."""
         names = [k for k, v in self.tensors().items() if v.dim() in ranks]
         if made:
             names = [name for name in names if name not in self.inputs]
-        if not names:
-            return None
-        return self.rng.choice(names[-3:] if self.rng.random() < 0.7 else names)
+        return self.choice(names[-3:] if names and self.rng.random() < 0.7 else names)
+
+    def choice(self, several: Sequence[Item]) -> Item:
+        if not several:
+            raise DoesNotFit
+        return self.rng.choice(several)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.scope[name].shape)

@@ -12,7 +12,7 @@ import torch
 
 from .. import _C
 from ..configuration.configuration import Rule
-from ..configuration.options import LayerOptions, OptionError, TensorOptions
+from ..configuration.options import TENSORS, LayerOptions, OptionError, TensorOptions
 from ..configuration.selector import Selector
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
@@ -187,20 +187,14 @@ def _both(bits: int) -> dict[str, int]:
 
 
 def _layer_options(bits: Mapping[str, int]) -> LayerOptions:
-    unknown = [slot for slot in bits if slot not in ("weight", "input", "output", "bias")]
+    unknown = [slot for slot in bits if slot not in TENSORS]
     if unknown:
         raise JitPassesError(f"bits are of weight, input, output or bias, not of {unknown[0]!r}")
     try:
-        options = {slot: TensorOptions(bits=count) for slot, count in bits.items()}
+        options: dict[str, Any] = {s: TensorOptions(bits=count) for s, count in bits.items()}
     except OptionError as error:
         raise JitPassesError(str(error)) from None
-    none = TensorOptions()
-    return LayerOptions(
-        input=options.get("input", none),
-        weight=options.get("weight", none),
-        output=options.get("output", none),
-        bias=options.get("bias", none),
-    )
+    return LayerOptions(**options)
 
 
 def first_and_last(graph: GraphView, quantizer: BackendQuantizer) -> list[str]:

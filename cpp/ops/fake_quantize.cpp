@@ -1,11 +1,12 @@
 // jit_passes::fake_quantize: quantize and dequantize in one step, in float, with a gradient.
 //
-//   code = round(x / scale + zero_point)
+//   code = round(x / scale) + zero_point
 //   x^   = (clamp(code, quant_min, quant_max) - zero_point) * scale
 //   dx   = g where quant_min <= code <= quant_max, else 0          (straight through)
 //
-// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. Rounding is of the
-// code, zero point included, as in QONNX's Quant: half_away and toward_zero are about code 0. Half types
+// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. Rounding other than
+// half_even is of the code, zero point included, as in QONNX's Quant: half_away and toward_zero are about
+// code 0. Half types
 // are computed in float32 and rounded once, at the end; doubles in double, with a true division, so that
 // references are exact. A NaN stays a NaN, and its gradient is 0. A negative scale mirrors the grid.
 //
@@ -34,11 +35,9 @@ namespace {
 using at::Tensor;
 using c10::string_view;
 
-template <typename Rounding, bool kMasked, typename Number>
+template <bool kMasked, typename Number>
 inline void fakeQuantizeOne(
-    Number unrounded, Number* result, bool* inside, Number scale, Number zero_point, Number low,
-    Number high) {
-  const Number code = Rounding::round(unrounded);
+    Number code, Number* result, bool* inside, Number scale, Number zero_point, Number low, Number high) {
   *result = (clampTo(code, low, high) - zero_point) * scale;
   if constexpr (kMasked) {
     *inside = (code >= low) & (code <= high);
@@ -47,10 +46,10 @@ inline void fakeQuantizeOne(
 
 template <typename Rounding, bool kMasked, typename Number>
 JIT_PASSES_VECTORIZED void fakeQuantizeRow(
-    const Number* x, Number* result, bool* inside, int64_t count, CodeOf<Number> code_of, Number low,
-    Number high) {
+    const Number* x, Number* result, bool* inside, int64_t count, CodeOf<Rounding, Number> code_of,
+    Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
-    fakeQuantizeOne<Rounding, kMasked>(
+    fakeQuantizeOne<kMasked>(
         code_of(x[i]), result + i, inside + i, code_of.scale, code_of.zero_point, low, high);
   }
 }
@@ -61,9 +60,8 @@ JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
     const Number* x, Number* result, bool* inside, int64_t count, const Number* scales,
     const Number* inverse_scales, const Number* zero_points, Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
-    const Number unrounded = rounded(inSteps(x[i], scales[i], inverse_scales[i])) + zero_points[i];
-    fakeQuantizeOne<Rounding, kMasked>(
-        unrounded, result + i, inside + i, scales[i], zero_points[i], low, high);
+    const Number code = codeOfChannel<Rounding>(x[i], scales[i], inverse_scales[i], zero_points[i]);
+    fakeQuantizeOne<kMasked>(code, result + i, inside + i, scales[i], zero_points[i], low, high);
   }
 }
 
@@ -143,8 +141,8 @@ std::tuple<Tensor, Tensor> byOperators(
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
   const auto dtype = computedIn(x);
   const auto step = alongAxis(scale.to(dtype), x, axis), zero = alongAxis(zero_point.to(dtype), x, axis);
-  const auto unrounded = codeOf(x.to(dtype), step, zero, axis.has_value());
-  const auto code = dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(unrounded); });
+  const auto code = dispatchRounding(
+      rounding, [&](auto kind) { return codeOf<decltype(kind)>(x.to(dtype), step, zero, axis.has_value()); });
   const auto result = (at::clamp(code, quant_min, quant_max) - zero) * step;
   return {result.to(x.scalar_type()), at::logical_and(at::ge(code, quant_min), at::le(code, quant_max))};
 }

@@ -1,26 +1,27 @@
 // jit_passes::quantize and jit_passes::dequantize: float <-> plain integers.
 //
-//   q = clamp(round(x / scale + zero_point), quant_min, quant_max)     round: half to even
+//   q = clamp(round(x / scale) + zero_point, quant_min, quant_max)     round: half to even
 //   x = (q - zero_point) * scale
 //
 // Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)];
 // an axis below 0 counts from the end.
-// The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included: see
-// CodeOf. For int32 both round the product of x and 1 / scale.
+// The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included, where torch 2.13
+// rounds the sum: see CodeOf. For int32 both round the product of x and 1 / scale.
 #include "core/vectorize.h"
-#include "grid.h"
+#include "rounding.h"
 
 namespace jit_passes {
 namespace {
 
 template <typename Int>
 JIT_PASSES_VECTORIZED void quantizeRow(
-    const float* x, Int* q, int64_t count, CodeOf<float> code_of, int64_t quant_min, int64_t quant_max) {
+    const float* x, Int* q, int64_t count, CodeOf<HalfEven, float> code_of, int64_t quant_min,
+    int64_t quant_max) {
   // float32 does not have the ends of int32.
   using Number = std::conditional_t<std::is_same_v<Int, int32_t>, double, float>;
   const Number low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
-    q[i] = static_cast<Int>(clampTo<Number>(nearestEven(code_of(x[i])), low, high));
+    q[i] = static_cast<Int>(clampTo<Number>(code_of(x[i]), low, high));
   }
 }
 

@@ -27,7 +27,9 @@ bool isAverage(const Node* node) {
 struct CodeGrid {
   double scale, zero_point, low, high;
 
-  double codeOf(double x) const { return std::nearbyint(x / scale + zero_point); }
+  // Halves may go either way: which one depends on the version of PyTorch.
+  double lowestCodeOf(double x) const { return std::ceil(x / scale + zero_point - 0.5); }
+  double highestCodeOf(double x) const { return std::floor(x / scale + zero_point + 0.5); }
 };
 
 // Whether all that is quantized has codes within the range.
@@ -35,7 +37,7 @@ bool isWithin(const Node* node, const CodeGrid& grid) {
   const Node* made = node->input(0)->node();
   if (made->kind() == c10::aten::clamp) {
     const auto low = constantNumber(made->input(1)), high = constantNumber(made->input(2));
-    return low && high && grid.codeOf(*low) >= grid.low && grid.codeOf(*high) <= grid.high;
+    return low && high && grid.lowestCodeOf(*low) >= grid.low && grid.highestCodeOf(*high) <= grid.high;
   }
   if (!isAverage(made) || made->input(0)->node()->kind() != dequantize) {
     return false;

@@ -41,7 +41,7 @@ struct FirstBatch::Histogram {
   HistogramLayout layout;
   double low, high; // what was seen
 
-  // The counts of |x| in as many bins or fewer, and the width of these, as `magnitudes` of observers/histogram.py.
+  // The counts of |x| in as many bins or fewer, and the width of these, as `magnitudes` of observers/bins.py.
   std::pair<Tensor, double> magnitudes() const {
     const int64_t* from = counts.const_data_ptr<int64_t>();
     const auto index = [&](int64_t bin, int shift) {

@@ -91,11 +91,7 @@ def from_tensorrt(text: str) -> Encodings:
 
 
 def scale_of(encoding: Encoding) -> float:
-    """Return the scale that TensorRT is to have for an activation.
-
-    Raises:
-        JitPassesError: int8 cannot stand for it.
-    """
+    """Return the scale that TensorRT is to have for an activation."""
     if encoding.bits > 8 or encoding.ch_axis is not None:
         what = f"{encoding.bits} bits" if encoding.bits > 8 else "a scale for each channel"
         raise JitPassesError(

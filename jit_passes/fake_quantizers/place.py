@@ -131,11 +131,7 @@ def zero_point(spec: QuantizationSpec, signed: bool) -> int:
 
 
 def trained_grid(place: TrainingPlace) -> tuple[int, int]:
-    """Return the smallest and largest code, counted from the one that means 0.
-
-    Raises:
-        JitPassesError: the specification rounds otherwise than halves to even.
-    """
+    """Return the smallest and largest code, counted from the one that means 0."""
     spec = place.spec
     assert isinstance(spec, QuantizationSpec)
     if spec.rounding != "half_even":

@@ -54,10 +54,6 @@ def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iter
     """Yield the uses of a value, those of its rearrangements too, but not questions for its shape.
 
     None stands for the method's caller, and for whatever an operator writes to the value.
-
-    Args:
-        value: the value.
-        reads: says of a use whether it counts as one even where the operator only moves data.
     """
     pending = [value]
     while pending:

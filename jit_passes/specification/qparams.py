@@ -93,17 +93,7 @@ def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:
 
 
 def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams], name: str) -> QParams:
-    """Return the parameters that a specification derives from those of others.
-
-    Args:
-        spec: the specification.
-        sources: the parameters of what it derives from.
-        name: of the value, for messages.
-
-    Raises:
-        JitPassesError: its function fails, or what it returns are no parameters or do not go with
-            ch_axis.
-    """
+    """Return the parameters that a specification derives from those of others."""
     function = find_derivation(spec.function)
     who = f"deriving the parameters of '{name}' with {spec.function}"
     try:

@@ -74,17 +74,14 @@ def from_tensorrt(text: str) -> Encodings:
     for place, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
-        row = _ROW.fullmatch(line.rstrip())
-        if row is None:
-            raise JitPassesError(
-                f"calibration cache, line {place}: '<tensor>: <8 hex digits>' is expected, got "
-                f"{line[:60]!r}"
-            )
-        (scale,) = struct.unpack(">f", bytes.fromhex(row[2]))
-        if row[1] in found:
-            raise JitPassesError(f"calibration cache, line {place}: '{row[1]}' is there twice")
         try:
-            found[row[1]] = Encoding(row[1], "activation", 8, -128, 127, True, (scale,), (0,))
+            row = _ROW.fullmatch(line.rstrip())
+            if row is None:
+                raise ValueError(f"'<tensor>: <8 hex digits>' is expected, got {line[:60]!r}")
+            if row[1] in found:
+                raise ValueError(f"'{row[1]}' is there twice")
+            scale = struct.unpack(">f", bytes.fromhex(row[2]))
+            found[row[1]] = Encoding(row[1], "activation", 8, -128, 127, True, scale, (0,))
         except ValueError as error:
             raise JitPassesError(f"calibration cache, line {place}: {error}") from error
     return Encodings(tuple(found.values()))

@@ -126,7 +126,7 @@ def zero_point(spec: QuantizationSpec, signed: bool) -> int:
     if spec.power_of_two:
         return 0
     if spec.symmetric or signed:
-        return (spec.quant_min + spec.quant_max + 1) // 2
+        return spec.middle
     return spec.quant_min
 
 

@@ -14,18 +14,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
-from ..passes.subject import check_script, wrap
-
-__all__ = [
-    "ModelStage",
-    "OperatorRecord",
-    "Report",
-    "attribute_of",
-    "check_module",
-    "check_script",
-    "stage_of",
-    "wrap",
-]
+from ..passes.subject import check_script
 
 REPORT = "jit_passes_report"
 

@@ -18,10 +18,11 @@ from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
+from ..passes.subject import check_script
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..stages.annotate import Annotated, Mode, annotate, choose_quantizer
-from ..stages.module import ModelStage, attribute_of, check_script
+from ..stages.module import ModelStage, attribute_of
 from ..stages.normalize import normalize_training
 from ..targets import Target
 from .optimizers import watch

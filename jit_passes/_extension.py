@@ -15,11 +15,7 @@ except ImportError as error:
 
 
 def check_version(compiled_for: str, installed: str) -> None:
-    """Check that the extension and torch are of one minor version: C++ interfaces change with it.
-
-    Raises:
-        ImportError: they are not.
-    """
+    """Check that extension and torch are of one minor version: C++ interfaces change with it."""
     if compiled_for.split(".")[:2] != installed.split(".")[:2]:
         raise ImportError(f"{_REBUILD} (it was compiled for {compiled_for})")
 

@@ -69,13 +69,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
-    """Return the end of a message about an unknown name: those it may stand for, or some there are.
-
-    Args:
-        word: the unknown name.
-        words: the known ones.
-        shown: how many to name at most.
-    """
+    """Return the end of a message about an unknown name: those it may stand for, or some known."""
     known = sorted(set(words))
     if not known:
         return "there are none"

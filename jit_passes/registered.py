@@ -79,12 +79,11 @@ class Registered:
             raise UnknownError(f"no {cls.noun} {name!r}: {nearest(str(name), known, 10)}")
         declared = {field.name: field for field in fields(kind) if field.init}
         for option, value in options.items():
-            field = declared.get(option)
-            if field is None:
+            if option not in declared:
                 there = nearest(option, declared) if declared else "it has none"
                 raise UnknownError(f"{name} has no parameter '{option}': {there}")
-            if value is not field.default:
-                _check_type(f"{option} of {name}", field.type, value)
+            if value is not declared[option].default:
+                _check_type(f"{option} of {name}", declared[option].type, value)
         made: Self = kind(**{option: _frozen(value) for option, value in options.items()})
         return made
 

@@ -10,15 +10,6 @@ from ..graph.view import GraphView, NodeView, ValueView
 from .options import NOTHING, LayerOptions, TensorOptions
 from .selector import Selector, explain_nothing, is_operator, is_value, known_names
 
-__all__ = [
-    "Configuration",
-    "LayerOptions",
-    "ResolvedConfiguration",
-    "Rule",
-    "Selector",
-    "TensorOptions",
-]
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -149,11 +149,7 @@ class Located:
 
 
 def from_file(path: Path) -> Located:
-    """Read a YAML file.
-
-    Raises:
-        JitPassesError: it cannot be read, or is not plain YAML.
-    """
+    """Read a YAML file."""
     try:
         return from_yaml(path.read_bytes(), str(path))
     except OSError as error:
@@ -174,15 +170,7 @@ def from_yaml(data: str | bytes, name: str) -> Located:
 
 
 def documents(data: str | bytes, name: str) -> list[Located]:
-    """Read YAML: mappings, lists and scalars, no tags, each key once.
-
-    Args:
-        data: any number of documents.
-        name: what places begin with.
-
-    Raises:
-        JitPassesError: it is something else; with line and column.
-    """
+    """Read YAML: mappings, lists and scalars, no tags, each key once."""
     text = data if isinstance(data, str) else _decoded(data, name)
     try:
         _check_depth(text, name)
@@ -285,16 +273,7 @@ def _place(node: yaml.Node, name: str) -> str:
 
 
 def from_python(data: Any, place: str, depth: int = 0) -> Located:
-    """Read dicts, lists and scalars.
-
-    Args:
-        data: what to read. Keys are text.
-        place: what places begin with.
-        depth: how deep in the whole this is.
-
-    Raises:
-        JitPassesError: a key is not text, or it is nested too deeply.
-    """
+    """Read dicts, lists and scalars."""
     if depth > _DEEPEST:
         raise JitPassesError(f"{place}: it is nested too deeply")
     if isinstance(data, Mapping):

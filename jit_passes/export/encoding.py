@@ -273,15 +273,7 @@ def bits_of(quant_min: int, quant_max: int) -> int:
 
 
 def renamed(encodings: Sequence[Encoding], names: Mapping[str, str] | None) -> dict[str, Encoding]:
-    """Return encodings by the names that they have elsewhere.
-
-    Args:
-        encodings: what to name.
-        names: from ours to those; what is not listed keeps its name.
-
-    Raises:
-        JitPassesError: a listed name is none of ours, or two become one.
-    """
+    """Return encodings by the names that they have elsewhere."""
     names = names or {}
     ours = [encoding.name for encoding in encodings]
     for name in names:
@@ -300,12 +292,7 @@ def renamed(encodings: Sequence[Encoding], names: Mapping[str, str] | None) -> d
 
 
 def read_json(path: str | os.PathLike[str]) -> Located:
-    """Read a JSON file as data that knows its place.
-
-    Raises:
-        JitPassesError: it is not JSON.
-        OSError: it cannot be read.
-    """
+    """Read a JSON file as data that knows its place."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too

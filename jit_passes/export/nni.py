@@ -20,6 +20,7 @@ VERSIONS = ("2.0", "2.5", "3.0")
 # NNI reshapes a weight's scales so that they broadcast; the kind says to how many axes.
 _RANKS = {"linear": 2, "1d": 3, "2d": 4, "3d": 5}
 _OLD_NAMES = {"input": ("weight_bit", "input"), "output": ("activation_bit", "activation")}
+_NEW_NAMES = ("weight", "input", "output")
 _TARGETS = {"input": "_input_0", "weight": "weight", "bias": "bias", "output": "_output_0"}
 
 
@@ -73,7 +74,7 @@ def from_nni(config: Mapping[str, Any]) -> Encodings:
     Raises:
         JitPassesError: an entry has what the forms do not, or cannot be; with its place.
     """
-    source = from_python(_plain(config), "calibration")
+    source = from_python(config, "calibration")
     if not isinstance(source.content, dict):
         raise source.error(f"a calibration is a mapping by module, not {source.describe()}")
     layers = [_read_layer(name, entry) for name, entry in source.content.items()]
@@ -132,7 +133,7 @@ def _old_entry(layer: Layer) -> dict[str, Any]:
 
 def _entry(layer: Layer) -> dict[str, Any]:
     entry: dict[str, Any] = {}
-    for tensor in ("weight", "input", "output"):
+    for tensor in _NEW_NAMES:
         encoding: Encoding | None = getattr(layer, tensor)
         if encoding is None:
             continue
@@ -181,25 +182,6 @@ def _bound(values: tuple[float, ...], encoding: Encoding, layer: Layer) -> float
     return values[0] if encoding.ch_axis is None else _shaped(values, encoding, layer)
 
 
-def _plain(config: Any) -> Any:
-    """Return the data with tensors as `_Numbers`, which count as scalars."""
-    if isinstance(config, torch.Tensor):
-        return _Numbers(config)
-    if isinstance(config, Mapping):
-        return {key: _plain(value) for key, value in config.items()}
-    return config
-
-
-class _Numbers:
-    """A tensor, in data that is otherwise scalars."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __repr__(self) -> str:
-        return f"a tensor of shape {list(self.tensor.shape)}"
-
-
 def _read_layer(name: str, entry: Located) -> Layer:
     if not isinstance(entry.content, dict):
         raise entry.error(f"an entry is a mapping, not {entry.describe()}")
@@ -209,26 +191,15 @@ def _read_layer(name: str, entry: Located) -> Layer:
         used = {t: _read_new(name, t, targets[x]) for t, x in _TARGETS.items() if x in targets}
         return Layer(name, "", **used)
     if keys & {"weight_bit", "activation_bit"}:
-        return Layer(name, "", **_read_old(name, entry))
-    return Layer(name, "", **_read_entry(name, entry))
+        rows = [(t, *row) for t, row in _OLD_NAMES.items() if f"tracked_min_{row[1]}" in keys]
+    else:
+        rows = [(t, f"{t}_bits", t) for t in _NEW_NAMES if f"{t}_bits" in keys]
+    return Layer(name, "", **{row[0]: _of_bounds(name, entry, *row) for row in rows})
 
 
-def _read_old(name: str, entry: Located) -> dict[str, Encoding]:
-    used = {}
-    for tensor, (key, tracked) in _OLD_NAMES.items():
-        if f"tracked_min_{tracked}" in entry.content:
-            entry.require((key, f"tracked_max_{tracked}"))
-            used[tensor] = _of_bounds(name, tensor, entry, key, tracked)
-    return used
-
-
-def _read_entry(name: str, entry: Located) -> dict[str, Encoding]:
-    tensors = [t for t in ("input", "weight", "output") if f"{t}_bits" in entry.content]
-    return {t: _of_bounds(name, t, entry, f"{t}_bits", t) for t in tensors}
-
-
-def _of_bounds(name: str, tensor: str, entry: Located, key: str, tracked: str) -> Encoding:
+def _of_bounds(name: str, entry: Located, tensor: str, key: str, tracked: str) -> Encoding:
     """Read an encoding of the form 2.x: what it does not say follows from what it does."""
+    entry.require((key,))
     found: Mapping[str, Located] = entry.content
     bits = _bits(found[key])
     codes = [
@@ -295,13 +266,13 @@ def _encoding(
 def _numbers(source: Located) -> tuple[list[float], int | None]:
     """Return numbers, and the axis along which they lie if there are several."""
     value = source.content
-    if isinstance(value, _Numbers):
-        tensor = value.tensor
-        wide = [axis for axis, size in enumerate(tensor.shape) if size != 1]
-        if len(wide) > 1 or tensor.numel() == 0:
-            raise source.error(f"numbers along one axis are expected, not {value!r}")
-        axis = wide[0] if wide else 0 if tensor.dim() > 1 else None
-        numbers = [float(x) for x in tensor.reshape(-1).tolist()]
+    if isinstance(value, torch.Tensor):
+        wide = [axis for axis, size in enumerate(value.shape) if size != 1]
+        if len(wide) > 1 or value.numel() == 0:
+            found = f"a tensor of shape {list(value.shape)}"
+            raise source.error(f"numbers along one axis are expected, not {found}")
+        axis = wide[0] if wide else 0 if value.dim() > 1 else None
+        numbers = [float(x) for x in value.reshape(-1).tolist()]
     elif isinstance(value, int | float) and not isinstance(value, bool):
         numbers, axis = [float(value)], None
     else:

@@ -74,28 +74,21 @@ def from_tensorrt(text: str) -> Encodings:
     for place, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
-        row = _ROW.fullmatch(line.rstrip())
-        if row is None:
-            raise JitPassesError(
-                f"calibration cache, line {place}: '<tensor>: <8 hex digits>' is expected, got "
-                f"{line[:60]!r}"
-            )
-        (scale,) = struct.unpack(">f", bytes.fromhex(row[2]))
-        if row[1] in found:
-            raise JitPassesError(f"calibration cache, line {place}: '{row[1]}' is there twice")
         try:
-            found[row[1]] = Encoding(row[1], "activation", 8, -128, 127, True, (scale,), (0,))
+            row = _ROW.fullmatch(line.rstrip())
+            if row is None:
+                raise ValueError(f"'<tensor>: <8 hex digits>' is expected, got {line[:60]!r}")
+            if row[1] in found:
+                raise ValueError(f"'{row[1]}' is there twice")
+            scale = struct.unpack(">f", bytes.fromhex(row[2]))
+            found[row[1]] = Encoding(row[1], "activation", 8, -128, 127, True, scale, (0,))
         except ValueError as error:
             raise JitPassesError(f"calibration cache, line {place}: {error}") from error
     return Encodings(tuple(found.values()))
 
 
 def scale_of(encoding: Encoding) -> float:
-    """Return the scale that TensorRT is to have for an activation.
-
-    Raises:
-        JitPassesError: int8 cannot stand for it.
-    """
+    """Return the scale that TensorRT is to have for an activation."""
     if encoding.bits > 8 or encoding.ch_axis is not None:
         what = f"{encoding.bits} bits" if encoding.bits > 8 else "a scale for each channel"
         raise JitPassesError(

@@ -126,16 +126,12 @@ def zero_point(spec: QuantizationSpec, signed: bool) -> int:
     if spec.power_of_two:
         return 0
     if spec.symmetric or signed:
-        return (spec.quant_min + spec.quant_max + 1) // 2
+        return spec.middle
     return spec.quant_min
 
 
 def trained_grid(place: TrainingPlace) -> tuple[int, int]:
-    """Return the smallest and largest code, counted from the one that means 0.
-
-    Raises:
-        JitPassesError: the specification rounds otherwise than halves to even.
-    """
+    """Return the smallest and largest code, counted from the one that means 0."""
     spec = place.spec
     assert isinstance(spec, QuantizationSpec)
     if spec.rounding != "half_even":

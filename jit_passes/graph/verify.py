@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -108,18 +108,18 @@ def observe(
             "example inputs are a tuple or dict of arguments, or a tensor if there is one only, "
             f"not {type(inputs).__name__}"
         )
-    leaves = _fresh(inputs, gradients)
-    given = _arguments(leaves)  # which a module may write to, as it may not to leaves of autograd
+    leaves = _mapped(inputs, lambda value: _fresh(value, gradients))
+    given = _mapped(leaves, Tensor.clone)  # a module may not write to leaves of autograd
     with torch.random.fork_rng(), torch.set_grad_enabled(gradients):
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_available():
             torch.cuda.manual_seed_all(seed)
         function = runner if method == "forward" else getattr(runner, method)
         output = function(**given) if isinstance(given, Mapping) else function(*given)
-    found = dict(_leaves(output, "output"))
+    found = dict(leaves_of(output, "output"))
     if gradients:
         found.update(_gradients(found, runner, leaves))
-    found.update((f"written {name}", value) for name, value in _leaves(given, "input"))
+    found.update((f"written {name}", value) for name, value in leaves_of(given, "input"))
     found.update((BUFFER + name, value) for name, value in runner.named_buffers())
     return found
 
@@ -141,7 +141,7 @@ def _gradients(outputs: dict[str, Any], module: Any, inputs: Inputs) -> dict[str
             loss = term if loss is None else loss + term
     wanted = {
         name: value
-        for name, value in [*module.named_parameters(), *_leaves(inputs, "input")]
+        for name, value in [*module.named_parameters(), *leaves_of(inputs, "input")]
         if isinstance(value, Tensor) and value.requires_grad
     }
     if loss is None or not wanted:
@@ -153,39 +153,31 @@ def _gradients(outputs: dict[str, Any], module: Any, inputs: Inputs) -> dict[str
     }
 
 
-def _fresh(value: Any, gradients: bool) -> Any:
+def _fresh(value: Tensor, gradients: bool) -> Tensor:
+    copy = value.detach().clone()
+    return copy.requires_grad_(gradients and copy.is_floating_point())
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same structure with other tensors."""
     if isinstance(value, Tensor):
-        copy = value.detach().clone()
-        return copy.requires_grad_(gradients and copy.is_floating_point())
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _fresh(item, gradients) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_fresh(item, gradients) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_fresh(item, gradients) for item in value)
-    return value
+        return {key: _mapped(item, function) for key, item in value.items()}
+    if not isinstance(value, tuple | list):
+        return value
+    items = (_mapped(item, function) for item in value)
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def _arguments(value: Any) -> Any:
-    """Return copies that autograd knows to come from the leaves."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {key: _arguments(item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_arguments(item) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_arguments(item) for item in value)
-    return value
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def leaves_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all that is no tuple, list or mapping, with paths."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{path}[{key!r}]")
+            yield from leaves_of(item, f"{path}[{key!r}]")
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{index}]")
+            yield from leaves_of(item, f"{path}[{index}]")
     else:
         yield path, value
 

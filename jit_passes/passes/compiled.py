@@ -99,12 +99,7 @@ _patched: list[tuple[Any, str, Any, Any]] = []
 
 
 def intercept(wanted: bool, active: Active) -> None:
-    """Replace the functions of PyTorch that compile, or put them back.
-
-    Args:
-        wanted: which of the two.
-        active: returns the passes that run now, in order.
-    """
+    """Replace the functions of PyTorch that compile, or put them back."""
     if wanted and not _patched:
         for owner, name, around in _PLACES:
             original = getattr(owner, name)

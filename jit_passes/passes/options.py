@@ -54,16 +54,7 @@ class PassOption:
 
 
 def check_options(what: str, options: Iterable[PassOption], given: Mapping[str, Any]) -> None:
-    """Check the options given to a pass against those that it declares.
-
-    Args:
-        what: the pass, for messages.
-        options: the declared ones.
-        given: values by name.
-
-    Raises:
-        JitPassesError: one is unknown, has a value of another type, or is missing.
-    """
+    """Check the options given to a pass against those that it declares."""
     known = {option.name: option for option in options}
     for name, value in given.items():
         if name not in known:
@@ -79,11 +70,7 @@ def check_options(what: str, options: Iterable[PassOption], given: Mapping[str, 
 
 
 def options_of(function: Callable[..., Any], what: str) -> tuple[PassOption, ...]:
-    """Read options from the parameters behind the first one, their annotations and defaults.
-
-    Raises:
-        JitPassesError: the function takes any keyword, or a type that options cannot have.
-    """
+    """Read options from the parameters behind the first one, their annotations and defaults."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # of a function in C

@@ -171,10 +171,6 @@ def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
 
     All methods are inlined, and what the compiler left undecided about the method's constants is
     resolved. Parameters and buffers are the original's tensors, under the same names.
-
-    Raises:
-        JitPassesError: it is no ScriptModule, it has no such method, or hooks of its own, which
-            would be lost.
     """
     check_script(module, method)
     subject = ModuleSubject(_C.clone(module._c), method)
@@ -190,11 +186,7 @@ def hand_out(
     verify: Inputs | None,
     inplace: bool,
 ) -> torch.jit.ScriptModule:
-    """Return the module that came out; `inplace`, as the very object that was given.
-
-    Raises:
-        PassError: it computes something else for the inputs to verify with.
-    """
+    """Return the module that came out; `inplace`, as the very object that was given."""
     result = wrap(subject.module)
     if verify is not None:
         try:

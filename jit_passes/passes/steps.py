@@ -120,17 +120,7 @@ def describe(step: Step) -> tuple[str, str]:
 
 
 def bind(step: Step, given: Mapping[str, Any], where: str) -> BoundStep:
-    """Look a step up and check its options.
-
-    Args:
-        step: see `Step`.
-        given: options, over those of a `PassCall`.
-        where: the pipeline, for messages.
-
-    Raises:
-        JitPassesError: there is no such pass or option, an option is missing or has another type,
-            or the step is none of these.
-    """
+    """Look a step up and check its options."""
     name = name_of(step)
     if isinstance(step, str | PassCall):
         info = passes.get(name)

@@ -106,16 +106,7 @@ class GraphSubject(Subject):
 
 
 def check_script(model: Any, method: str | None = None) -> None:
-    """Check that the model is a ScriptModule, in whatever mode, that has the method.
-
-    Args:
-        model: what the caller gave.
-        method: the method to work on; None if any will do.
-
-    Raises:
-        JitPassesError: it is not, it has no such method, or hooks of its own around forward, which
-            would be lost; the message says what to do.
-    """
+    """Check that the model is a ScriptModule, in whatever mode, that has the method."""
     if not isinstance(model, torch.jit.ScriptModule):
         what = type(model).__name__
         if isinstance(model, torch.nn.Module):

@@ -20,11 +20,6 @@ def hash_of_graph(view: GraphView, graph: Any, hidden: Collection[int]) -> str:
 
     In it are operators, stable names, attributes and constants; of tensors their dtypes and shapes
     only, so that a model keeps its profile when it is trained a little more. Hidden nodes are not.
-
-    Args:
-        view: a normalized graph.
-        graph: PyTorch's own view of the same.
-        hidden: indices of nodes that are not the model's: see `observers_of`.
     """
     text = "\n".join(_Writer(view, graph, hidden).lines())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -42,10 +37,6 @@ def hash_of_weights(view: GraphView, hidden: Collection[int]) -> str:
 
     They are CRC-32 of the bytes, one after another in program order, hashed by SHA-256: fast, and
     no protection against anyone who looks for two models with the same.
-
-    Args:
-        view: a normalized graph.
-        hidden: indices of nodes that are not the model's.
     """
     known: dict[int, int] = {}
     found: list[int] = []

@@ -55,12 +55,7 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields of a `Profile`.
-
-    Raises:
-        JitPassesError: the file is not of this form.
-        OSError: it cannot be read.
-    """
+    """Return the fields of a `Profile`."""
     parts = documents(Path(path).read_bytes(), str(path))
     if len(parts) != 1:
         hint = "; Profile.from_glow reads the files of Glow" if len(parts) == 3 else ""
@@ -133,13 +128,7 @@ def _read_ranks(source: Located) -> tuple[int, int]:
 def read_values(
     source: Located, name: str, read: Callable[[Located], ValueProfile]
 ) -> dict[str, ValueProfile]:
-    """Return the entries of a list by name; errors in one say which it is.
-
-    Args:
-        source: the list.
-        name: the key of an entry's name, in whatever case.
-        read: reads an entry.
-    """
+    """Return the entries of a list by name; errors in one say which it is."""
     found: dict[str, ValueProfile] = {}
     for entry in source.items("values"):
         content = entry.content if isinstance(entry.content, dict) else {}
@@ -164,13 +153,7 @@ def read_range(low: Located, high: Located) -> tuple[float, float]:
 
 
 def read_counts(source: Located, most: int, rounded: bool = False) -> tuple[int, ...]:
-    """Return whole numbers that are not negative: a list, or text with spaces between them.
-
-    Args:
-        source: where they stand.
-        most: how many there may be.
-        rounded: whether they may be written as any number, which is rounded.
-    """
+    """Return whole numbers that are not negative: a list, or text with spaces between them."""
     value = source.plain()
     words = value.split() if isinstance(value, str) else value
     words = [words] if isinstance(words, int) and not isinstance(words, bool) else words

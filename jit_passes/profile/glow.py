@@ -50,12 +50,7 @@ def write(version: str, graph: str, values: Iterable[ValueProfile], bins: int) -
 
 
 def read(path: str | os.PathLike[str], bins: int) -> tuple[str, str, dict[str, ValueProfile]]:
-    """Return version, hash of the graph, and values with so many bins.
-
-    Raises:
-        JitPassesError: the file is not of this form.
-        OSError: it cannot be read.
-    """
+    """Return version, hash of the graph, and values with so many bins."""
     parts = documents(Path(path).read_bytes(), str(path))
     if len(parts) != 3:
         raise JitPassesError(

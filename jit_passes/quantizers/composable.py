@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import JitPassesError, count_of, warn
+from ..errors import JitPassesError, count_of, shortened, warn
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..specification.annotation import Annotations
@@ -59,27 +59,18 @@ class ComposableQuantizer(Quantizer):
                     self.overwritten.append((node.name, owners[node], name))
                 annotations[node] = found[node]
                 owners[node] = name
-            annotations.reasons = {
-                node: reason
-                for node, reason in {**annotations.reasons, **found.reasons}.items()
-                if node not in annotations.quantized
-            }
             annotations.kept |= found.kept
             annotations.idle += found.idle
-            annotations.refused = {
-                node: reason
-                for node, reason in {**annotations.refused, **found.refused}.items()
-                if node not in annotations.quantized
-            }
+            annotations.reasons |= found.reasons
+            annotations.refused |= found.refused
+            for name in annotations.quantized:
+                annotations.reasons.pop(name, None)
+                annotations.refused.pop(name, None)
             annotations.shared = _about_others(annotations.shared, found) + found.shared
         if self.overwritten:
-            shown = "; ".join(f"'{n}': {new} over {old}" for n, old, new in self.overwritten[:5])
-            more = len(self.overwritten) - 5
-            warn(
-                "quantizers overwrote each other's annotations of "
-                f"{count_of(len(self.overwritten), 'operator')}: {shown}"
-                + (f"; and {more} more" if more > 0 else "")
-            )
+            shown = shortened([f"'{n}': {new} over {old}" for n, old, new in self.overwritten])
+            count = count_of(len(self.overwritten), "operator")
+            warn(f"quantizers overwrote each other's annotations of {count}: {shown}")
         return annotations
 
     def validate(self, annotations: Annotations) -> None:

@@ -17,12 +17,7 @@ FOLD_BIAS = "jit_passes::fold_bias"
 
 
 def show_folded(graph: GraphView, attribute: Callable[[str], torch.Tensor]) -> None:
-    """Fold deferred batch norms in a snapshot.
-
-    Args:
-        graph: with parameters as constants. Its nodes keep their numbers.
-        attribute: gives a tensor of the module by its path.
-    """
+    """Fold deferred batch norms in a snapshot."""
     for norm in graph.nodes:
         if norm.kind == DEFERRED and (node := norm.inputs[0].producer) is not None:
             for operand, value in enumerate(norm.inputs):

@@ -18,10 +18,6 @@ def idle_rules(resolved: ResolvedConfiguration, selection: Selection) -> list[st
     A rule does something if one of its options holds for one operator or value that it matches,
     even if a later rule has the last word. A wish for float is granted
     wherever there is float.
-
-    Args:
-        resolved: the configuration, for the graph of the selection.
-        selection: after `run`.
     """
     own = _OwnTensors(selection)
     found = []

@@ -53,11 +53,8 @@ def origin_of(value: ValueView, results: Container[int]) -> ValueView:
 def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iterator[Use | None]:
     """Yield the uses of a value, those of its rearrangements too, but not questions for its shape.
 
-    None stands for the method's caller, and for whatever an operator writes to the value.
-
-    Args:
-        value: the value.
-        reads: says of a use whether it counts as one even where the operator only moves data.
+    None stands for the method's caller, and for whatever an operator writes to the value. `reads`
+    says which uses count even where the operator only moves data.
     """
     pending = [value]
     while pending:

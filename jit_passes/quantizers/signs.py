@@ -9,12 +9,7 @@ from .selection import passes_on
 
 
 def can_be_negative(value: ValueView, known: dict[int, bool]) -> bool:
-    """Say whether a value can hold numbers below 0, as far as the graph tells.
-
-    Args:
-        value: the value.
-        known: answers for other values, by id; filled in.
-    """
+    """Say whether a value can hold numbers below 0, as far as the graph tells."""
     pending = [value]  # not recursive: chains of additions may be long
     while pending:
         last = pending[-1]

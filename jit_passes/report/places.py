@@ -55,13 +55,7 @@ class TrainedPlace:
 def trained_places(
     qat: torch.jit.ScriptModule, report: Report, places: Sequence[QuantizedPlace]
 ) -> list[TrainedPlace]:
-    """Return the places that convert quantizes, in the order of the converted model.
-
-    Args:
-        qat: the model that trained.
-        report: its report.
-        places: what `read_places` found in it, with batch norms folded.
-    """
+    """Return the places that convert quantizes, in the order of the converted model."""
     groups = Groups(list(places), refusals(list(places)))
     nodes = GraphView.of(qat, report.method).nodes
     by_id: dict[int, list[NodeView]] = {}

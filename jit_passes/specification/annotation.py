@@ -118,11 +118,7 @@ def _rows(node: NodeView, annotation: QuantizationAnnotation) -> list[tuple[str,
 
 
 def value_of(place: ValueOrNode) -> ValueView:
-    """Return the value that a node stands for, or the value itself.
-
-    Raises:
-        JitPassesError: the node has no result, or several.
-    """
+    """Return the value that a node stands for, or the value itself."""
     if isinstance(place, ValueView):
         return place
     if not isinstance(place, NodeView):

@@ -25,11 +25,7 @@ SCHEMES = (
 
 
 def settle(spec: Any, ch_axis: int | None) -> None:
-    """Check dtype, codes and scheme of a specification, and put names and ends in their places.
-
-    Raises:
-        ValueError: one of them cannot be, or they do not go together.
-    """
+    """Check dtype, codes and scheme of a specification, and put names and ends in their places."""
     if spec.is_dynamic:
         raise ValueError(
             "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
@@ -42,11 +38,7 @@ def settle(spec: Any, ch_axis: int | None) -> None:
 
 
 def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tuple[str, int, int]:
-    """Return the name of the dtype and the range of codes, which is all of it where it is None.
-
-    Raises:
-        ValueError: there is no such dtype, or it does not hold the range.
-    """
+    """Return the name of the dtype and the range of codes, which is all of it where it is None."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -62,11 +54,7 @@ def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tupl
 
 
 def check_scheme(qscheme: Any, ch_axis: int | None) -> str:
-    """Return the name of the scheme.
-
-    Raises:
-        ValueError: there is none such, or it and ch_axis do not go together.
-    """
+    """Return the name of the scheme."""
     name = str(qscheme).removeprefix("torch.")
     if name not in SCHEMES:
         raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {qscheme!r}")

@@ -10,14 +10,15 @@ import torch
 from ..errors import JitPassesError
 from ..observers import ObserverState
 from .derivation import derivation, find_derivation
-from .glow_qparams import glow_qparams
 from .parameters import QParams
 from .specification import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
 
+_FLOAT = torch.finfo(torch.float32)
 # A scale below this makes 1 / scale overflow somewhere downstream; PyTorch's observers use it too.
-SMALLEST_SCALE = torch.finfo(torch.float32).eps
+SMALLEST_SCALE = _FLOAT.eps
 # The smallest normal float32, whose reciprocal is finite.
-SMALLEST_POWER_OF_TWO = torch.finfo(torch.float32).tiny
+SMALLEST_POWER_OF_TWO = _FLOAT.tiny
+SCALE_OF_ZERO = 0.1  # of the range of all zeros, in Glow's form
 
 
 def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float, int]:
@@ -44,7 +45,7 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
         return power_of_two_at_least(max(high / spec.quant_max, below)), 0
     if spec.symmetric:
         scale = _float32(2 * max(-low, high) / steps)
-        return max(scale, SMALLEST_SCALE), (spec.quant_min + spec.quant_max + 1) // 2
+        return max(scale, SMALLEST_SCALE), spec.middle
     # Each operation rounds to float32, as in PyTorch's observers.
     span = _float32(high - low)
     scale = max(_float32((span if math.isfinite(span) else high - low) / steps), SMALLEST_SCALE)
@@ -54,6 +55,49 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
 
 def _float32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
+
+
+def glow_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float, int]:
+    """Return scale and zero point of a range that contains 0, as Glow does.
+
+    `chooseQuantizationParams` in Glow's lib/Quantization/Base/Base.cpp:
+
+    symmetric:  the end that needs the smaller scale is moved out to that of the other:
+                low = high / quant_max * quant_min, or high = low / quant_min * quant_max
+    all:        scale = (high - low) / (quant_max - quant_min), or 0.1 if that is 0
+                zero_point = quant_min - low / scale, or quant_max - high / scale, whichever adds
+                the smaller numbers; 0 if |low + high| is at most 2**-23; halves away from 0
+    power of two: symmetric, with the next power of two as scale
+
+    This is for types with 0 in the middle. Zero points of others are counted from the middle.
+    Scales below float32's normal numbers are raised to those: their reciprocal is finite.
+    """
+    middle = spec.middle
+    bottom, top = spec.quant_min - middle, spec.quant_max - middle
+    if spec.symmetric or spec.power_of_two:
+        below, above = low / bottom, high / top
+        if below > above:
+            high = _within_float32(below * top)
+        else:
+            low = _within_float32(above * bottom)
+    scale = (high - low) / (top - bottom) or SCALE_OF_ZERO
+    zero_point = _glow_zero_point(low, high, scale, bottom, top)
+    if spec.power_of_two:
+        scale, zero_point = power_of_two_at_least(scale), 0
+    return max(_within_float32(scale), _FLOAT.tiny), zero_point + middle
+
+
+def _glow_zero_point(low: float, high: float, scale: float, bottom: int, top: int) -> int:
+    if abs(_within_float32(high + low)) <= _FLOAT.eps:
+        return 0
+    from_bottom = abs(bottom) + abs(low / scale) < abs(top) + abs(high / scale)
+    exact = bottom - low / scale if from_bottom else top - high / scale
+    nearest = math.floor(abs(exact) + 0.5)
+    return min(max(nearest if exact > 0 else -nearest, bottom), top)
+
+
+def _within_float32(value: float) -> float:
+    return _float32(min(max(value, _FLOAT.min), _FLOAT.max))
 
 
 def power_of_two_at_least(value: float) -> float:
@@ -81,8 +125,7 @@ def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
     largest = torch.maximum(-ranges[0], ranges[1]).clamp_min(0)
     scales = (2 * largest / (spec.quant_max - spec.quant_min)).clamp_min(SMALLEST_SCALE)
     scales = scales.float().double()  # the kernels see float32
-    middle = (spec.quant_min + spec.quant_max + 1) // 2
-    zero_points = torch.full((len(scales),), middle, dtype=torch.int64)
+    zero_points = torch.full((len(scales),), spec.middle, dtype=torch.int64)
     return QParams(scales, zero_points, spec.ch_axis, *grid)
 
 
@@ -93,17 +136,7 @@ def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:
 
 
 def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams], name: str) -> QParams:
-    """Return the parameters that a specification derives from those of others.
-
-    Args:
-        spec: the specification.
-        sources: the parameters of what it derives from.
-        name: of the value, for messages.
-
-    Raises:
-        JitPassesError: its function fails, or what it returns are no parameters or do not go with
-            ch_axis.
-    """
+    """Return the parameters that a specification derives from those of others."""
     function = find_derivation(spec.function)
     who = f"deriving the parameters of '{name}' with {spec.function}"
     try:

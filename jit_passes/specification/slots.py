@@ -129,9 +129,6 @@ def channels_of(node: NodeView, slot: str) -> int | None:
     """Return how many channels a slot of a correlation or bias addition has, by its weight or bias.
 
     None where these are computed while the model runs.
-
-    Raises:
-        JitPassesError: the number of groups is.
     """
     shape = node.inputs[1].shape
     if node.kind == ADD_BIAS:

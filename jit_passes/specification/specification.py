@@ -117,6 +117,11 @@ class QuantizationSpec:
             raise ValueError("range_form glow needs a code on either side of 0")
 
     @property
+    def middle(self) -> int:
+        """The code in the middle of the range, which is 0 for signed ones."""
+        return (self.quant_min + self.quant_max + 1) // 2
+
+    @property
     def symmetric(self) -> bool:
         """Whether the zero point is fixed in the middle of the range."""
         return self.qscheme.endswith("symmetric")

@@ -14,18 +14,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
-from ..passes.subject import check_script, wrap
-
-__all__ = [
-    "ModelStage",
-    "OperatorRecord",
-    "Report",
-    "attribute_of",
-    "check_module",
-    "check_script",
-    "stage_of",
-    "wrap",
-]
+from ..passes.subject import check_script
 
 REPORT = "jit_passes_report"
 
@@ -129,11 +118,7 @@ class Report:
 
 
 def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, Any]:
-    """Return what a report knows of the graph's nodes, by index: its `places` or its `names`.
-
-    Raises:
-        JitPassesError: the graph is not the one that the report was written for.
-    """
+    """Return what a report knows of the graph's nodes, by index: its `places` or its `names`."""
     found: dict[int, Any] = {}
     for kind, labels in known.items():
         nodes = [node.index for node in graph.nodes if node.kind == kind]
@@ -147,11 +132,7 @@ def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, A
 
 
 def check_module(model: Any, method: str) -> None:
-    """Check that the model is a ScriptModule in eval mode that has the method.
-
-    Raises:
-        JitPassesError: it is not; the message says what to do.
-    """
+    """Check that the model is a ScriptModule in eval mode that has the method."""
     check_script(model, method)
     if getattr(model, "training", False):
         raise JitPassesError(
@@ -161,11 +142,7 @@ def check_module(model: Any, method: str) -> None:
 
 
 def stage_of(model: Any, wanted: ModelStage | tuple[ModelStage, ...], instead: str) -> Report:
-    """Return the record of a module that must have reached a stage, or one of several.
-
-    Raises:
-        JitPassesError: it has not; `instead` says which function makes such a module.
-    """
+    """Return the record of a module that must have reached a stage, or one of several."""
     report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
     stages = (wanted,) if isinstance(wanted, ModelStage) else wanted
     if report is None or report.stage not in stages:

@@ -60,15 +60,7 @@ NORMALIZE_TRAINING = Pipeline(
 
 
 def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -> Any:
-    """Return a C++ module whose graph is inlined and in canonical form, with its parameters.
-
-    Args:
-        model: it is not touched; the result has its parameters and buffers, the same tensors.
-        method: the method that is changed.
-
-    Raises:
-        JitPassesError: the model is no ScriptModule, has no such method, or hooks of its own.
-    """
+    """Return a C++ module whose graph is inlined and in canonical form, with its parameters."""
     subject = own(model, method)
     # A module from torch.jit.trace knows it, and one from a file does not.
     traced = isinstance(model, TopLevelTracedModule)
@@ -77,12 +69,7 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
 
 
 def normalize(module: Any, method: str = "forward") -> PipelineResult:
-    """Return a module with one method, whose graph is inlined, frozen and in canonical form.
-
-    Args:
-        module: a C++ module (`model._c`); it is not touched, the result shares its weights.
-        method: the method to keep.
-    """
+    """Return a module with one method, whose graph is inlined, frozen and in canonical form."""
     return NORMALIZE.run(module, method)
 
 

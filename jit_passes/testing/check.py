@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C
-from ..graph.verify import compare, observe
+from ..graph.verify import compare, leaves_of, observe
 from ..passes.pipeline import Pipeline, own, run_pass
 from ..passes.rule import RewriteRule
 from ..passes.subject import wrap
@@ -167,7 +167,7 @@ def _runs(made: RandomModule) -> bool:
                 with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     outputs = getattr(module, method)(*(leaf.clone() for leaf in leaves))
-                total = torch.stack([value.sum() for value in _tensors(outputs)]).sum()
+                total = torch.stack([value.sum() for _, value in leaves_of(outputs)]).sum()
                 parameters = [p for p in module.parameters() if p.requires_grad]
                 torch.autograd.grad(total, [*leaves, *parameters], allow_unused=True)
             except (RuntimeError, ValueError, IndexError):
@@ -175,17 +175,6 @@ def _runs(made: RandomModule) -> bool:
             if not bool(total.isfinite()) or bool(total.abs() > 1e8):
                 return False
     return True
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
 
 
 def check_change(

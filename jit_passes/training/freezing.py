@@ -34,7 +34,6 @@ class _Threshold:
     average: Tensor
     total: Tensor = field(init=False)
     seen: int = 0
-    frozen: bool = False
 
     def __post_init__(self) -> None:
         self.total = torch.zeros_like(self.average)
@@ -63,15 +62,6 @@ class _Threshold:
     def reset(self) -> None:
         self.total.zero_()
         self.seen = 0
-
-    def freeze(self) -> None:
-        self.frozen = True
-        self.parameter.requires_grad_(False)
-        self.parameter.grad = None  # optimizers pass over what has none, momentum or not
-
-    def thaw(self) -> None:
-        self.frozen = False
-        self.parameter.requires_grad_(True)
 
 
 class ThresholdFreezer:
@@ -242,8 +232,8 @@ class ThresholdFreezer:
             threshold.average = saved[name]["average"].to(device, torch.float64, copy=True)
             threshold.total = saved[name]["total"].to(device, torch.float64, copy=True)
             threshold.seen = int(saved[name]["seen"])
-            if threshold.frozen and name not in state["frozen"]:
-                threshold.thaw()
+            if name in self._order and name not in state["frozen"]:
+                threshold.parameter.requires_grad_(True)
         self._order = []
         for name in state["frozen"]:
             self._freeze(name)
@@ -259,5 +249,6 @@ class ThresholdFreezer:
         return next((name for name in known if moving[name].settled()), None)
 
     def _freeze(self, name: str) -> None:
-        self._thresholds[name].freeze()
+        parameter = self._thresholds[name].parameter.requires_grad_(False)
+        parameter.grad = None  # optimizers pass over what has none, momentum or not
         self._order.append(name)

@@ -50,11 +50,6 @@ def watch(module: Any, weights: Iterable[Parameter], quantization: Iterable[Para
 
     Modules are referenced weakly, and watched until one of the two is known. While none is, a step
     of an optimizer costs a call; while one is, a pass over the optimizer's parameters.
-
-    Args:
-        module: the prepared module; its parameters live as long as it does.
-        weights: its parameters that were the model's.
-        quantization: its parameters that preparing has added.
     """
     global _hook
     key = id(module)

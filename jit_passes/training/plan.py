@@ -43,11 +43,7 @@ class Plan:
     by_group: dict[int, Operator] = field(default_factory=dict)
 
     def add_all(self, quantizations: Sequence[Quantization]) -> None:
-        """Plan all places.
-
-        Raises:
-            JitPassesError: the method cannot do what a specification says.
-        """
+        """Plan all places."""
         nodes = {node.name: node for node in self.graph.nodes if node.name}
         signed = signed_groups(quantizations)
         derived = []

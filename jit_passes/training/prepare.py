@@ -18,10 +18,11 @@ from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
+from ..passes.subject import check_script
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..stages.annotate import Annotated, Mode, annotate, choose_quantizer
-from ..stages.module import ModelStage, attribute_of, check_script
+from ..stages.module import ModelStage, attribute_of
 from ..stages.normalize import normalize_training
 from ..targets import Target
 from .optimizers import watch
@@ -105,16 +106,7 @@ def prepare_qat(
 def train_at(
     annotated: Annotated, model: torch.jit.ScriptModule, trainer: FakeQuantizer
 ) -> torch.jit.ScriptModule:
-    """Return the model with operators that train at its places.
-
-    Args:
-        annotated: what is quantized, and how.
-        model: that came in, with which the result shares its parameters.
-        trainer: decides which operator stands at each place.
-
-    Raises:
-        JitPassesError: there is no place, or the method cannot do what is asked for at one.
-    """
+    """Return the model with operators that train at its places."""
     if not annotated.quantizations:
         raise JitPassesError(nothing_to_train(annotated.operators))
     check_forward_only(annotated.quantizations)
@@ -131,11 +123,7 @@ def train_at(
 
 
 def check_trainable(model: Any, method: str) -> None:
-    """Check that the model is a ScriptModule with parameters.
-
-    Raises:
-        JitPassesError: it is not; the message says what to do.
-    """
+    """Check that the model is a ScriptModule with parameters."""
     check_script(model, method)
     if not any(True for _ in model.parameters()):
         raise JitPassesError(
@@ -156,11 +144,7 @@ def with_bits(
     first_last_bits: int | None,
     method: str,
 ) -> Quantizer:
-    """Return a quantizer with these numbers of bits.
-
-    Raises:
-        JitPassesError: they are out of range, of unknown slots, or the quantizer takes none.
-    """
+    """Return a quantizer with these numbers of bits."""
     if bits is None and first_last_bits is None:
         return quantizer
     if not isinstance(quantizer, BackendQuantizer):

@@ -11,10 +11,10 @@ from ..configuration.options import TensorOptions
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..passes.pipeline import Pipeline, own
+from ..passes.subject import check_script
 from ..quantizers.slots import RECIPES, SlotQuantizer
 from ..specification.slots import CORRELATION
 from ..stages.annotate import Mode, annotate
-from ..stages.module import check_script
 from ..targets import Target, resolve_target
 from .prepare import train_at
 

@@ -8,6 +8,7 @@ from ..errors import JitPassesError
 from ..stages.module import ModelStage, stage_of
 
 OBSERVE, QUANTIZE, FREEZE = "observer_enabled", "fake_quantize_enabled", "statistics_frozen"
+INSTEAD = "call jit_passes.prepare_qat(model) first"
 
 
 def enable_observers(model: torch.jit.ScriptModule) -> None:
@@ -57,17 +58,13 @@ def unfreeze_statistics(model: torch.jit.ScriptModule) -> None:
 
 def scale_corrections(model: torch.jit.ScriptModule) -> int:
     """Return how many scales a step has taken to 0 or below, and that were put back."""
-    _check(model)
+    stage_of(model, ModelStage.QAT, INSTEAD)
     counter = getattr(model, "scale_corrections", None)
     return int(counter) if isinstance(counter, torch.Tensor) else 0
 
 
-def _check(model: torch.jit.ScriptModule) -> None:
-    stage_of(model, ModelStage.QAT, "call jit_passes.prepare_qat(model) first")
-
-
 def _switch(model: torch.jit.ScriptModule, name: str, *, on: bool) -> None:
-    _check(model)
+    stage_of(model, ModelStage.QAT, INSTEAD)
     switch = getattr(model, name, None)
     if switch is None:
         return  # nothing in the model asks for it

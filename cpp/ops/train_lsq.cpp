@@ -94,9 +94,9 @@ Tensor trainLsq(
       const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool,
       string_view, int64_t, int64_t, std::optional<int64_t>, string_view, string_view)>(
       "jit_passes::prepare_lsq");
-  prepare.call(
-      x.detach(), scale.detach(), corrections, detached(fold), fold_axis, observe, enabled, rule, quant_min,
-      quant_max, ch_axis, group, name);
+  callWithoutGradient(
+      prepare, x, scale, corrections, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
+      group, name);
   if (!enabled) {
     return x.clone();
   }

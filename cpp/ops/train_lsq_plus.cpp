@@ -72,9 +72,8 @@ Tensor trainLsqPlus(
   static const auto prepare = findOperator<void(
       const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool, bool, int64_t, int64_t, string_view,
       string_view)>("jit_passes::prepare_lsq_plus");
-  prepare.call(
-      x.detach(), scale.detach(), offset.detach(), corrections, observe, enabled, quant_min, quant_max, group,
-      name);
+  callWithoutGradient(
+      prepare, x, scale, offset, corrections, observe, enabled, quant_min, quant_max, group, name);
   if (!enabled) {
     return x.clone();
   }

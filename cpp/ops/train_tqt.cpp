@@ -86,9 +86,9 @@ Tensor trainTqt(
   static const auto prepare = findOperator<void(
       const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool, string_view, int64_t,
       int64_t, std::optional<int64_t>, string_view, string_view)>("jit_passes::prepare_tqt");
-  prepare.call(
-      x.detach(), log2_threshold.detach(), detached(fold), fold_axis, observe, enabled, rule, quant_min,
-      quant_max, ch_axis, group, name);
+  callWithoutGradient(
+      prepare, x, log2_threshold, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
+      group, name);
   if (!enabled) {
     return x.clone();
   }

@@ -244,9 +244,9 @@ Tensor fakeQuantizeMovingAverage(
   if (!enabled && !observe) {
     return x.clone();
   }
-  const auto [scale, zero_point] = op.call(
-      x.detach(), range, detached(fold), fold_axis, observe, averaging_constant, pair_sums, quant_min,
-      quant_max, qscheme, ch_axis, group, name);
+  const auto [scale, zero_point] = callWithoutGradient(
+      op, x, range, fold, fold_axis, observe, averaging_constant, pair_sums, quant_min, quant_max, qscheme,
+      ch_axis, group, name);
   if (!enabled) {
     return x.clone();
   }

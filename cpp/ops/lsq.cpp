@@ -141,9 +141,9 @@ Tensor trainLsq(
     string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareLsq<true>)>("jit_passes::prepare_lsq");
   static const auto quantize = findOperator<decltype(fakeQuantizeLsq)>("jit_passes::fake_quantize_lsq");
-  prepare.call(
-      x.detach(), scale.detach(), corrections, detached(fold), fold_axis, observe, enabled, rule, quant_min,
-      quant_max, ch_axis, group, name);
+  callWithoutGradient(
+      prepare, x, scale, corrections, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
+      group, name);
   if (!enabled) {
     return x.clone();
   }

@@ -190,9 +190,8 @@ Tensor trainLsqPlus(
   static const auto prepare = findOperator<decltype(prepareLsqPlus<true>)>("jit_passes::prepare_lsq_plus");
   static const auto quantize =
       findOperator<decltype(fakeQuantizeLsqPlusCpu)>("jit_passes::fake_quantize_lsq_plus");
-  prepare.call(
-      x.detach(), scale.detach(), offset.detach(), corrections, observe, enabled, quant_min, quant_max, group,
-      name);
+  callWithoutGradient(
+      prepare, x, scale, offset, corrections, observe, enabled, quant_min, quant_max, group, name);
   if (!enabled) {
     return x.clone();
   }

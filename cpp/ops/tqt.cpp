@@ -156,9 +156,9 @@ Tensor trainTqt(
     bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view group, string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareTqt<true>)>("jit_passes::prepare_tqt");
-  prepare.call(
-      x.detach(), log2_threshold.detach(), detached(fold), fold_axis, observe, enabled, rule, quant_min,
-      quant_max, ch_axis, group, name);
+  callWithoutGradient(
+      prepare, x, log2_threshold, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
+      group, name);
   if (!enabled) {
     return x.clone();
   }

@@ -46,7 +46,7 @@ def system_includes() -> list[str]:
 
 
 # How many units the files of a folder are compiled in; 0 for one of each file's own.
-UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0, "x86/kernels": 1}
+UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0, "x86": 2, "x86/kernels": 1}
 
 
 def write_units(folder: Path) -> list[Path]:

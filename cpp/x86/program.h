@@ -79,12 +79,12 @@ const char* nameOf(Kind kind);
 // tensor of another shape or dtype, a number out of range.
 void check(const Program& program);
 
-// Format, inputs, scales, (zero point, low, high) of each value, operators, outputs.
-using OperatorState = std::tuple<
-    std::string, std::string, std::vector<int64_t>, int64_t, std::vector<int64_t>, std::vector<at::Tensor>>;
-using State = std::tuple<
-    int64_t, int64_t, std::vector<double>, std::vector<int64_t>, std::vector<OperatorState>,
-    std::vector<int64_t>>;
+// Of an operator: kind and name; inputs, output and attributes; tensors.
+using OperatorState =
+    std::tuple<std::vector<std::string>, std::vector<std::vector<int64_t>>, std::vector<at::Tensor>>;
+// The format and the number of inputs, (zero point, low, high) of each value, outputs; scales; operators.
+using State =
+    std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
 
 State stateOf(const Program& program);
 // Checked.

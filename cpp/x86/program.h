@@ -27,7 +27,7 @@ enum class Kind {
   Mean,            // attributes: whether axes are kept, axes
   Concat,          // attributes: axis
   Flatten,         // attributes: first and last axis
-  Reshape,         // attributes: sizes; at most one is -1
+  Reshape,         // attributes: sizes; at most one is -1, which is open; -2 - i is that of axis i of the operand
   Permute,         // attributes: axes
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
 };

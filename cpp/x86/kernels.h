@@ -123,7 +123,6 @@ class Convolution {
   struct Block {
     int64_t first, count, columns, in_channel, weight;
   };
-  struct Work;
 
   bool depthwise() const { return window_.groups == in_channels_ && in_channels_ == out_channels_; }
   void packPlain(const int8_t* weight);
@@ -133,6 +132,7 @@ class Convolution {
   void runDepthwise(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
   void runDepthwiseVnni(
       const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
+  int64_t itemsVnni(const Image& in, const Image& out) const;
   void runVnni(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
 
   Window window_;
@@ -140,6 +140,7 @@ class Convolution {
   int32_t zero_point_;
   bool dense_;
   Form form_;
+  int64_t runs_ = 0, quads_ = 0; // of neighbouring bytes, and of four bytes in each
   std::vector<Block> blocks_;
   std::vector<int8_t> packed_;
   std::vector<int32_t> start_;

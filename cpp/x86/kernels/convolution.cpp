@@ -122,6 +122,8 @@ Convolution::Convolution(
   }
   if (depthwise()) {
     packDepthwise(weight);
+  } else if (form_ == Form::Vnni) {
+    packVnni(weight);
   } else {
     packPlain(weight);
   }
@@ -146,12 +148,16 @@ Border Convolution::border(const Image& in, const Image& out) const {
       behind(out.depth, w.stride_d, w.kernel_d, w.dilation_d, w.pad_front, in.depth)};
 }
 
-int64_t Convolution::items(const Image& /*in*/, const Image& out) const { return out.rows(); }
+int64_t Convolution::items(const Image& in, const Image& out) const {
+  return form_ == Form::Vnni && !depthwise() ? itemsVnni(in, out) : out.rows();
+}
 
 void Convolution::run(
     const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
   if (depthwise()) {
     runDepthwise(in, out, requantize, begin, end);
+  } else if (form_ == Form::Vnni) {
+    runVnni(in, out, requantize, begin, end);
   } else {
     runPlain(in, out, requantize, begin, end);
   }

@@ -120,12 +120,11 @@ Convolution::Convolution(
     }
     start_[c] = -zero_point * sum;
   }
+  const bool vnni = form_ == Form::Vnni;
   if (depthwise()) {
-    packDepthwise(weight);
-  } else if (form_ == Form::Vnni) {
-    packVnni(weight);
+    vnni ? packDepthwiseVnni(weight) : packDepthwise(weight);
   } else {
-    packPlain(weight);
+    vnni ? packVnni(weight) : packPlain(weight);
   }
 }
 
@@ -149,17 +148,20 @@ Border Convolution::border(const Image& in, const Image& out) const {
 }
 
 int64_t Convolution::items(const Image& in, const Image& out) const {
-  return form_ == Form::Vnni && !depthwise() ? itemsVnni(in, out) : out.rows();
+  if (form_ == Form::Plain) {
+    return out.rows();
+  }
+  return depthwise() ? itemsDepthwiseVnni(out) : itemsVnni(in, out);
 }
 
 void Convolution::run(
     const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
   if (depthwise()) {
-    runDepthwise(in, out, requantize, begin, end);
-  } else if (form_ == Form::Vnni) {
-    runVnni(in, out, requantize, begin, end);
+    const auto run = form_ == Form::Vnni ? &Convolution::runDepthwiseVnni : &Convolution::runDepthwise;
+    (this->*run)(in, out, requantize, begin, end);
   } else {
-    runPlain(in, out, requantize, begin, end);
+    const auto run = form_ == Form::Vnni ? &Convolution::runVnni : &Convolution::runPlain;
+    (this->*run)(in, out, requantize, begin, end);
   }
 }
 

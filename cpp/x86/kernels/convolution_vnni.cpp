@@ -244,7 +244,7 @@ void Convolution::packVnni(const int8_t* weight) {
     packPlain(weight);
     return;
   }
-  std::vector<int32_t> start;
+  AlignedVector<int32_t> start;
   for (int64_t first = 0; first < out_channels_;) {
     const int64_t group = first / out_group;
     const int64_t count = std::min(2 * kLanes, (group + 1) * out_group - first);

@@ -3,7 +3,7 @@
 // of `part` items.
 #include <algorithm>
 
-#include "x86/kernels.h"
+#include "vnni.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
 
@@ -28,6 +28,19 @@ std::vector<Span> spansAt(const Span*& spans, int64_t count) {
 } // namespace
 
 JIT_PASSES_FACE bool jit_passes_x86_vnni() { return bestForm() == Form::Vnni; }
+
+// 20 * 64 multiply-adds in registers, `count` times: the peak.
+JIT_PASSES_FACE void jit_passes_x86_multiply_add(int64_t count) {
+#ifdef JIT_PASSES_HAS_VNNI
+  asm volatile(
+      "1: .irp sum,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19\n"
+      "vpdpbusd %%zmm28, %%zmm29, %%zmm\\sum\n"
+      ".endr\n"
+      "dec %0\n"
+      "jnz 1b\n"
+      : "+r"(count)::"cc", "memory");
+#endif
+}
 
 JIT_PASSES_FACE void jit_passes_x86_fill_border(const Image* image, const Border* border, uint8_t value) {
   const FillBorder fill{*border, value};

@@ -29,16 +29,21 @@ JIT_PASSES_VNNI_INLINE Rounding roundingTo(int32_t low, int32_t high) {
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)};
 }
 
-JIT_PASSES_VNNI_INLINE __m512i
-roundToCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
+// 64 codes, where the 16 of a register are four in each lane.
+JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
   const __m512i ab = _mm512_packs_epi32(
       _mm512_cvtps_epi32(_mm512_min_ps(a, rounding.high)),
       _mm512_cvtps_epi32(_mm512_min_ps(b, rounding.high)));
   const __m512i cd = _mm512_packs_epi32(
       _mm512_cvtps_epi32(_mm512_min_ps(c, rounding.high)),
       _mm512_cvtps_epi32(_mm512_min_ps(d, rounding.high)));
-  const __m512i bytes = _mm512_max_epu8(_mm512_packus_epi16(ab, cd), rounding.low);
-  return _mm512_permutexvar_epi32(rounding.order, bytes);
+  return _mm512_max_epu8(_mm512_packus_epi16(ab, cd), rounding.low);
+}
+
+// 64 codes in the order of a, b, c and d.
+JIT_PASSES_VNNI_INLINE __m512i
+roundToCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
+  return _mm512_permutexvar_epi32(rounding.order, packCodes(a, b, c, d, rounding));
 }
 
 JIT_PASSES_VNNI_INLINE __m512 floatsOf(__m128i codes) {

@@ -83,10 +83,18 @@ JIT_PASSES_VNNI_INLINE __m512i spread(__m512i bytes, int i) {
   return _mm512_shuffle_epi8(bytes, index);
 }
 
-// One column of four rows of the window: the four registers of the block.
-template <bool kSplit>
-JIT_PASSES_VNNI_INLINE void interleave(
+// One column of four rows of the window, or of one: the four registers of the block.
+template <bool kSplit, bool kOneRow>
+JIT_PASSES_VNNI_INLINE void takeColumn(
     const uint8_t* column, const Stretch& s, const int64_t* rows, __m512i (&v)[4]) {
+  if constexpr (kOneRow) {
+    const __m512i bytes = load<kSplit>(column + rows[0], s.second);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = spread(bytes, i);
+    }
+    return;
+  }
   const __m512i a = load<kSplit>(column + rows[0], s.second), b = load<kSplit>(column + rows[1], s.second);
   const __m512i c = load<kSplit>(column + rows[2], s.second), d = load<kSplit>(column + rows[3], s.second);
   const __m512i ab0 = _mm512_unpacklo_epi8(a, b), ab1 = _mm512_unpackhi_epi8(a, b);
@@ -136,8 +144,44 @@ JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& 
   }
 }
 
-// `kPixels` pixels from x on; those before `skip` are stored already. `kColumns` is the width of a window
-// without dilation, and 0 stands for any other one.
+// Adds the products of four rows of the window, or of one, for neighbouring pixels. `kColumns` is the width of a
+// window without dilation, and 0 stands for any other one.
+template <int kColumns, int kStride, int kPixels, bool kSplit, bool kOneRow>
+JIT_PASSES_VNNI_INLINE void addRows(
+    const Stretch& s, const uint8_t* in, const int64_t* rows, const int8_t* weight,
+    __m512i (&sums)[kPixels][4]) {
+  __m512i v[4];
+  if constexpr (kColumns == 0) {
+    for (int64_t tap = 0; tap < s.columns; ++tap, weight += 4 * kWide) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kPixels; ++p) {
+        takeColumn<kSplit, kOneRow>(in + p * s.step + tap * s.tap, s, rows, v);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          sums[p][i] = _mm512_dpbusd_epi32(sums[p][i], v[i], _mm512_load_si512(weight + i * kWide));
+        }
+      }
+    }
+  } else {
+#pragma GCC unroll 32
+    for (int column = 0; column < (kPixels - 1) * kStride + kColumns; ++column) {
+      takeColumn<kSplit, kOneRow>(in + column * s.tap, s, rows, v);
+#pragma GCC unroll 8
+      for (int p = 0; p < kPixels; ++p) {
+        const int tap = column - p * kStride;
+        if (tap >= 0 && tap < kColumns) {
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) {
+            sums[p][i] =
+                _mm512_dpbusd_epi32(sums[p][i], v[i], _mm512_load_si512(weight + (4 * tap + i) * kWide));
+          }
+        }
+      }
+    }
+  }
+}
+
+// `kPixels` pixels from x on; those before `skip` are stored already.
 template <int kColumns, int kStride, int kPixels, bool kSplit>
 JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, int64_t x, int64_t skip) {
   __m512i sums[kPixels][4];
@@ -148,48 +192,12 @@ JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, int64_t x, int64_t s
   }
   const int8_t* weight = s.weight;
   const uint8_t* in = s.in + x * s.step;
-  for (int64_t four = 0; four < s.fours; ++four) {
-    const int64_t* rows = s.rows + 4 * four;
-    const bool alone = four == s.fours - 1 && s.last == 1;
-    __m512i v[4];
-    if constexpr (kColumns) {
-#pragma GCC unroll 32
-      for (int column = 0; column < (kPixels - 1) * kStride + kColumns; ++column) {
-        if (alone) {
-          const __m512i bytes = load<kSplit>(in + column * s.tap + rows[0], s.second);
-#pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) {
-            v[i] = spread(bytes, i);
-          }
-        } else {
-          interleave<kSplit>(in + column * s.tap, s, rows, v);
-        }
-#pragma GCC unroll 8
-        for (int p = 0; p < kPixels; ++p) {
-          const int tap = column - p * kStride;
-          if (tap >= 0 && tap < kColumns) {
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) {
-              sums[p][i] =
-                  _mm512_dpbusd_epi32(sums[p][i], v[i], _mm512_load_si512(weight + (4 * tap + i) * 64));
-            }
-          }
-        }
-      }
-    } else {
-      for (int64_t tap = 0; tap < s.columns; ++tap) {
-#pragma GCC unroll 8
-        for (int p = 0; p < kPixels; ++p) {
-          interleave<kSplit>(in + p * s.step + tap * s.tap, s, rows, v);
-#pragma GCC unroll 4
-          for (int i = 0; i < 4; ++i) {
-            sums[p][i] =
-                _mm512_dpbusd_epi32(sums[p][i], v[i], _mm512_load_si512(weight + (4 * tap + i) * 64));
-          }
-        }
-      }
-    }
-    weight += 4 * 64 * s.columns;
+  const int64_t full = s.last == 1 ? s.fours - 1 : s.fours;
+  for (int64_t four = 0; four < full; ++four, weight += 4 * kWide * s.columns) {
+    addRows<kColumns, kStride, kPixels, kSplit, false>(s, in, s.rows + 4 * four, weight, sums);
+  }
+  if (full < s.fours) {
+    addRows<kColumns, kStride, kPixels, kSplit, true>(s, in, s.rows + 4 * full, weight, sums);
   }
 #pragma GCC unroll 8
   for (int p = 0; p < kPixels; ++p) {

@@ -38,9 +38,7 @@ JIT_PASSES_VECTORIZED void store(
       out[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], offset[c]), low, high);
     }
   }
-  if (requantize.table) {
-    lookUpInPlace(out, count, requantize.table);
-  }
+  lookUpInPlace(out, count, requantize.table);
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <vector>
 
 namespace jit_passes::x86 {
@@ -69,6 +70,22 @@ struct FillBorder {
   void run(const Image& image, int64_t begin, int64_t end) const;
 };
 
+// Storage at the beginning of a cache line.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  Aligned() = default;
+  template <typename U>
+  Aligned(const Aligned<U>& /*other*/) {}
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64)));
+  }
+  void deallocate(T* data, size_t /*count*/) { ::operator delete(data, std::align_val_t(64)); }
+  bool operator==(const Aligned& /*other*/) const { return true; }
+};
+template <typename T>
+using AlignedVector = std::vector<T, Aligned<T>>;
+
 struct Window {
   int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   int64_t pad_top = 0, pad_left = 0;
@@ -123,12 +140,14 @@ class Convolution {
   struct Block {
     int64_t first, count, columns, in_channel, weight;
   };
-  struct Work;
 
   bool depthwise() const { return window_.groups == in_channels_ && in_channels_ == out_channels_; }
   void packPlain(const int8_t* weight);
   void packDepthwise(const int8_t* weight);
+  void packDepthwiseVnni(const int8_t* weight);
   void packVnni(const int8_t* weight);
+  int64_t itemsDepthwiseVnni(const Image& out) const;
+  int64_t itemsVnni(const Image& in, const Image& out) const;
   void runPlain(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
   void runDepthwise(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
   void runDepthwiseVnni(
@@ -140,9 +159,10 @@ class Convolution {
   int32_t zero_point_;
   bool dense_;
   Form form_;
+  int64_t runs_ = 0, quads_ = 0; // of neighbouring bytes, and of four bytes in each
   std::vector<Block> blocks_;
-  std::vector<int8_t> packed_;
-  std::vector<int32_t> start_;
+  AlignedVector<int8_t> packed_;
+  AlignedVector<int32_t> start_;
 };
 
 // float -> codes: q = clamp(round(fma(x, inverse_scale, zero_point)), low, high); a NaN becomes low. The bits of

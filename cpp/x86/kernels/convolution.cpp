@@ -38,9 +38,7 @@ JIT_PASSES_VECTORIZED void store(
       out[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], offset[c]), low, high);
     }
   }
-  if (requantize.table) {
-    lookUpInPlace(out, count, requantize.table);
-  }
+  lookUpInPlace(out, count, requantize.table);
 }
 
 namespace {
@@ -120,10 +118,11 @@ Convolution::Convolution(
     }
     start_[c] = -zero_point * sum;
   }
+  const bool vnni = form_ == Form::Vnni;
   if (depthwise()) {
-    packDepthwise(weight);
+    vnni ? packDepthwiseVnni(weight) : packDepthwise(weight);
   } else {
-    packPlain(weight);
+    vnni ? packVnni(weight) : packPlain(weight);
   }
 }
 
@@ -146,14 +145,21 @@ Border Convolution::border(const Image& in, const Image& out) const {
       behind(out.depth, w.stride_d, w.kernel_d, w.dilation_d, w.pad_front, in.depth)};
 }
 
-int64_t Convolution::items(const Image& /*in*/, const Image& out) const { return out.rows(); }
+int64_t Convolution::items(const Image& in, const Image& out) const {
+  if (form_ == Form::Plain) {
+    return out.rows();
+  }
+  return depthwise() ? itemsDepthwiseVnni(out) : itemsVnni(in, out);
+}
 
 void Convolution::run(
     const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
   if (depthwise()) {
-    runDepthwise(in, out, requantize, begin, end);
+    const auto run = form_ == Form::Vnni ? &Convolution::runDepthwiseVnni : &Convolution::runDepthwise;
+    (this->*run)(in, out, requantize, begin, end);
   } else {
-    runPlain(in, out, requantize, begin, end);
+    const auto run = form_ == Form::Vnni ? &Convolution::runVnni : &Convolution::runPlain;
+    (this->*run)(in, out, requantize, begin, end);
   }
 }
 

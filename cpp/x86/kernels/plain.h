@@ -13,7 +13,7 @@ inline uint8_t codeOf(float v, float low, float high) {
 }
 
 inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; table && i < count; ++i) {
     codes[i] = table[codes[i]];
   }
 }

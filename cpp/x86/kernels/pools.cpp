@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "plain.h"
+#include "vnni.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -25,17 +26,135 @@ JIT_PASSES_VECTORIZED void storeAverages(
   }
 }
 
+// The pixels of one window, and a block of their channels.
+struct PoolWindow {
+  const uint8_t* first;
+  int64_t count;
+  int64_t size[3], step[3]; // taps, and bytes from one to the next, along each axis
+};
+
+void largestPlain(const PoolWindow& w, uint8_t* out) {
+  uint8_t largest[kPlainBlock] = {};
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      for (int64_t x = 0; x < w.size[2]; ++x) {
+        takeLarger(w.first + z * w.step[0] + y * w.step[1] + x * w.step[2], w.count, largest);
+      }
+    }
+  }
+  std::copy_n(largest, w.count, out);
+}
+
+// How an average becomes a code: round(fma(sum + start, multiplier, offset)).
+struct PoolScale {
+  int32_t start;
+  float multiplier, offset;
+  int32_t low, high;
+};
+
+void averagePlain(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
+  int32_t sums[kPlainBlock];
+  std::fill_n(sums, w.count, scale.start);
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      for (int64_t x = 0; x < w.size[2]; ++x) {
+        addCodes(w.first + z * w.step[0] + y * w.step[1] + x * w.step[2], w.count, sums);
+      }
+    }
+  }
+  storeAverages(
+      sums, w.count, scale.multiplier, scale.offset, static_cast<float>(scale.low),
+      static_cast<float>(scale.high), out);
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+JIT_PASSES_VNNI void largestVnni(const PoolWindow& w, uint8_t* out) {
+  const auto lanes = static_cast<__mmask64>(firstLanes(w.count));
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      const uint8_t* from = w.first + z * w.step[0] + y * w.step[1];
+      for (int64_t x = 0; x < w.size[2]; ++x, from += w.step[2]) {
+        largest = _mm512_max_epu8(largest, _mm512_maskz_loadu_epi8(lanes, from));
+      }
+    }
+  }
+  _mm512_mask_storeu_epi8(out, lanes, largest);
+}
+
+JIT_PASSES_VNNI_INLINE void addHalves(__m512i (&halves)[2], __m512i (&sums)[4]) {
+  const __m512i zero = _mm512_setzero_si512();
+  for (int i = 0; i < 2; ++i) {
+    sums[2 * i] = _mm512_add_epi32(sums[2 * i], _mm512_unpacklo_epi16(halves[i], zero));
+    sums[2 * i + 1] = _mm512_add_epi32(sums[2 * i + 1], _mm512_unpackhi_epi16(halves[i], zero));
+    halves[i] = zero;
+  }
+}
+
+// Sums of 16 bits hold up to 257 codes; those of 32 bits have four neighbouring channels in each lane,
+// an order which packing undoes.
+JIT_PASSES_VNNI void averageVnni(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
+  constexpr int64_t kMost = 257;
+  const auto lanes = static_cast<__mmask64>(firstLanes(w.count));
+  const __m512i zero = _mm512_setzero_si512();
+  __m512i sums[4], short_sums[2] = {zero, zero};
+  std::fill_n(sums, 4, _mm512_set1_epi32(scale.start));
+  int64_t taken = 0;
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      const uint8_t* from = w.first + z * w.step[0] + y * w.step[1];
+      for (int64_t x = 0; x < w.size[2]; ++x, from += w.step[2]) {
+        if (taken == kMost) {
+          addHalves(short_sums, sums);
+          taken = 0;
+        }
+        const __m512i codes = _mm512_maskz_loadu_epi8(lanes, from);
+        short_sums[0] = _mm512_add_epi16(short_sums[0], _mm512_unpacklo_epi8(codes, zero));
+        short_sums[1] = _mm512_add_epi16(short_sums[1], _mm512_unpackhi_epi8(codes, zero));
+        ++taken;
+      }
+    }
+  }
+  addHalves(short_sums, sums);
+  const __m512 multiplier = _mm512_set1_ps(scale.multiplier), offset = _mm512_set1_ps(scale.offset);
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), multiplier, offset);
+  }
+  const __m512i codes = packCodes(v[0], v[1], v[2], v[3], roundingTo(scale.low, scale.high));
+  _mm512_mask_storeu_epi8(out, lanes, codes);
+}
+
+#else
+constexpr auto largestVnni = largestPlain;
+constexpr auto averageVnni = averagePlain;
+#endif
+
 int64_t poolBlocks(const Image& image) { return (image.channels + kPlainBlock - 1) / kPlainBlock; }
 
-// body(n, z, y, x, first, count) for the outputs of these items.
-template <typename Body>
-void overOutputs(const Image& out, int64_t begin, int64_t end, const Body& body) {
+// body(window, spans of z, y and x, out) for the outputs of these items.
+template <typename Pool, typename Body>
+void overOutputs(
+    const Pool& pool, const int64_t (&dilation)[3], const Image& in, const Image& out, int64_t begin,
+    int64_t end, const Body& body) {
   const int64_t blocks = poolBlocks(out);
+  const int64_t strides[] = {in.plane, in.row, in.pixel};
   for (int64_t item = begin; item < end; ++item) {
     const int64_t first = item % blocks * kPlainBlock, row = item / blocks;
     const int64_t y = row % out.height, z = row / out.height % out.depth, n = row / out.height / out.depth;
     for (int64_t x = 0; x < out.width; ++x) {
-      body(n, z, y, x, first, std::min(kPlainBlock, out.channels - first));
+      const Span spans[] = {pool.z[z], pool.y[y], pool.x[x]};
+      PoolWindow window{
+          in.at(n, spans[0].begin, spans[1].begin, spans[2].begin) + first,
+          std::min(kPlainBlock, out.channels - first),
+          {},
+          {}};
+      for (int i = 0; i < 3; ++i) {
+        window.size[i] = (spans[i].end - spans[i].begin + dilation[i] - 1) / dilation[i];
+        window.step[i] = dilation[i] * strides[i];
+      }
+      body(window, spans, out.at(n, z, y, x) + first);
     }
   }
 }
@@ -70,41 +189,26 @@ std::vector<Span> adaptiveSpans(int64_t in, int64_t out) {
 int64_t MaxPool::items(const Image& out) const { return out.rows() * poolBlocks(out); }
 
 void MaxPool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto largest = form == Form::Vnni ? largestVnni : largestPlain;
   overOutputs(
-      out, begin, end, [&](int64_t n, int64_t oz, int64_t oy, int64_t ox, int64_t first, int64_t count) {
-        uint8_t largest[kPlainBlock] = {};
-        for (int64_t iz = z[oz].begin; iz < z[oz].end; iz += dilation_d) {
-          for (int64_t iy = y[oy].begin; iy < y[oy].end; iy += dilation_h) {
-            for (int64_t ix = x[ox].begin; ix < x[ox].end; ix += dilation_w) {
-              takeLarger(in.at(n, iz, iy, ix) + first, count, largest);
-            }
-          }
-        }
-        std::copy_n(largest, count, out.at(n, oz, oy, ox) + first);
-      });
+      *this, {dilation_d, dilation_h, dilation_w}, in, out, begin, end,
+      [&](const PoolWindow& window, const Span* /*spans*/, uint8_t* to) { largest(window, to); });
 }
 
 int64_t AveragePool::items(const Image& out) const { return out.rows() * poolBlocks(out); }
 
 void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto average = form == Form::Vnni ? averageVnni : averagePlain;
+  const auto offset = static_cast<float>(out_zero_point);
   overOutputs(
-      out, begin, end, [&](int64_t n, int64_t oz, int64_t oy, int64_t ox, int64_t first, int64_t count) {
-        const Span &sz = z[oz], &sy = y[oy], &sx = x[ox];
-        const int64_t taps = (sz.end - sz.begin) * (sy.end - sy.begin) * (sx.end - sx.begin);
-        int32_t sums[kPlainBlock];
-        std::fill_n(sums, count, static_cast<int32_t>(-taps * in_zero_point));
-        for (int64_t iz = sz.begin; iz < sz.end; ++iz) {
-          for (int64_t iy = sy.begin; iy < sy.end; ++iy) {
-            for (int64_t ix = sx.begin; ix < sx.end; ++ix) {
-              addCodes(in.at(n, iz, iy, ix) + first, count, sums);
-            }
-          }
-        }
-        const int64_t by = divisor ? divisor : sz.count * sy.count * sx.count;
-        storeAverages(
-            sums, count, static_cast<float>(ratio / static_cast<double>(by)),
-            static_cast<float>(out_zero_point), static_cast<float>(low), static_cast<float>(high),
-            out.at(n, oz, oy, ox) + first);
+      *this, {1, 1, 1}, in, out, begin, end, [&](const PoolWindow& window, const Span* spans, uint8_t* to) {
+        const int64_t taps = window.size[0] * window.size[1] * window.size[2];
+        const int64_t by = divisor ? divisor : spans[0].count * spans[1].count * spans[2].count;
+        average(
+            window,
+            {static_cast<int32_t>(-taps * in_zero_point), static_cast<float>(ratio / static_cast<double>(by)),
+             offset, low, high},
+            to);
       });
 }
 

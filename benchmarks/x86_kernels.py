@@ -1,10 +1,12 @@
-"""Time the integer kernels of the x86 target on one thread, as a share of what the processor can do.
+"""Time the integer kernels of the x86 target on one thread, as a share of the processor's peak.
 
-Run it alone: python -m benchmarks.x86_kernels [part of a name ...]
+Usage, from the repository root::
 
-Convolutions are shown as a share of the peak of multiply-adds, measured first with registers only; the
-others in bytes read and written per second. Operands are those of layers of known networks, and stay
-in the caches. Each time is the minimum over many runs.
+    python -m benchmarks.x86_kernels [part of a name ...]
+
+Convolutions are shown as a share of the peak of multiply-adds, measured first with registers only;
+the others in bytes read and written per second. Shapes are those of layers of known networks, and
+operands stay in the caches. Each time is the minimum over many runs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -22,13 +25,21 @@ SECONDS = 0.1  # for each row
 
 
 def fastest(run: Callable[[], object], seconds: float = SECONDS) -> float:
-    """The minimum, without the time of a call by ctypes that does nothing."""
     best, end = np.inf, time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)
     return float(best)
+
+
+def net(out: Image, run: Callable[[], object]) -> float:
+    """The minimum, less that of a call which has nothing to compute: ctypes takes microseconds."""
+    whole, images = fastest(run), out.struct.images
+    out.struct.images = 0
+    nothing = fastest(run, SECONDS / 5)
+    out.struct.images = images
+    return whole - nothing
 
 
 def square(
@@ -70,7 +81,7 @@ CONVOLUTIONS = {
 }
 
 
-def convolution(case: Case, plain: bool) -> Callable[[], object]:
+def convolution(case: Case, plain: bool) -> float:
     rng = np.random.default_rng(0)
     shape = (case.out, *case.kernel, case.channels // case.groups)
     kernel = Convolution(
@@ -83,105 +94,94 @@ def convolution(case: Case, plain: bool) -> Callable[[], object]:
     image.whole[:] = rng.integers(0, 256, image.whole.shape, dtype=np.uint8)
     scale = np.full(case.out, 1e-3, np.float32)
     how = requantize(scale, scale)
-    return lambda: kernel.run(image, out, how)
+    return net(out, lambda: kernel.run(image, out, how))
 
 
-def others() -> Iterator[tuple[str, int, Callable[[bool], Callable[[], object]]]]:
-    """A name, bytes, and what runs it."""
+# A name, the bytes that are read and written, the image whose number of items counts, and a run.
+Row = tuple[str, int, Image, Callable[[bool], object]]
+
+
+def others() -> Iterator[Row]:
     rng = np.random.default_rng(0)
-    every = 1 << 40
+    every, half, one = 1 << 40, np.float32(0.5), spans(1, 1)
 
-    def image(*shape: int) -> Image:
-        return Image.of(rng.integers(0, 256, (1, 1, *shape), dtype=np.uint8))
+    def image(size: int, channels: int) -> Image:
+        return Image.of(rng.integers(0, 256, (1, 1, size, size, channels), dtype=np.uint8))
 
-    for size, channels in ((224, 3), (56, 64)):
+    def edges(size: int, channels: int) -> Iterator[Row]:
         x = rng.standard_normal((channels, size, size)).astype(np.float32)
-        nchw = Strides(x.size, x.size, size, 1, size * size)
-        nhwc = Strides(x.size, x.size, size * channels, channels, 1)
-        codes, y = image(size, size, channels), x.copy()
-        for layout, strides in (("NCHW", nchw), ("NHWC", nhwc)):
+        codes, name = image(size, channels), f"{channels} @{size}"
+        for layout, strides in (
+            ("NCHW", Strides(x.size, x.size, size, 1, size * size)),
+            ("NHWC", Strides(x.size, x.size, size * channels, channels, 1)),
+        ):
             yield (
-                f"quantize {layout} {channels} @{size}",
+                f"quantize {layout} {name}",
                 5 * x.size,
-                lambda plain, x=x, s=strides, c=codes: (
-                    lambda: call(
-                        "quantize", x, s, c, np.float32(9), np.float32(3), 0, 255, plain, every
-                    )
-                ),
+                codes,
+                partial(call_with_form, "quantize", (x, strides, codes, half, half, 0, 255), every),
             )
             yield (
-                f"dequantize {layout} {channels} @{size}",
+                f"dequantize {layout} {name}",
                 5 * x.size,
-                lambda plain, y=y, s=strides, c=codes: (
-                    lambda: call("dequantize", c, y, s, np.float32(9), 3, plain, every)
-                ),
+                codes,
+                partial(call_with_form, "dequantize", (codes, x, strides, half, 3), every),
             )
-    a, b, c = (image(56, 56, 64) for _ in range(3))
+
+    yield from edges(224, 3)
+    yield from edges(56, 64)
+    a, b, c = (image(56, 64) for _ in range(3))
+    large, deep, mean = image(112, 64), image(7, 1280), image(1, 1280)
     table = rng.integers(0, 256, 256, dtype=np.uint8)
-    half = np.float32(0.5)
-    size = a.codes.size
-    yield (
-        "add 64 @56",
-        3 * size,
-        lambda plain: lambda: call("add", a, b, c, half, half, half, 0, 255, None, plain, every),
-    )
-    yield (
-        "multiply 64 @56",
-        3 * size,
-        lambda plain: (
-            lambda: call("multiply", a, b, c, 3, 5, half, half, 0, 255, None, plain, every)
+    three = np.concatenate([one, *[spans(112, 56, 3, 2, 1, (1, 1))] * 2])
+    whole = np.concatenate([one, *[spans(7, 1)] * 2])
+    size, pooled = a.codes.size, large.codes.size + a.codes.size
+    average = (1.0, 0, 0, 0, 0, 255)
+    for name, count, out, kernel, operands in (
+        ("add 64 @56", 3 * size, c, "add", (a, b, c, half, half, half, 0, 255, None)),
+        ("multiply 64 @56", 3 * size, c, "multiply", (a, b, c, 3, 5, half, half, 0, 255, None)),
+        ("table 64 @56", 2 * size, c, "look_up", (a, c, table)),
+        ("copy 64 @56", 2 * size, c, "look_up", (a, c, None)),
+        ("max pool 3x3 64 @112, stride 2", pooled, c, "max_pool", (large, c, three, 1, 1, 1)),
+        (
+            "average pool 3x3 64 @112, stride 2",
+            pooled,
+            c,
+            "average_pool",
+            (large, c, three, *average),
         ),
-    )
-    yield "table 64 @56", 2 * size, lambda plain: lambda: call("look_up", a, c, table, plain, every)
-    yield "copy 64 @56", 2 * size, lambda plain: lambda: call("look_up", a, c, None, plain, every)
-    large, small = image(112, 112, 64), image(56, 56, 64)
-    three = np.concatenate([spans(1, 1, 1), *[spans(112, 56, 3, 2, 1, (1, 1))] * 2])
-    yield (
-        "max pool 3x3 64 @112, stride 2",
-        large.codes.size + small.codes.size,
-        lambda plain: lambda: call("max_pool", large, small, three, 1, 1, 1, plain, every),
-    )
-    yield (
-        "average pool 3x3 64 @112, stride 2",
-        large.codes.size + small.codes.size,
-        lambda plain: (
-            lambda: call("average_pool", large, small, three, 1.0, 0, 0, 0, 0, 255, plain, every)
-        ),
-    )
-    deep, mean = image(7, 7, 1280), image(1, 1, 1280)
-    whole = np.concatenate([spans(1, 1), *[spans(7, 1)] * 2])
-    yield (
-        "mean 1280 @7",
-        deep.codes.size,
-        lambda plain: (
-            lambda: call("average_pool", deep, mean, whole, 1.0, 0, 0, 0, 0, 255, plain, every)
-        ),
-    )
+        ("mean 1280 @7", deep.codes.size, mean, "average_pool", (deep, mean, whole, *average)),
+    ):
+        yield name, count, out, partial(call_with_form, kernel, operands, every)
+
+
+def call_with_form(name: str, operands: tuple[object, ...], part: int, plain: bool) -> object:
+    return call(name, *operands, plain, part)
 
 
 def main() -> None:
     wanted = sys.argv[1:]
-    chosen = [name for name in CONVOLUTIONS if all(part in name for part in wanted)]
     peak = (1 << 20) * 64 * 20 / fastest(lambda: call("multiply_add", 1 << 20), 0.5)
-    nothing = fastest(lambda: call("vnni"))
     print(f"peak {peak / 1e9:.0f} GMAC/s\n")
     print("| convolution | us | GMAC/s | share of peak | plain form, us |")
     print("| --- | --- | --- | --- | --- |")
-    for name in chosen:
-        case = CONVOLUTIONS[name]
-        products = int(np.prod(case.out_size())) * case.out * int(np.prod(case.kernel))
+    for name, case in CONVOLUTIONS.items():
+        if not all(part in name for part in wanted):
+            continue
+        products = int(np.prod((*case.out_size(), *case.kernel))) * case.out
         products *= case.channels // case.groups
-        vnni, plain = (fastest(convolution(case, form)) - nothing for form in (False, True))
+        vnni, plain = convolution(case, False), convolution(case, True)
+        rate = products / vnni
         print(
-            f"| {name} | {vnni * 1e6:.1f} | {products / vnni / 1e9:.0f} | "
-            f"{products / vnni / peak:.0%} | {plain * 1e6:.0f} |"
+            f"| {name} | {vnni * 1e6:.1f} | {rate / 1e9:.0f} | {rate / peak:.0%} "
+            f"| {plain * 1e6:.0f} |"
         )
     print("\n| other | us | GB/s | plain form, us |")
     print("| --- | --- | --- | --- |")
-    for name, size, run in others():
+    for name, count, out, run in others():
         if all(part in name for part in wanted):
-            vnni, plain = (fastest(run(form)) - nothing for form in (False, True))
-            print(f"| {name} | {vnni * 1e6:.1f} | {size / vnni / 1e9:.0f} | {plain * 1e6:.0f} |")
+            vnni, plain = (net(out, partial(run, form)) for form in (False, True))
+            print(f"| {name} | {vnni * 1e6:.1f} | {count / vnni / 1e9:.0f} | {plain * 1e6:.0f} |")
 
 
 if __name__ == "__main__":

@@ -133,8 +133,7 @@ constexpr MultiplyTile kMultiplyTile[2][kHalf] = {
     {multiplyTile<1, 2>, multiplyTile<2, 2>, multiplyTile<3, 2>, multiplyTile<4, 2>, multiplyTile<5, 2>,
      multiplyTile<6, 2>, multiplyTile<7, 2>}};
 
-// Where the codes of a tile go: pixels from `skip` on of each half. Residuals lie like the output, or are found
-// pixel by pixel.
+// Where the codes of a tile go: pixels from `skip` on of each half.
 struct Target {
   uint8_t* half[2];
   const uint8_t* residual[kHalf][2];
@@ -143,6 +142,7 @@ struct Target {
 };
 
 // Codes of one tile; `count` of the 32 channels exist.
+template <bool kResidual, bool kFull>
 JIT_PASSES_VNNI void storeTile(
     const int32_t* sums, int64_t pixels, int64_t first, int64_t count, const Requantize& requantize,
     const Target& target) {
@@ -154,18 +154,15 @@ JIT_PASSES_VNNI void storeTile(
   const __m512 offset1 = _mm512_maskz_loadu_ps(upper, requantize.offset + first + kLanes);
   const __m512 residual_scale = _mm512_set1_ps(requantize.residual_multiplier);
   const Rounding rounding = roundingTo(requantize.low, requantize.high);
-  const bool add = requantize.residual != nullptr;
-  const bool permute = requantize.table != nullptr;
-  const Table table = permute ? loadTable(requantize.table) : Table{};
   for (int64_t p = 0; p < pixels; ++p, sums += 4 * kLanes) {
-    __m512 v[4];
-    for (int i = 0; i < 4; ++i) {
-      const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * kLanes));
-      v[i] = _mm512_fmadd_ps(sum, i % 2 ? scale1 : scale0, i % 2 ? offset1 : offset0);
-    }
-    if (add) {
+    __m512 v[4] = {
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), scale0, offset0),
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + kLanes)), scale1, offset1),
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 2 * kLanes)), scale0, offset0),
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 3 * kLanes)), scale1, offset1)};
+    if constexpr (kResidual) {
       for (int half = 0; half < 2; ++half) {
-        const __m256i codes = _mm256_maskz_loadu_epi8(lanes, target.residual[p][half]);
+        const __m256i codes = _mm256_maskz_loadu_epi8(lanes, target.residual[p][half] + first);
         const __m512 r0 = floatsOf(_mm256_castsi256_si128(codes));
         const __m512 r1 = floatsOf(_mm256_extracti128_si256(codes, 1));
         v[2 * half] = _mm512_fmadd_ps(r0, residual_scale, v[2 * half]);
@@ -173,14 +170,16 @@ JIT_PASSES_VNNI void storeTile(
       }
     }
     __m512i codes = roundToCodes(v[0], v[1], v[2], v[3], rounding);
-    codes = permute ? lookUp(codes, table) : codes;
+    if (requantize.table) {
+      codes = lookUp(codes, loadTable(requantize.table));
+    }
     const __m256i halves[2] = {_mm512_castsi512_si256(codes), _mm512_extracti64x4_epi64(codes, 1)};
     for (int half = 0; half < 2; ++half) {
-      uint8_t* out = target.half[half] + p * target.step;
+      uint8_t* out = target.half[half] + p * target.step + first;
       if (p < target.skip[half]) {
         continue;
       }
-      if (count == 2 * kLanes) {
+      if constexpr (kFull) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), halves[half]);
       } else {
         _mm256_mask_storeu_epi8(out, lanes, halves[half]);
@@ -188,6 +187,10 @@ JIT_PASSES_VNNI void storeTile(
     }
   }
 }
+
+using StoreTile = void (*)(const int32_t*, int64_t, int64_t, int64_t, const Requantize&, const Target&);
+constexpr StoreTile kStoreTile[2][2] = {
+    {storeTile<false, false>, storeTile<false, true>}, {storeTile<true, false>, storeTile<true, true>}};
 
 bool isPointwise(const Window& w) {
   return w.taps() == 1 && w.stride_d == 1 && w.stride_h == 1 && w.stride_w == 1 && w.pad_front == 0 &&
@@ -228,6 +231,41 @@ struct Parts {
 
   Image in, out;
   int64_t parts, half, tiles;
+};
+
+// A part of a row, and where its pixels begin. Going on to the next one needs no divisions, which would take as
+// long as the products of a tile with few input channels.
+struct Place {
+  Place(const Parts& work, const Window& window, int64_t part)
+      : row(part / work.parts), part(part % work.parts) {
+    enter(work, window);
+  }
+
+  void next(const Parts& work, const Window& window) {
+    if (++part == work.parts) {
+      part = 0;
+      ++row;
+      enter(work, window);
+    }
+  }
+
+  // The first pixel; the last part of a row overlaps the one before.
+  int64_t column(const Parts& work) const { return std::min(part * work.half, work.out.width - work.half); }
+
+  int64_t row, part;
+  const uint8_t* in = nullptr;
+  uint8_t* out = nullptr;
+
+ private:
+  void enter(const Parts& work, const Window& w) {
+    if (row == work.out.rows()) {
+      return;
+    }
+    const int64_t y = row % work.out.height, z = row / work.out.height % work.out.depth;
+    const int64_t n = row / work.out.height / work.out.depth;
+    in = work.in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, -w.pad_left);
+    out = work.out.at(n, z, y, 0);
+  }
 };
 
 } // namespace
@@ -284,13 +322,11 @@ void Convolution::runVnni(
   const bool alike = residual && sameStrides(*residual, out_image);
 
   int64_t jumps[kMostRuns], last = 0;
+  const int64_t columns = runs_ / (w.kernel_d * w.kernel_h);
   for (int64_t run = 0; run < runs_; ++run) {
-    const int64_t columns = runs_ / (w.kernel_d * w.kernel_h);
     const int64_t x = run % columns, y = run / columns % w.kernel_h, z = run / columns / w.kernel_h;
     const int64_t at = z * w.dilation_d * in.plane + y * w.dilation_h * in.row + x * w.dilation_w * in.pixel;
-    if (run) {
-      jumps[run - 1] = at - last;
-    }
+    jumps[std::max<int64_t>(run - 1, 0)] = at - last;
     last = at + 4 * quads_;
   }
   jumps[runs_ - 1] = 0;
@@ -299,34 +335,54 @@ void Convolution::runVnni(
   Tile tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
   Target target{};
   target.step = out.pixel;
-  for (int64_t item = begin; item < end; ++item) {
-    const Block& block = blocks_[by_block ? item / work.tiles : item % blocks];
-    const int64_t index = by_block ? item % work.tiles : item / blocks;
+  const uint8_t* inputs[2];
+  uint8_t* outputs[2];
+  const auto setTile = [&](Place& place) {
     for (int64_t i = 0; i < 2; ++i) {
       // The last tile's second half may not exist: it repeats the first one and is not stored.
-      const bool exists = 2 * index + i < out.rows() * work.parts;
-      const int64_t part = 2 * index + (exists ? i : 0), row = part / work.parts;
-      const int64_t wanted = part % work.parts * work.half;
-      const int64_t x = std::min(wanted, out.width - work.half);
-      const int64_t y = row % out.height, z = row / out.height % out.depth, n = row / out.height / out.depth;
-      tile.half[i] =
-          in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, x * w.stride_w - w.pad_left) +
-          block.in_channel;
-      target.half[i] = out.at(n, z, y, x) + block.first;
-      target.skip[i] = exists ? wanted - x : work.half;
-      for (int64_t p = 0; residual && p < work.half; ++p) {
-        if (alike) {
-          target.residual[p][i] = residual->data + (target.half[i] + p * out.pixel - out.data);
-        } else {
-          const int64_t pixel = row * out.width + x + p;
-          target.residual[p][i] = residual->rowAt(pixel / out_image.width) +
-                                  pixel % out_image.width * residual->pixel + block.first;
+      const bool exists = place.row < out.rows();
+      if (exists) {
+        const int64_t x = place.column(work);
+        inputs[i] = place.in + x * tile.step;
+        outputs[i] = place.out + x * out.pixel;
+        target.skip[i] = place.part * work.half - x;
+        for (int64_t p = 0; residual && p < work.half; ++p) {
+          const int64_t pixel = place.row * out.width + x + p;
+          target.residual[p][i] =
+              alike ? residual->data + (outputs[i] + p * out.pixel - out.data)
+                    : residual->rowAt(pixel / out_image.width) + pixel % out_image.width * residual->pixel;
+        }
+        place.next(work, w);
+      } else {
+        inputs[i] = inputs[0], outputs[i] = outputs[0], target.skip[i] = work.half;
+        for (auto& pixel : target.residual) {
+          pixel[i] = pixel[0];
         }
       }
     }
+  };
+
+  const int64_t inner = by_block ? work.tiles : blocks;
+  int64_t position = inner ? begin % inner : 0, outer = inner ? begin / inner : 0;
+  Place place(work, w, 2 * (by_block ? position : outer));
+  for (int64_t item = begin; item < end; ++item) {
+    if (by_block || position == 0 || item == begin) {
+      setTile(place);
+    }
+    const Block& block = blocks_[by_block ? outer : position];
+    for (int i = 0; i < 2; ++i) {
+      tile.half[i] = inputs[i] + block.in_channel;
+      target.half[i] = outputs[i];
+    }
     kMultiplyTile[block.columns - 1][work.half - 1](
         tile, packed_.data() + block.weight, start_.data() + (&block - blocks_.data()) * 2 * kLanes, sums);
-    storeTile(sums, work.half, block.first, block.count, requantize, target);
+    kStoreTile[residual != nullptr][block.count == 2 * kLanes](
+        sums, work.half, block.first, block.count, requantize, target);
+    if (++position == inner) {
+      position = 0;
+      ++outer;
+      place = by_block ? Place(work, w, 0) : place;
+    }
   }
 }
 

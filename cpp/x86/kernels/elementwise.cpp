@@ -35,48 +35,81 @@ JIT_PASSES_VECTORIZED void lookUpRun(const uint8_t* in, int64_t count, const uin
 
 #ifdef JIT_PASSES_HAS_VNNI
 
+template <bool kFull>
 JIT_PASSES_VNNI_INLINE void storeCodes(
-    __m512 (&v)[4], int64_t i, int64_t count, const Rounding& rounding, const uint8_t* table, uint8_t* out) {
+    const __m512 (&v)[4], int64_t count, const Rounding& rounding, const uint8_t* table, uint8_t* out) {
   __m512i codes = roundToCodes(v[0], v[1], v[2], v[3], rounding);
   codes = table ? lookUp(codes, loadTable(table)) : codes;
-  _mm512_mask_storeu_epi8(out + i, firstLanes(count - i), codes);
+  if constexpr (kFull) {
+    _mm512_storeu_si512(out, codes);
+  } else {
+    _mm512_mask_storeu_epi8(out, firstLanes(count), codes);
+  }
 }
 
-JIT_PASSES_VNNI_INLINE __m128i quarter(const uint8_t* codes, int64_t at, int64_t count) {
-  return _mm_maskz_loadu_epi8(
-      static_cast<__mmask16>(firstLanes(std::max<int64_t>(0, count - at))), codes + at);
+// 16 codes of `count`, from `at` on, in 32 bits each.
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE __m512i quarter(const uint8_t* codes, int64_t at, int64_t count) {
+  if constexpr (kFull) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + at)));
+  } else {
+    const auto lanes = static_cast<__mmask16>(firstLanes(std::max<int64_t>(0, count - at)));
+    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, codes + at));
+  }
+}
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void addCodes64(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, const Rounding& rounding,
+    uint8_t* out) {
+  const __m512 m = _mm512_set1_ps(add.a_multiplier), k = _mm512_set1_ps(add.b_multiplier);
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 x = _mm512_cvtepi32_ps(quarter<kFull>(a, 16 * i, count));
+    const __m512 y = _mm512_cvtepi32_ps(quarter<kFull>(b, 16 * i, count));
+    v[i] = _mm512_fmadd_ps(x, m, _mm512_fmadd_ps(y, k, _mm512_set1_ps(add.offset)));
+  }
+  storeCodes<kFull>(v, count, rounding, add.table, out);
+}
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void multiplyCodes64(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, const Rounding& rounding,
+    uint8_t* out) {
+  const __m512i za = _mm512_set1_epi32(multiply.a_zero_point), zb = _mm512_set1_epi32(multiply.b_zero_point);
+  const __m512 m = _mm512_set1_ps(multiply.multiplier), offset = _mm512_set1_ps(multiply.offset);
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512i x = _mm512_sub_epi32(quarter<kFull>(a, 16 * i, count), za);
+    const __m512i y = _mm512_sub_epi32(quarter<kFull>(b, 16 * i, count), zb);
+    // Differences fit in 16 bits; the sign bits above one of them are multiplied by 0.
+    const __m512i product = _mm512_madd_epi16(x, _mm512_and_si512(y, _mm512_set1_epi32(0xFFFF)));
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), m, offset);
+  }
+  storeCodes<kFull>(v, count, rounding, multiply.table, out);
 }
 
 JIT_PASSES_VNNI void addRunVnni(
     const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
-  const __m512 m = _mm512_set1_ps(add.a_multiplier), k = _mm512_set1_ps(add.b_multiplier);
-  const __m512 offset = _mm512_set1_ps(add.offset);
   const Rounding rounding = roundingTo(add.low, add.high);
-  for (int64_t i = 0; i < count; i += 64) {
-    __m512 v[4];
-    for (int64_t j = 0; j < 4; ++j) {
-      const __m512 x = floatsOf(quarter(a, i + 16 * j, count)), y = floatsOf(quarter(b, i + 16 * j, count));
-      v[j] = _mm512_fmadd_ps(x, m, _mm512_fmadd_ps(y, k, offset));
-    }
-    storeCodes(v, i, count, rounding, add.table, out);
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    addCodes64<true>(a + i, b + i, 64, add, rounding, out + i);
+  }
+  if (i < count) {
+    addCodes64<false>(a + i, b + i, count - i, add, rounding, out + i);
   }
 }
 
 JIT_PASSES_VNNI void multiplyRunVnni(
     const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {
-  const __m512i za = _mm512_set1_epi32(multiply.a_zero_point), zb = _mm512_set1_epi32(multiply.b_zero_point);
-  const __m512 m = _mm512_set1_ps(multiply.multiplier), offset = _mm512_set1_ps(multiply.offset);
   const Rounding rounding = roundingTo(multiply.low, multiply.high);
-  for (int64_t i = 0; i < count; i += 64) {
-    __m512 v[4];
-    for (int64_t j = 0; j < 4; ++j) {
-      const __m512i x = _mm512_sub_epi32(_mm512_cvtepu8_epi32(quarter(a, i + 16 * j, count)), za);
-      const __m512i y = _mm512_sub_epi32(_mm512_cvtepu8_epi32(quarter(b, i + 16 * j, count)), zb);
-      // Differences fit in 16 bits; sign bits above them make no difference to the sum of 0 and a product.
-      const __m512i product = _mm512_madd_epi16(x, _mm512_and_si512(y, _mm512_set1_epi32(0xFFFF)));
-      v[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), m, offset);
-    }
-    storeCodes(v, i, count, rounding, multiply.table, out);
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    multiplyCodes64<true>(a + i, b + i, 64, multiply, rounding, out + i);
+  }
+  if (i < count) {
+    multiplyCodes64<false>(a + i, b + i, count - i, multiply, rounding, out + i);
   }
 }
 

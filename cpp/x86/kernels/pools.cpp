@@ -83,13 +83,12 @@ JIT_PASSES_VNNI void largestVnni(const PoolWindow& w, uint8_t* out) {
   _mm512_mask_storeu_epi8(out, lanes, largest);
 }
 
-JIT_PASSES_VNNI_INLINE void addHalves(__m512i (&halves)[2], __m512i (&sums)[4]) {
+JIT_PASSES_VNNI_INLINE void addHalves(__m512i lower, __m512i upper, __m512i (&sums)[4]) {
   const __m512i zero = _mm512_setzero_si512();
-  for (int i = 0; i < 2; ++i) {
-    sums[2 * i] = _mm512_add_epi32(sums[2 * i], _mm512_unpacklo_epi16(halves[i], zero));
-    sums[2 * i + 1] = _mm512_add_epi32(sums[2 * i + 1], _mm512_unpackhi_epi16(halves[i], zero));
-    halves[i] = zero;
-  }
+  sums[0] = _mm512_add_epi32(sums[0], _mm512_unpacklo_epi16(lower, zero));
+  sums[1] = _mm512_add_epi32(sums[1], _mm512_unpackhi_epi16(lower, zero));
+  sums[2] = _mm512_add_epi32(sums[2], _mm512_unpacklo_epi16(upper, zero));
+  sums[3] = _mm512_add_epi32(sums[3], _mm512_unpackhi_epi16(upper, zero));
 }
 
 // Sums of 16 bits hold up to 257 codes; those of 32 bits have four neighbouring channels in each lane,
@@ -98,25 +97,29 @@ JIT_PASSES_VNNI void averageVnni(const PoolWindow& w, const PoolScale& scale, ui
   constexpr int64_t kMost = 257;
   const auto lanes = static_cast<__mmask64>(firstLanes(w.count));
   const __m512i zero = _mm512_setzero_si512();
-  __m512i sums[4], short_sums[2] = {zero, zero};
+  __m512i sums[4], lower = zero, upper = zero;
   std::fill_n(sums, 4, _mm512_set1_epi32(scale.start));
-  int64_t taken = 0;
+  int64_t room = kMost;
   for (int64_t z = 0; z < w.size[0]; ++z) {
     for (int64_t y = 0; y < w.size[1]; ++y) {
       const uint8_t* from = w.first + z * w.step[0] + y * w.step[1];
-      for (int64_t x = 0; x < w.size[2]; ++x, from += w.step[2]) {
-        if (taken == kMost) {
-          addHalves(short_sums, sums);
-          taken = 0;
+      for (int64_t left = w.size[2]; left > 0;) {
+        if (room == 0) {
+          addHalves(lower, upper, sums);
+          lower = upper = zero;
+          room = kMost;
         }
-        const __m512i codes = _mm512_maskz_loadu_epi8(lanes, from);
-        short_sums[0] = _mm512_add_epi16(short_sums[0], _mm512_unpacklo_epi8(codes, zero));
-        short_sums[1] = _mm512_add_epi16(short_sums[1], _mm512_unpackhi_epi8(codes, zero));
-        ++taken;
+        const int64_t taps = std::min(left, room);
+        left -= taps, room -= taps;
+        for (int64_t x = 0; x < taps; ++x, from += w.step[2]) {
+          const __m512i codes = _mm512_maskz_loadu_epi8(lanes, from);
+          lower = _mm512_add_epi16(lower, _mm512_unpacklo_epi8(codes, zero));
+          upper = _mm512_add_epi16(upper, _mm512_unpackhi_epi8(codes, zero));
+        }
       }
     }
   }
-  addHalves(short_sums, sums);
+  addHalves(lower, upper, sums);
   const __m512 multiplier = _mm512_set1_ps(scale.multiplier), offset = _mm512_set1_ps(scale.offset);
   __m512 v[4];
   for (int i = 0; i < 4; ++i) {
@@ -151,7 +154,8 @@ void overOutputs(
           {},
           {}};
       for (int i = 0; i < 3; ++i) {
-        window.size[i] = (spans[i].end - spans[i].begin + dilation[i] - 1) / dilation[i];
+        const int64_t reach = spans[i].end - spans[i].begin;
+        window.size[i] = dilation[i] == 1 ? reach : (reach + dilation[i] - 1) / dilation[i];
         window.step[i] = dilation[i] * strides[i];
       }
       body(window, spans, out.at(n, z, y, x) + first);

@@ -172,6 +172,7 @@ class Lowering {
       case Kind::Flatten:
       case Kind::Reshape: return lowerReshape(index);
       case Kind::Permute: return lowerPermute(index);
+      case Kind::Pad: return lowerPad(index);
     }
   }
 
@@ -265,6 +266,19 @@ class Lowering {
       }
       start += sizes_[input][along];
     }
+  }
+
+  // Channels are padded as one of the other axes.
+  void lowerPad(size_t index) {
+    const Operator& op = program_.operators[index];
+    const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
+    int64_t axis = memory(primary_[op.inputs[0]]).axis;
+    if (axis >= 0 && from[axis] != to[axis]) {
+      for (axis = lastAxis(from); axis >= 0 && from[axis] != to[axis]; --axis) {
+      }
+    }
+    const size_t input = want(op.inputs[0], axis);
+    emit(Does::Pad, index, {input}, axis);
   }
 
   void lowerReshape(size_t index) {

@@ -26,7 +26,7 @@ struct Memory {
 };
 
 struct Step {
-  enum class Does { Enter, Convolve, LookUp, Add, Multiply, MaxPool, Average, Mean, Resample, Copy, Rename, Exit };
+  enum class Does { Enter, Convolve, LookUp, Add, Multiply, MaxPool, Average, Mean, Resample, Pad, Copy, Rename, Exit };
 
   Does does;
   size_t index; // of the operator

@@ -171,6 +171,17 @@ Planned permute(const Reader& reader, Node* node) {
       {Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}, {}};
 }
 
+Planned pad(const Reader& reader, Node* node) {
+  const auto mode = operandOf(node, "mode");
+  refuseUnless(mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
+  refuseUnless(!reader.has(node, "value") || reader.number(node, "value") == 0, "it pads with another number than 0");
+  const auto sizes = reader.operand(node, "pad").toIntVector();
+  refuseUnless(
+      !sizes.empty() && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
+      "it cuts values off");
+  return {{Kind::Pad, "", {}, 0, sizes, {}}, {node->input(0)}, {}};
+}
+
 template <size_t Spatial>
 Planned resizeNearest(const Reader& reader, Node* node) {
   std::vector<int64_t> a{Spatial};
@@ -218,6 +229,8 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"flatten", {flatten, true}},
         {"reshape", {reshape, true}},
         {"permute", {permute, true}},
+        {"constant_pad_nd", {pad, true}},
+        {"pad", {pad, true}},
         {"upsample_nearest1d", {resizeNearest<1>, true}},
         {"upsample_nearest2d", {resizeNearest<2>, true}},
         {"upsample_nearest3d", {resizeNearest<3>, true}},

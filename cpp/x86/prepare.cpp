@@ -18,6 +18,26 @@ void copyAcross(const Image& in, int64_t channel, const Image& out, int64_t begi
   }
 }
 
+// y = x at `offset` in images, planes, rows and columns, and `zero` around it. Items: rows.
+void padRows(
+    const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
+    int64_t end) {
+  const auto inside = [](int64_t i, int64_t size) { return i >= 0 && i < size; };
+  for (int64_t index = begin; index < end; ++index) {
+    const int64_t y = index % out.height - offset[2], z = index / out.height % out.depth - offset[1];
+    const int64_t n = index / out.height / out.depth - offset[0];
+    const bool row = inside(n, in.images) && inside(z, in.depth) && inside(y, in.height);
+    for (int64_t x = 0; x < out.width; ++x) {
+      uint8_t* to = out.rowAt(index) + x * out.pixel;
+      if (row && inside(x - offset[3], in.width)) {
+        std::memcpy(to, in.at(n, z, y, x - offset[3]), out.channels);
+      } else {
+        std::memset(to, zero, out.channels);
+      }
+    }
+  }
+}
+
 Strides floatStrides(const Dims& dims, const Sizes& strides, int64_t channel) {
   const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
   // Of one column only, the next one would be behind its channels.
@@ -65,6 +85,7 @@ class Preparation {
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);
       case Does::Resample: return resample(step);
+      case Does::Pad: return pad(step);
       case Does::Copy: return copy(step);
       case Does::Exit: return exit(step);
       case Does::Rename: break;
@@ -320,6 +341,20 @@ class Preparation {
           factor ? std::optional(op.tensors[0].const_data_ptr<double>()[i - unused]) : std::nullopt);
     }
     return unary(std::move(kernel), x, y);
+  }
+
+  Part pad(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    const auto& attributes = operatorOf(step).attributes;
+    const Dims dims = axisDims(to.sizes, to.axis);
+    std::array<int64_t, 4> offset{};
+    for (size_t i = 0; i < dims.size(); ++i) {
+      const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
+      offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
+    }
+    const Image x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+    const auto zero = static_cast<uint8_t>(to.grid->zero_point);
+    return {y.rows(), [=](int64_t begin, int64_t end) { padRows(x, offset, zero, y, begin, end); }};
   }
 
   // Into a part of the result, where it is one of a concatenation.

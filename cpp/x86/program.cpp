@@ -32,6 +32,7 @@ constexpr Form kForms[] = {
     {"flatten", 1, 1, 2, 2, 0, 0},
     {"reshape", 1, 1, 0, 8, 0, 0},
     {"permute", 1, 1, 1, 8, 0, 0},
+    {"pad", 1, 1, 2, 10, 0, 0},
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
 };
 constexpr size_t kKinds = std::size(kForms);
@@ -121,6 +122,9 @@ class Checker {
       case Kind::Mean:
         require(between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
         return checkAxes(op, 1);
+      case Kind::Pad:
+        require(op.attributes.size() % 2 == 0, "a padding on one side only");
+        return each(op.attributes, 0, kMaxWindow, "a padding");
       case Kind::Concat:
       case Kind::Permute:
       case Kind::Flatten: return checkAxes(op, 0);

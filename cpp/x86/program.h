@@ -29,6 +29,7 @@ enum class Kind {
   Flatten,         // attributes: first and last axis
   Reshape,         // attributes: sizes; at most one is -1, which is open; -2 - i is that of axis i of the operand
   Permute,         // attributes: axes
+  Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
 };
 

@@ -41,6 +41,7 @@ class Inference {
       case Kind::Flatten: return flatten();
       case Kind::Reshape: return reshape();
       case Kind::Permute: return permute();
+      case Kind::Pad: return pad();
       case Kind::Quantize:
       case Kind::Table: return first();
     }
@@ -211,6 +212,15 @@ class Inference {
       require(!seen[from], "has the axis ", axis, " twice");
       seen[from] = true;
       sizes.push_back(first()[from]);
+    }
+    return sizes;
+  }
+
+  Sizes pad() const {
+    Sizes sizes = first();
+    require(op_.attributes.size() <= 2 * sizes.size(), "pads more axes than there are, got the shape ", first());
+    for (size_t i = 0; i < op_.attributes.size(); ++i) {
+      sizes[sizes.size() - 1 - i / 2] += op_.attributes[i];
     }
     return sizes;
   }

@@ -60,7 +60,7 @@ class Weighted(nn.Module):
 CANONICAL = Pipeline(
     "canonical",
     (
-        "inline",
+        "freeze",
         "fold_constant_lists",
         "canonicalize_convolution",
         "canonicalize_padding",

@@ -175,7 +175,7 @@ MOVES = {
     "flatten": (lambda x: x.flatten(1), 4),
     "flatten_space": (lambda x: x.flatten(2), 4),
     "flatten_all": (lambda x: x.flatten(), 3),
-    "view": (lambda x: x.view(x.size(0), -1), 4),
+    "view": (lambda x: x.view(2, -1), 4),
     "reshape": (lambda x: x.reshape(2, 3, 2, -1), 4),
     "permute": (lambda x: x.permute(0, 2, 3, 1), 4),
     "permute_all": (lambda x: x.permute(3, 1, 0, 2), 4),

@@ -28,33 +28,26 @@ bool isSilent(const Node* node) {
 // A float value that quantize makes codes of: an operator, a clip, and what moves the result.
 struct Pending {
   Operator op;
-  size_t unit;
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   std::vector<Operator> moves = {};
 };
 
-// Walks over a block from the first node to the last. `found` is where operators that are refused are noted; without,
-// they are errors.
+// Walks over the region from the first node to the last.
 class Walk {
  public:
-  Walk(const Reader& reader, Block* block, const NodeNames& names, Plannable* found)
-      : reader_(reader), block_(block), names_(names), found_(found) {}
+  Walk(const Reader& reader, Block* block, const NodeNames& names)
+      : reader_(reader), block_(block), names_(names) {}
 
   void run() {
     for (Node* node : block_->nodes()) {
       try {
         visit(node);
       } catch (const Refusal& refusal) {
-        TORCH_CHECK(found_, describe(node), " cannot be part of a plan: ", refusal.reason);
-        found_->refused.emplace(node, refusal.reason);
+        TORCH_CHECK(false, describe(node), " cannot be part of a plan: ", refusal.reason);
       }
-    }
-    if (found_) {
-      found_->units.insert(found_->units.end(), units_.begin(), units_.end());
     }
   }
 
-  // For blocks of a region.
   Program program() {
     program_.inputs = static_cast<int64_t>(block_->inputs().size()) - 1;
     for (const Value* output : block_->outputs()) {
@@ -79,7 +72,7 @@ class Walk {
   };
 
   void visit(Node* node) {
-    if (isSilent(node) || isOwnSize(node)) {
+    if (isSilent(node)) {
       return;
     }
     for (const Value* value : node->inputs()) {
@@ -157,12 +150,6 @@ class Walk {
     return found == names_.end() ? node->kind().toUnqualString() : found->second;
   }
 
-  size_t addUnit(Node* node, const std::vector<Node*>& besides = {}) {
-    units_.push_back({node});
-    units_.back().insert(units_.back().end(), besides.begin(), besides.end());
-    return units_.size() - 1;
-  }
-
   void visitQuantize(Node* node) {
     const Codes codes = reader_.codesOf(node);
     const Value* x = node->input(0);
@@ -174,9 +161,10 @@ class Walk {
     } else {
       const auto& inputs = block_->inputs();
       const auto input = std::find(inputs.begin(), inputs.end(), x);
-      refuseUnless(found_ || input != inputs.end(), "it quantizes what the region computes in float");
-      const int64_t number = input == inputs.end() ? 0 : input - inputs.begin() - 1;
-      value = emit({Kind::Quantize, "quantize of " + x->debugName(), {}, 0, {}, {}}, {number}, codes.grid);
+      refuseUnless(input != inputs.end(), "it quantizes what the region computes in float");
+      value = emit(
+          {Kind::Quantize, "quantize of " + x->debugName(), {}, 0, {}, {}}, {input - inputs.begin() - 1},
+          codes.grid);
     }
     codes_[node->output()] = {value, codes.shift};
   }
@@ -222,12 +210,7 @@ class Walk {
     if (reader_.find(node->input(0))) {
       return; // a weight, which whoever reads it understands
     }
-    auto codes = codes_.find(node->input(0));
-    if (codes == codes_.end() && found_ && node->input(0)->node()->kind() == quantize) {
-      // Of a block around this one.
-      const Codes outer = reader_.codesOf(node->input(0)->node());
-      codes = codes_.emplace(node->input(0), Stored{addValue(outer.grid), outer.shift}).first;
-    }
+    const auto codes = codes_.find(node->input(0));
     refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
     const auto [scale, zero_point] = reader_.scaleOf(node);
     const Grid& grid = program_.grids[codes->second.value];
@@ -274,25 +257,16 @@ class Walk {
     const int64_t value =
         emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
     codes_[node->output()] = {value, shift};
-    addUnit(node);
   }
 
   void visitIdentity(Node* node) {
     if (const auto coded = floats_.find(node->input(0)); coded != floats_.end()) {
       floats_[node->output()] = int64_t{coded->second};
-      addUnit(node);
-    } else if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
-      continueWith(node, Pending(pending->second));
+      } else if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
+      pending_.emplace(node->output(), Pending(pending->second));
     } else {
       refuseUnless(false, "its operand is in float");
     }
-  }
-
-  void continueWith(Node* node, Pending pending, const std::vector<Node*>& besides = {}) {
-    auto& unit = units_[pending.unit];
-    unit.push_back(node);
-    unit.insert(unit.end(), besides.begin(), besides.end());
-    pending_.insert_or_assign(node->output(), std::move(pending));
   }
 
   void visitClip(Node* node) {
@@ -301,7 +275,8 @@ class Walk {
       Pending pending = found->second;
       pending.low = std::min(std::max(pending.low, low), high);
       pending.high = std::min(std::max(pending.high, low), high);
-      return continueWith(node, std::move(pending));
+      pending_.emplace(node->output(), std::move(pending));
+      return;
     }
     const auto coded = floats_.find(node->input(0));
     refuseUnless(coded != floats_.end(), "its operand is in float");
@@ -312,7 +287,6 @@ class Walk {
     grid.low = std::max(grid.low, grid.zero_point), grid.high = std::max(grid.high, grid.low);
     auto table = at::arange(256).clamp(grid.low, 255).to(at::kByte);
     floats_[node->output()] = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {from}, grid);
-    addUnit(node);
   }
 
   void visitOperator(Node* node) {
@@ -323,7 +297,8 @@ class Walk {
       Pending pending = found->second;
       planned.op.name = nameOf(node);
       pending.moves.push_back(std::move(planned.op));
-      return continueWith(node, std::move(pending), planned.besides);
+      pending_.emplace(node->output(), std::move(pending));
+      return;
     }
     Planned planned = plannedOperator(reader_, node);
     planned.op.name = nameOf(node);
@@ -336,12 +311,10 @@ class Walk {
     if (const auto grid = ownGrid(node, planned.op)) {
       const auto inputs = planned.op.inputs;
       floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
-      addUnit(node, planned.besides);
       return;
     }
     refuseUnless(closes(node->output()), "its result is read in float");
-    const size_t unit = addUnit(node, planned.besides);
-    pending_.emplace(node->output(), Pending{std::move(planned.op), unit});
+    pending_.emplace(node->output(), Pending{std::move(planned.op)});
   }
 
   // The grid of a result that follows from that of the operands.
@@ -371,7 +344,7 @@ class Walk {
         if (use.user->owningBlock() != block_ || !mayFollow(use.user, left[i])) {
           return false;
         }
-        if (use.user->kind() != quantize && !isOwnSize(use.user)) {
+        if (use.user->kind() != quantize) {
           left.push_back(use.user->output());
         }
       }
@@ -381,9 +354,6 @@ class Walk {
 
   bool mayFollow(Node* node, const Value* value) const {
     try {
-      if (isOwnSize(node)) {
-        return true;
-      }
       if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
         return false;
       }
@@ -404,22 +374,11 @@ class Walk {
   const Reader& reader_;
   Block* block_;
   const NodeNames& names_;
-  Plannable* found_;
   Program program_;
   std::unordered_map<const Value*, Stored> codes_;    // of codes
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
-  std::vector<std::vector<Node*>> units_;
 };
-
-void walkBlocks(const Reader& reader, Block* block, const NodeNames& names, Plannable& found) {
-  Walk(reader, block, names, &found).run();
-  for (Node* node : block->nodes()) {
-    for (Block* inner : node->blocks()) {
-      walkBlocks(reader, inner, names, found);
-    }
-  }
-}
 
 } // namespace
 
@@ -435,17 +394,9 @@ Program build(const torch::jit::Module& region) {
   }
   const Reader reader(context);
   const NodeNames names = nodeNames(*graph);
-  Walk walk(reader, graph->block(), names, nullptr);
+  Walk walk(reader, graph->block(), names);
   walk.run();
   return walk.program();
-}
-
-Plannable findPlannable(const PassContext& context) {
-  Plannable found;
-  const Reader reader(context);
-  const auto graph = context.graph();
-  walkBlocks(reader, graph->block(), nodeNames(*graph), found);
-  return found;
 }
 
 } // namespace jit_passes::x86

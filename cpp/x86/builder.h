@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/module.h"
-#include "core/registry.h"
 #include "program.h"
 
 namespace jit_passes::x86 {
@@ -11,12 +10,8 @@ namespace jit_passes::x86 {
 // computes. Throws, naming the operator, where one cannot be part of a plan.
 Program build(const torch::jit::Module& region);
 
-// What can be part of a plan in a whole reference model, by the same rules.
-struct Plannable {
-  // The nodes of each operator of a plan, in program order; quantize, dequantize and constants left out.
-  std::vector<std::vector<torch::jit::Node*>> units;
-  std::unordered_map<const torch::jit::Node*, std::string> refused; // why, of those that compute tensors
-};
-Plannable findPlannable(const PassContext& context);
+// The kinds of operators that a plan has, and whether each only moves codes. Besides these, a plan has clips, and
+// tables of whatever works element by element.
+std::map<std::string, bool> plannedKinds();
 
 } // namespace jit_passes::x86

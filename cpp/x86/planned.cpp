@@ -1,6 +1,7 @@
 // The operators of reference models that a plan has, one function for each kind.
 #include "reader.h"
 
+#include "builder.h"
 #include "core/places.h"
 
 namespace jit_passes::x86 {
@@ -46,13 +47,13 @@ Planned convolution(const Reader& reader, Node* node) {
   auto sizes = weight.sizes().vec();
   sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
   weight = weight.reshape(sizes);
-  return {{Kind::Convolution, "", {}, 0, a, tensors}, {node->input(0)}, {}};
+  return {{Kind::Convolution, "", {}, 0, a, tensors}, {node->input(0)}};
 }
 
 Planned linear(const Reader& reader, Node* node) {
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
-  return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}, {}};
+  return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}};
 }
 
 Planned sum(const Reader& reader, Node* node, double sign) {
@@ -60,7 +61,7 @@ Planned sum(const Reader& reader, Node* node, double sign) {
       node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it adds a number to what is no code");
   const double alpha = reader.has(node, "alpha") ? reader.number(node, "alpha") : 1;
   const auto factors = at::tensor({1.0, sign * alpha}, at::kDouble);
-  return {{Kind::Add, "", {}, 0, {}, {factors}}, {node->input(0), node->input(1)}, {}};
+  return {{Kind::Add, "", {}, 0, {}, {factors}}, {node->input(0), node->input(1)}};
 }
 
 Planned add(const Reader& reader, Node* node) { return sum(reader, node, 1); }
@@ -69,7 +70,7 @@ Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
 Planned multiply(const Reader&, Node* node) {
   refuseUnless(
       node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it multiplies by a number what is no code");
-  return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}, {}};
+  return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 
 template <size_t Spatial>
@@ -91,7 +92,7 @@ template <size_t Spatial>
 Planned maxPool(const Reader& reader, Node* node) {
   auto a = poolAttributes<Spatial>(reader, node);
   setLast(a, PoolAttributes::Dilation, reader.integers(node, "dilation", Spatial), 1);
-  return {{Kind::MaxPool, "", {}, 0, a, {}}, {node->input(0)}, {}};
+  return {{Kind::MaxPool, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 template <size_t Spatial>
@@ -102,7 +103,7 @@ Planned averagePool(const Reader& reader, Node* node) {
     a[PoolAttributes::Divisor] = reader.operand(node, "divisor_override").toInt();
     refuseUnless(a[PoolAttributes::Divisor] > 0, "its divisor is not above 0");
   }
-  return {{Kind::AveragePool, "", {}, 0, a, {}}, {node->input(0)}, {}};
+  return {{Kind::AveragePool, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 template <size_t Spatial>
@@ -110,7 +111,7 @@ Planned adaptiveAverage(const Reader& reader, Node* node) {
   std::vector<int64_t> a{Spatial};
   const auto sizes = reader.integers(node, "output_size", Spatial);
   a.insert(a.end(), sizes.begin(), sizes.end());
-  return {{Kind::AdaptiveAverage, "", {}, 0, a, {}}, {node->input(0)}, {}};
+  return {{Kind::AdaptiveAverage, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 Planned mean(const Reader& reader, Node* node) {
@@ -122,7 +123,7 @@ Planned mean(const Reader& reader, Node* node) {
   const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
   refuseUnless(!axes.empty(), "it goes over all axes");
   a.insert(a.end(), axes.begin(), axes.end());
-  return {{Kind::Mean, "", {}, 0, a, {}}, {node->input(0)}, {}};
+  return {{Kind::Mean, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 Planned concat(const Reader& reader, Node* node) {
@@ -131,44 +132,23 @@ Planned concat(const Reader& reader, Node* node) {
       list->kind() == c10::prim::ListConstruct && !reader.isWritten(node->input(0)),
       "the list of its operands is made elsewhere");
   const std::vector<int64_t> axis{reader.operand(node, "dim").toInt()};
-  return {{Kind::Concat, "", {}, 0, axis, {}}, list->inputs().vec(), {}};
+  return {{Kind::Concat, "", {}, 0, axis, {}}, list->inputs().vec()};
 }
 
 Planned flatten(const Reader& reader, Node* node) {
   const std::vector<int64_t> axes{
       reader.operand(node, "start_dim").toInt(), reader.operand(node, "end_dim").toInt()};
-  return {{Kind::Flatten, "", {}, 0, axes, {}}, {node->input(0)}, {}};
+  return {{Kind::Flatten, "", {}, 0, axes, {}}, {node->input(0)}};
 }
 
-// Sizes that are read from the tensor itself stay open: see Kind::Reshape.
 Planned reshape(const Reader& reader, Node* node) {
-  Planned planned{{Kind::Reshape, "", {}, 0, {}, {}}, {node->input(0)}, {}};
-  if (const auto shape = reader.find(node->input(1))) {
-    planned.op.attributes = shape->toIntVector();
-    return planned;
-  }
-  Node* list = node->input(1)->node();
-  refuseUnless(list->kind() == c10::prim::ListConstruct, "its shape is computed by the model");
-  for (Value* size : list->inputs()) {
-    Node* from = size->node();
-    if (from->kind() == c10::aten::size && from->input(0) == node->input(0) && isOwnSize(from)) {
-      const int64_t axis = torch::jit::toIValue(from->input(1))->toInt();
-      refuseUnless(axis >= 0, "its shape reads an axis from the end");
-      planned.op.attributes.push_back(-2 - axis);
-      planned.besides.push_back(from);
-    } else {
-      const auto number = reader.find(size);
-      refuseUnless(number.has_value(), "its shape is computed by the model");
-      planned.op.attributes.push_back(number->toInt());
-    }
-  }
-  planned.besides.push_back(list);
-  return planned;
+  return {
+      {Kind::Reshape, "", {}, 0, reader.operand(node, "shape").toIntVector(), {}}, {node->input(0)}};
 }
 
 Planned permute(const Reader& reader, Node* node) {
   return {
-      {Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}, {}};
+      {Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
 }
 
 Planned pad(const Reader& reader, Node* node) {
@@ -179,7 +159,7 @@ Planned pad(const Reader& reader, Node* node) {
   refuseUnless(
       !sizes.empty() && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
       "it cuts values off");
-  return {{Kind::Pad, "", {}, 0, sizes, {}}, {node->input(0)}, {}};
+  return {{Kind::Pad, "", {}, 0, sizes, {}}, {node->input(0)}};
 }
 
 template <size_t Spatial>
@@ -197,7 +177,7 @@ Planned resizeNearest(const Reader& reader, Node* node) {
     const auto sizes = reader.integers(node, "output_size", Spatial);
     a.insert(a.end(), sizes.begin(), sizes.end());
   }
-  return {{Kind::ResizeNearest, "", {}, 0, a, tensors}, {node->input(0)}, {}};
+  return {{Kind::ResizeNearest, "", {}, 0, a, tensors}, {node->input(0)}};
 }
 
 struct Planner {
@@ -246,6 +226,14 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
 } // namespace
 
 bool isPlanned(const Node* node) { return planners().count(node->kind()) > 0; }
+
+std::map<std::string, bool> plannedKinds() {
+  std::map<std::string, bool> kinds;
+  for (const auto& [kind, planner] : planners()) {
+    kinds.emplace(kind.toQualString(), planner.moves);
+  }
+  return kinds;
+}
 
 bool movesCodes(const Node* node) {
   const auto found = planners().find(node->kind());

@@ -131,7 +131,7 @@ class Checker {
       case Kind::Reshape:
         require(
             std::count(op.attributes.begin(), op.attributes.end(), -1) <= 1, "more than one size is open");
-        return each(op.attributes, -9, kMaxSize, "a size");
+        return each(op.attributes, -1, kMaxSize, "a size");
       default: return;
     }
   }

@@ -27,7 +27,7 @@ enum class Kind {
   Mean,            // attributes: whether axes are kept, axes
   Concat,          // attributes: axis
   Flatten,         // attributes: first and last axis
-  Reshape,         // attributes: sizes; at most one is -1, which is open; -2 - i is that of axis i of the operand
+  Reshape,         // attributes: sizes; at most one is -1, which is open
   Permute,         // attributes: axes
   Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]

@@ -157,18 +157,4 @@ std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node
   return std::pair(end(row->second.clip->low, -infinity), end(row->second.clip->high, infinity));
 }
 
-bool isOwnSize(const Node* node) {
-  if (node->kind() != c10::aten::size || node->inputs().size() != 2 || !isConstant(node->input(1))) {
-    return false;
-  }
-  const auto& uses = node->output()->uses();
-  return std::all_of(uses.begin(), uses.end(), [&](const torch::jit::Use& use) {
-    const auto& shapes = use.user->output()->uses();
-    return use.user->kind() == c10::prim::ListConstruct &&
-           std::all_of(shapes.begin(), shapes.end(), [&](const torch::jit::Use& shape) {
-             return shape.user->kind() == c10::aten::reshape && shape.user->input(0) == node->input(0);
-           });
-  });
-}
-
 } // namespace jit_passes::x86

@@ -59,7 +59,6 @@ class Reader {
 struct Planned {
   Operator op;
   std::vector<Value*> operands;
-  std::vector<Node*> besides; // nodes of which nothing is left with it
 };
 
 // Whether a plan may have the node as an operator.
@@ -71,8 +70,5 @@ Planned plannedOperator(const Reader& reader, Node* node);
 
 // The ends of a node that limits its operand, infinite where it has none; nothing for others.
 std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node);
-
-// Whether the value is the size of an axis, read by nothing but shapes for that same tensor.
-bool isOwnSize(const Node* node);
 
 } // namespace jit_passes::x86

@@ -184,9 +184,6 @@ class Inference {
 
   Sizes reshape() const {
     Sizes sizes = op_.attributes;
-    for (int64_t& size : sizes) {
-      size = size < -1 ? first()[checkAxis(-2 - size, first().size())] : size;
-    }
     const auto open = std::find(sizes.begin(), sizes.end(), -1);
     const int64_t count = countOf(first());
     __int128 known = 1; // a hostile shape must not wrap around

@@ -65,13 +65,12 @@ def test_convolutions_are_exact(seed: int) -> None:
     kernel, dilation = each(1, 5 if dims < 3 else 3), each(1, 2)
     padding: Any = draw.choice(["same", "valid", each(0, 3), each(0, 3)])
     stride = (1,) * dims if padding == "same" else each(1, 3)
-    options = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](
         inputs, outputs, kernel, bias=draw.random() < 0.7, **options
     )
-    size = tuple(
-        d * (k - 1) + draw.randint(1, 17 if dims < 3 else 6) for d, k in zip(dilation, kernel)
-    )
+    windows = zip(dilation, kernel, strict=True)
+    size = tuple(d * (k - 1) + draw.randint(1, 17 if dims < 3 else 6) for d, k in windows)
     x = torch.randn(draw.randint(1, 3), inputs, *size) * 40
     region = traced(Weights(layer, draw), x)
     assert_equal(region, x)

@@ -66,7 +66,8 @@ int64_t placeAll(std::vector<Place>& places) {
         at = std::max(at, other.end);
       }
     }
-    const auto behind = std::find_if(taken.begin(), taken.end(), [&](const Taken& t) { return t.begin > at; });
+    const auto behind =
+        std::find_if(taken.begin(), taken.end(), [&](const Taken& t) { return t.begin > at; });
     taken.insert(behind, {at, at + place.bytes, first, last});
     place.memory->offset += at;
     bytes = std::max(bytes, at + place.bytes);

@@ -14,7 +14,8 @@ const auto lookup_table_kind = c10::Symbol::fromQualString("jit_passes::lookup_t
 
 // Gives back its operand.
 bool isIdentity(const Node* node) {
-  static const std::unordered_set<c10::Symbol> kinds{c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
   return kinds.count(node->kind()) > 0;
 }
 
@@ -22,7 +23,8 @@ bool isIdentity(const Node* node) {
 bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct};
-  return kinds.count(node->kind()) > 0 || node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
+  return kinds.count(node->kind()) > 0 ||
+         node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
 }
 
 // A float value that quantize makes codes of: an operator, a clip, and what moves the result.
@@ -176,23 +178,7 @@ class Walk {
         grid.high <= to.high) {
       return from;
     }
-    return emit({Kind::Table, nameOf(node), {}, 0, {}, {tableOf(grid, to)}}, {from}, to);
-  }
-
-  static int64_t codeOf(double x, const Grid& grid) {
-    const float inverse = 1 / static_cast<float>(grid.scale);
-    const float code = __builtin_rintf(
-        __builtin_fmaf(static_cast<float>(x), inverse, static_cast<float>(grid.zero_point)));
-    return static_cast<int64_t>(std::clamp<float>(code, grid.low, grid.high));
-  }
-
-  static at::Tensor tableOf(const Grid& from, const Grid& to) {
-    auto table = at::empty({256}, at::kByte);
-    for (int64_t code = 0; code < 256; ++code) {
-      const float x = static_cast<float>(code - from.zero_point) * static_cast<float>(from.scale);
-      table.mutable_data_ptr<uint8_t>()[code] = codeOf(x, to);
-    }
-    return table;
+    return emit({Kind::Table, nameOf(node), {}, 0, {}, {rescaled(grid, to)}}, {from}, to);
   }
 
   int64_t close(const Pending& pending, Grid grid) {
@@ -231,7 +217,8 @@ class Walk {
     const int64_t first = reader_.operand(node, "first").toInt() + codes->second.shift;
     const Grid& from = program_.grids[codes->second.value];
     refuseUnless(
-        count > 0 && from.low >= first && from.high < first + count, "it has no entry for some code of its operand");
+        count > 0 && from.low >= first && from.high < first + count,
+        "it has no entry for some code of its operand");
     Grid grid{1, shift, 0, 255};
     bool known = false;
     for (const torch::jit::Use& use : node->output()->uses()) {
@@ -254,15 +241,14 @@ class Walk {
       lowest = std::min(lowest, result), highest = std::max(highest, result);
     }
     grid.low = lowest, grid.high = highest;
-    const int64_t value =
-        emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
+    const int64_t value = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
     codes_[node->output()] = {value, shift};
   }
 
   void visitIdentity(Node* node) {
     if (const auto coded = floats_.find(node->input(0)); coded != floats_.end()) {
       floats_[node->output()] = int64_t{coded->second};
-      } else if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
+    } else if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
       pending_.emplace(node->output(), Pending(pending->second));
     } else {
       refuseUnless(false, "its operand is in float");
@@ -389,8 +375,8 @@ Program build(const torch::jit::Module& region) {
   const auto graph = context.graph();
   for (const Value* input : graph->inputs().slice(1)) {
     TORCH_CHECK(
-        input->type()->isSubtypeOf(*c10::TensorType::get()), "a region takes tensors, and ", input->debugName(),
-        " is ", *input->type());
+        input->type()->isSubtypeOf(*c10::TensorType::get()), "a region takes tensors, and ",
+        input->debugName(), " is ", *input->type());
   }
   const Reader reader(context);
   const NodeNames names = nodeNames(*graph);

@@ -36,21 +36,21 @@ class Barrier {
   alignas(64) std::atomic<int> round_{0};
 };
 
-void runShare(const Phase& phase, int64_t thread, int64_t threads) {
+void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
   for (const Part& part : phase) {
     const int64_t begin = part.items * thread / threads, end = part.items * (thread + 1) / threads;
     if (begin < end) {
-      part.run(begin, end);
+      part.run(call, begin, end);
     }
   }
 }
 
 } // namespace
 
-void execute(const std::vector<Phase>& phases, int threads) {
+void execute(const std::vector<Phase>& phases, const Call& call, int threads) {
   if (threads <= 1 || at::in_parallel_region()) {
     for (const Phase& phase : phases) {
-      runShare(phase, 0, 1);
+      runShare(phase, call, 0, 1);
     }
     return;
   }
@@ -60,7 +60,7 @@ void execute(const std::vector<Phase>& phases, int threads) {
 #pragma omp single
     barrier.emplace(omp_get_num_threads());
     for (const Phase& phase : phases) {
-      runShare(phase, omp_get_thread_num(), omp_get_num_threads());
+      runShare(phase, call, omp_get_thread_num(), omp_get_num_threads());
       barrier->wait();
     }
   }

@@ -13,7 +13,9 @@ Dims axisDims(const Sizes& sizes, int64_t axis) {
   size_t at = dims.size();
   for (int64_t i = int64_t(sizes.size()) - 1; i >= 0; --i) {
     if (i != axis) {
-      TORCH_CHECK(at > 0, "a plan takes up to ", dims.size(), " axes besides that of the channels, got the shape ", sizes);
+      TORCH_CHECK(
+          at > 0, "a plan takes up to ", dims.size(), " axes besides that of the channels, got the shape ",
+          sizes);
       dims[--at] = {sizes[i], i, 1};
     }
   }
@@ -45,10 +47,9 @@ Dims imageDims(const Sizes& sizes, int64_t axis) {
   return dims;
 }
 
-Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels, uint8_t* data) {
+Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels) {
   const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
   Image image;
-  image.data = data;
   image.images = dims[0].size, image.depth = dims[1].size;
   image.height = dims[2].size, image.width = dims[3].size;
   image.channels = channels;

@@ -22,7 +22,9 @@ Sizes orderOf(const Sizes& sizes, int64_t axis) {
 
 bool inOrder(const Sizes& order) { return std::is_sorted(order.begin(), order.end()); }
 
-int64_t countInFront(const Sizes& sizes, int64_t axis) { return countOf({sizes.begin(), sizes.begin() + axis}); }
+int64_t countInFront(const Sizes& sizes, int64_t axis) {
+  return countOf({sizes.begin(), sizes.begin() + axis});
+}
 
 int64_t lastAxis(const Sizes& sizes) { return static_cast<int64_t>(sizes.size()) - 1; }
 
@@ -41,18 +43,6 @@ std::optional<int64_t> spatialAxes(const Operator& op) {
 
 bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zero_point == b.zero_point; }
 
-// The operator with which codes of one grid become codes of another.
-at::Tensor rescaled(const Grid& from, const Grid& to) {
-  auto table = at::empty({256}, at::kByte);
-  const float scale = from.scale, inverse = 1 / static_cast<float>(to.scale);
-  for (int64_t code = 0; code < 256; ++code) {
-    const float x = static_cast<float>(code - from.zero_point) * scale;
-    const float y = __builtin_rintf(__builtin_fmaf(x, inverse, static_cast<float>(to.zero_point)));
-    table.mutable_data_ptr<uint8_t>()[code] = std::clamp<float>(y, to.low, to.high);
-  }
-  return table;
-}
-
 class Lowering {
  public:
   Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
@@ -66,7 +56,8 @@ class Lowering {
       }
     }
     for (size_t number = 0; number < program_.outputs.size(); ++number) {
-      push({.does = Does::Exit, .index = 0, .inputs = {primary_[program_.outputs[number]]}, .output = number});
+      push(
+          {.does = Does::Exit, .index = 0, .inputs = {primary_[program_.outputs[number]]}, .output = number});
     }
     findBorders();
     settleNames();
@@ -114,7 +105,8 @@ class Lowering {
   }
 
   size_t addMemory(int64_t value, int64_t axis) {
-    return primary_[value] = addMemory({.sizes = sizes_[value], .axis = axis, .grid = &program_.grids[value]});
+    return primary_[value] =
+               addMemory({.sizes = sizes_[value], .axis = axis, .grid = &program_.grids[value]});
   }
 
   Memory& memory(size_t id) { return result_.memory[id]; }
@@ -154,7 +146,8 @@ class Lowering {
     switch (op.kind) {
       case Kind::Quantize: return emit(Does::Enter, index, {}, wanted_[op.output]);
       case Kind::Convolution:
-      case Kind::Linear: return emitWithTable(Does::Convolve, index, wantAll(op), rank - 1 - *spatialAxes(op));
+      case Kind::Linear:
+        return emitWithTable(Does::Convolve, index, wantAll(op), rank - 1 - *spatialAxes(op));
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), rank - 1 - *spatialAxes(op));
       case Kind::AveragePool:
       case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), rank - 1 - *spatialAxes(op));
@@ -187,7 +180,12 @@ class Lowering {
   void emit(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
     const int64_t value = program_.operators[index].output;
     const size_t output = addMemory(value, axis);
-    push({.does = does, .index = index, .inputs = std::move(inputs), .output = output, .grid = memory(output).grid});
+    push(
+        {.does = does,
+         .index = index,
+         .inputs = std::move(inputs),
+         .output = output,
+         .grid = memory(output).grid});
   }
 
   // The table that alone reads the result becomes part of the step.
@@ -337,8 +335,8 @@ class Lowering {
       if (program_.operators[step.index].kind == Kind::Convolution) {
         const Memory& out = memory(step.output);
         const Border border = step.packed->kernel.border(
-            imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels(), nullptr),
-            imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels(), nullptr));
+            imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
+            imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
         // A slice has the border of the whole.
         Memory& whole = in.is == Is::Slice ? ownerOf(result_, step.inputs[0]) : memory(step.inputs[0]);
         widen(whole.border, border);
@@ -374,8 +372,8 @@ class Lowering {
       }
       memory(step.output).parent = input;
       if (to.border != Border{}) {
-        const size_t dense = addMemory(
-            {.sizes = to.sizes, .axis = to.axis, .grid = to.grid, .is = Is::Same, .parent = input});
+        const size_t dense =
+            addMemory({.sizes = to.sizes, .axis = to.axis, .grid = to.grid, .is = Is::Same, .parent = input});
         memory(step.output).is = Is::Own;
         copy(dense, step.output);
       }

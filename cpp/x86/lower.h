@@ -26,7 +26,21 @@ struct Memory {
 };
 
 struct Step {
-  enum class Does { Enter, Convolve, LookUp, Add, Multiply, MaxPool, Average, Mean, Resample, Pad, Copy, Rename, Exit };
+  enum class Does {
+    Enter,
+    Convolve,
+    LookUp,
+    Add,
+    Multiply,
+    MaxPool,
+    Average,
+    Mean,
+    Resample,
+    Pad,
+    Copy,
+    Rename,
+    Exit
+  };
 
   Does does;
   size_t index; // of the operator
@@ -67,7 +81,7 @@ Dims axisDims(const Sizes& sizes, int64_t axis);
 Dims pixelDims(const Sizes& sizes, int64_t axis);
 // Of a batch of images, or of one: what is behind the channels is spatial.
 Dims imageDims(const Sizes& sizes, int64_t axis);
-// With these strides of the axes.
-Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels, uint8_t* data);
+// With these strides of the axes, in no memory yet.
+Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels);
 
 } // namespace jit_passes::x86

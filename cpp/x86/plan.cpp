@@ -5,9 +5,9 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Sizes that a plan stays prepared for, and arenas for each of them: as many threads may call at once without
-// preparing anew.
-constexpr size_t kSizes = 16, kIdle = 16;
+// Sizes that a plan stays prepared for, and arenas that it keeps: as many calls may run at once without asking for
+// memory.
+constexpr size_t kSizes = 32, kArenas = 16;
 
 at::Tensor toFloat(const at::Tensor& x, size_t number) {
   TORCH_CHECK(x.defined(), "input ", number, " of the plan is undefined");
@@ -30,45 +30,60 @@ std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
       inputs.size());
   const at::AutoDispatchBelowAutograd no_gradients;
   std::vector<at::Tensor> floats;
-  std::vector<Sizes> sizes;
+  Key sizes;
   for (size_t i = 0; i < inputs.size(); ++i) {
     floats.push_back(toFloat(inputs[i], i));
     sizes.push_back(inputs[i].sizes().vec());
   }
-  auto execution = take(sizes);
-  auto outputs = execution->run(floats, at::get_num_threads());
-  giveBack(sizes, std::move(execution));
+  const auto ready = prepared(sizes);
+  at::Tensor arena = takeArena(ready->bytes());
+  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), at::get_num_threads());
+  giveBack(std::move(arena));
   return outputs;
 }
 
-std::unique_ptr<Execution> Plan::take(const std::vector<Sizes>& sizes) {
+std::shared_ptr<const Prepared> Plan::prepared(const Key& sizes) {
+  const auto find = [&] {
+    const auto found = std::find_if(
+        prepared_.begin(), prepared_.end(), [&](const auto& entry) { return entry.first == sizes; });
+    if (found != prepared_.end()) {
+      prepared_.splice(prepared_.begin(), prepared_, found);
+    }
+    return found != prepared_.end();
+  };
   {
     const std::lock_guard lock(mutex_);
-    for (Prepared& prepared : prepared_) {
-      if (prepared.sizes == sizes && !prepared.idle.empty()) {
-        auto execution = std::move(prepared.idle.back());
-        prepared.idle.pop_back();
-        return execution;
+    if (find()) {
+      return prepared_.front().second;
+    }
+  }
+  auto made = std::make_shared<const Prepared>(program_, weights_, sizes);
+  const std::lock_guard lock(mutex_);
+  if (!find()) { // another thread may have been faster
+    prepared_.emplace_front(sizes, std::move(made));
+    prepared_.resize(std::min(prepared_.size(), kSizes));
+  }
+  return prepared_.front().second;
+}
+
+at::Tensor Plan::takeArena(int64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    while (!arenas_.empty()) {
+      at::Tensor arena = std::move(arenas_.back());
+      arenas_.pop_back();
+      if (arena.numel() >= bytes) {
+        return arena;
       }
     }
   }
-  return std::make_unique<Execution>(program_, weights_, sizes);
+  return at::empty({bytes}, at::kByte);
 }
 
-void Plan::giveBack(const std::vector<Sizes>& sizes, std::unique_ptr<Execution> execution) {
-  std::list<Prepared> evicted; // freed without the lock
+void Plan::giveBack(at::Tensor arena) {
   const std::lock_guard lock(mutex_);
-  auto found = std::find_if(
-      prepared_.begin(), prepared_.end(), [&](const Prepared& prepared) { return prepared.sizes == sizes; });
-  if (found == prepared_.end()) {
-    found = prepared_.insert(prepared_.begin(), Prepared{sizes, {}});
-  }
-  if (found->idle.size() < kIdle) {
-    found->idle.push_back(std::move(execution));
-  }
-  prepared_.splice(prepared_.begin(), prepared_, found);
-  if (prepared_.size() > kSizes) {
-    evicted.splice(evicted.begin(), prepared_, std::prev(prepared_.end()));
+  if (arenas_.size() < kArenas) {
+    arenas_.push_back(std::move(arena));
   }
 }
 

@@ -16,19 +16,17 @@ class Plan : public torch::CustomClassHolder {
   std::string toString() const;
 
  private:
-  // Prepared for some sizes, and not running.
-  struct Prepared {
-    std::vector<Sizes> sizes;
-    std::vector<std::unique_ptr<Execution>> idle;
-  };
+  using Key = std::vector<Sizes>;
 
-  std::unique_ptr<Execution> take(const std::vector<Sizes>& sizes);
-  void giveBack(const std::vector<Sizes>& sizes, std::unique_ptr<Execution> execution);
+  std::shared_ptr<const Prepared> prepared(const Key& sizes);
+  at::Tensor takeArena(int64_t bytes);
+  void giveBack(at::Tensor arena);
 
   const Program program_;
   Weights weights_;
   std::mutex mutex_;
-  std::list<Prepared> prepared_; // the one used last in front
+  std::list<std::pair<Key, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front
+  std::vector<at::Tensor> arenas_;                                      // that no call uses
 };
 
 } // namespace jit_passes::x86

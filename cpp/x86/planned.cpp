@@ -69,7 +69,8 @@ Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
 
 Planned multiply(const Reader&, Node* node) {
   refuseUnless(
-      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it multiplies by a number what is no code");
+      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()),
+      "it multiplies by a number what is no code");
   return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 
@@ -142,19 +143,19 @@ Planned flatten(const Reader& reader, Node* node) {
 }
 
 Planned reshape(const Reader& reader, Node* node) {
-  return {
-      {Kind::Reshape, "", {}, 0, reader.operand(node, "shape").toIntVector(), {}}, {node->input(0)}};
+  return {{Kind::Reshape, "", {}, 0, reader.operand(node, "shape").toIntVector(), {}}, {node->input(0)}};
 }
 
 Planned permute(const Reader& reader, Node* node) {
-  return {
-      {Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
+  return {{Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
 }
 
 Planned pad(const Reader& reader, Node* node) {
   const auto mode = operandOf(node, "mode");
-  refuseUnless(mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
-  refuseUnless(!reader.has(node, "value") || reader.number(node, "value") == 0, "it pads with another number than 0");
+  refuseUnless(
+      mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
+  refuseUnless(
+      !reader.has(node, "value") || reader.number(node, "value") == 0, "it pads with another number than 0");
   const auto sizes = reader.operand(node, "pad").toIntVector();
   refuseUnless(
       !sizes.empty() && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),

@@ -1,76 +1,47 @@
 #include "lower.h"
+#include "moves.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 using Does = Step::Does;
 
-// y = x where channels, or what takes their place, do not follow one another. Items: rows.
-void copyAcross(const Image& in, int64_t channel, const Image& out, int64_t begin, int64_t end) {
-  for (int64_t index = begin; index < end; ++index) {
-    const uint8_t* from = in.rowAt(index);
-    uint8_t* to = out.rowAt(index);
-    for (int64_t x = 0; x < out.width; ++x) {
-      for (int64_t c = 0; c < out.channels; ++c) {
-        to[x * out.pixel + c] = from[x * in.pixel + c * channel];
-      }
-    }
-  }
-}
-
-// y = x at `offset` in images, planes, rows and columns, and `zero` around it. Items: rows.
-void padRows(
-    const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
-    int64_t end) {
-  const auto inside = [](int64_t i, int64_t size) { return i >= 0 && i < size; };
-  for (int64_t index = begin; index < end; ++index) {
-    const int64_t y = index % out.height - offset[2], z = index / out.height % out.depth - offset[1];
-    const int64_t n = index / out.height / out.depth - offset[0];
-    const bool row = inside(n, in.images) && inside(z, in.depth) && inside(y, in.height);
-    for (int64_t x = 0; x < out.width; ++x) {
-      uint8_t* to = out.rowAt(index) + x * out.pixel;
-      if (row && inside(x - offset[3], in.width)) {
-        std::memcpy(to, in.at(n, z, y, x - offset[3]), out.channels);
-      } else {
-        std::memset(to, zero, out.channels);
-      }
-    }
-  }
-}
-
-Strides floatStrides(const Dims& dims, const Sizes& strides, int64_t channel) {
+Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel) {
   const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
   // Of one column only, the next one would be behind its channels.
-  return {stride(dims[0]), stride(dims[1]), stride(dims[2]),
-          dims[3].axis < 0 ? channel : stride(dims[3]), channel};
+  return {
+      stride(dims[0]), stride(dims[1]), stride(dims[2]), dims[3].axis < 0 ? channel : stride(dims[3]),
+      channel};
 }
 
-// Indices into the operand, as PyTorch computes them in float32.
-std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor) {
-  const float scale = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
-  std::vector<int64_t> from(out);
-  for (int64_t i = 0; i < out; ++i) {
-    from[i] = std::min(static_cast<int64_t>(std::floor(i * scale)), in - 1);
+// An image by its offset in the arena.
+struct Placed {
+  Image image;
+  int64_t offset;
+
+  Image in(const Call& call) const {
+    Image placed = image;
+    placed.data = call.arena + offset;
+    return placed;
   }
-  return from;
-}
-
-} // namespace
+};
 
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
-  Preparation(const Program& program, Lowered lowered, Execution& execution)
-      : program_(program), lowered_(std::move(lowered)), execution_(execution) {
-    // Behind the last value, kernels may read a little further.
-    execution_.arena_ = at::empty({lowered_.bytes + kSlack}, at::kByte);
+  Preparation(const Program& program, Lowered lowered) : program_(program), lowered_(std::move(lowered)) {}
+
+  std::vector<Phase> run() {
+    std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
-      Phase phase{partOf(lowered_.steps[i])};
-      if (const Step& step = lowered_.steps[i]; step.does != Does::Exit) {
+      const Step& step = lowered_.steps[i];
+      Phase phase{partOf(step)};
+      if (step.does != Does::Exit) {
         fillBorder(ownerOf(lowered_, step.output), i, phase);
       }
-      execution_.phases_.push_back(std::move(phase));
+      phases.push_back(std::move(phase));
     }
+    return phases;
   }
 
  private:
@@ -97,61 +68,60 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  uint8_t* data(const Memory& memory) const {
-    return execution_.arena_.mutable_data_ptr<uint8_t>() + memory.offset;
+  static Placed image(const Memory& memory, const Dims& dims) {
+    return {imageOf(dims, memory.strides, memory.channels()), memory.offset};
   }
-
-  Image image(const Memory& memory, const Dims& dims) const {
-    return imageOf(dims, memory.strides, memory.channels(), data(memory));
-  }
-  Image image(const Memory& memory) const { return image(memory, imageDims(memory.sizes, memory.axis)); }
+  static Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
   template <typename Kernel>
-  static Part unary(Kernel kernel, const Image& in, const Image& out) {
-    const int64_t items = kernel.items(out);
-    return {items, [kernel = std::move(kernel), in, out](int64_t begin, int64_t end) {
-              kernel.run(in, out, begin, end);
+  static Part unary(Kernel kernel, const Placed& in, const Placed& out) {
+    const int64_t items = kernel.items(out.image);
+    return {items, [kernel = std::move(kernel), in, out](const Call& call, int64_t begin, int64_t end) {
+              kernel.run(in.in(call), out.in(call), begin, end);
             }};
   }
 
-  void fillBorder(const Memory& memory, size_t step, Phase& phase) const {
+  static void fillBorder(const Memory& memory, size_t step, Phase& phase) {
     if (memory.first != step || memory.border == Border{}) {
       return;
     }
     const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
-    const Image whole = image(memory);
-    phase.push_back({fill.items(whole), [=](int64_t begin, int64_t end) { fill.run(whole, begin, end); }});
+    const Placed whole = image(memory);
+    phase.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
+                       fill.run(whole.in(call), begin, end);
+                     }});
   }
 
   Part enter(const Step& step) {
     const Memory& to = out(step);
     const auto source = static_cast<size_t>(operatorOf(step).inputs[0]);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    const Image codes = image(to, dims);
+    const Placed codes = image(to, dims);
     const Quantize kernel{
         1 / static_cast<float>(to.grid->scale), static_cast<float>(to.grid->zero_point),
         static_cast<int32_t>(to.grid->low), static_cast<int32_t>(to.grid->high)};
     const int64_t axis = to.axis;
-    return {kernel.items(codes), [=, sources = execution_.sources_.data()](int64_t begin, int64_t end) {
-              const auto& [x, strides] = sources[source];
-              kernel.run(x, floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]), codes, begin, end);
+    return {kernel.items(codes.image), [=](const Call& call, int64_t begin, int64_t end) {
+              const auto& [x, strides] = call.sources[source];
+              const Strides own = floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]);
+              kernel.run(x, own, codes.in(call), begin, end);
             }};
   }
 
   Part exit(const Step& step) {
     const Memory& from = in(step);
     const Dims dims = pixelDims(from.sizes, from.axis);
-    const Image codes = image(from, dims);
+    const Placed codes = image(from, dims);
     Sizes strides(from.sizes.size(), 1);
     for (size_t i = strides.size(); i-- > 1;) {
       strides[i - 1] = strides[i] * from.sizes[i];
     }
     const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
-    const Dequantize kernel{static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
+    const Dequantize kernel{
+        static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
     return {
-        kernel.items(codes),
-        [=, results = execution_.results_.data(), number = step.output](int64_t begin, int64_t end) {
-          kernel.run(codes, results[number], to, begin, end);
+        kernel.items(codes.image), [=, number = step.output](const Call& call, int64_t begin, int64_t end) {
+          kernel.run(codes.in(call), call.results[number], to, begin, end);
         }};
   }
 
@@ -167,30 +137,31 @@ class Preparation {
     return true;
   }
 
-  Image matrix(const Memory& memory) const {
+  static Placed matrix(const Memory& memory) {
     Image image;
-    image.data = data(memory);
     image.channels = memory.channels();
     image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
     image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
-    return image;
+    return {image, memory.offset};
   }
 
   Part convolve(const Step& step) {
     const Memory &from = in(step), &to = out(step);
     const bool linear = operatorOf(step).kind == Kind::Linear, rows = isUniform(from) && isUniform(to);
     const auto view = [&](const Memory& memory) {
-      return !linear ? image(memory) : rows ? matrix(memory) : image(memory, axisDims(memory.sizes, memory.axis));
+      return !linear ? image(memory)
+             : rows  ? matrix(memory)
+                     : image(memory, axisDims(memory.sizes, memory.axis));
     };
-    const Image x = view(from), y = view(to);
+    const Placed x = view(from), y = view(to);
     Requantize requantize;
     requantize.multiplier = step.packed->multiplier.data();
     requantize.offset = step.packed->offset.data();
     requantize.low = step.grid->low, requantize.high = step.grid->high;
     requantize.table = step.table;
-    const Convolution& kernel = step.packed->kernel;
-    return {kernel.items(x, y), [=, packed = step.packed](int64_t begin, int64_t end) {
-              packed->kernel.run(x, y, requantize, begin, end);
+    const int64_t items = step.packed->kernel.items(x.image, y.image);
+    return {items, [=, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
+              packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
             }};
   }
 
@@ -201,26 +172,26 @@ class Preparation {
   }
 
   // The operand of an operator that broadcasts, with the axes of the result.
-  Image operand(const Memory& from, const Memory& to, const Dims& dims) const {
+  static Placed operand(const Memory& from, const Memory& to, const Dims& dims) {
     const size_t missing = to.sizes.size() - from.sizes.size();
     Sizes strides(to.sizes.size(), 0);
     for (size_t i = 0; i < from.sizes.size(); ++i) {
       strides[i + missing] = from.sizes[i] == 1 ? 0 : from.strides[i];
     }
     const int64_t axis = to.axis - static_cast<int64_t>(missing);
-    Image image = imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis], data(from));
-    image.pixel = dims[3].axis < 0 ? image.channels : image.pixel;
-    return image;
+    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset};
   }
 
   template <typename Kernel>
   Part binary(const Step& step, Kernel kernel) const {
     const Memory& to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    const Image a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
+    const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
     kernel.low = step.grid->low, kernel.high = step.grid->high;
     kernel.table = step.table;
-    return {kernel.items(y), [=](int64_t begin, int64_t end) { kernel.run(a, b, y, begin, end); }};
+    return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+              kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
+            }};
   }
 
   Part add(const Step& step) const {
@@ -265,16 +236,16 @@ class Preparation {
   }
 
   Part maxPool(const Step& step) const {
-    const Image x = image(in(step)), y = image(out(step));
+    const Placed x = image(in(step)), y = image(out(step));
     const Operator& op = operatorOf(step);
-    auto [z_spans, y_spans, x_spans] = spans(op, x, y);
+    auto [z_spans, y_spans, x_spans] = spans(op, x.image, y.image);
     const int64_t* dilation = &op.attributes[PoolAttributes::Dilation];
     return unary(MaxPool{z_spans, y_spans, x_spans, dilation[0], dilation[1], dilation[2]}, x, y);
   }
 
   Part averageOf(
-      const Step& step, const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Image& x,
-      const Image& y) const {
+      const Step& step, const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x,
+      const Placed& y) const {
     const Grid &from = *in(step).grid, &to = *step.grid;
     int64_t pixels = 1;
     for (const auto& along : spans) {
@@ -297,10 +268,10 @@ class Preparation {
   }
 
   Part average(const Step& step) const {
-    const Image x = image(in(step)), y = image(out(step));
+    const Placed x = image(in(step)), y = image(out(step));
     const Operator& op = operatorOf(step);
     const int64_t divisor = op.kind == Kind::AveragePool ? op.attributes[PoolAttributes::Divisor] : 0;
-    return averageOf(step, spans(op, x, y), divisor, x, y);
+    return averageOf(step, spans(op, x.image, y.image), divisor, x, y);
   }
 
   Part mean(const Step& step) const {
@@ -325,11 +296,11 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, image(from, dims), imageOf(reduced, strides, to.channels(), data(to)));
+        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
   }
 
   Part resample(const Step& step) const {
-    const Image x = image(in(step)), y = image(out(step));
+    const Placed x = image(in(step)), y = image(out(step));
     const Operator& op = operatorOf(step);
     Resample kernel;
     std::vector<int64_t>* const from[] = {&kernel.from_z, &kernel.from_y, &kernel.from_x};
@@ -337,7 +308,7 @@ class Preparation {
     for (size_t i = 0; i < 3; ++i) {
       const bool factor = !op.tensors.empty() && i >= unused;
       *from[i] = nearest(
-          sizeOf(x, i), sizeOf(y, i),
+          sizeOf(x.image, i), sizeOf(y.image, i),
           factor ? std::optional(op.tensors[0].const_data_ptr<double>()[i - unused]) : std::nullopt);
     }
     return unary(std::move(kernel), x, y);
@@ -352,9 +323,11 @@ class Preparation {
       const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
       offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
     }
-    const Image x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+    const Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
     const auto zero = static_cast<uint8_t>(to.grid->zero_point);
-    return {y.rows(), [=](int64_t begin, int64_t end) { padRows(x, offset, zero, y, begin, end); }};
+    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+              padRows(x.in(call), offset, zero, y.in(call), begin, end);
+            }};
   }
 
   // Into a part of the result, where it is one of a concatenation.
@@ -367,47 +340,54 @@ class Preparation {
     }
     const Dims dims = pixelDims(sizes, to.axis);
     const int64_t channels = to.axis < 0 ? 1 : sizes[to.axis], channel = to.axis < 0 ? 1 : strides[to.axis];
-    const Image x = imageOf(dims, strides, channels, data(from));
-    uint8_t* begin_of = data(to) + (step.start ? step.start * to.strides[step.along] : 0);
-    const Image y = imageOf(dims, to.strides, channels, begin_of);
+    const Placed x{imageOf(dims, strides, channels), from.offset};
+    const Placed y{
+        imageOf(dims, to.strides, channels),
+        to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
     if (channel == 1 || channels == 1) {
-      LookUp kernel{step.table};
-      return {kernel.items(y), [=, table = step.own_table](int64_t begin, int64_t end) {
-                kernel.run(x, y, begin, end);
-              }};
+      Part part = unary(LookUp{step.table}, x, y);
+      return {
+          part.items, [run = part.run, table = step.own_table](const Call& call, int64_t begin, int64_t end) {
+            run(call, begin, end);
+          }};
     }
-    return {y.rows(), [=](int64_t begin, int64_t end) { copyAcross(x, channel, y, begin, end); }};
+    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+              copyAcross(x.in(call), channel, y.in(call), begin, end);
+            }};
   }
 
   const Program& program_;
   Lowered lowered_;
-  Execution& execution_;
 };
 
-Execution::Execution(const Program& program, Weights& weights, const std::vector<Sizes>& inputs)
-    : sources_(inputs.size()), results_(program.outputs.size()) {
+} // namespace
+
+Prepared::Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
   const auto sizes = inferSizes(program, inputs);
-  empty_ = true;
+  bool empty = true;
   for (const int64_t output : program.outputs) {
     output_sizes_.push_back(sizes[output]);
-    empty_ = empty_ && countOf(sizes[output]) == 0;
+    empty = empty && countOf(sizes[output]) == 0;
   }
-  if (!empty_) {
-    Preparation(program, lower(program, sizes, weights), *this);
+  if (!empty) {
+    auto lowered = lower(program, sizes, weights);
+    bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
+    phases_ = Preparation(program, std::move(lowered)).run();
   }
 }
 
-std::vector<at::Tensor> Execution::run(const std::vector<at::Tensor>& inputs, int threads) {
+std::vector<at::Tensor> Prepared::run(
+    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const {
+  Call call{arena, {}, {}};
   std::vector<at::Tensor> outputs;
   for (const Sizes& sizes : output_sizes_) {
     outputs.push_back(at::empty(sizes, at::kFloat));
-    results_[outputs.size() - 1] = outputs.back().mutable_data_ptr<float>();
+    call.results.push_back(outputs.back().mutable_data_ptr<float>());
   }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    sources_[i].data = inputs[i].const_data_ptr<float>();
-    sources_[i].strides.assign(inputs[i].strides().begin(), inputs[i].strides().end());
+  for (const at::Tensor& input : inputs) {
+    call.sources.push_back({input.const_data_ptr<float>(), input.strides()});
   }
-  execute(phases_, threads);
+  execute(phases_, call, threads);
   return outputs;
 }
 

@@ -27,34 +27,21 @@ class Weights {
   std::map<std::pair<size_t, bool>, std::shared_ptr<const Packed>> packed_;
 };
 
-// Memory and steps for one call at a time. All intermediate values lie in one block: those that are never
-// needed at the same time share their place.
-class Execution {
+// Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate
+// values lie in one block: those that are never needed at the same time share their place.
+class Prepared {
  public:
-  Execution(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
-  Execution(const Execution&) = delete;
-  Execution& operator=(const Execution&) = delete;
+  Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
 
+  // Of the arena that `run` needs.
+  int64_t bytes() const { return bytes_; }
   // Float32 tensors of the sizes that it is prepared for, with any strides.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, int threads);
-
-  int64_t arenaBytes() const { return arena_.numel(); }
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const;
 
  private:
-  friend class Preparation;
-
-  struct Source {
-    const float* data = nullptr;
-    std::vector<int64_t> strides;
-  };
-
-  at::Tensor arena_;
-  std::vector<Phase> phases_;
+  std::vector<Phase> phases_; // none for a batch of none
   std::vector<Sizes> output_sizes_;
-  bool empty_ = false; // a batch of none
-  // Of the call that runs: steps read them.
-  std::vector<Source> sources_;
-  std::vector<float*> results_;
+  int64_t bytes_ = 0;
 };
 
 } // namespace jit_passes::x86

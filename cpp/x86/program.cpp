@@ -101,8 +101,8 @@ class Checker {
           "its tensors must be plain, dense and of the CPU");
       // A file may say that a tensor is larger than what it holds.
       require(
-          tensor.numel() == 0 || tensor.storage().nbytes() >= size_t(tensor.storage_offset() + tensor.numel()) *
-                                                                  tensor.element_size(),
+          tensor.numel() == 0 || tensor.storage().nbytes() >=
+                                     size_t(tensor.storage_offset() + tensor.numel()) * tensor.element_size(),
           "a tensor is larger than its storage");
     }
     checkKind(op);
@@ -164,14 +164,16 @@ class Checker {
     require(
         between(kernel, 1, kMaxWindow) && between(stride, 1, kMaxWindow) && between(pad, 0, kMaxWindow) &&
             between(dilation, 1, kMaxWindow),
-        "a window of ", kernel, ", a stride of ", stride, ", a padding of ", pad, ", a dilation of ", dilation);
+        "a window of ", kernel, ", a stride of ", stride, ", a padding of ", pad, ", a dilation of ",
+        dilation);
   }
 
   void checkWeights(const Operator& op, int64_t dims) {
     const auto &weight = op.tensors[kWeight], &bias = op.tensors[kBias];
     require(
         weight.scalar_type() == at::kChar && weight.dim() == dims && weight.numel() > 0,
-        "weights are int8 with ", dims, " axes, not ", weight.scalar_type(), " of the shape ", weight.sizes());
+        "weights are int8 with ", dims, " axes, not ", weight.scalar_type(), " of the shape ",
+        weight.sizes());
     for (const int64_t size : weight.sizes()) {
       require(between(size, 1, kMaxSize), "weights of the shape ", weight.sizes());
     }
@@ -183,7 +185,8 @@ class Checker {
     require(at::isfinite(bias).all().item<bool>(), "its bias is not finite");
     const auto sums = weight.to(at::kShort).abs().reshape({weight.size(0), -1}).sum(1, false, at::kLong);
     require(
-        sums.max().item<int64_t>() < kMaxSum / 255, "its weights are too many or too large for sums in int32");
+        sums.max().item<int64_t>() < kMaxSum / 255,
+        "its weights are too many or too large for sums in int32");
   }
 
   void checkTable(const Operator& op) {
@@ -233,7 +236,8 @@ class Checker {
     }
     for (int64_t i = 1; i <= sizes; ++i) {
       const int64_t size = op.attributes[i];
-      require(between(size, 1, kMaxSize) || (size == -1 && op.kind == Kind::AdaptiveAverage), "a size of ", size);
+      require(
+          between(size, 1, kMaxSize) || (size == -1 && op.kind == Kind::AdaptiveAverage), "a size of ", size);
     }
   }
 
@@ -274,6 +278,21 @@ Kind kindOf(const std::string& name) {
 }
 
 } // namespace
+
+int64_t codeOf(float x, const Grid& grid) {
+  const float inverse = 1 / static_cast<float>(grid.scale);
+  const float code = __builtin_rintf(__builtin_fmaf(x, inverse, static_cast<float>(grid.zero_point)));
+  return static_cast<int64_t>(std::clamp(code, static_cast<float>(grid.low), static_cast<float>(grid.high)));
+}
+
+at::Tensor rescaled(const Grid& from, const Grid& to) {
+  auto table = at::empty({256}, at::kByte);
+  for (int64_t code = 0; code < 256; ++code) {
+    const float x = static_cast<float>(code - from.zero_point) * static_cast<float>(from.scale);
+    table.mutable_data_ptr<uint8_t>()[code] = static_cast<uint8_t>(codeOf(x, to));
+  }
+  return table;
+}
 
 const char* nameOf(Kind kind) { return formOf(kind).name; }
 

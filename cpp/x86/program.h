@@ -14,6 +14,10 @@ struct Grid {
   int64_t zero_point, low, high; // codes lie in [low, high], the zero point in [0, 255]
 };
 
+// The code that quantize gives a number, and the table that makes codes of one grid into those of another.
+int64_t codeOf(float x, const Grid& grid);
+at::Tensor rescaled(const Grid& from, const Grid& to);
+
 enum class Kind {
   Quantize,        // inputs: the number of an input of the plan
   Convolution,     // see ConvolutionAttributes
@@ -36,7 +40,15 @@ enum class Kind {
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
 // the last ones; the others are those of an axis of size 1.
 struct ConvolutionAttributes {
-  enum : size_t { Spatial, Groups, Stride, PadBefore = Stride + 3, PadAfter = PadBefore + 3, Dilation = PadAfter + 3, Count = Dilation + 3 };
+  enum : size_t {
+    Spatial,
+    Groups,
+    Stride,
+    PadBefore = Stride + 3,
+    PadAfter = PadBefore + 3,
+    Dilation = PadAfter + 3,
+    Count = Dilation + 3
+  };
 };
 
 struct PoolAttributes {
@@ -84,8 +96,7 @@ void check(const Program& program);
 using OperatorState =
     std::tuple<std::vector<std::string>, std::vector<std::vector<int64_t>>, std::vector<at::Tensor>>;
 // The format and the number of inputs, (zero point, low, high) of each value, outputs; scales; operators.
-using State =
-    std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
+using State = std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
 
 State stateOf(const Program& program);
 // Checked.

@@ -13,7 +13,9 @@ constexpr int64_t kSignedShift = 128;
 
 // What stands for the dtype of codes; nothing for those that do not fit in a byte.
 std::optional<int64_t> shiftOf(at::ScalarType dtype) {
-  return dtype == at::kByte ? std::optional<int64_t>(0) : dtype == at::kChar ? std::optional(kSignedShift) : std::nullopt;
+  return dtype == at::kByte   ? std::optional<int64_t>(0)
+         : dtype == at::kChar ? std::optional(kSignedShift)
+                              : std::nullopt;
 }
 
 bool isDequantize(const Node* node) {
@@ -75,7 +77,8 @@ std::vector<int64_t> Reader::integers(const Node* node, const std::string& name,
     numbers.resize(count, numbers[0]);
   }
   refuseUnless(
-      numbers.size() == count, "its operand '", name, "' has ", numbers.size(), " numbers for ", count, " axes");
+      numbers.size() == count, "its operand '", name, "' has ", numbers.size(), " numbers for ", count,
+      " axes");
   return numbers;
 }
 
@@ -110,12 +113,14 @@ std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value) const {
     scales = at::full({weight.size(0)}, scale, at::kDouble);
   } else {
     const int64_t axis = operand(node, "axis").toInt();
-    refuseUnless(axis == 0 || axis == -weight.dim(), "its weights have a scale for each index of axis ", axis);
+    refuseUnless(
+        axis == 0 || axis == -weight.dim(), "its weights have a scale for each index of axis ", axis);
     refuseUnless(
         operand(node, "zero_points").toTensor().eq(0).all().item<bool>(), "its weights have zero points");
     scales = operand(node, "scales").toTensor().to(at::kDouble).contiguous();
   }
-  refuseUnless(scales.dim() == 1 && scales.size(0) == weight.size(0), "its weights have ", scales.numel(), " scales");
+  refuseUnless(
+      scales.dim() == 1 && scales.size(0) == weight.size(0), "its weights have ", scales.numel(), " scales");
   return {weight, scales};
 }
 

@@ -20,7 +20,9 @@ class Inference {
     int64_t codes = 1;
     for (const int64_t size : sizes) {
       // No factor is negative, and a product of two numbers below these limits does not overflow.
-      require(size <= kMaxCodes && (codes *= std::max<int64_t>(size, 1)) <= kMaxCodes, "gives a tensor of the shape ", sizes, ", which is too large");
+      require(
+          size <= kMaxCodes && (codes *= std::max<int64_t>(size, 1)) <= kMaxCodes,
+          "gives a tensor of the shape ", sizes, ", which is too large");
     }
     return sizes;
   }
@@ -98,7 +100,9 @@ class Inference {
     for (size_t i = 1; i <= other.size(); ++i) {
       int64_t& size = sizes[sizes.size() - i];
       const int64_t with = other[other.size() - i];
-      require(size == with || size == 1 || with == 1, "got the shapes ", a, " and ", b, ", which do not broadcast");
+      require(
+          size == with || size == 1 || with == 1, "got the shapes ", a, " and ", b,
+          ", which do not broadcast");
       size = size == 1 ? with : size;
     }
     return sizes;
@@ -201,7 +205,9 @@ class Inference {
 
   Sizes permute() const {
     const int64_t rank = first().size();
-    require(int64_t(op_.attributes.size()) == rank, "takes ", op_.attributes.size(), " axes, and got the shape ", first());
+    require(
+        int64_t(op_.attributes.size()) == rank, "takes ", op_.attributes.size(), " axes, and got the shape ",
+        first());
     Sizes sizes;
     std::vector<bool> seen(rank);
     for (const int64_t axis : op_.attributes) {
@@ -215,7 +221,8 @@ class Inference {
 
   Sizes pad() const {
     Sizes sizes = first();
-    require(op_.attributes.size() <= 2 * sizes.size(), "pads more axes than there are, got the shape ", first());
+    require(
+        op_.attributes.size() <= 2 * sizes.size(), "pads more axes than there are, got the shape ", first());
     for (size_t i = 0; i < op_.attributes.size(); ++i) {
       sizes[sizes.size() - 1 - i / 2] += op_.attributes[i];
     }

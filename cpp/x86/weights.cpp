@@ -31,7 +31,8 @@ std::shared_ptr<const Packed> pack(const Operator& op, const Grid& in, const Gri
   const auto ordered = op.kind == Kind::Linear ? weight : weight.permute({0, 2, 3, 4, 1}).contiguous();
   auto packed = std::make_shared<Packed>(Packed{
       Convolution(
-          window, inputs, outputs, ordered.const_data_ptr<int8_t>(), static_cast<int32_t>(in.zero_point), dense),
+          window, inputs, outputs, ordered.const_data_ptr<int8_t>(), static_cast<int32_t>(in.zero_point),
+          dense),
       std::vector<float>(outputs), std::vector<float>(outputs)});
   const double in_scale = static_cast<float>(in.scale), out_scale = static_cast<float>(out.scale);
   for (int64_t c = 0; c < outputs; ++c) {

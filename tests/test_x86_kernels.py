@@ -312,7 +312,7 @@ def test_residual_in_place(plain: bool) -> None:
 def test_refuses_what_int32_does_not_hold() -> None:
     """And channels that the groups do not divide."""
     with pytest.raises(ValueError, match="refused"):
-        Convolution(np.zeros((1, 1, 1, 1, 70_000), np.int8))
+        Convolution(np.zeros((1, 1, 1, 1, 65_793), np.int8))
     with pytest.raises(ValueError, match="refused"):
         Convolution(np.zeros((3, 1, 1, 1, 2), np.int8), groups=2)
 

@@ -1,8 +1,7 @@
 // Convolution: packing, and the plain form.
 //
-// Weights of the plain form lie as they came: [out channel][tap][in channel of the group], so that a product
-// sums up runs of neighbouring bytes. Where the pixels of the image are dense, the taps of one row of the window
-// are one run.
+// Weights of the plain form lie as they came: [out channel][tap][in channel of the group]. The window of a pixel is
+// copied together, so that a sum is one product of two rows.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -43,41 +42,51 @@ JIT_PASSES_VECTORIZED void store(
 
 namespace {
 
-// sums[c] = sum over the runs and their bytes of x * w, for `count` channels whose weights are `channel` apart.
-// Products of two codes fit in 16 bits.
-struct Runs {
-  int64_t planes, rows, taps, length; // `taps` runs of `length` bytes in each row of the window
-  int64_t plane, row, tap;            // bytes from one to the next in the image
-};
+// Rows are filled up with zeros to whole vectors: what is left of a loop takes longer than these.
+constexpr int64_t padded(int64_t products) { return (products + 63) / 64 * 64; }
 
-JIT_PASSES_VECTORIZED void sumRuns(
-    const uint8_t* x, const int8_t* weight, const Runs& runs, int64_t channel, int64_t count,
-    const int32_t* start, int32_t* sums) {
+constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1; // of which int32 holds the sum
+
+// sums[c] = start[c] + sum over i of x[i] * weight[c][i]. With codes of 16 bits the compiler finds the instruction
+// that adds products of pairs.
+JIT_PASSES_VECTORIZED void multiplyRows(
+    const int16_t* x, const int8_t* weight, int64_t products, int64_t count, const int32_t* start,
+    int32_t* sums) {
   for (int64_t c = 0; c < count; c += 4) {
-    const int8_t* w0 = weight + c * channel;
-    const int8_t* w1 = c + 1 < count ? w0 + channel : w0;
-    const int8_t* w2 = c + 2 < count ? w1 + channel : w0;
-    const int8_t* w3 = c + 3 < count ? w2 + channel : w0;
-    int32_t sum[4] = {};
-    for (int64_t z = 0; z < runs.planes; ++z) {
-      for (int64_t y = 0; y < runs.rows; ++y) {
-        for (int64_t t = 0; t < runs.taps; ++t) {
-          const uint8_t* from = x + z * runs.plane + y * runs.row + t * runs.tap;
-          int32_t a = 0, b = 0, d = 0, e = 0;
-          for (int64_t i = 0; i < runs.length; ++i) {
-            const int16_t v = from[i];
-            a += v * w0[i];
-            b += v * w1[i];
-            d += v * w2[i];
-            e += v * w3[i];
-          }
-          sum[0] += a, sum[1] += b, sum[2] += d, sum[3] += e;
-          w0 += runs.length, w1 += runs.length, w2 += runs.length, w3 += runs.length;
-        }
-      }
+    const int8_t* w0 = weight + c * products;
+    const int8_t* w1 = c + 1 < count ? w0 + products : w0;
+    const int8_t* w2 = c + 2 < count ? w1 + products : w0;
+    const int8_t* w3 = c + 3 < count ? w2 + products : w0;
+    int32_t sum0 = 0, sum1 = 0, sum2 = 0, sum3 = 0;
+    for (int64_t i = 0; i < products; ++i) {
+      sum0 += x[i] * w0[i];
+      sum1 += x[i] * w1[i];
+      sum2 += x[i] * w2[i];
+      sum3 += x[i] * w3[i];
     }
+    const int32_t sum[] = {sum0, sum1, sum2, sum3};
     for (int64_t i = 0; i < std::min<int64_t>(4, count - c); ++i) {
       sums[c + i] = start[c + i] + sum[i];
+    }
+  }
+}
+
+JIT_PASSES_VECTORIZED void widen(const uint8_t* from, int64_t count, int16_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = from[i];
+  }
+}
+
+// The codes that a pixel of the output is made of, side by side: `channels` of each tap.
+void copyWindow(const uint8_t* first, const Window& w, const Image& in, int64_t channels, int16_t* to) {
+  const bool joined = in.pixel == channels && w.dilation_w == 1;
+  const int64_t runs = joined ? 1 : w.kernel_w, length = joined ? w.kernel_w * channels : channels;
+  for (int64_t z = 0; z < w.kernel_d; ++z) {
+    for (int64_t y = 0; y < w.kernel_h; ++y) {
+      const uint8_t* row = first + z * w.dilation_d * in.plane + y * w.dilation_h * in.row;
+      for (int64_t x = 0; x < runs; ++x, to += length) {
+        widen(row + x * w.dilation_w * in.pixel, length, to);
+      }
     }
   }
 }
@@ -110,7 +119,7 @@ Convolution::Convolution(
           window.dilation_w > 0,
       "a window, strides and dilations above 0");
   const int64_t products = window.taps() * (in_channels / window.groups);
-  require(products < (int64_t{1} << 31) / (255 * 128), "at most 65793 products in a sum, which int32 holds");
+  require(products <= kMostProducts, "at most 65792 products in a sum, which int32 holds");
   for (int64_t c = 0; c < out_channels; ++c) {
     int32_t sum = 0;
     for (int64_t i = 0; i < products; ++i) {
@@ -127,7 +136,11 @@ Convolution::Convolution(
 }
 
 void Convolution::packPlain(const int8_t* weight) {
-  packed_.assign(weight, weight + out_channels_ * window_.taps() * (in_channels_ / window_.groups));
+  const int64_t products = window_.taps() * (in_channels_ / window_.groups), row = padded(products);
+  packed_.resize(out_channels_ * row);
+  for (int64_t c = 0; c < out_channels_; ++c) {
+    std::copy_n(weight + c * products, products, packed_.data() + c * row);
+  }
 }
 
 Border Convolution::border(const Image& in, const Image& out) const {
@@ -167,32 +180,27 @@ void Convolution::runPlain(
     const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
   const Window& w = window_;
   const int64_t in_group = in_channels_ / w.groups, out_group = out_channels_ / w.groups;
-  const int64_t products = w.taps() * in_group;
-  const bool joined = w.groups == 1 && in.pixel == in_channels_ && w.dilation_w == 1;
-  const Runs runs{
-      w.kernel_d,
-      w.kernel_h,
-      joined ? 1 : w.kernel_w,
-      joined ? w.kernel_w * in_group : in_group,
-      w.dilation_d * in.plane,
-      w.dilation_h * in.row,
-      w.dilation_w * in.pixel};
+  const int64_t products = padded(w.taps() * in_group);
+  int16_t copy[padded(kMostProducts)];
+  std::fill_n(copy, products, int16_t{0});
   int32_t sums[kPlainBlock];
   for (int64_t index = begin; index < end; ++index) {
     const int64_t y = index % out.height, z = index / out.height % out.depth;
     const int64_t n = index / out.height / out.depth;
-    const uint8_t* row = in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, -w.pad_left);
-    for (int64_t first = 0; first < out_channels_;) {
-      const int64_t group = first / out_group;
-      const int64_t count = std::min(kPlainBlock, (group + 1) * out_group - first);
-      for (int64_t x = 0; x < out.width; ++x) {
-        sumRuns(
-            row + x * w.stride_w * in.pixel + group * in_group, packed_.data() + first * products, runs,
-            products, count, start_.data() + first, sums);
-        const uint8_t* residual = requantize.residual ? requantize.residual->at(n, z, y, x) + first : nullptr;
-        store(sums, count, first, requantize, residual, out.at(n, z, y, x) + first);
+    for (int64_t x = 0; x < out.width; ++x) {
+      const uint8_t* pixel =
+          in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, x * w.stride_w - w.pad_left);
+      for (int64_t group = 0; group < w.groups; ++group) {
+        copyWindow(pixel + group * in_group, w, in, in_group, copy);
+        const int64_t end_of_group = (group + 1) * out_group;
+        for (int64_t first = group * out_group; first < end_of_group; first += kPlainBlock) {
+          const int64_t count = std::min(kPlainBlock, end_of_group - first);
+          multiplyRows(copy, packed_.data() + first * products, products, count, start_.data() + first, sums);
+          const uint8_t* residual =
+              requantize.residual ? requantize.residual->at(n, z, y, x) + first : nullptr;
+          store(sums, count, first, requantize, residual, out.at(n, z, y, x) + first);
+        }
       }
-      first += count;
     }
   }
 }

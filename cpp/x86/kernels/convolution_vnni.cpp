@@ -31,14 +31,14 @@ struct Tile {
   int64_t runs, quads;
 };
 
-// Pixel `p` of both halves, if there are so many: `at` is its place behind a half's first, and the others are
-// numbers of registers.
+// Pixel `p` of both halves, if there are so many, times the four bytes number `\u` of weights: `at` is its place
+// behind a half's first pixel, and the others are numbers of registers.
 #define JIT_PASSES_PIXEL(p, at, a0, a1, b0, b1) \
   ".if %c[half] > " #p                          \
   "\n"                                          \
-  "vpbroadcastd (%[first]" at                   \
+  "vpbroadcastd 4*\\u(%[first]" at              \
   "), %%zmm30\n"                                \
-  "vpbroadcastd (%[second]" at                  \
+  "vpbroadcastd 4*\\u(%[second]" at             \
   "), %%zmm31\n"                                \
   "vpdpbusd %%zmm28, %%zmm30, %%zmm" #a0        \
   "\n"                                          \
@@ -57,17 +57,30 @@ struct Tile {
       3, ",%[step3]", 6, 7, 20,                                                               \
       21) do(4, ",%[step],4", 8, 9, 22, 23) do(5, ",%[step5]", 10, 11, 24, 25) do(6, ",%[step3],2", 12, 13, 26, 27)
 
+// All pixels, times as many fours of bytes as `numbers` lists.
+#define JIT_PASSES_QUADS(numbers, count) \
+  ".irp u," numbers "\n"                                 \
+  "vmovdqa32 64*%c[columns]*\\u(%[weight]), %%zmm28\n"   \
+  ".if %c[columns] > 1\n"                                \
+  "vmovdqa32 128*\\u+64(%[weight]), %%zmm29\n"           \
+  ".endif\n"                                             \
+  JIT_PASSES_EACH_PIXEL(JIT_PASSES_PIXEL)                \
+  ".endr\n"                                              \
+  "add $64*%c[columns]*" #count ", %[weight]\n"          \
+  "add $4*" #count ", %[first]\n"                        \
+  "add $4*" #count ", %[second]\n"
+
 #define JIT_PASSES_BEGIN(p, at, a0, a1, b0, b1) \
   ".if %c[half] > " #p                          \
   "\n"                                          \
-  "vmovdqa32 %%zmm28, %%zmm" #a0                \
+  "vmovdqa32 (%[start]), %%zmm" #a0             \
   "\n"                                          \
-  "vmovdqa32 %%zmm28, %%zmm" #b0                \
+  "vmovdqa32 (%[start]), %%zmm" #b0             \
   "\n"                                          \
   ".if %c[columns] > 1\n"                       \
-  "vmovdqa32 %%zmm29, %%zmm" #a1                \
+  "vmovdqa32 64(%[start]), %%zmm" #a1           \
   "\n"                                          \
-  "vmovdqa32 %%zmm29, %%zmm" #b1                \
+  "vmovdqa32 64(%[start]), %%zmm" #b1           \
   "\n"                                          \
   ".endif\n.endif\n"
 
@@ -85,32 +98,31 @@ struct Tile {
   "+192(%[sums])\n"                           \
   ".endif\n.endif\n"
 
-// sums[pixel of a half][half][channel] = start[channel] + products of the tile.
+// sums[pixel of a half][half][channel] = start[channel] + products of the tile. Four times four bytes in one
+// iteration: processors foresee the end of loops that are short.
 template <int kPixels, int kColumns>
 JIT_PASSES_VNNI void multiplyTile(
-    const Tile& tile, const int8_t* weight, const int32_t* start, int32_t* sums) {
-  const uint8_t *first = tile.half[0], *second = tile.half[1];
+    const Tile& tile, int64_t channel, const int8_t* weight, const int32_t* start, int32_t* sums) {
+  const uint8_t *first = tile.half[0] + channel, *second = tile.half[1] + channel;
   const int64_t* jumps = tile.jumps;
   int64_t runs = tile.runs, left;
   asm volatile(
-      "vmovdqu32 (%[start]), %%zmm28\n"
-      ".if %c[columns] > 1\n"
-      "vmovdqu32 64(%[start]), %%zmm29\n"
-      ".endif\n"
       JIT_PASSES_EACH_PIXEL(JIT_PASSES_BEGIN)
       "1: mov %[quads], %[left]\n"
+      "sub $4, %[left]\n"
+      "js 3f\n"
       ".p2align 4\n"
-      "2: vmovdqu8 (%[weight]), %%zmm28\n"
-      ".if %c[columns] > 1\n"
-      "vmovdqu8 64(%[weight]), %%zmm29\n"
-      ".endif\n"
-      JIT_PASSES_EACH_PIXEL(JIT_PASSES_PIXEL)
-      "add $64*%c[columns], %[weight]\n"
-      "add $4, %[first]\n"
-      "add $4, %[second]\n"
+      "2:\n"
+      JIT_PASSES_QUADS("0,1,2,3", 4)
+      "sub $4, %[left]\n"
+      "jns 2b\n"
+      "3: add $4, %[left]\n"
+      "jz 5f\n"
+      "4:\n"
+      JIT_PASSES_QUADS("0", 1)
       "dec %[left]\n"
-      "jnz 2b\n"
-      "mov (%[jumps]), %[left]\n"
+      "jnz 4b\n"
+      "5: mov (%[jumps]), %[left]\n"
       "add %[left], %[first]\n"
       "add %[left], %[second]\n"
       "add $8, %[jumps]\n"
@@ -126,7 +138,7 @@ JIT_PASSES_VNNI void multiplyTile(
         "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
 }
 
-using MultiplyTile = void (*)(const Tile&, const int8_t*, const int32_t*, int32_t*);
+using MultiplyTile = void (*)(const Tile&, int64_t, const int8_t*, const int32_t*, int32_t*);
 constexpr MultiplyTile kMultiplyTile[2][kHalf] = {
     {multiplyTile<1, 1>, multiplyTile<2, 1>, multiplyTile<3, 1>, multiplyTile<4, 1>, multiplyTile<5, 1>,
      multiplyTile<6, 1>, multiplyTile<7, 1>},
@@ -335,26 +347,24 @@ void Convolution::runVnni(
   Tile tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
   Target target{};
   target.step = out.pixel;
-  const uint8_t* inputs[2];
-  uint8_t* outputs[2];
   const auto setTile = [&](Place& place) {
     for (int64_t i = 0; i < 2; ++i) {
       // The last tile's second half may not exist: it repeats the first one and is not stored.
       const bool exists = place.row < out.rows();
       if (exists) {
         const int64_t x = place.column(work);
-        inputs[i] = place.in + x * tile.step;
-        outputs[i] = place.out + x * out.pixel;
+        tile.half[i] = place.in + x * tile.step;
+        target.half[i] = place.out + x * out.pixel;
         target.skip[i] = place.part * work.half - x;
         for (int64_t p = 0; residual && p < work.half; ++p) {
           const int64_t pixel = place.row * out.width + x + p;
           target.residual[p][i] =
-              alike ? residual->data + (outputs[i] + p * out.pixel - out.data)
+              alike ? residual->data + (target.half[i] + p * out.pixel - out.data)
                     : residual->rowAt(pixel / out_image.width) + pixel % out_image.width * residual->pixel;
         }
         place.next(work, w);
       } else {
-        inputs[i] = inputs[0], outputs[i] = outputs[0], target.skip[i] = work.half;
+        tile.half[i] = tile.half[0], target.half[i] = target.half[0], target.skip[i] = work.half;
         for (auto& pixel : target.residual) {
           pixel[i] = pixel[0];
         }
@@ -370,12 +380,9 @@ void Convolution::runVnni(
       setTile(place);
     }
     const Block& block = blocks_[by_block ? outer : position];
-    for (int i = 0; i < 2; ++i) {
-      tile.half[i] = inputs[i] + block.in_channel;
-      target.half[i] = outputs[i];
-    }
     kMultiplyTile[block.columns - 1][work.half - 1](
-        tile, packed_.data() + block.weight, start_.data() + (&block - blocks_.data()) * 2 * kLanes, sums);
+        tile, block.in_channel, packed_.data() + block.weight,
+        start_.data() + (&block - blocks_.data()) * 2 * kLanes, sums);
     kStoreTile[residual != nullptr][block.count == 2 * kLanes](
         sums, work.half, block.first, block.count, requantize, target);
     if (++position == inner) {

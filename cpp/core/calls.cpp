@@ -54,7 +54,7 @@ GraphFunction* calledFunction(const Node* node) {
     function = type ? type->function() : nullptr;
   } else if (node->kind() == c10::prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type ? type->findMethod(node->s(c10::attr::name)) : nullptr;
+    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(c10::attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
@@ -207,6 +207,13 @@ InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::stri
 
 } // namespace
 
+bool isCompiledRegion(const c10::TypePtr& type) {
+  const auto known = type->cast<c10::ClassType>();
+  const auto name = known && known->is_module() ? known->name() : std::nullopt;
+  return name && name->name() == "CompiledRegion" &&
+         name->qualifiedName().rfind("__torch__.jit_passes.", 0) == 0; // a number may stand in between
+}
+
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph, {}); }
 
 const Node* findCall(Graph& graph) {
@@ -214,10 +221,26 @@ const Node* findCall(Graph& graph) {
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
       const bool calls = inner->kind() == c10::prim::CallMethod || inner->kind() == c10::prim::CallFunction;
-      call = call == nullptr && calls ? inner : call;
+      call = call == nullptr && calls && !callsCompiledRegion(inner) ? inner : call;
     });
   }
   return call;
+}
+
+void nameFromRoot(Graph& graph, torch::jit::Function* method) {
+  Stacks stacks;
+  forEachNode(graph, [&](Node* node) {
+    const auto [path, type] = moduleOf(node);
+    const std::string name = "." + path + "(" + type + ")";
+    const auto stack = node->callstack();
+    auto& renamed = stacks[stack ? stack->get() : nullptr];
+    if (!stack) {
+      renamed = pushFrame(std::nullopt, method, node->sourceRange(), name);
+    } else if (!renamed) {
+      renamed = withModule(*stack, name);
+    }
+    node->setCallStack(renamed);
+  });
 }
 
 void nameModules(Graph& graph, const torch::jit::Module& root) {

@@ -41,6 +41,13 @@ bool isModule(const Value* value) {
   return (known && known->is_module()) || (interface && interface->is_module());
 }
 
+bool isOwnModule(const c10::TypePtr& type, std::string_view atom) {
+  const auto known = type->cast<c10::ClassType>();
+  const auto name = known && known->is_module() ? known->name() : std::nullopt;
+  return name && name->name() == atom &&
+         name->qualifiedName().rfind("__torch__.jit_passes.", 0) == 0; // a number may stand in between
+}
+
 std::string join(const std::string& owner, const std::string& name) {
   const bool at_end = owner.empty() || owner.back() == '^';
   return owner + (at_end ? "" : ".") + name;
@@ -113,7 +120,7 @@ class Inliner {
     }
     const auto self = call->kind() == c10::prim::CallMethod ? paths.find(call->input(0)) : paths.end();
     const std::string name =
-        self == paths.end()
+        self == paths.end() || isRegion(call->input(0)->type())
             ? ""
             : self->second + "(" + call->input(0)->type()->expect<c10::ClassType>()->name()->name() + ")";
     Node* before = call->prev();
@@ -207,12 +214,9 @@ InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::stri
 
 } // namespace
 
-bool isCompiledRegion(const c10::TypePtr& type) {
-  const auto known = type->cast<c10::ClassType>();
-  const auto name = known && known->is_module() ? known->name() : std::nullopt;
-  return name && name->name() == "CompiledRegion" &&
-         name->qualifiedName().rfind("__torch__.jit_passes.", 0) == 0; // a number may stand in between
-}
+bool isRegion(const c10::TypePtr& type) { return isOwnModule(type, "Region"); }
+
+bool isCompiledRegion(const c10::TypePtr& type) { return isOwnModule(type, "CompiledRegion"); }
 
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph, {}); }
 
@@ -225,22 +229,6 @@ const Node* findCall(Graph& graph) {
     });
   }
   return call;
-}
-
-void nameFromRoot(Graph& graph, torch::jit::Function* method) {
-  Stacks stacks;
-  forEachNode(graph, [&](Node* node) {
-    const auto [path, type] = moduleOf(node);
-    const std::string name = "." + path + "(" + type + ")";
-    const auto stack = node->callstack();
-    auto& renamed = stacks[stack ? stack->get() : nullptr];
-    if (!stack) {
-      renamed = pushFrame(std::nullopt, method, node->sourceRange(), name);
-    } else if (!renamed) {
-      renamed = withModule(*stack, name);
-    }
-    node->setCallStack(renamed);
-  });
 }
 
 void nameModules(Graph& graph, const torch::jit::Module& root) {

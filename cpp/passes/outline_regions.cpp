@@ -10,7 +10,7 @@
 // A region takes and gives floats: it quantizes what it reads, and dequantizes what it gives. The codes are the
 // same, since quantize gives the codes back that dequantize of the same grid has read. What is read in codes comes
 // in as it was before it was quantized, or where a rearrangement lies in between, as it is after that. Constants,
-// and attributes that nothing changes, move in.
+// and attributes that nothing changes and that need no gradient, move in.
 //
 // The option `regions` has a list of nodes for each, by their number in program order. The regions are named in
 // that order. Several results come as a tuple; the node behind that, or the call, carries the place of the result.
@@ -140,12 +140,16 @@ class Outline {
     }
     if (order_.isCopied(value->node())) {
       copy(value->node());
-    } else if (const auto parameter = known_.parameter(value)) {
+    } else if (const auto parameter = known_.parameter(value); parameter && isFinal(*parameter)) {
       inside_[value] = inner_->insertConstant(*parameter);
     } else {
       inside_[value] = takeInput(value);
     }
     return inside_.at(value);
+  }
+
+  static bool isFinal(const c10::IValue& parameter) {
+    return !parameter.isTensor() || !parameter.toTensor().requires_grad();
   }
 
   Value* takeInput(Value* value) {
@@ -218,9 +222,7 @@ class Outline {
     const auto unit = root._ivalue()->compilation_unit();
     Module region(c10::QualifiedName("__torch__.jit_passes.Region"), unit, /*shouldMangle=*/true);
     self->setType(region.type());
-    auto* forward = unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_);
-    region.type()->addMethod(forward);
-    nameFromRoot(*inner_, forward);
+    region.type()->addMethod(unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_));
     return region;
   }
 
@@ -279,7 +281,8 @@ std::vector<Nodes> regionsOf(const c10::IValue& option, const Nodes& nodes) {
   std::vector<Nodes> regions;
   for (const c10::IValue& region : option.toListRef()) {
     Nodes found;
-    for (const auto index : region.toIntVector()) {
+    for (const c10::IValue& number : region.toListRef()) {
+      const auto index = number.toInt();
       TORCH_CHECK(
           index >= 0 && index < static_cast<int64_t>(nodes.size()), "a region names node ", index,
           ", and the graph has ", nodes.size());

@@ -163,7 +163,7 @@ class Reader:
             source = quantizer_of(value)
             if source is not None:
                 if why := self._misfit(node, position, source):
-                    return f"its operand '{value.name}' is {why}"
+                    return f"its operand '{source.inputs[0].name}' is {why}"
             elif not (row.elementwise and self._inner(value) is not None):
                 floats += 1
                 if not self.capability.mixed or floats == len(operands):

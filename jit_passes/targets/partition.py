@@ -15,7 +15,13 @@ from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
 from ..specification.parameters import QParams
-from .integer_operators import DEQUANTIZE, QUANTIZE, Reader, parameters_of
+from .integer_operators import (
+    DEQUANTIZE,
+    QUANTIZE,
+    Reader,
+    parameters_of,
+    quantizer_of,
+)
 from .target import Target
 
 
@@ -203,13 +209,11 @@ def _quantized(value: ValueView) -> QParams | None:
 
 
 def _result(value: ValueView) -> RegionValue:
-    maker = value.producer
-    if maker is None or maker.kind != DEQUANTIZE:
+    source, maker = quantizer_of(value), value.producer
+    if source is None:
         return RegionValue(value.name, None)
-    source = maker.inputs[0].producer
-    if source is None or source.kind != QUANTIZE:
-        return RegionValue(value.name, None)
-    return RegionValue(source.inputs[0].name, parameters_of(source))
+    moved = maker is not None and maker.kind != DEQUANTIZE
+    return RegionValue(value.name if moved else source.inputs[0].name, parameters_of(source))
 
 
 class CompileRegions:

@@ -17,7 +17,7 @@ CLIPS = ("aten::relu",)
 
 def dilated(node: NodeView) -> str | None:
     """Refuse windows with gaps."""
-    return None if node.inputs[5].constant == [1, 1] else "the press has no dilation"
+    return None if node.inputs[5].constant == [1, 1] else "the kiln has no dilation"
 
 
 OPERATORS = {
@@ -37,14 +37,14 @@ CAPABILITY = Capability(
 
 
 @dataclass(frozen=True)
-class Press(Target):
-    """The press.
+class Kiln(Target):
+    """The kiln.
 
     Attributes:
         smallest: regions of fewer operators with weights are left as they are.
     """
 
-    name: ClassVar[str] = "press"
+    name: ClassVar[str] = "kiln"
     smallest: int = 1
 
     @property

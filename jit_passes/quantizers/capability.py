@@ -137,6 +137,11 @@ class Capability:
         )
 
 
+def is_constant_behind(node: NodeView, first: int) -> bool:
+    """Say whether the operands from a position on are constants."""
+    return all(value.is_constant for value in node.inputs[first:])
+
+
 def weighted_reason(node: NodeView) -> str | None:
     """Say why a convolution or linear cannot be quantized by any backend."""
     weight, bias = node.inputs[1], node.inputs[2]

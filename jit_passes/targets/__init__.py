@@ -12,6 +12,7 @@ from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, 
 from .reference import Reference
 from .stock import Stock
 from .target import Target
+from .x86 import X86
 
 __all__ = [
     "CompileRegions",
@@ -24,6 +25,7 @@ __all__ = [
     "Stock",
     "Target",
     "TargetQuantizer",
+    "X86",
     "X86Quantizer",
     "make_target",
     "resolve_target",

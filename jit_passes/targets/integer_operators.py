@@ -121,7 +121,7 @@ class Reader:
         return (
             not node.kind.startswith(("prim::", "jit_passes::"))
             and any(value.is_tensor for value in node.outputs)
-            and any(value.is_tensor and not value.is_constant for value in node.inputs)
+            and any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
             and not node.traits.asks_for_shape
             and node.index not in self._clips
         )

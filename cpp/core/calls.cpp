@@ -41,6 +41,13 @@ bool isModule(const Value* value) {
   return (known && known->is_module()) || (interface && interface->is_module());
 }
 
+bool isOwnModule(const c10::TypePtr& type, std::string_view atom) {
+  const auto known = type->cast<c10::ClassType>();
+  const auto name = known && known->is_module() ? known->name() : std::nullopt;
+  return name && name->name() == atom &&
+         name->qualifiedName().rfind("__torch__.jit_passes.", 0) == 0; // a number may stand in between
+}
+
 std::string join(const std::string& owner, const std::string& name) {
   const bool at_end = owner.empty() || owner.back() == '^';
   return owner + (at_end ? "" : ".") + name;
@@ -54,7 +61,7 @@ GraphFunction* calledFunction(const Node* node) {
     function = type ? type->function() : nullptr;
   } else if (node->kind() == c10::prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type ? type->findMethod(node->s(c10::attr::name)) : nullptr;
+    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(c10::attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
@@ -113,7 +120,7 @@ class Inliner {
     }
     const auto self = call->kind() == c10::prim::CallMethod ? paths.find(call->input(0)) : paths.end();
     const std::string name =
-        self == paths.end()
+        self == paths.end() || isRegion(call->input(0)->type())
             ? ""
             : self->second + "(" + call->input(0)->type()->expect<c10::ClassType>()->name()->name() + ")";
     Node* before = call->prev();
@@ -207,6 +214,10 @@ InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::stri
 
 } // namespace
 
+bool isRegion(const c10::TypePtr& type) { return isOwnModule(type, "Region"); }
+
+bool isCompiledRegion(const c10::TypePtr& type) { return isOwnModule(type, "CompiledRegion"); }
+
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph, {}); }
 
 const Node* findCall(Graph& graph) {
@@ -214,7 +225,7 @@ const Node* findCall(Graph& graph) {
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
       const bool calls = inner->kind() == c10::prim::CallMethod || inner->kind() == c10::prim::CallFunction;
-      call = call == nullptr && calls ? inner : call;
+      call = call == nullptr && calls && !callsCompiledRegion(inner) ? inner : call;
     });
   }
   return call;

@@ -1,5 +1,6 @@
 #include "alias.h"
 
+#include "calls.h"
 #include "operators.h"
 
 namespace jit_passes {
@@ -36,7 +37,7 @@ bool mayWrite(const Node* node, c10::Symbol kind) {
       c10::prim::Constant,      c10::prim::GetAttr,      c10::prim::If,         c10::prim::Loop,
       c10::prim::ListConstruct, c10::prim::ListUnpack,   c10::prim::TupleIndex, c10::prim::TupleConstruct,
       c10::prim::TupleUnpack,   c10::prim::DictConstruct};
-  return !harmless.count(kind);
+  return !harmless.count(kind) && !callsCompiledRegion(node);
 }
 
 bool mayWrite(const Node* node) { return mayWrite(node, node->kind()); }

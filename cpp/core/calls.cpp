@@ -33,6 +33,13 @@ void forEachWithin(Node* node, const Visit& visit) {
   }
 }
 
+bool isOwnModule(const c10::TypePtr& type, std::string_view atom) {
+  const auto known = type->cast<c10::ClassType>();
+  const auto name = known && known->is_module() ? known->name() : std::nullopt;
+  return name && name->name() == atom &&
+         name->qualifiedName().rfind("__torch__.jit_passes.", 0) == 0; // a number may stand in between
+}
+
 std::string join(const std::string& owner, const std::string& name) {
   return owner + (owner.empty() ? "" : ".") + name;
 }
@@ -45,7 +52,7 @@ GraphFunction* calledFunction(const Node* node) {
     function = type ? type->function() : nullptr;
   } else if (node->kind() == c10::prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type ? type->findMethod(node->s(c10::attr::name)) : nullptr;
+    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(c10::attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
@@ -103,7 +110,8 @@ class Inliner {
   void inlineCall(Node* call, GraphFunction& function) {
     const size_t first = call->kind() == c10::prim::CallFunction ? 1 : 0;
     Frame frame{&function, call->sourceRange(), "", frames_.empty() ? "" : frames_.back().self};
-    if (const auto self = paths_.find(call->input(0)); first == 0 && self != paths_.end()) {
+    if (const auto self = paths_.find(call->input(0));
+        first == 0 && self != paths_.end() && !isRegion(call->input(0)->type())) {
       const auto type = call->input(0)->type()->expect<c10::ClassType>();
       frame.name = seenFromCaller(self->second) + "(" + type->name()->name() + ")";
       frame.self = self->second;
@@ -238,6 +246,10 @@ bool isInterface(const Value* value) {
   return type && type->is_module();
 }
 
+bool isRegion(const c10::TypePtr& type) { return isOwnModule(type, "Region"); }
+
+bool isCompiledRegion(const c10::TypePtr& type) { return isOwnModule(type, "CompiledRegion"); }
+
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph); }
 
 const Node* findCall(Graph& graph) {
@@ -245,7 +257,7 @@ const Node* findCall(Graph& graph) {
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
       const bool calls = inner->kind() == c10::prim::CallMethod || inner->kind() == c10::prim::CallFunction;
-      call = call == nullptr && calls ? inner : call;
+      call = call == nullptr && calls && !callsCompiledRegion(inner) ? inner : call;
     });
   }
   return call;

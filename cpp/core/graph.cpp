@@ -55,6 +55,9 @@ bool makesTensor(const Node* node) {
 }
 
 std::string operatorName(const Node* node) {
+  if (node->kind() == c10::prim::CallMethod && node->input(0)->node()->kind() == c10::prim::GetAttr) {
+    return node->input(0)->node()->s(c10::attr::name);
+  }
   std::string name = node->kind().toUnqualString();
   if (name.rfind("deferred_", 0) == 0) {
     name.erase(0, 9); // stands for the model's own

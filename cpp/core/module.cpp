@@ -78,7 +78,7 @@ class Builder {
         continue;
       }
       const IValue value = original->getSlot(slot);
-      if (value.isModule()) {
+      if (value.isModule() && !isCompiledRegion(value.type())) {
         module.register_module(name, build(value.toObject()));
       } else {
         module.register_attribute(

@@ -48,10 +48,10 @@ bool dependsOnLayout(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-using Values = std::unordered_set<const Value*>;
+using ValueSet = std::unordered_set<const Value*>;
 
 // Everything that the value is computed from; of a branch or loop all that it reads.
-void addSources(const Value* value, Values& seen) {
+void addSources(const Value* value, ValueSet& seen) {
   std::vector<const Value*> left{value};
   const auto take = [&](at::ArrayRef<const Value*> values) {
     left.insert(left.end(), values.begin(), values.end());
@@ -78,8 +78,8 @@ void addSources(const Value* value, Values& seen) {
 }
 
 // Values whose layout decides which memory is written to.
-Values valuesWithLayout(Graph& graph, const Values& written) {
-  Values found;
+ValueSet valuesWithLayout(Graph& graph, const ValueSet& written) {
+  ValueSet found;
   forEachNode(graph, [&](const Node* node) {
     if (!written.empty() && dependsOnLayout(node) && written.count(node->output())) {
       addSources(node->input(0), found);

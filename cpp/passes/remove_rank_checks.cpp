@@ -24,11 +24,11 @@ bool onlyRaises(const Block* block) {
   return raises;
 }
 
-bool isEmpty(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
+bool hasNoNodes(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
 
 bool isRankCheck(const Node* node) {
   if (node->kind() != c10::prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
-      !isEmpty(node->blocks().at(1))) {
+      !hasNoNodes(node->blocks().at(1))) {
     return false;
   }
   const Node* differs = node->input()->node();

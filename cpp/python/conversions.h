@@ -50,5 +50,6 @@ class Function {
 
 void bindPasses(py::module_& m);
 void bindRewriting(py::module_& m);
+void bindPlans(py::module_& m);
 
 } // namespace jit_passes

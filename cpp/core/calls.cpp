@@ -30,8 +30,8 @@ void forEachWithin(Node* node, const Visit& visit) {
       forEachWithin(inner, visit);
     }
   }
-  if (node->kind() == c10::prim::fork) {
-    for (Node* inner : node->g(c10::attr::Subgraph)->nodes()) {
+  if (node->kind() == prim::fork) {
+    for (Node* inner : node->g(attr::Subgraph)->nodes()) {
       forEachWithin(inner, visit);
     }
   }
@@ -45,12 +45,12 @@ std::string join(const std::string& owner, const std::string& name) {
 // Nothing where it is not a graph's.
 GraphFunction* calledFunction(const Node* node) {
   torch::jit::Function* function = nullptr;
-  if (node->kind() == c10::prim::CallFunction) {
+  if (node->kind() == prim::CallFunction) {
     const auto type = node->input(0)->type()->cast<c10::FunctionType>();
     function = type ? type->function() : nullptr;
-  } else if (node->kind() == c10::prim::CallMethod) {
+  } else if (node->kind() == prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type ? type->findMethod(node->s(c10::attr::name)) : nullptr;
+    function = type ? type->findMethod(node->s(attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
@@ -83,10 +83,10 @@ class Inliner {
       for (Block* inner : node->blocks()) {
         inlineCalls(inner, paths);
       }
-      if (node->kind() == c10::prim::GetAttr && isModule(node->output()) && paths.count(node->input())) {
-        paths[node->output()] = join(paths.at(node->input()), node->s(c10::attr::name));
-      } else if (node->kind() == c10::prim::fork) {
-        Block* branch = node->g(c10::attr::Subgraph)->block();
+      if (node->kind() == prim::GetAttr && isModule(node->output()) && paths.count(node->input())) {
+        paths[node->output()] = join(paths.at(node->input()), node->s(attr::name));
+      } else if (node->kind() == prim::fork) {
+        Block* branch = node->g(attr::Subgraph)->block();
         for (size_t i = 0; i < node->inputs().size(); ++i) {
           if (const auto path = paths.find(node->input(i)); path != paths.end()) {
             paths[branch->inputs().at(i)] = std::string(path->second);
@@ -100,14 +100,14 @@ class Inliner {
   }
 
   void inlineCall(Node* call, GraphFunction& function, const Paths& paths) {
-    const size_t first = call->kind() == c10::prim::CallFunction ? 1 : 0;
+    const size_t first = call->kind() == prim::CallFunction ? 1 : 0;
     std::map<size_t, std::string> modules;
     for (size_t i = 1; i < call->inputs().size(); ++i) {
       if (const auto path = paths.find(call->input(i)); path != paths.end()) {
         modules.emplace(i - first, "^" + path->second);
       }
     }
-    const auto self = call->kind() == c10::prim::CallMethod ? paths.find(call->input(0)) : paths.end();
+    const auto self = call->kind() == prim::CallMethod ? paths.find(call->input(0)) : paths.end();
     const std::string name =
         self == paths.end()
             ? ""
@@ -206,7 +206,7 @@ const Node* findCall(Graph& graph) {
   const Node* call = nullptr;
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
-      const bool calls = inner->kind() == c10::prim::CallMethod || inner->kind() == c10::prim::CallFunction;
+      const bool calls = inner->kind() == prim::CallMethod || inner->kind() == prim::CallFunction;
       call = call == nullptr && calls ? inner : call;
     });
   }

@@ -183,12 +183,6 @@ py::dict describeAll(const std::map<std::string, Info>& table) {
   return result;
 }
 
-int64_t countNodes(Graph& graph) {
-  int64_t count = 0;
-  forEachNode(graph, [&](Node*) { ++count; });
-  return count;
-}
-
 } // namespace
 
 void bindPasses(py::module_& m) {
@@ -212,7 +206,7 @@ void bindPasses(py::module_& m) {
   m.def(
       "lint", [](const py::object& subject, const std::string& method) { lint(*graphOf(subject, method)); });
   m.def("count_nodes", [](const py::object& subject, const std::string& method) {
-    return countNodes(*graphOf(subject, method));
+    return nodesInOrder(*graphOf(subject, method)).size();
   });
   m.def("format_graph", [](const py::object& subject, const std::string& method) {
     return formatGraph(*graphOf(subject, method));

@@ -32,6 +32,7 @@ from jit_passes.specification import derivation as derivations
 from jit_passes.stages.module import Report, by_position
 from jit_passes.stages.normalize import normalize
 from jit_passes.stages.prepare import request
+from jit_passes.training.parameters import quantization_names
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -113,7 +114,8 @@ def test_a_fake_quantizer_of_another_package() -> None:
     operands = {"step": ("state", 0), "count": ("state", 1), "name": "x", "spec": text(3)}
     module = inserted("insert_fake_quantize", "mine::halve", operands, states)
     assert torch.equal(wrap(module)(X), torch.relu(X * 0.5))
-    assert _C.trained_parameters(module, "forward") == ["step"]
+    assert _C.state_paths(module, "forward") == ["step", "count"]
+    assert quantization_names(wrap(module)) == {"step"}
     ((_, op, found),) = _C.places(module, "forward")
     assert op == "mine::halve" and found["times"] == 1
     copy = _C.clone(module, "forward")

@@ -34,9 +34,9 @@ bool mayWrite(const Node* node, c10::Symbol kind) {
     return isNormalization(kind) || anyOverload(kind, writesToOperand);
   }
   static const std::unordered_set<c10::Symbol> harmless{
-      c10::prim::Constant,      c10::prim::GetAttr,      c10::prim::If,         c10::prim::Loop,
-      c10::prim::ListConstruct, c10::prim::ListUnpack,   c10::prim::TupleIndex, c10::prim::TupleConstruct,
-      c10::prim::TupleUnpack,   c10::prim::DictConstruct};
+      prim::Constant,      prim::GetAttr,      prim::If,         prim::Loop,
+      prim::ListConstruct, prim::ListUnpack,   prim::TupleIndex, prim::TupleConstruct,
+      prim::TupleUnpack,   prim::DictConstruct};
   return !harmless.count(kind) && !callsCompiledRegion(node);
 }
 

@@ -110,7 +110,7 @@ class AliasCheck {
     }
     std::vector<const Value*> operands;
     for (const Value* operand : writer->inputs()) {
-      const bool bound = operand->node()->kind() == c10::prim::Param && named_.count(inputName(operand));
+      const bool bound = operand->node()->kind() == prim::Param && named_.count(inputName(operand));
       if (!bound) {
         operands.push_back(operand);
         continue;

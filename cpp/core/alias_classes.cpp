@@ -44,14 +44,13 @@ bool mayReturnOperand(c10::Symbol kind) {
 
 bool takesApart(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
-      c10::prim::ListUnpack, c10::prim::TupleUnpack, c10::prim::TupleIndex, c10::prim::TupleSlice,
-      c10::aten::__getitem__};
+      prim::ListUnpack, prim::TupleUnpack, prim::TupleIndex, prim::TupleSlice, aten::__getitem__};
   return kinds.count(node->kind()) > 0;
 }
 
 bool putsTogether(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
-      c10::prim::ListConstruct, c10::prim::TupleConstruct, c10::prim::DictConstruct};
+      prim::ListConstruct, prim::TupleConstruct, prim::DictConstruct};
   return kinds.count(node->kind()) > 0;
 }
 
@@ -193,12 +192,12 @@ void AliasClasses::addByName(Node* node, c10::Symbol kind) {
 
 void AliasClasses::addAttribute(Node* node) {
   // Modules may be shared and weights tied: all attributes of a name count as one.
-  const Value* value = node->kind() == c10::prim::SetAttr ? node->input(1) : node->output();
+  const Value* value = node->kind() == prim::SetAttr ? node->input(1) : node->output();
   const size_t own = classOf(value);
   classes_[own].outside = true;
-  unite(attributes_.try_emplace(node->s(c10::attr::name), own).first->second, own);
+  unite(attributes_.try_emplace(node->s(attr::name), own).first->second, own);
   const auto known =
-      self_ && node->kind() == c10::prim::GetAttr ? attributeOf(*self_, value) : std::optional<c10::IValue>();
+      self_ && node->kind() == prim::GetAttr ? attributeOf(*self_, value) : std::optional<c10::IValue>();
   if (known && !known->isObject()) {
     known->visit([&](const c10::IValue& part) {
       if (part.isTensor() && part.toTensor().defined() && part.toTensor().has_storage()) {
@@ -224,12 +223,12 @@ void AliasClasses::add(Node* node) {
       add(inner);
     }
   }
-  if (node->kind() == c10::prim::Constant) {
+  if (node->kind() == prim::Constant) {
     classes_[classOf(node->output())].outside = true;
-  } else if (node->kind() == c10::prim::GetAttr) {
+  } else if (node->kind() == prim::GetAttr) {
     addAttribute(node);
-  } else if (node->kind() == c10::prim::If || node->kind() == c10::prim::Loop) {
-    const size_t skip = node->kind() == c10::prim::Loop ? 1 : 0; // the condition
+  } else if (node->kind() == prim::If || node->kind() == prim::Loop) {
+    const size_t skip = node->kind() == prim::Loop ? 1 : 0; // the condition
     for (Block* block : node->blocks()) {
       for (size_t i = 0; i < node->outputs().size(); ++i) {
         unite(classOf(node->output(i)), classOf(block->outputs().at(i + skip)));
@@ -271,7 +270,7 @@ void AliasClasses::add(Node* node) {
         }
       }
     }
-    if (node->kind() == c10::prim::SetAttr) {
+    if (node->kind() == prim::SetAttr) {
       addAttribute(node);
     }
   } else {
@@ -350,7 +349,7 @@ bool AliasClasses::onlyWithin(
   }
   for (const Block* block = point->owningBlock(); block != value->node()->owningBlock();) {
     const Node* owner = block->owningNode();
-    if (owner == nullptr || owner->kind() == c10::prim::Loop) {
+    if (owner == nullptr || owner->kind() == prim::Loop) {
       return false; // the next iteration sees it too
     }
     block = owner->owningBlock();
@@ -361,7 +360,7 @@ bool AliasClasses::onlyWithin(
       return true;
     }
     const auto& uses = other->uses();
-    return (other->node()->kind() != c10::prim::Param && other->node()->isAfter(point)) ||
+    return (other->node()->kind() != prim::Param && other->node()->isAfter(point)) ||
            std::ranges::all_of(uses, [&](const auto& use) { return nodes.count(use.user) > 0; });
   });
 }

@@ -6,18 +6,18 @@ namespace {
 // Whether the value is a matrix for every input. A batch norm after linear normalizes axis 1,
 // which is the feature axis only then.
 bool isMatrix(const Value* value) {
-  for (const Node* node = value->node(); node->kind() != c10::prim::Param; node = node->input(0)->node()) {
-    if (node->kind() == c10::aten::flatten) {
+  for (const Node* node = value->node(); node->kind() != prim::Param; node = node->input(0)->node()) {
+    if (node->kind() == aten::flatten) {
       return constantNumber(node->input(1)) == 1.0 && constantNumber(node->input(2)) == -1.0;
     }
-    if (node->kind() == c10::aten::view || node->kind() == c10::aten::reshape) {
+    if (node->kind() == aten::view || node->kind() == aten::reshape) {
       const Node* shape = node->input(1)->node();
       const auto constant = constantInts(node->input(1));
-      return (shape->kind() == c10::prim::ListConstruct && shape->inputs().size() == 2) ||
+      return (shape->kind() == prim::ListConstruct && shape->inputs().size() == 2) ||
              (constant && constant->size() == 2);
     }
-    const bool keeps_rank = node->kind() == c10::aten::linear || node->kind() == c10::aten::relu ||
-                            node->kind() == c10::aten::clamp || isBatchNorm(node);
+    const bool keeps_rank = node->kind() == aten::linear || node->kind() == aten::relu ||
+                            node->kind() == aten::clamp || isBatchNorm(node);
     if (!keeps_rank) {
       return false;
     }
@@ -42,9 +42,7 @@ bool alone(const Node* norm, const Value* result) {
 
 } // namespace
 
-bool isBatchNorm(const Node* node) {
-  return node->kind() == c10::aten::batch_norm || isDeferredBatchNorm(node);
-}
+bool isBatchNorm(const Node* node) { return node->kind() == aten::batch_norm || isDeferredBatchNorm(node); }
 
 bool isDeferredBatchNorm(const Node* node) {
   static const auto deferred = symbol("jit_passes::deferred_batch_norm");
@@ -54,7 +52,7 @@ bool isDeferredBatchNorm(const Node* node) {
 void replaceDeferred(Node* norm) {
   constexpr size_t operands = 9; // of aten::batch_norm
   const auto inputs = norm->inputs().slice(0, operands);
-  replaceNode(norm, insertValue(norm, c10::aten::batch_norm, inputs, norm, norm->output()->type()));
+  replaceNode(norm, insertValue(norm, aten::batch_norm, inputs, norm, norm->output()->type()));
 }
 
 bool hasStatistics(const KnownValues& known, const Node* norm) {

@@ -26,8 +26,8 @@ void forEachWithin(Node* node, const Visit& visit) {
       forEachWithin(inner, visit);
     }
   }
-  if (node->kind() == c10::prim::fork) {
-    for (Node* inner : node->g(c10::attr::Subgraph)->nodes()) {
+  if (node->kind() == prim::fork) {
+    for (Node* inner : node->g(attr::Subgraph)->nodes()) {
       forEachWithin(inner, visit);
     }
   }
@@ -47,12 +47,12 @@ std::string join(const std::string& owner, const std::string& name) {
 // Nothing where it is not a graph's.
 GraphFunction* calledFunction(const Node* node) {
   torch::jit::Function* function = nullptr;
-  if (node->kind() == c10::prim::CallFunction) {
+  if (node->kind() == prim::CallFunction) {
     const auto type = node->input(0)->type()->cast<c10::FunctionType>();
     function = type ? type->function() : nullptr;
-  } else if (node->kind() == c10::prim::CallMethod) {
+  } else if (node->kind() == prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(c10::attr::name)) : nullptr;
+    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
@@ -90,10 +90,10 @@ class Inliner {
         inlineCalls(inner);
       }
       Node* next = node->next();
-      if (node->kind() == c10::prim::GetAttr && isModule(node->output()) && paths_.count(node->input())) {
-        paths_[node->output()] = join(paths_.at(node->input()), node->s(c10::attr::name));
-      } else if (node->kind() == c10::prim::fork) {
-        Block* branch = node->g(c10::attr::Subgraph)->block();
+      if (node->kind() == prim::GetAttr && isModule(node->output()) && paths_.count(node->input())) {
+        paths_[node->output()] = join(paths_.at(node->input()), node->s(attr::name));
+      } else if (node->kind() == prim::fork) {
+        Block* branch = node->g(attr::Subgraph)->block();
         for (size_t i = 0; i < node->inputs().size(); ++i) {
           if (const auto path = paths_.find(node->input(i)); path != paths_.end()) {
             paths_[branch->inputs().at(i)] = std::string(path->second);
@@ -108,7 +108,7 @@ class Inliner {
   }
 
   void inlineCall(Node* call, GraphFunction& function) {
-    const size_t first = call->kind() == c10::prim::CallFunction ? 1 : 0;
+    const size_t first = call->kind() == prim::CallFunction ? 1 : 0;
     Frame frame{&function, call->sourceRange(), "", frames_.empty() ? "" : frames_.back().self};
     if (const auto self = paths_.find(call->input(0));
         first == 0 && self != paths_.end() && !isRegion(call->input(0)->type())) {
@@ -256,7 +256,7 @@ const Node* findCall(Graph& graph) {
   const Node* call = nullptr;
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
-      const bool calls = inner->kind() == c10::prim::CallMethod || inner->kind() == c10::prim::CallFunction;
+      const bool calls = inner->kind() == prim::CallMethod || inner->kind() == prim::CallFunction;
       call = call == nullptr && calls && !callsCompiledRegion(inner) ? inner : call;
     });
   }

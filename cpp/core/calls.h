@@ -21,7 +21,7 @@ bool isRegion(const c10::TypePtr& type);
 // What a compiler has made of one: see compiled_region.h. Calls of it stay, wherever others are inlined.
 bool isCompiledRegion(const c10::TypePtr& type);
 inline bool callsCompiledRegion(const Node* node) {
-  return node->kind() == c10::prim::CallMethod && isCompiledRegion(node->input(0)->type());
+  return node->kind() == prim::CallMethod && isCompiledRegion(node->input(0)->type());
 }
 
 // Gives nodes of modules that have several names the first one, as named_modules does.

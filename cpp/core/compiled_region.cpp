@@ -105,8 +105,8 @@ void replaceRegion(Module& root, Graph& graph, const std::string& name, const c1
   root.type()->unsafeChangeAttributeType(name, made.type());
   root._ivalue()->setAttr(name, made._ivalue());
   forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::GetAttr && node->input() == graph.inputs().at(0) &&
-        node->s(c10::attr::name) == name) {
+    if (node->kind() == prim::GetAttr && node->input() == graph.inputs().at(0) &&
+        node->s(attr::name) == name) {
       node->output()->setType(made.type());
     }
   });

@@ -10,7 +10,7 @@ Editor::Editor(PassContext& context)
       snapshot_(takeSnapshot(graph_)),
       nodes_(nodesInOrder(*graph_)) {
   for (const Node* node : nodes_) {
-    indices_.emplace(node, static_cast<int64_t>(indices_.size()));
+    indices_.emplace(node, indices_.size());
   }
   forEachValue(graph_->block(), [&](Value* value) { values_[value->unique()] = value; });
 }
@@ -42,24 +42,24 @@ Value* Editor::value(int64_t id) const {
 }
 
 void Editor::own(Node* made) {
-  indices_.emplace(made, static_cast<int64_t>(nodes_.size()));
+  indices_.emplace(made, nodes_.size());
   nodes_.push_back(made);
 }
 
 void Editor::forget(const Node* node, std::vector<int64_t>& gone, std::unordered_set<int64_t>& results) {
   for (const Block* block : node->blocks()) {
     for (const Value* input : block->inputs()) {
-      values_.erase(static_cast<int64_t>(input->unique()));
+      values_.erase(input->unique());
     }
     for (const Node* inner : block->nodes()) {
       forget(inner, gone, results);
     }
     for (const Value* output : block->outputs()) {
-      results.insert(static_cast<int64_t>(output->unique()));
+      results.insert(output->unique());
     }
   }
   for (const Value* output : node->outputs()) {
-    values_.erase(static_cast<int64_t>(output->unique()));
+    values_.erase(output->unique());
   }
   const auto index = indices_.find(node);
   nodes_[index->second] = nullptr;
@@ -69,11 +69,11 @@ void Editor::forget(const Node* node, std::vector<int64_t>& gone, std::unordered
 
 Editor::Inserted Editor::adopt(Node* made, const Node* like) {
   Inserted inserted{recordOf(made), {}, static_cast<int64_t>(nodes_.size())};
-  if (like != nullptr && made->kind() != c10::prim::Constant) {
+  if (like != nullptr && made->kind() != prim::Constant) {
     inserted.node.source = sourceLine(like);
   }
   for (Value* output : made->outputs()) {
-    const auto id = static_cast<int64_t>(output->unique());
+    const auto id = output->unique();
     values_[id] = output;
     inserted.node.outputs.push_back(id);
     inserted.values.push_back(recordOf(output, output->debugName(), false));
@@ -86,7 +86,7 @@ Editor::Inserted Editor::insert(
     const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like) {
   const auto wanted = symbol(kind);
   TORCH_CHECK(
-      !wanted.is_prim() || wanted == c10::prim::ListConstruct || wanted == c10::prim::TupleConstruct, kind,
+      !wanted.is_prim() || wanted == prim::ListConstruct || wanted == prim::TupleConstruct, kind,
       " cannot be inserted: only operators, prim::ListConstruct and prim::TupleConstruct can");
   std::vector<Value*> operands;
   for (const int64_t id : inputs) {
@@ -94,7 +94,7 @@ Editor::Inserted Editor::insert(
   }
   Node* place = placeOf(before);
   Node* origin = node(like);
-  if (wanted == c10::prim::ListConstruct) {
+  if (wanted == prim::ListConstruct) {
     TORCH_CHECK(!operands.empty(), "a list needs an element: an empty one has no type");
     const auto type = c10::unshapedType(operands[0]->type());
     for (const Value* operand : operands) {
@@ -104,7 +104,7 @@ Editor::Inserted Editor::insert(
     }
     return adopt(graph_->createList(type, operands)->insertBefore(place)->copyMetadata(origin), origin);
   }
-  if (wanted == c10::prim::TupleConstruct) {
+  if (wanted == prim::TupleConstruct) {
     return adopt(graph_->createTuple(operands)->insertBefore(place)->copyMetadata(origin), origin);
   }
   Node* made = insertNode(place, wanted, operands, origin);
@@ -145,10 +145,10 @@ Editor::Inserted Editor::insertAttribute(const std::string& path, int64_t before
   TORCH_CHECK(
       !path.empty() && attributeAt(context().module(), path), "the module has no attribute '", path, "'");
   Value* owner = readAttribute(*graph_, placeOf(before), path);
-  for (Value* part = owner->node()->input(); part->node()->kind() == c10::prim::GetAttr;
+  for (Value* part = owner->node()->input(); part->node()->kind() == prim::GetAttr;
        part = part->node()->input()) {
     own(part->node());
-    values_[static_cast<int64_t>(part->unique())] = part;
+    values_[part->unique()] = part;
   }
   return adopt(owner->node(), nullptr);
 }
@@ -189,7 +189,7 @@ Editor::Removed Editor::remove(int64_t index) {
   target->destroy();
   for (const int64_t id : results) {
     const auto found = values_.find(id);
-    const auto is_result = [](const Use& use) { return use.user->kind() == c10::prim::Return; };
+    const auto is_result = [](const Use& use) { return use.user->kind() == prim::Return; };
     if (found != values_.end() && std::ranges::none_of(found->second->uses(), is_result)) {
       removed.results.push_back(id);
     }

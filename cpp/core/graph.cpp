@@ -48,15 +48,11 @@ bool isOfTorch(const std::string& line) {
       places, [&](const char* place) { return line.find(place) != std::string::npos; });
 }
 
-bool makesTensor(const Node* node) {
-  return std::ranges::any_of(node->outputs(), [](const Value* value) {
-    return value->type()->isSubtypeOf(*c10::TensorType::get());
-  });
-}
+bool makesTensor(const Node* node) { return std::ranges::any_of(node->outputs(), isTensor); }
 
 std::string operatorName(const Node* node) {
-  if (node->kind() == c10::prim::CallMethod && node->input(0)->node()->kind() == c10::prim::GetAttr) {
-    return node->input(0)->node()->s(c10::attr::name);
+  if (node->kind() == prim::CallMethod && node->input(0)->node()->kind() == prim::GetAttr) {
+    return node->input(0)->node()->s(attr::name);
   }
   std::string name = node->kind().toUnqualString();
   if (name.rfind("deferred_", 0) == 0) {
@@ -105,6 +101,20 @@ bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementO
     }
     return replacement != nullptr;
   });
+}
+
+std::vector<Node*> nodesWhere(Graph& graph, const std::function<bool(const Node*)>& test) {
+  std::vector<Node*> nodes;
+  forEachNode(graph, [&](Node* node) {
+    if (test(node)) {
+      nodes.push_back(node);
+    }
+  });
+  return nodes;
+}
+
+std::vector<Node*> nodesInOrder(Graph& graph) {
+  return nodesWhere(graph, [](const Node*) { return true; });
 }
 
 void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
@@ -200,7 +210,7 @@ NodeNames nodeNames(Graph& graph) {
   // are to be the same.
   std::vector<const Node*> rest;
   forEachNode(graph, [&](Node* node) {
-    if (node->kind() == c10::prim::Constant || isQuantization(node) || isPlace(node)) {
+    if (node->kind() == prim::Constant || isQuantization(node) || isPlace(node)) {
       return;
     }
     makesTensor(node) && node->hasUses() ? give(node) : rest.push_back(node);
@@ -209,7 +219,9 @@ NodeNames nodeNames(Graph& graph) {
   return names;
 }
 
-bool isConstant(const Value* value) { return value->node()->kind() == c10::prim::Constant; }
+bool isTensor(const Value* value) { return value->type()->isSubtypeOf(*c10::TensorType::get()); }
+
+bool isConstant(const Value* value) { return value->node()->kind() == prim::Constant; }
 
 bool isNone(const Value* value) { return value->mustBeNone(); }
 
@@ -252,7 +264,7 @@ Value* insertConstant(Node* before, const c10::IValue& constant) {
 
 void hoist(Value* value, Node* before) {
   Node* node = value->node();
-  if (node->kind() == c10::prim::Param || !before->isBefore(node)) {
+  if (node->kind() == prim::Param || !before->isBefore(node)) {
     return;
   }
   for (Value* operand : node->inputs()) {
@@ -263,7 +275,7 @@ void hoist(Value* value, Node* before) {
 
 bool isTranspose(const Node* node) {
   static const auto numpy = symbol("aten::numpy_T");
-  return node->kind() == c10::aten::t || node->kind() == numpy;
+  return node->kind() == aten::t || node->kind() == numpy;
 }
 
 static const auto place_attribute = c10::Symbol::attr("place");
@@ -275,7 +287,7 @@ std::optional<int64_t> placeOf(const Node* node) {
 void setPlace(Node* node, int64_t place) { node->i_(place_attribute, place); }
 
 void handOverPlace(const Node* from, Node* to) {
-  const bool fixed = to->kind() == c10::prim::Constant || to->kind() == c10::prim::Param;
+  const bool fixed = to->kind() == prim::Constant || to->kind() == prim::Param;
   if (const auto place = placeOf(from); place && !fixed && !placeOf(to)) {
     setPlace(to, *place);
   }

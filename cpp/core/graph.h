@@ -6,6 +6,9 @@
 namespace jit_passes JIT_PASSES_API {
 
 namespace aten = c10::aten;
+namespace aten = c10::aten;
+namespace attr = c10::attr;
+namespace prim = c10::prim;
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;
@@ -24,6 +27,10 @@ inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
 bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit);
 // Puts what is given for a node in the place of its only output, and destroys the node; null leaves it alone.
 bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf);
+
+// All nodes in that order; a node's place in it is how other code refers to it. And those that pass a test.
+std::vector<Node*> nodesInOrder(Graph& graph);
+std::vector<Node*> nodesWhere(Graph& graph, const std::function<bool(const Node*)>& test);
 
 // Visits inputs, results and what nested blocks have of these.
 void forEachValue(Block* block, const std::function<void(Value*)>& visit);
@@ -49,6 +56,7 @@ inline std::optional<c10::IValue> constantOf(const Value* value) { return torch:
 std::optional<at::Tensor> constantTensor(const Value* value);
 std::optional<double> constantNumber(const Value* value);
 std::optional<std::vector<int64_t>> constantInts(const Value* value);
+bool isTensor(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
 

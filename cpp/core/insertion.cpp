@@ -3,7 +3,6 @@
 #include "batch_norm.h"
 #include "module.h"
 #include "places.h"
-#include "snapshot.h"
 
 namespace jit_passes {
 namespace {
@@ -52,7 +51,7 @@ Value* asTensor(Value* value, Node* before) {
   if (value->type()->kind() != c10::TypeKind::OptionalType) {
     return value;
   }
-  return insertValue(before, c10::prim::unchecked_cast, {value}, before);
+  return insertValue(before, prim::unchecked_cast, {value}, before);
 }
 
 } // namespace
@@ -117,7 +116,7 @@ Node* Insertions::nodeFor(const Insertion& insertion) const {
     return value->uses().at(0).user;
   }
   Node* maker = value->node();
-  return maker->kind() == c10::prim::Param ? maker->owningBlock()->nodes().front() : maker->next();
+  return maker->kind() == prim::Param ? maker->owningBlock()->nodes().front() : maker->next();
 }
 
 Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before, const Node* like) {
@@ -169,7 +168,7 @@ Value* Insertions::shared(const std::string& role) {
   } else if (role == "observe") {
     Value* training = readAttribute(*graph_, start_, "training");
     Value* enabled = readSwitch(module, *graph_, start_, "observer_enabled", true);
-    value = insertValue(start_, c10::aten::__and__, {training, enabled}, start_, c10::BoolType::get());
+    value = insertValue(start_, aten::__and__, {training, enabled}, start_, c10::BoolType::get());
   } else if (role == "enabled") {
     value = readSwitch(module, *graph_, start_, "fake_quantize_enabled", true);
   } else if (role == "corrections") {

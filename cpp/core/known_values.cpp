@@ -25,7 +25,7 @@ std::optional<c10::IValue> KnownValues::attribute(const Value* value) const {
 
 std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
   const Node* node = value->node();
-  if (node->kind() == c10::aten::_unwrap_optional || node->kind() == c10::prim::unchecked_cast) {
+  if (node->kind() == aten::_unwrap_optional || node->kind() == prim::unchecked_cast) {
     return parameter(node->input(0));
   }
   if (isTranspose(node)) {
@@ -33,11 +33,16 @@ std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
     const bool known = matrix && matrix->isTensor() && matrix->toTensor().dim() == 2;
     return known ? std::optional<c10::IValue>(matrix->toTensor().detach().t()) : std::nullopt;
   }
-  if (node->kind() != c10::prim::GetAttr || isWritten(value)) {
+  if (node->kind() != prim::GetAttr || isWritten(value)) {
     return std::nullopt;
   }
   const auto held = attribute(value);
   return held && (held->isTensor() || held->isNone()) ? held : std::nullopt;
+}
+
+std::optional<at::Tensor> KnownValues::tensor(const Value* value) const {
+  const auto held = parameter(value);
+  return held && held->isTensor() ? std::optional(held->toTensor()) : constantTensor(value);
 }
 
 bool KnownValues::isNone(const Value* value) const {
@@ -61,7 +66,7 @@ std::optional<int64_t> KnownValues::length(const Value* list) const {
   if (isWritten(list)) {
     return std::nullopt;
   }
-  if (list->node()->kind() == c10::prim::ListConstruct) {
+  if (list->node()->kind() == prim::ListConstruct) {
     return list->node()->inputs().size();
   }
   const auto constant = constantInts(list);

@@ -26,6 +26,9 @@ class KnownValues {
   // is such a matrix transposed.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
+  // A constant, or a parameter.
+  std::optional<at::Tensor> tensor(const Value* value) const;
+
   // Whether it is None, or an attribute that is.
   bool isNone(const Value* value) const;
 

@@ -76,11 +76,11 @@ class Linter {
                std::to_string(found);
       });
     };
-    if (node->kind() == c10::prim::If) {
+    if (node->kind() == prim::If) {
       same(2, blocks.size(), "blocks");
       same(node->outputs().size(), blocks[0]->outputs().size(), "results of the first block");
       same(node->outputs().size(), blocks[1]->outputs().size(), "results of the second block");
-    } else if (node->kind() == c10::prim::Loop) {
+    } else if (node->kind() == prim::Loop) {
       same(1, blocks.size(), "blocks");
       same(node->outputs().size() + 1, blocks[0]->outputs().size(), "results of the block");
       same(node->inputs().size() - 1, blocks[0]->inputs().size(), "inputs of the block");

@@ -85,7 +85,7 @@ class Matcher {
       return known->second == value || sameConstant(known->second, value) ||
              fail([&] { return place() + " is not the %" + inputName(wanted) + " matched before"; });
     }
-    if (wanted->node()->kind() == c10::prim::Param) {
+    if (wanted->node()->kind() == prim::Param) {
       if (pattern_.isTyped(wanted) && !fitsType(wanted, value)) {
         return fail([&] {
           return place() + " is of type " + value->type()->annotation_str() + ", not " +
@@ -102,7 +102,7 @@ class Matcher {
                return place() + " is " + textOf(value) + ", not " + textOf(const_cast<Value*>(wanted));
              });
     }
-    if (value->node()->kind() == c10::prim::Param) {
+    if (value->node()->kind() == prim::Param) {
       return fail(
           [&] { return place() + " is an argument where the pattern has " + nameOf(wanted->node()); });
     }
@@ -256,7 +256,7 @@ bool cannotMatch(const Pattern& pattern, const Node* node) {
   const auto operands = node->inputs();
   for (size_t i = 0; i < wanted.size() && i < operands.size(); ++i) {
     const Node* maker = wanted[i]->node();
-    if (maker->kind() != c10::prim::Param && maker->kind() != c10::prim::Constant &&
+    if (maker->kind() != prim::Param && maker->kind() != prim::Constant &&
         !pattern.mayBe(maker, operands[i]->node()->kind())) {
       return true;
     }

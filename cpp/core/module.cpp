@@ -99,84 +99,20 @@ class Builder {
 
 void retypeAttributes(Graph& graph) {
   forEachNode(graph, [](Node* node) {
-    if (node->kind() == c10::prim::fork) {
-      auto& branch = *node->g(c10::attr::Subgraph);
+    if (node->kind() == prim::fork) {
+      auto& branch = *node->g(attr::Subgraph);
       for (size_t i = 0; i < node->inputs().size(); ++i) {
         branch.inputs().at(i)->setType(node->input(i)->type());
       }
       retypeAttributes(branch);
     }
     const auto owner =
-        node->kind() == c10::prim::GetAttr ? node->input()->type()->cast<c10::ClassType>() : nullptr;
+        node->kind() == prim::GetAttr ? node->input()->type()->cast<c10::ClassType>() : nullptr;
     if (owner && owner->is_module()) {
-      node->output()->setType(owner->getAttribute(node->s(c10::attr::name)));
+      node->output()->setType(owner->getAttribute(node->s(attr::name)));
     }
   });
 }
-
-} // namespace
-
-Module rebuildModule(
-    const Module& original, const Methods& methods, const KeepAttribute& keep, Values values) {
-  const bool uses_classes =
-      std::ranges::any_of(methods, [](const auto& m) { return usesClasses(*m.second); });
-  const auto unit =
-      uses_classes ? original._ivalue()->compilation_unit() : std::make_shared<torch::jit::CompilationUnit>();
-  Module module = Builder(keep, values, unit).build(original._ivalue());
-  for (const auto& [name, graph] : methods) {
-    graph->inputs().at(0)->setType(module.type());
-    retypeAttributes(*graph);
-    const auto& schema = original.get_method(name).function().getSchema();
-    auto arguments = schema.arguments();
-    arguments.at(0) = arguments.at(0).cloneWithType(module.type());
-    auto* function = unit->create_function(c10::QualifiedName(*module.type()->name(), name), graph);
-    module.type()->addMethod(function);
-    function->setSchema(schema.cloneWithArguments(std::move(arguments)));
-  }
-  return module;
-}
-
-std::optional<c10::IValue> attributeOf(const Module& self, const Value* value) {
-  const Node* node = value->node();
-  if (node->kind() == c10::prim::Param) {
-    const bool is_self = node->owningBlock()->owningNode() == nullptr && value->offset() == 0;
-    return is_self ? std::optional<IValue>(self._ivalue()) : std::nullopt;
-  }
-  if (node->kind() != c10::prim::GetAttr) {
-    return std::nullopt;
-  }
-  const auto owner = attributeOf(self, node->input());
-  if (!owner || !owner->isObject() || !owner->toObjectRef().type()->hasAttribute(node->s(c10::attr::name))) {
-    return std::nullopt;
-  }
-  return owner->toObjectRef().getAttr(node->s(c10::attr::name));
-}
-
-std::string attributePath(const Value* value) {
-  std::string path;
-  for (const Node* node = value->node(); node->kind() == c10::prim::GetAttr; node = node->input()->node()) {
-    path = node->s(c10::attr::name) + (path.empty() ? "" : ".") + path;
-  }
-  return path;
-}
-
-std::unordered_set<std::string> assignedAttributes(Graph& graph) {
-  std::unordered_set<std::string> names;
-  forEachNode(graph, [&](const Node* node) {
-    if (node->kind() == c10::prim::SetAttr) {
-      names.insert(node->s(c10::attr::name));
-    }
-  });
-  return names;
-}
-
-bool passesThrough(const Value* value, const std::unordered_set<std::string>& attributes) {
-  const Node* node = value->node();
-  return node->kind() == c10::prim::GetAttr &&
-         (attributes.count(node->s(c10::attr::name)) > 0 || passesThrough(node->input(), attributes));
-}
-
-namespace {
 
 std::vector<std::string> partsOf(const std::string& path) {
   std::vector<std::string> parts;
@@ -205,7 +141,69 @@ std::optional<Module> ownedModule(const Module& root, const std::string& path) {
   return module;
 }
 
+bool keepAll(const c10::ivalue::Object&, const std::string&) { return true; }
+
 } // namespace
+
+Module rebuildModule(
+    const Module& original, const Methods& methods, const KeepAttribute& keep, Values values) {
+  const bool uses_classes =
+      std::ranges::any_of(methods, [](const auto& m) { return usesClasses(*m.second); });
+  const auto unit =
+      uses_classes ? original._ivalue()->compilation_unit() : std::make_shared<torch::jit::CompilationUnit>();
+  Module module = Builder(keep, values, unit).build(original._ivalue());
+  for (const auto& [name, graph] : methods) {
+    graph->inputs().at(0)->setType(module.type());
+    retypeAttributes(*graph);
+    const auto& schema = original.get_method(name).function().getSchema();
+    auto arguments = schema.arguments();
+    arguments.at(0) = arguments.at(0).cloneWithType(module.type());
+    auto* function = unit->create_function(c10::QualifiedName(*module.type()->name(), name), graph);
+    module.type()->addMethod(function);
+    function->setSchema(schema.cloneWithArguments(std::move(arguments)));
+  }
+  return module;
+}
+
+std::optional<c10::IValue> attributeOf(const Module& self, const Value* value) {
+  const Node* node = value->node();
+  if (node->kind() == prim::Param) {
+    const bool is_self = node->owningBlock()->owningNode() == nullptr && value->offset() == 0;
+    return is_self ? std::optional<IValue>(self._ivalue()) : std::nullopt;
+  }
+  if (node->kind() != prim::GetAttr) {
+    return std::nullopt;
+  }
+  const auto owner = attributeOf(self, node->input());
+  if (!owner || !owner->isObject() || !owner->toObjectRef().type()->hasAttribute(node->s(attr::name))) {
+    return std::nullopt;
+  }
+  return owner->toObjectRef().getAttr(node->s(attr::name));
+}
+
+std::string attributePath(const Value* value) {
+  std::string path;
+  for (const Node* node = value->node(); node->kind() == prim::GetAttr; node = node->input()->node()) {
+    path = node->s(attr::name) + (path.empty() ? "" : ".") + path;
+  }
+  return path;
+}
+
+std::unordered_set<std::string> assignedAttributes(Graph& graph) {
+  std::unordered_set<std::string> names;
+  forEachNode(graph, [&](const Node* node) {
+    if (node->kind() == prim::SetAttr) {
+      names.insert(node->s(attr::name));
+    }
+  });
+  return names;
+}
+
+bool passesThrough(const Value* value, const std::unordered_set<std::string>& attributes) {
+  const Node* node = value->node();
+  return node->kind() == prim::GetAttr &&
+         (attributes.count(node->s(attr::name)) > 0 || passesThrough(node->input(), attributes));
+}
 
 std::string addTensorAttribute(
     Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor,
@@ -259,10 +257,8 @@ Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& n
       held.isTensor() && held.toTensor().scalar_type() == at::kBool && held.toTensor().dim() == 0,
       "the module has an attribute '", name, "' of its own, which is what a switch is to be called");
   torch::jit::WithInsertPoint guard(before);
-  return graph.insert(c10::aten::Bool, {graph.insertGetAttr(graph.inputs().at(0), name)});
+  return graph.insert(aten::Bool, {graph.insertGetAttr(graph.inputs().at(0), name)});
 }
-
-static bool keepAll(const c10::ivalue::Object&, const std::string&) { return true; }
 
 Module cloneModule(const Module& original) {
   Methods methods;

@@ -15,14 +15,14 @@ std::string stringConstant(const Value* value) {
 bool padsTwoAxesAtMost(const Node* node) {
   const Value* list = node->input(1);
   const auto constant = constantInts(list);
-  const size_t length = constant                                           ? constant->size()
-                        : list->node()->kind() == c10::prim::ListConstruct ? list->node()->inputs().size()
-                                                                           : SIZE_MAX;
+  const size_t length = constant                                      ? constant->size()
+                        : list->node()->kind() == prim::ListConstruct ? list->node()->inputs().size()
+                                                                      : SIZE_MAX;
   return length <= 4;
 }
 
 bool padsWithZeros(const Node* node) {
-  if (node->kind() == c10::aten::constant_pad_nd) {
+  if (node->kind() == aten::constant_pad_nd) {
     return constantNumber(node->input(2)) == 0.0;
   }
   const bool constant_mode = stringConstant(node->input(2)) == "constant";
@@ -164,9 +164,7 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
 
 std::optional<WeightedOperator> weightedOperator(const Node* node) { return traitsOf(node->kind()).weighted; }
 
-bool isNormalization(Symbol kind) {
-  return kind == c10::aten::batch_norm || kind == c10::aten::instance_norm;
-}
+bool isNormalization(Symbol kind) { return kind == aten::batch_norm || kind == aten::instance_norm; }
 
 bool isDropout(const Node* node) { return traitsOf(node->kind()).dropout; }
 
@@ -174,16 +172,15 @@ bool movesData(const Node* node) {
   if (!traitsOf(node->kind()).moves_data || node->inputs().empty() || node->outputs().size() != 1) {
     return false;
   }
-  if (node->kind() == c10::aten::view) { // view(dtype) looks at other values
+  if (node->kind() == aten::view) { // view(dtype) looks at other values
     return node->input(1)->type()->kind() == c10::TypeKind::ListType;
   }
-  const bool pads = node->kind() == c10::aten::constant_pad_nd || node->kind() == c10::aten::pad;
+  const bool pads = node->kind() == aten::constant_pad_nd || node->kind() == aten::pad;
   return !pads || (padsWithZeros(node) && padsTwoAxesAtMost(node));
 }
 
 bool isElementwise(const Node* node) {
-  return traitsOf(node->kind()).elementwise > 0 && node->outputs().size() == 1 &&
-         node->output()->type()->isSubtypeOf(*c10::TensorType::get());
+  return traitsOf(node->kind()).elementwise > 0 && node->outputs().size() == 1 && isTensor(node->output());
 }
 
 bool isQuantization(const Node* node) {

@@ -64,7 +64,7 @@ std::shared_ptr<Graph> parse(const std::string& ir) {
   std::unordered_map<std::string, Value*> names;
   torch::jit::parseIR(ir, graph.get(), names);
   for (const auto& [name, value] : names) { // PyTorch keeps no names that are numbers
-    if (value->node()->kind() == c10::prim::Param && !value->hasDebugName()) {
+    if (value->node()->kind() == prim::Param && !value->hasDebugName()) {
       value->setDebugName("#" + name);
     }
   }
@@ -152,9 +152,9 @@ void Pattern::check() {
         " cannot be part of a pattern: branches and loops are not "
         "matched, what stands inside of them is");
     TORCH_CHECK(
-        node->kind() != c10::prim::CallFunction && node->kind() != c10::prim::CallMethod, describe(node),
+        node->kind() != prim::CallFunction && node->kind() != prim::CallMethod, describe(node),
         " cannot be part of a pattern: it calls what cannot be inlined");
-    if (node->kind() != c10::prim::Constant) {
+    if (node->kind() != prim::Constant) {
       nodes_.push_back(node);
     }
   }
@@ -163,7 +163,7 @@ void Pattern::check() {
   TORCH_CHECK(graph->outputs().size() > 0, "a pattern returns what it computes:\n", graph->toString());
   for (const Value* output : graph->outputs()) {
     TORCH_CHECK(
-        output->node()->kind() != c10::prim::Param && !isConstant(output), "the pattern returns %",
+        output->node()->kind() != prim::Param && !isConstant(output), "the pattern returns %",
         output->debugName(), ", which none of its operators computes:\n", graph->toString());
   }
   anchor_ = nodes_.back();
@@ -174,11 +174,11 @@ void Pattern::check() {
     for (const Node* node : nodes_) {
       for (const Value* input : node->inputs()) {
         const Node* maker = input->node();
-        const bool through_input = maker->kind() == c10::prim::Param;
+        const bool through_input = maker->kind() == prim::Param;
         const bool linked =
             through_input
                 ? std::ranges::any_of(input->uses(), [&](const auto& use) { return reached.count(use.user); })
-                : maker->kind() != c10::prim::Constant && (reached.count(maker) || reached.count(node));
+                : maker->kind() != prim::Constant && (reached.count(maker) || reached.count(node));
         if (linked) {
           grew |= reached.insert(node).second;
           if (!through_input) {
@@ -211,7 +211,7 @@ std::string inputName(const Value* input) {
 void checkRests(Graph& graph) {
   for (const Value* input : graph.inputs()) {
     for (const auto& use : input->uses()) {
-      const bool last = use.user->kind() != c10::prim::Return && use.user->owningBlock() == graph.block() &&
+      const bool last = use.user->kind() != prim::Return && use.user->owningBlock() == graph.block() &&
                         use.user->blocks().empty() && use.offset + 1 == use.user->inputs().size();
       TORCH_CHECK(
           last || !isRest(input), "%", inputName(input),
@@ -222,7 +222,7 @@ void checkRests(Graph& graph) {
 }
 
 bool isRest(const Value* value) {
-  return value->node()->kind() == c10::prim::Param && value->hasDebugName() &&
+  return value->node()->kind() == prim::Param && value->hasDebugName() &&
          value->debugName().rfind("rest", 0) == 0;
 }
 

@@ -21,15 +21,7 @@ bool isObserver(const Node* node) { return node->outputs().empty() && isPlace(no
 
 bool isTrained(const Node* node) { return !node->outputs().empty() && isPlace(node); }
 
-std::vector<Node*> placesOf(Graph& graph) {
-  std::vector<Node*> found;
-  forEachNode(graph, [&](Node* node) {
-    if (isPlace(node)) {
-      found.push_back(node);
-    }
-  });
-  return found;
-}
+std::vector<Node*> placesOf(Graph& graph) { return nodesWhere(graph, isPlace); }
 
 int64_t placeIdOf(const Node* node) {
   static constexpr std::string_view start = "{\"id\": ";

@@ -35,14 +35,14 @@ class Printer {
       names_[input] = unique(input->hasDebugName() ? input->debugNameBase() : "value");
     }
     for (Node* node : block->nodes()) {
-      if (node->kind() == c10::prim::Constant) {
+      if (node->kind() == prim::Constant) {
         names_[node->output()] = constant(node->output());
         continue;
       }
-      if (node->kind() == c10::prim::GetAttr) {
+      if (node->kind() == prim::GetAttr) {
         const auto& owner = names_.at(node->input());
-        const bool of_self = node->input()->node()->kind() == c10::prim::Param;
-        names_[node->output()] = (of_self ? "" : owner + ".") + node->s(c10::attr::name);
+        const bool of_self = node->input()->node()->kind() == prim::Param;
+        names_[node->output()] = (of_self ? "" : owner + ".") + node->s(attr::name);
         continue;
       }
       for (Block* inner : node->blocks()) {
@@ -85,7 +85,7 @@ class Printer {
 
   void printBlock(Block* block, int depth) {
     for (Node* node : block->nodes()) {
-      if (node->kind() == c10::prim::Constant || node->kind() == c10::prim::GetAttr) {
+      if (node->kind() == prim::Constant || node->kind() == prim::GetAttr) {
         continue;
       }
       out_ << std::string(2 * depth, ' ');
@@ -93,8 +93,8 @@ class Printer {
         out_ << join(node->outputs()) << " = ";
       }
       out_ << node->kind().toQualString();
-      if (node->kind() == c10::prim::SetAttr) {
-        out_ << "[" << node->s(c10::attr::name) << "]";
+      if (node->kind() == prim::SetAttr) {
+        out_ << "[" << node->s(attr::name) << "]";
       }
       out_ << "(" << join(node->inputs()) << ")\n";
       for (size_t i = 0; i < node->blocks().size(); ++i) {
@@ -103,8 +103,8 @@ class Printer {
         printBlock(inner, depth + 2);
         out_ << std::string(2 * depth + 4, ' ') << "-> (" << join(inner->outputs()) << ")\n";
       }
-      if (node->hasAttribute(c10::attr::Subgraph)) { // of autograd's and of fused groups
-        std::istringstream lines(formatGraph(*node->g(c10::attr::Subgraph)));
+      if (node->hasAttribute(attr::Subgraph)) { // of autograd's and of fused groups
+        std::istringstream lines(formatGraph(*node->g(attr::Subgraph)));
         for (std::string line; std::getline(lines, line);) {
           out_ << std::string(2 * depth + 2, ' ') << line << "\n";
         }

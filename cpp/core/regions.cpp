@@ -141,7 +141,7 @@ void checkUnits(const Units& units) {
 Order::Order(const std::shared_ptr<Graph>& graph) {
   const auto written = writtenValues(graph);
   bool assigns = false;
-  forEachNode(*graph, [&](const Node* node) { assigns |= node->kind() == c10::prim::SetAttr; });
+  forEachNode(*graph, [&](const Node* node) { assigns |= node->kind() == prim::SetAttr; });
   const auto any = [](const auto& values, const auto& test) {
     return std::any_of(values.begin(), values.end(), test);
   };
@@ -151,7 +151,7 @@ Order::Order(const std::shared_ptr<Graph>& graph) {
       return any(block->nodes(), [&](const Node* inner) { return isFixed(inner); });
     });
     if (contains || mayWrite(node) || node->hasSideEffects() || node->isNondeterministic() ||
-        (assigns && node->kind() == c10::prim::GetAttr) || any(node->inputs(), is_written) ||
+        (assigns && node->kind() == prim::GetAttr) || any(node->inputs(), is_written) ||
         any(node->outputs(), is_written)) {
       fixed_.insert(node);
     }
@@ -160,9 +160,9 @@ Order::Order(const std::shared_ptr<Graph>& graph) {
 
 bool Order::isCopied(const Node* node) const {
   static const std::unordered_set<Symbol> kinds{
-      c10::prim::Constant,
-      c10::prim::ListConstruct,
-      c10::prim::ListUnpack,
+      prim::Constant,
+      prim::ListConstruct,
+      prim::ListUnpack,
       Symbol::fromQualString("jit_passes::quantize"),
       Symbol::fromQualString("jit_passes::dequantize"),
       Symbol::fromQualString("jit_passes::quantize_per_channel"),
@@ -177,7 +177,7 @@ std::vector<Node*> Order::sourcesOf(Node* node) const {
     pending.pop_back();
     for (const Value* value : reader->inputs()) {
       Node* source = const_cast<Node*>(value->node());
-      if (source->owningBlock() == node->owningBlock() && source->kind() != c10::prim::Param) {
+      if (source->owningBlock() == node->owningBlock() && source->kind() != prim::Param) {
         (isCopied(source) ? pending : sources).push_back(source);
       }
     }
@@ -188,11 +188,11 @@ std::vector<Node*> Order::sourcesOf(Node* node) const {
 void Order::visit(Node* first, const Node* last, const Visit& visit) const {
   const Block* block = first->owningBlock();
   Node* fixed = nullptr; // the one before
-  for (Node* node = first; node->kind() != c10::prim::Return; node = node->next()) {
+  for (Node* node = first; node->kind() != prim::Return; node = node->next()) {
     std::vector<Node*> before;
     forEachOperand(node, [&](const Value* value) {
       Node* source = const_cast<Node*>(value->node());
-      const bool inside = source->owningBlock() == block && source->kind() != c10::prim::Param;
+      const bool inside = source->owningBlock() == block && source->kind() != prim::Param;
       if (inside && !source->isBefore(first)) {
         before.push_back(source);
       }

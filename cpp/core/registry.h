@@ -103,10 +103,27 @@ struct OpInfo {
   std::string summary;
 };
 
+// The invariants and the options of a pass.
+template <typename... Names>
+std::vector<std::string> needs(Names... names) {
+  return {names...};
+}
+template <typename... Names>
+std::vector<std::string> ensures(Names... names) {
+  return {names...};
+}
+inline std::vector<PassOption> takes(std::vector<PassOption> options) { return options; }
+
 struct RegisterPass {
   RegisterPass(
       std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_ = {},
       std::vector<std::string> ensures = {}, std::vector<PassOption> options = {});
+  RegisterPass(
+      std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_,
+      std::vector<PassOption> options)
+      : RegisterPass(
+            std::move(name), std::move(summary), std::move(run), std::move(requires_), {},
+            std::move(options)) {}
 };
 
 struct RegisterInvariant {

@@ -9,7 +9,7 @@ namespace {
 // Whether a value can be had earlier: constants, and attributes where none is assigned to.
 bool canHoist(const Value* value, bool attributes) {
   const Node* node = value->node();
-  return isConstant(value) || (attributes && node->kind() == c10::prim::GetAttr);
+  return isConstant(value) || (attributes && node->kind() == prim::GetAttr);
 }
 
 class Replacer {
@@ -110,7 +110,7 @@ class Replacer {
         context_.module(), moduleOf(principal_).first, attributeName(name), computed.value.toTensor(),
         computed.parameter);
     Value* value = readAttribute(*context_.graph(), point_, path);
-    for (Value* part = value; part->node()->kind() == c10::prim::GetAttr; part = part->node()->input()) {
+    for (Value* part = value; part->node()->kind() == prim::GetAttr; part = part->node()->input()) {
       made_.push_back(part->node());
     }
     return value;
@@ -217,7 +217,7 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
   std::optional<bool> attributes;
   const std::function<bool(Value*)> reach = [&](Value* value) {
     Node* node = value->node();
-    if (node->kind() == c10::prim::Param || node->isBefore(point)) {
+    if (node->kind() == prim::Param || node->isBefore(point)) {
       return true;
     }
     attributes = attributes ? attributes : assignedAttributes(*point->owningGraph()).empty();

@@ -71,7 +71,7 @@ class Rewriter {
     std::transform(
         rules.begin(), rules.end(), std::back_inserter(all), [](const auto& r) { return r.get(); });
     aliases_ = aliasesOf(context, all);
-    forEachNode(*graph_, [&](Node*) { ++bound_; });
+    bound_ += nodesInOrder(*graph_).size();
   }
 
   std::vector<Rewrite> run() {
@@ -80,11 +80,8 @@ class Rewriter {
     for (bool changed = true; changed;) {
       changed = false;
       refused_.clear();
-      std::vector<Node*> nodes;
-      forEachNode(*graph_, [&](Node* node) {
-        nodes.push_back(node);
-        present_.insert(node);
-      });
+      const auto nodes = nodesInOrder(*graph_);
+      present_.insert(nodes.begin(), nodes.end());
       std::deque<Node*> queue(nodes.begin(), nodes.end());
       while (!queue.empty()) {
         Node* node = queue.front();
@@ -160,8 +157,8 @@ class Rewriter {
       lookAgain(node, seen, reach_);
     }
     for (Value* operand : operands) { // one use less may let another rule match
-      if (!isConstant(operand) && operand->node()->kind() != c10::prim::Param &&
-          operand->node()->kind() != c10::prim::GetAttr) {
+      if (!isConstant(operand) && operand->node()->kind() != prim::Param &&
+          operand->node()->kind() != prim::GetAttr) {
         lookAgain(operand->node(), seen, reach_);
       }
     }
@@ -178,7 +175,7 @@ class Rewriter {
         continue;
       }
       for (const auto& use : output->uses()) {
-        if (use.user->kind() != c10::prim::Return) {
+        if (use.user->kind() != prim::Return) {
           lookAgain(use.user, seen, distance - 1);
         }
       }

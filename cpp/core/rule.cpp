@@ -46,7 +46,7 @@ void Rule::checkReplacement() {
   });
   for (const Node* node : replacement->nodes()) {
     TORCH_CHECK(
-        node->kind() != c10::prim::CallFunction && node->kind() != c10::prim::CallMethod, describe(node),
+        node->kind() != prim::CallFunction && node->kind() != prim::CallMethod, describe(node),
         " cannot be part of a replacement: it calls what cannot be inlined");
     // A name with alternatives stands for what the pattern's node of that name was: there must be one.
     if (pattern.alternatives.count(node->kind())) {

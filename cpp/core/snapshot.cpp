@@ -45,7 +45,7 @@ class Recorder {
     if (const auto found = names_.find(node); found != names_.end()) {
       record.name = found->second;
     }
-    record.source = node->kind() == c10::prim::Constant ? "" : sourceLine(node);
+    record.source = node->kind() == prim::Constant ? "" : sourceLine(node);
     record.block = blockOf(node->owningBlock());
     for (const Value* output : node->outputs()) {
       const auto suffix = node->outputs().size() > 1 ? "." + std::to_string(output->offset()) : "";
@@ -63,7 +63,7 @@ class Recorder {
   void recordValue(const Value* value, const std::string& name) {
     ValueRecord record = recordOf(value, name, written_.count(value) > 0);
     const auto held = parameters_ == nullptr ? std::nullopt : parameters_->parameter(value);
-    if (parameters_ != nullptr && value->node()->kind() == c10::prim::GetAttr) {
+    if (parameters_ != nullptr && value->node()->kind() == prim::GetAttr) {
       record.name = attributePath(value);
     }
     if (held) {
@@ -72,9 +72,7 @@ class Recorder {
     snapshot_.values.push_back(std::move(record));
   }
 
-  int64_t blockOf(const Block* block) {
-    return blocks_.emplace(block, static_cast<int64_t>(blocks_.size())).first->second;
-  }
+  int64_t blockOf(const Block* block) { return blocks_.emplace(block, blocks_.size()).first->second; }
 
   Graph& graph_;
   NodeNames names_;
@@ -108,19 +106,13 @@ std::string overloadOf(const Node* node) {
 
 } // namespace
 
-std::vector<Node*> nodesInOrder(Graph& graph) {
-  std::vector<Node*> nodes;
-  forEachNode(graph, [&](Node* node) { nodes.push_back(node); });
-  return nodes;
-}
-
 NodeRecord recordOf(Node* node) {
   NodeRecord record;
   record.kind = node->kind().toQualString();
   std::tie(record.module, record.module_type) = moduleOf(node);
   record.moves_data = movesData(node);
   for (const Value* input : node->inputs()) {
-    record.inputs.push_back(static_cast<int64_t>(input->unique()));
+    record.inputs.push_back(input->unique());
   }
   record.overload = overloadOf(node);
   return record;
@@ -129,12 +121,11 @@ NodeRecord recordOf(Node* node) {
 ValueRecord recordOf(const Value* value, const std::string& name, bool written) {
   const auto& uses = value->uses();
   ValueRecord record;
-  record.id = static_cast<int64_t>(value->unique());
+  record.id = value->unique();
   record.name = name;
-  record.is_tensor = value->type()->isSubtypeOf(*c10::TensorType::get());
+  record.is_tensor = isTensor(value);
   record.written = written;
-  record.result =
-      std::ranges::any_of(uses, [](const Use& use) { return use.user->kind() == c10::prim::Return; });
+  record.result = std::ranges::any_of(uses, [](const Use& use) { return use.user->kind() == prim::Return; });
   if (const auto type = value->type()->cast<c10::TensorType>()) {
     record.shape = type->sizes().sizes();
     record.dtype = type->scalarType();

@@ -5,9 +5,6 @@
 
 namespace jit_passes {
 
-// All nodes in the order of forEachNode; a node's place in it is how other code refers to it.
-std::vector<Node*> nodesInOrder(Graph& graph);
-
 struct NodeRecord {
   std::string name; // "" for constants and dialect nodes
   std::string kind;

@@ -34,7 +34,7 @@ Tensor channelRows(const Tensor& values, int64_t axis) {
 }
 
 // The smallest and largest value of each channel, without a copy where channels are not interleaved.
-std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, bool pair_sums, string_view name) {
+std::vector<MinMax> measure(const Tensor& x, Axis axis, bool pair_sums, string_view name) {
   if (x.numel() == 0) {
     return std::vector<MinMax>(axis ? x.size(*axis) : 1, {kInfinity, -kInfinity});
   }

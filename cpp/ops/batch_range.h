@@ -1,7 +1,7 @@
 // The least and the largest number of a batch, for operators that follow ranges in training.
 #pragma once
 
-#include "core/registry.h"
+#include "channels.h"
 
 namespace jit_passes {
 
@@ -10,7 +10,7 @@ namespace jit_passes {
 struct Observed {
   std::optional<at::Tensor> fold;
   int64_t fold_axis;
-  std::optional<int64_t> axis;
+  Axis axis;
   bool pair_sums;
   c10::string_view group, name;
 };

@@ -5,6 +5,9 @@
 
 namespace jit_passes {
 
+// Along which channels lie; none for a tensor that is one channel.
+using Axis = std::optional<int64_t>;
+
 // The elements of a dense tensor in memory order are an array [outer, channels, inner]: contiguous,
 // channels-last and all other permutations alike.
 struct ChannelLayout {
@@ -14,7 +17,7 @@ struct ChannelLayout {
 };
 
 // Without an axis the whole tensor is one channel.
-inline ChannelLayout channelLayout(const at::Tensor& dense, std::optional<int64_t> axis) {
+inline ChannelLayout channelLayout(const at::Tensor& dense, Axis axis) {
   if (!axis || dense.size(*axis) == 1 || dense.numel() == 0) {
     return {1, 1, dense.numel()};
   }
@@ -23,7 +26,7 @@ inline ChannelLayout channelLayout(const at::Tensor& dense, std::optional<int64_
 }
 
 // The axis counted from the front; negative ones count from the back.
-inline std::optional<int64_t> wrapAxis(std::optional<int64_t> axis, const at::Tensor& x) {
+inline Axis wrapAxis(Axis axis, const at::Tensor& x) {
   if (!axis) {
     return axis;
   }

@@ -74,7 +74,7 @@ JIT_PASSES_VECTORIZED void maskRow(const float* gradient, const bool* inside, fl
 
 void checkArguments(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> axis) {
+    Axis axis) {
   checkGrid(x, quant_min, quant_max);
   const int64_t expected = axis ? x.size(*axis) : 1;
   TORCH_CHECK(
@@ -84,8 +84,7 @@ void checkArguments(
 }
 
 template <typename Rounding, bool kMasked, typename Number>
-void run(
-    const Tensor& x, Tensor& result, bool* inside, const Grid<Number>& grid, std::optional<int64_t> axis) {
+void run(const Tensor& x, Tensor& result, bool* inside, const Grid<Number>& grid, Axis axis) {
   const auto layout = channelLayout(x, axis);
   const Number* from = x.const_data_ptr<Number>();
   Number* to = result.mutable_data_ptr<Number>();
@@ -108,7 +107,7 @@ void run(
 template <bool kMasked>
 std::tuple<Tensor, Tensor> computeOnCpu(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    Axis ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
   const auto values = denseOf(x).to(computedIn(x));
@@ -124,19 +123,14 @@ std::tuple<Tensor, Tensor> computeOnCpu(
     const Grid<decltype(number)> grid(scale, zero_point, quant_min, quant_max);
     run<decltype(kind), kMasked>(values, result, inside, grid, axis);
   };
-  dispatchRounding(rounding, [&](auto kind) {
-    if (values.scalar_type() == at::kDouble) {
-      compute(kind, double());
-    } else {
-      compute(kind, float());
-    }
-  });
+  dispatchRounding(
+      rounding, [&](auto kind) { dispatchPrecision(values, [&](auto number) { compute(kind, number); }); });
   return {result.to(x.scalar_type()), mask};
 }
 
 std::tuple<Tensor, Tensor> byOperators(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    Axis ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
   const auto dtype = computedIn(x);
@@ -150,13 +144,13 @@ std::tuple<Tensor, Tensor> byOperators(
 template <auto compute>
 Tensor resultOf(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    Axis ch_axis, string_view rounding) {
   return std::get<0>(compute(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding));
 }
 
 // Sizes may be symbols here, which cannot be compared.
 std::tuple<Tensor, Tensor> fakeQuantizeWithMaskMeta(
-    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
+    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, Axis, string_view) {
   return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
 }
 
@@ -189,8 +183,7 @@ class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
  public:
   static Tensor forward(
       torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale,
-      const Tensor& zero_point, int64_t quant_min, int64_t quant_max, std::optional<int64_t> ch_axis,
-      string_view rounding) {
+      const Tensor& zero_point, int64_t quant_min, int64_t quant_max, Axis ch_axis, string_view rounding) {
     static const auto op = findOperator<decltype(byOperators)>("jit_passes::fake_quantize_with_mask");
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [result, inside] = op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
@@ -208,7 +201,7 @@ class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
 
 Tensor fakeQuantizeAutograd(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    Axis ch_axis, string_view rounding) {
   if (at::GradMode::is_enabled() && x.requires_grad()) {
     return FakeQuantize::apply(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
   }
@@ -270,7 +263,7 @@ const RegisterOp train_fixed_op{
 
 Tensor callFakeQuantize(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    Axis ch_axis, string_view rounding) {
   static const auto op = findOperator<decltype(callFakeQuantize)>("jit_passes::fake_quantize");
   return op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
 }

@@ -2,17 +2,17 @@
 // device, with a gradient where one is due.
 #pragma once
 
-#include "core/registry.h"
+#include "channels.h"
 
 namespace jit_passes {
 
 at::Tensor callFakeQuantize(
     const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point, int64_t quant_min,
-    int64_t quant_max, std::optional<int64_t> ch_axis, c10::string_view rounding);
+    int64_t quant_max, Axis ch_axis, c10::string_view rounding);
 
 at::Tensor callFakeQuantizeLearnable(
-    const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, c10::string_view rounding);
+    const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max, Axis ch_axis,
+    c10::string_view rounding);
 
 // The scale of TQT, with the gradient of its threshold.
 at::Tensor scaleOfThreshold(const at::Tensor& log2_threshold, int64_t quant_min, int64_t quant_max);

@@ -37,15 +37,15 @@ struct SlopeOfRounded {
 };
 
 Tensor fakeQuantizeLearnable(
-    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, Axis ch_axis,
+    string_view rounding) {
   return callFakeQuantize(x, scale, at::zeros_like(scale), quant_min, quant_max, ch_axis, rounding);
 }
 
 template <bool kCpu>
 std::tuple<Tensor, Tensor> learnableBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    Axis ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(scale, "scale", x, axis);
@@ -74,8 +74,8 @@ const RegisterOp fake_quantize_learnable_backward_op{
 } // namespace
 
 Tensor callFakeQuantizeLearnable(
-    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
+    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, Axis ch_axis,
+    string_view rounding) {
   static const auto op =
       findOperator<decltype(callFakeQuantizeLearnable)>("jit_passes::fake_quantize_learnable");
   return op.call(x, scale, quant_min, quant_max, ch_axis, rounding);

@@ -41,7 +41,7 @@ constexpr double kSmallestPower = 0x1p-126, kSmallestFolded = 0x1p-60;
 
 enum class Scheme { Affine, Symmetric, PowerOfTwo };
 
-Scheme readScheme(string_view qscheme, std::optional<int64_t> axis) {
+Scheme readScheme(string_view qscheme, Axis axis) {
   static const std::unordered_map<std::string, std::pair<Scheme, bool>> schemes{
       {"per_tensor_affine", {Scheme::Affine, false}},
       {"per_tensor_symmetric", {Scheme::Symmetric, false}},
@@ -105,7 +105,7 @@ std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Targe
 
 void checkArguments(
     const Tensor& x, const Tensor& range, double averaging_constant, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> axis, string_view name) {
+    Axis axis, string_view name) {
   TORCH_CHECK(
       x.is_floating_point(), "only floating-point tensors are quantized, and '", name, "' is ",
       x.scalar_type());
@@ -124,8 +124,8 @@ void checkArguments(
 }
 
 Observed checkObserved(
-    const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, Scheme scheme,
-    std::optional<int64_t> axis, bool pair_sums, string_view group, string_view name) {
+    const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, Scheme scheme, Axis axis,
+    bool pair_sums, string_view group, string_view name) {
   TORCH_CHECK(
       !pair_sums || axis, "sums of neighbouring values are those of channels: give '", name, "' a ch_axis");
   TORCH_CHECK(
@@ -137,7 +137,7 @@ Observed checkObserved(
 std::tuple<Tensor, Tensor> qparamsCpu(
     const Tensor& x, const Tensor& range, const std::optional<Tensor>& fold, int64_t fold_axis, bool observe,
     double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max, string_view qscheme,
-    std::optional<int64_t> ch_axis, string_view group, string_view name) {
+    Axis ch_axis, string_view group, string_view name) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
   const Target target{readScheme(qscheme, axis), quant_min, quant_max};
@@ -186,7 +186,7 @@ Tensor powerAtLeast(const Tensor& value) {
 std::tuple<Tensor, Tensor> qparamsByOperators(
     const Tensor& x, const Tensor& range, const std::optional<Tensor>& fold, int64_t fold_axis, bool observe,
     double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max, string_view qscheme,
-    std::optional<int64_t> ch_axis, string_view group, string_view name) {
+    Axis ch_axis, string_view group, string_view name) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, range, averaging_constant, quant_min, quant_max, axis, name);
   const auto scheme = readScheme(qscheme, axis);
@@ -224,7 +224,7 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
 // Sizes may be symbols here, which cannot be compared.
 std::tuple<Tensor, Tensor> qparamsMeta(
     const Tensor& x, const Tensor& range, const std::optional<Tensor>&, int64_t, bool, double, bool, int64_t,
-    int64_t, string_view, std::optional<int64_t> ch_axis, string_view, string_view) {
+    int64_t, string_view, Axis ch_axis, string_view, string_view) {
   const auto axis = wrapAxis(ch_axis, x);
   const auto channels = axis ? x.sym_size(*axis) : c10::SymInt(1);
   const auto like = range.options();
@@ -238,8 +238,8 @@ std::tuple<Tensor, Tensor> qparamsMeta(
 Tensor fakeQuantizeMovingAverage(
     const Tensor& x, const Tensor& range, const std::optional<Tensor>& fold, int64_t fold_axis, bool observe,
     bool enabled, double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max,
-    string_view qscheme, std::optional<int64_t> ch_axis, string_view rounding, string_view group,
-    string_view name, string_view) {
+    string_view qscheme, Axis ch_axis, string_view rounding, string_view group, string_view name,
+    string_view) {
   static const auto op = findOperator<decltype(qparamsCpu)>("jit_passes::moving_average_qparams");
   if (!enabled && !observe) {
     return x.clone();
@@ -276,7 +276,7 @@ const RegisterOp fake_quantize_moving_average_op{
 
 Tensor scaleOfRange(const Tensor& range, int64_t quant_min, int64_t quant_max, string_view qscheme) {
   // The range stands for a tensor with as many channels.
-  const auto axis = range.dim() == 2 ? std::optional<int64_t>(1) : std::nullopt;
+  const auto axis = range.dim() == 2 ? Axis(1) : std::nullopt;
   const auto [scale, zero_point] = qparamsByOperators(
       range, range, std::nullopt, 0, /*observe=*/false, 1.0, /*pair_sums=*/false, quant_min, quant_max,
       qscheme, axis, "", "");

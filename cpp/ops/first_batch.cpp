@@ -14,8 +14,7 @@ using at::Tensor;
 
 constexpr int64_t kBins = 2048;
 
-Tensor rowsOf(
-    const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, std::optional<int64_t> axis) {
+Tensor rowsOf(const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, Axis axis) {
   auto values = x.detach().to(at::kCPU, at::kFloat);
   if (fold) {
     values = values * alongAxis(fold->detach().to(at::kCPU, at::kFloat), values, fold_axis);
@@ -69,8 +68,8 @@ struct FirstBatch::Histogram {
 };
 
 FirstBatch::FirstBatch(
-    const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, std::optional<int64_t> axis,
-    c10::string_view group, c10::string_view name)
+    const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, Axis axis, c10::string_view group,
+    c10::string_view name)
     : rows_(rowsOf(x, fold, fold_axis, axis)), device_(x.device()), group_(group) {
   const int64_t channels = rows_.size(0), count = rows_.size(1);
   auto reached = at::empty({2, channels}, at::kDouble); // -min, max: the larger one wins, of both
@@ -98,14 +97,6 @@ Tensor FirstBatch::agreed(const Tensor& values, bool sum) const {
   return group_.empty() ? values : agree(values.to(device_), agreement, group_).to(at::kCPU);
 }
 
-std::vector<double> FirstBatch::largestMagnitudes() const {
-  std::vector<double> result;
-  for (size_t i = 0; i < high_.size(); ++i) {
-    result.push_back(std::max(-low_[i], high_[i]));
-  }
-  return result;
-}
-
 // Of term(number, channel) over the numbers of each channel.
 template <typename Term>
 std::vector<double> FirstBatch::means(const Term& term) const {
@@ -129,17 +120,35 @@ std::vector<double> FirstBatch::meanMagnitudes() const {
   return means([](double x, int64_t) { return std::abs(x); });
 }
 
-std::vector<std::pair<double, double>> FirstBatch::meansAndDeviations() const {
+std::vector<double> FirstBatch::thresholds(
+    c10::string_view rule, int64_t quant_min, int64_t quant_max, double shift) const {
+  TORCH_CHECK(
+      rule == "max" || rule == "three_sigma" || rule == "klj",
+      "values begin by the rule max, three_sigma, klj, "
+      "mean_squared_error, or lsq where scales train, not '",
+      rule, "'");
+  if (rule == "klj") {
+    return {leastDivergence(quant_min, quant_max)};
+  }
+  std::vector<double> result;
+  if (rule == "max") {
+    std::ranges::transform(low_, high_, std::back_inserter(result), [](double low, double high) {
+      return std::max(-low, high);
+    });
+    return result;
+  }
   const auto mean = means([](double x, int64_t) { return x; });
   const auto variance = means([&](double x, int64_t channel) { return square(x - mean[channel]); });
-  std::vector<std::pair<double, double>> result;
   for (size_t i = 0; i < mean.size(); ++i) {
-    result.emplace_back(mean[i], std::sqrt(variance[i]));
+    result.push_back(std::abs(mean[i] + shift) + 3 * std::sqrt(variance[i]));
   }
   return result;
 }
 
 FirstBatch::Histogram FirstBatch::histogram(bool negative) const {
+  TORCH_CHECK(
+      high_.size() == 1, "klj and mean_squared_error are rules for a whole tensor, and this has ",
+      high_.size(), " channels with scales of their own: choose max or three_sigma");
   const auto numbers = negative ? rows_ : rows_.clamp_min(0);
   const double least = negative ? -std::numeric_limits<double>::infinity() : 0;
   const double low = std::max(low_[0], least), high = std::max(high_[0], least);

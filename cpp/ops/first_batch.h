@@ -6,7 +6,7 @@
 // raised alone would leave the others waiting.
 #pragma once
 
-#include "core/registry.h"
+#include "channels.h"
 
 namespace jit_passes {
 
@@ -14,21 +14,20 @@ class FirstBatch {
  public:
   // The numbers are x, or x * fold, with fold along fold_axis; channels lie along axis.
   FirstBatch(
-      const at::Tensor& x, const std::optional<at::Tensor>& fold, int64_t fold_axis,
-      std::optional<int64_t> axis, c10::string_view group, c10::string_view name);
+      const at::Tensor& x, const std::optional<at::Tensor>& fold, int64_t fold_axis, Axis axis,
+      c10::string_view group, c10::string_view name);
 
   // On all ranks.
   bool empty() const;
 
-  // For each channel.
-  std::vector<double> largestMagnitudes() const;
+  // mean |x| of each channel.
   std::vector<double> meanMagnitudes() const;
-  std::vector<std::pair<double, double>> meansAndDeviations() const; // of all numbers, not of a sample
-
-  // For the tensor: the threshold of observers/entropy.py, and the range of search_range_l2. Without an offset
-  // that range is symmetric, and where the codes begin at 0, negative numbers count as 0 in both: they
-  // become 0 at any scale.
-  double leastDivergence(int64_t quant_min, int64_t quant_max) const;
+  // Of each channel, by a rule of the papers: "max", "three_sigma", which is |mean + shift| + 3 std, or of the
+  // whole tensor "klj", as observers/entropy.py finds it.
+  std::vector<double> thresholds(
+      c10::string_view rule, int64_t quant_min, int64_t quant_max, double shift) const;
+  // For the tensor, the range of search_range_l2. Without an offset it is symmetric, and where the codes begin
+  // at 0, negative numbers count as 0, for "klj" too: they become 0 at any scale.
   std::pair<double, double> leastSquaredError(int64_t quant_min, int64_t quant_max, bool with_offset) const;
 
  private:
@@ -37,6 +36,7 @@ class FirstBatch {
   template <typename Term>
   std::vector<double> means(const Term& term) const;
   Histogram histogram(bool negative) const;
+  double leastDivergence(int64_t quant_min, int64_t quant_max) const;
   at::Tensor agreed(const at::Tensor& values, bool sum) const;
 
   at::Tensor rows_;    // float32 [channels, numbers], on the CPU

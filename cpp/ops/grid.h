@@ -66,6 +66,12 @@ inline at::ScalarType computedIn(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+// Calls body with a number of that precision.
+template <typename Body>
+auto dispatchPrecision(const at::Tensor& values, const Body& body) {
+  return values.scalar_type() == at::kDouble ? body(double{}) : body(float{});
+}
+
 inline void checkGrid(const at::Tensor& x, int64_t quant_min, int64_t quant_max) {
   TORCH_CHECK(
       x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type(),
@@ -90,7 +96,7 @@ void dispatchCodes(at::ScalarType dtype, Body body) {
 }
 
 // One number for each channel, in a shape that goes with x.
-inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, std::optional<int64_t> axis) {
+inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, Axis axis) {
   std::vector<int64_t> shape(axis ? x.dim() : 0, 1);
   if (axis) {
     shape[*axis] = x.size(*axis);

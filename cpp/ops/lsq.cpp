@@ -48,8 +48,8 @@ using at::Tensor;
 using c10::string_view;
 
 Tensor fakeQuantizeLsq(
-    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double,
-    std::optional<int64_t> ch_axis, int64_t zero_point) {
+    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double, Axis ch_axis,
+    int64_t zero_point) {
   checkCount(scale, "scale", x, wrapAxis(ch_axis, x));
   return callFakeQuantize(
       x, scale, at::full_like(scale, zero_point), quant_min + zero_point, quant_max + zero_point, ch_axis,
@@ -59,7 +59,7 @@ Tensor fakeQuantizeLsq(
 template <auto findGradients>
 std::tuple<Tensor, Tensor> lsqBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
-    double gradient_scale, std::optional<int64_t> ch_axis) {
+    double gradient_scale, Axis ch_axis) {
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(scale, "scale", x, axis);
@@ -82,30 +82,19 @@ const RegisterOp fake_quantize_lsq_backward_op{
     withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 std::vector<double> firstScales(
-    const FirstBatch& batch, string_view rule, int64_t quant_min, int64_t quant_max, bool per_channel) {
+    const FirstBatch& batch, string_view rule, int64_t quant_min, int64_t quant_max) {
   const auto reach = static_cast<double>(std::max(-quant_min, quant_max));
   std::vector<double> scales;
   if (rule == "lsq") {
     for (const double mean : batch.meanMagnitudes()) {
       scales.push_back(2 * mean / std::sqrt(static_cast<double>(quant_max)));
     }
-  } else if (rule == "three_sigma") {
-    for (const auto& [mean, deviation] : batch.meansAndDeviations()) {
-      scales.push_back((std::abs(mean) + 3 * deviation) / reach); // the larger one
-    }
-  } else if (rule == "max") {
-    for (const double largest : batch.largestMagnitudes()) {
-      scales.push_back(largest / reach);
-    }
+  } else if (rule == "mean_squared_error") {
+    const auto [low, high] = batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/false);
+    scales.push_back((high - low) / static_cast<double>(quant_max - quant_min));
   } else {
-    TORCH_CHECK(
-        (rule == "klj" || rule == "mean_squared_error") && !per_channel,
-        "rule is lsq, three_sigma or max, or for a whole tensor klj or mean_squared_error, not '", rule, "'");
-    if (rule == "klj") {
-      scales.push_back(batch.leastDivergence(quant_min, quant_max) / reach);
-    } else {
-      const auto [low, high] = batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/false);
-      scales.push_back((high - low) / static_cast<double>(quant_max - quant_min));
+    for (const double threshold : batch.thresholds(rule, quant_min, quant_max, /*shift=*/0)) {
+      scales.push_back(threshold / reach);
     }
   }
   for (double& scale : scales) {
@@ -118,7 +107,7 @@ template <bool kCpu>
 void prepareLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view group, string_view name) {
+    Axis ch_axis, string_view group, string_view name) {
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(scale, "scale", x, axis);
@@ -126,7 +115,7 @@ void prepareLsq(
   if (observe && isUnset(scale)) {
     const FirstBatch batch(x, fold, along, axis, group, name);
     if (!batch.empty()) {
-      assign(scale, firstScales(batch, rule, quant_min, quant_max, axis.has_value()));
+      assign(scale, firstScales(batch, rule, quant_min, quant_max));
     }
   }
   if (enabled && x.numel() > 0) {
@@ -137,8 +126,7 @@ void prepareLsq(
 Tensor trainLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, bool per_sample, int64_t quant_min,
-    int64_t quant_max, std::optional<int64_t> ch_axis, int64_t zero_point, string_view group,
-    string_view name, string_view) {
+    int64_t quant_max, Axis ch_axis, int64_t zero_point, string_view group, string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareLsq<true>)>("jit_passes::prepare_lsq");
   static const auto quantize = findOperator<decltype(fakeQuantizeLsq)>("jit_passes::fake_quantize_lsq");
   callWithoutGradient(

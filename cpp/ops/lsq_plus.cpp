@@ -65,7 +65,7 @@ JIT_PASSES_VECTORIZED void quantizeAcross(
 }
 
 template <typename Number>
-void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, std::optional<int64_t> axis) {
+void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, Axis axis) {
   const auto layout = channelLayout(x, axis);
   const Number* from = x.const_data_ptr<Number>();
   Number* to = result.mutable_data_ptr<Number>();
@@ -83,9 +83,9 @@ void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, std::
       });
 }
 
-std::optional<int64_t> checkedAxis(
+Axis checkedAxis(
     const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis) {
+    Axis ch_axis) {
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(scale, "scale", x, axis);
@@ -95,21 +95,19 @@ std::optional<int64_t> checkedAxis(
 
 Tensor fakeQuantizeLsqPlusCpu(
     const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
-    std::optional<int64_t> ch_axis) {
+    Axis ch_axis) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
   const auto values = denseOf(x).to(computedIn(x));
   auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
-  if (values.scalar_type() == at::kDouble) {
-    runLsqPlus<double>(values, result, {scale, offset, quant_min, quant_max}, axis);
-  } else {
-    runLsqPlus<float>(values, result, {scale, offset, quant_min, quant_max}, axis);
-  }
+  dispatchPrecision(values, [&](auto number) {
+    runLsqPlus<decltype(number)>(values, result, {scale, offset, quant_min, quant_max}, axis);
+  });
   return result.to(x.scalar_type());
 }
 
 Tensor fakeQuantizeLsqPlusByOperators(
     const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
-    std::optional<int64_t> ch_axis) {
+    Axis ch_axis) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
   const auto dtype = computedIn(x);
   const auto step = alongAxis(scale.to(dtype), x, axis), origin = alongAxis(offset.to(dtype), x, axis);
@@ -120,7 +118,7 @@ Tensor fakeQuantizeLsqPlusByOperators(
 template <auto findGradients>
 std::tuple<Tensor, Tensor, Tensor> lsqPlusBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min,
-    int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
+    int64_t quant_max, double gradient_scale, Axis ch_axis) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
   const auto found = findGradients(gradient, x, scale, offset, quant_min, quant_max, axis);
   return {

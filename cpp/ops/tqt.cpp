@@ -81,8 +81,7 @@ Tensor powerOfTwoScaleMeta(const Tensor& log2_threshold, int64_t, int64_t) {
 }
 
 Tensor fakeQuantizeTqt(
-    const Tensor& x, const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis) {
+    const Tensor& x, const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max, Axis ch_axis) {
   checkGrid(x, quant_min, quant_max);
   checkCount(log2_threshold, "log2_threshold", x, wrapAxis(ch_axis, x));
   const auto scale = scaleOfThreshold(log2_threshold, quant_min, quant_max);
@@ -99,21 +98,12 @@ const RegisterOp power_of_two_scale_op{
     onAnyDevice(powerOfTwoScaleByOperators), onMeta(powerOfTwoScaleMeta)};
 
 std::vector<double> firstThresholds(
-    const FirstBatch& batch, string_view rule, int64_t quant_min, int64_t quant_max, bool per_channel) {
+    const FirstBatch& batch, string_view rule, int64_t quant_min, int64_t quant_max) {
   std::vector<double> thresholds;
-  if (rule == "three_sigma") {
-    for (const auto& [mean, deviation] : batch.meansAndDeviations()) {
-      thresholds.push_back(std::abs(mean + 1e-6) + 3 * deviation);
-    }
-  } else if (rule == "max") {
-    thresholds = batch.largestMagnitudes();
+  if (rule == "mean_squared_error") {
+    thresholds.push_back(batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/false).second);
   } else {
-    TORCH_CHECK(
-        (rule == "klj" || rule == "mean_squared_error") && !per_channel,
-        "rule is three_sigma or max, or for a whole tensor klj or mean_squared_error, not '", rule, "'");
-    thresholds.push_back(
-        rule == "klj" ? batch.leastDivergence(quant_min, quant_max)
-                      : batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/false).second);
+    thresholds = batch.thresholds(rule, quant_min, quant_max, /*shift=*/1e-6);
   }
   const double smallest = kSmallestScale * static_cast<double>(std::max(-quant_min, quant_max + 1));
   for (double& threshold : thresholds) {
@@ -134,8 +124,8 @@ void checkThreshold(const Tensor& log2_threshold, string_view name) {
 template <bool kCpu>
 void prepareTqt(
     const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
-    bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view group, string_view name) {
+    bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max, Axis ch_axis,
+    string_view group, string_view name) {
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(log2_threshold, "log2_threshold", x, axis);
@@ -143,7 +133,7 @@ void prepareTqt(
   if (observe && isUnset(log2_threshold)) {
     const FirstBatch batch(x, fold, along, axis, group, name);
     if (!batch.empty()) {
-      assign(log2_threshold, firstThresholds(batch, rule, quant_min, quant_max, axis.has_value()));
+      assign(log2_threshold, firstThresholds(batch, rule, quant_min, quant_max));
     }
   }
   if (enabled && x.numel() > 0 && kCpu) {
@@ -153,8 +143,8 @@ void prepareTqt(
 
 Tensor trainTqt(
     const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
-    bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view group, string_view name, string_view) {
+    bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max, Axis ch_axis,
+    string_view group, string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareTqt<true>)>("jit_passes::prepare_tqt");
   callWithoutGradient(
       prepare, x, log2_threshold, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,

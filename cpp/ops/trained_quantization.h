@@ -131,7 +131,7 @@ std::pair<at::Tensor, at::Tensor> sumOverPieces(
 template <typename Rule, bool kOffset, typename Number>
 std::pair<at::Tensor, at::Tensor> sumGradients(
     const at::Tensor& gradient, const at::Tensor& x, at::Tensor& result, const Grid<Number>& grid,
-    std::optional<int64_t> axis) {
+    Axis axis) {
   const Number *incoming = gradient.const_data_ptr<Number>(), *values = x.const_data_ptr<Number>();
   Number* to = result.mutable_data_ptr<Number>();
   if (x.numel() == 0) {
@@ -184,8 +184,7 @@ std::pair<at::Tensor, at::Tensor> sumGradients(
   return {added(slopes), added(outside)};
 }
 
-inline void checkCount(
-    const at::Tensor& numbers, const char* name, const at::Tensor& x, std::optional<int64_t> axis) {
+inline void checkCount(const at::Tensor& numbers, const char* name, const at::Tensor& x, Axis axis) {
   const auto expected = axis ? x.sym_size(*axis) : c10::SymInt(1);
   TORCH_CHECK(
       numbers.sym_numel() == expected, expected, " ", name, " for ",
@@ -197,25 +196,24 @@ inline void checkCount(
 template <typename Rule, bool kOffset = false>
 TrainedGradients gradientsOnCpu(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset,
-    int64_t quant_min, int64_t quant_max, std::optional<int64_t> axis) {
+    int64_t quant_min, int64_t quant_max, Axis axis) {
   const auto values = denseOf(x).to(computedIn(x));
   auto incoming = gradient.to(values.scalar_type());
   if (incoming.strides() != values.strides()) { // that of sum() is one number, expanded
     incoming = at::empty_strided(values.sizes(), values.strides(), values.options()).copy_(incoming);
   }
   auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
-  const auto compute = [&](auto number) {
+  const auto [slopes, outside] = dispatchPrecision(values, [&](auto number) {
     const Grid<decltype(number)> grid(scale, offset, quant_min, quant_max);
     return sumGradients<Rule, kOffset>(incoming, values, result, grid, axis);
-  };
-  const auto [slopes, outside] = values.scalar_type() == at::kDouble ? compute(double()) : compute(float());
+  });
   return {result.to(x.scalar_type()), slopes, outside};
 }
 
 template <typename Rule>
 TrainedGradients gradientsByOperators(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset,
-    int64_t quant_min, int64_t quant_max, std::optional<int64_t> axis) {
+    int64_t quant_min, int64_t quant_max, Axis axis) {
   const auto dtype = computedIn(x);
   const auto values = x.to(dtype), incoming = gradient.to(dtype);
   const auto steps = inSteps(

@@ -22,8 +22,7 @@ inline at::Tensor foldScale(const at::Tensor& scale, const at::Tensor& fold) {
 // The axis of the fold, from the front, after a look at both. Other devices than the CPU would have to be
 // waited for to know whether it is finite.
 inline int64_t checkedFoldAxis(
-    const at::Tensor& x, const at::Tensor& fold, int64_t fold_axis, std::optional<int64_t> axis,
-    c10::string_view name) {
+    const at::Tensor& x, const at::Tensor& fold, int64_t fold_axis, Axis axis, c10::string_view name) {
   const auto found = *wrapAxis(fold_axis, x);
   TORCH_CHECK(
       fold.numel() == x.size(found) && (!axis || *axis == found), "a fold of ", fold.numel(),
@@ -41,8 +40,7 @@ inline int64_t checkedFoldAxis(
 }
 
 // LSQ's 1 / sqrt(N * quant_max) for a grid, with N numbers to a scale; of one sample, if so.
-inline double gradientScale(
-    const at::Tensor& x, int64_t quant_max, std::optional<int64_t> ch_axis, bool per_sample) {
+inline double gradientScale(const at::Tensor& x, int64_t quant_max, Axis ch_axis, bool per_sample) {
   TORCH_CHECK(quant_max > 0, "quant_max must be above 0, got ", quant_max);
   auto count = x.sym_numel();
   if (ch_axis) {

@@ -24,62 +24,38 @@ constexpr auto kSwitch = "statistics_frozen";
 bool isSwitched(const Value* training) {
   const Node* node = training->node();
   for (const auto& [kind, operand] : std::initializer_list<std::pair<c10::Symbol, size_t>>{
-           {c10::aten::__and__, 1}, {c10::aten::__not__, 0}, {c10::aten::Bool, 0}}) {
+           {aten::__and__, 1}, {aten::__not__, 0}, {aten::Bool, 0}}) {
     if (node->kind() != kind) {
       return false;
     }
     node = node->input(operand)->node();
   }
-  return node->kind() == c10::prim::GetAttr && node->s(c10::attr::name) == kSwitch;
+  return node->kind() == prim::GetAttr && node->s(attr::name) == kSwitch;
 }
 
-class Switch {
- public:
-  explicit Switch(PassContext& context)
-      : context_(context),
-        graph_(context.graph()),
-        known_(context, /*attributes_apart=*/true),
-        start_(graph_->block()->nodes().front()) {}
-
-  bool run() {
-    forEachNode(*graph_, [&](Node* node) {
-      if (isBatchNorm(node) && constantNumber(node->input(kTraining)) != 0.0 && hasStatistics(known_, node) &&
-          !isSwitched(node->input(kTraining))) {
-        addTo(node);
-      }
-    });
-    return moves_ != nullptr;
-  }
-
- private:
-  void addTo(Node* norm) {
-    const auto operands = {norm->input(kTraining), moves()};
-    norm->replaceInput(
-        kTraining, insertValue(norm, c10::aten::__and__, operands, norm, c10::BoolType::get()));
-  }
-
-  Value* moves() {
-    if (moves_ == nullptr) {
-      Value* stands = readSwitch(context_.module(), *graph_, start_, kSwitch, false);
-      moves_ = insertValue(start_, c10::aten::__not__, {stands}, start_, c10::BoolType::get());
+bool addStatisticsSwitch(PassContext& context) {
+  const auto graph = context.graph();
+  const KnownValues known(context, /*attributes_apart=*/true);
+  Node* start = graph->block()->nodes().front();
+  Value* moves = nullptr;
+  return changeNodes(*graph, [&](Node* node) {
+    if (!isBatchNorm(node) || constantNumber(node->input(kTraining)) == 0.0 || !hasStatistics(known, node) ||
+        isSwitched(node->input(kTraining))) {
+      return false;
     }
-    return moves_;
-  }
-
-  PassContext& context_;
-  std::shared_ptr<Graph> graph_;
-  KnownValues known_;
-  Node* start_;
-  Value* moves_ = nullptr;
-};
-
-bool addStatisticsSwitch(PassContext& context) { return Switch(context).run(); }
+    if (moves == nullptr) {
+      Value* stands = readSwitch(context.module(), *graph, start, kSwitch, false);
+      moves = insertValue(start, aten::__not__, {stands}, start, c10::BoolType::get());
+    }
+    const auto operands = {node->input(kTraining), moves};
+    node->replaceInput(kTraining, insertValue(node, aten::__and__, operands, node, c10::BoolType::get()));
+    return true;
+  });
+}
 
 const RegisterPass add_statistics_switch_pass{
-    "add_statistics_switch",
-    "Let a switch of the module freeze the statistics of all batch norms.",
-    addStatisticsSwitch,
-    {"inlined"}};
+    "add_statistics_switch", "Let a switch of the module freeze the statistics of all batch norms.",
+    addStatisticsSwitch, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -93,7 +93,7 @@ size_t maskOperand(const Node* node) { return node->kind() == fused_layer ? 18 :
 
 bool doesNothing(const Block* block) {
   return std::all_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
-    return node->kind() == c10::prim::Constant || node->kind() == c10::prim::Uninitialized;
+    return node->kind() == prim::Constant || node->kind() == prim::Uninitialized;
   });
 }
 
@@ -115,12 +115,12 @@ bool asksForGradients(Value* value, std::unordered_set<Node*>& seen) {
 // recorded: an early return. Nothing where it is another one.
 Node* earlyReturn(Node* fused) {
   Node* branch = fused->owningBlock()->owningNode();
-  if (branch == nullptr || branch->kind() != c10::prim::If) {
+  if (branch == nullptr || branch->kind() != prim::If) {
     return nullptr;
   }
   Block* other = branch->blocks()[branch->blocks()[0] == fused->owningBlock()];
   const bool goes_on = doesNothing(other) && std::ranges::any_of(other->outputs(), [](const Value* output) {
-                         return output->node()->kind() == c10::prim::Uninitialized;
+                         return output->node()->kind() == prim::Uninitialized;
                        });
   std::unordered_set<Node*> seen;
   return goes_on && asksForGradients(branch->input(), seen) ? branch : nullptr;
@@ -152,7 +152,7 @@ void takeOther(Node* branch, const Block* fast) {
   }
   branch->destroy();
   // Returns stand in nested branches, and each says to the next whether it has returned.
-  while (outer != nullptr && outer->kind() == c10::prim::If && foldOutputs(outer)) {
+  while (outer != nullptr && outer->kind() == prim::If && foldOutputs(outer)) {
     outer = outer->owningBlock()->owningNode();
   }
 }
@@ -217,7 +217,7 @@ class NestedRegion {
           return "not only transformer layers without masks compute on it: " + describe(node);
         }
       }
-      Value* hidden = insertValue(nested, c10::aten::logical_not, {nested->input(1)}, nested);
+      Value* hidden = insertValue(nested, aten::logical_not, {nested->input(1)}, nested);
       for (Node* node : between_) {
         const size_t mask = maskOperand(node);
         node->replaceInput(mask, hidden);
@@ -229,8 +229,8 @@ class NestedRegion {
       if (mask == nullptr) {
         return "the mask that it stands for is not to be found";
       }
-      Value* known = insertValue(pad_, c10::aten::_unwrap_optional, {mask}, pad_);
-      replacePad(insertValue(pad_, c10::aten::ne, {known, insertConstant(pad_, int64_t{0})}, pad_));
+      Value* known = insertValue(pad_, aten::_unwrap_optional, {mask}, pad_);
+      replacePad(insertValue(pad_, aten::ne, {known, insertConstant(pad_, int64_t{0})}, pad_));
     }
     replaceNode(nested, nested->input(0));
     return std::nullopt;
@@ -246,7 +246,7 @@ class NestedRegion {
       made_.insert(node);
       return;
     }
-    if (node->kind() == c10::prim::If) {
+    if (node->kind() == prim::If) {
       for (Block* block : node->blocks()) {
         collect(block->outputs()[value->offset()]);
       }
@@ -254,8 +254,8 @@ class NestedRegion {
     }
     bool on_tensors = false;
     for (Value* operand : node->inputs()) {
-      if (operand->type()->isSubtypeOf(*c10::TensorType::get()) &&
-          operand->node()->kind() != c10::prim::Constant && operand->node()->kind() != c10::prim::GetAttr) {
+      if (isTensor(operand) && operand->node()->kind() != prim::Constant &&
+          operand->node()->kind() != prim::GetAttr) {
         collect(operand);
         on_tensors = true;
       }
@@ -269,7 +269,7 @@ class NestedRegion {
   Value* maskOtherwise(Node* nested) {
     Block* block = nested->owningBlock();
     Node* branch = block->owningNode();
-    if (branch == nullptr || branch->kind() != c10::prim::If) {
+    if (branch == nullptr || branch->kind() != prim::If) {
       return nullptr;
     }
     Block* other = branch->blocks()[branch->blocks()[0] == block];
@@ -296,10 +296,10 @@ class NestedRegion {
 
   void replacePad(Value* hidden) {
     Value* last = insertConstant(pad_, int64_t{-1});
-    Value* column = insertValue(pad_, c10::aten::unsqueeze, {hidden, last}, pad_);
+    Value* column = insertValue(pad_, aten::unsqueeze, {hidden, last}, pad_);
     replaceNode(
         pad_,
-        insertValue(pad_, c10::aten::masked_fill, {pad_->input(0), column, insertConstant(pad_, 0.0)}, pad_));
+        insertValue(pad_, aten::masked_fill, {pad_->input(0), column, insertConstant(pad_, 0.0)}, pad_));
   }
 
   Node* pad_;
@@ -308,14 +308,8 @@ class NestedRegion {
 };
 
 bool avoidFastPath(PassContext& context) {
-  std::vector<Node*> fused, pads;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (isFused(node)) {
-      fused.push_back(node);
-    } else if (node->kind() == to_padded) {
-      pads.push_back(node);
-    }
-  });
+  const auto fused = nodesWhere(*context.graph(), isFused);
+  const auto pads = nodesWhere(*context.graph(), [](auto* node) { return node->kind() == to_padded; });
   if (fused.empty()) {
     return false;
   }
@@ -339,10 +333,8 @@ bool avoidFastPath(PassContext& context) {
 }
 
 const RegisterPass avoid_fast_path_pass{
-    "avoid_fast_path",
-    "Compute transformer layers by single operators, which can be quantized.",
-    avoidFastPath,
-    {"inlined"}};
+    "avoid_fast_path", "Compute transformer layers by single operators, which can be quantized.",
+    avoidFastPath, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

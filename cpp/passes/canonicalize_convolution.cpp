@@ -23,10 +23,8 @@ bool canonicalizeConvolution(PassContext& context) {
 }
 
 const RegisterPass canonicalize_convolution_pass{
-    "canonicalize_convolution",
-    "Turn traced aten::_convolution into conv and conv_transpose.",
-    canonicalizeConvolution,
-    {"inlined"}};
+    "canonicalize_convolution", "Turn traced aten::_convolution into conv and conv_transpose.",
+    canonicalizeConvolution, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -34,7 +34,7 @@ class Canonicalizer {
     }
     const auto& uses = node->output()->uses();
     Node* user = uses.size() == 1 ? uses[0].user : nullptr;
-    const bool adds_bias = user && user->kind() == c10::aten::add && user->inputs().size() == 3 &&
+    const bool adds_bias = user && user->kind() == aten::add && user->inputs().size() == 3 &&
                            user->owningBlock() == node->owningBlock() &&
                            constantNumber(user->input(2)) == 1.0 &&
                            isBiasOf(user->input(1 - uses[0].offset), *weight);
@@ -50,21 +50,13 @@ class Canonicalizer {
   }
 
  private:
-  std::optional<at::Tensor> tensor(const Value* value) const {
-    if (const auto constant = constantTensor(value)) {
-      return constant;
-    }
-    const auto held = known_.parameter(value);
-    return held && held->isTensor() ? std::optional(held->toTensor()) : std::nullopt;
-  }
-
   std::optional<at::Tensor> matrix(const Value* value) const {
-    const auto found = tensor(value);
+    const auto found = known_.tensor(value);
     return found && found->dim() == 2 && found->is_floating_point() ? found : std::nullopt;
   }
 
   bool isBiasOf(const Value* value, const at::Tensor& transposed_weight) const {
-    const auto bias = tensor(value);
+    const auto bias = known_.tensor(value);
     return bias && bias->dim() == 1 && bias->size(0) == transposed_weight.size(1) &&
            bias->scalar_type() == transposed_weight.scalar_type();
   }
@@ -74,13 +66,13 @@ class Canonicalizer {
       return insertConstant(before, constant->t().contiguous());
     }
     return isTranspose(matrix->node()) ? matrix->node()->input(0)
-                                       : insertValue(before, c10::aten::t, {matrix}, before);
+                                       : insertValue(before, aten::t, {matrix}, before);
   }
 
   static void replaceByLinear(Node* node, Value* x, Value* transposed_weight, Value* bias) {
     Value* weight = transposed(transposed_weight, node);
     Value* none = bias ? bias : insertConstant(node, c10::IValue());
-    replaceNode(node, insertValue(node, c10::aten::linear, {x, weight, none}, node));
+    replaceNode(node, insertValue(node, aten::linear, {x, weight, none}, node));
   }
 
   KnownValues known_;
@@ -90,11 +82,9 @@ bool canonicalizeLinear(PassContext& context) {
   static const auto addmm = symbol("aten::addmm");
   static const auto mm = symbol("aten::mm");
   bool changed = false;
-  std::vector<Node*> products; // replacing one may destroy its user, so collect first
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (node->kind() == addmm || node->kind() == mm || node->kind() == c10::aten::matmul) {
-      products.push_back(node);
-    }
+  // Replacing one may destroy its user, so they are collected first.
+  const auto products = nodesWhere(*context.graph(), [&](const Node* node) {
+    return node->kind() == addmm || node->kind() == mm || node->kind() == aten::matmul;
   });
   Canonicalizer canonicalizer(context);
   for (Node* node : products) {
@@ -104,10 +94,8 @@ bool canonicalizeLinear(PassContext& context) {
 }
 
 const RegisterPass canonicalize_linear_pass{
-    "canonicalize_linear",
-    "Turn addmm, mm and matmul by a constant matrix or a parameter into linear.",
-    canonicalizeLinear,
-    {"inlined"}};
+    "canonicalize_linear", "Turn addmm, mm and matmul by a constant matrix or a parameter into linear.",
+    canonicalizeLinear, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -29,13 +29,8 @@ std::optional<std::vector<int64_t>> perAxis(const Value* value, int64_t dims) {
   return numbers;
 }
 
-std::optional<at::Tensor> knownTensor(const Value* value, const KnownValues& known) {
-  const auto held = known.parameter(value);
-  return held && held->isTensor() ? std::optional(held->toTensor()) : constantTensor(value);
-}
-
 bool replacePadding(Node* node, const std::string& mode, int64_t dims, const KnownValues& known) {
-  const auto weight = knownTensor(node->input(1), known);
+  const auto weight = known.tensor(node->input(1));
   const auto dilation = perAxis(node->input(5), dims);
   if (!weight || !dilation) {
     return false;
@@ -71,10 +66,8 @@ bool canonicalizePadding(PassContext& context) {
 }
 
 const RegisterPass canonicalize_padding_pass{
-    "canonicalize_padding",
-    "Turn padding='same' and 'valid' into numbers.",
-    canonicalizePadding,
-    {"inlined"}};
+    "canonicalize_padding", "Turn padding='same' and 'valid' into numbers.", canonicalizePadding,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

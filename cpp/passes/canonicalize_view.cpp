@@ -12,7 +12,7 @@ namespace jit_passes {
 namespace {
 
 bool isViewWithShape(const Node* node) {
-  return node->kind() == c10::aten::view && node->inputs().size() == 2 &&
+  return node->kind() == aten::view && node->inputs().size() == 2 &&
          node->input(1)->type()->kind() == c10::TypeKind::ListType;
 }
 
@@ -21,16 +21,14 @@ bool canonicalizeView(PassContext& context) {
   const auto written = writtenValues(graph);
   return replaceNodes(*graph, [&](Node* node) {
     return isViewWithShape(node) && !written.count(node->output())
-               ? insertValue(node, c10::aten::reshape, node->inputs(), node)
+               ? insertValue(node, aten::reshape, node->inputs(), node)
                : nullptr;
   });
 }
 
 const RegisterPass canonicalize_view_pass{
-    "canonicalize_view",
-    "Turn view into reshape, which takes any memory layout.",
-    canonicalizeView,
-    {"inlined"}};
+    "canonicalize_view", "Turn view into reshape, which takes any memory layout.", canonicalizeView,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

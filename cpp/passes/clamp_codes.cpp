@@ -35,7 +35,7 @@ struct CodeGrid {
 // Whether all that is quantized has codes within the range.
 bool isWithin(const Node* node, const CodeGrid& grid) {
   const Node* made = node->input(0)->node();
-  if (made->kind() == c10::aten::clamp) {
+  if (made->kind() == aten::clamp) {
     const auto low = constantNumber(made->input(1)), high = constantNumber(made->input(2));
     return low && high && grid.lowestCodeOf(*low) >= grid.low && grid.highestCodeOf(*high) <= grid.high;
   }
@@ -58,11 +58,11 @@ bool clampCodes(Node* node, const CodeGrid& grid, bool contiguous) {
   Value* all = insertValue(node, quantize, operands, node);
   if (contiguous) {
     Value* layout = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
-    all = insertValue(node, c10::aten::contiguous, {all, layout}, node);
+    all = insertValue(node, aten::contiguous, {all, layout}, node);
   }
   const auto bound = [&](double code) { return insertConstant(node, (code - grid.zero_point) * grid.scale); };
   const auto bounded = {all, bound(grid.low), bound(grid.high)};
-  replaceNode(node, insertValue(node, c10::aten::clamp, bounded, node));
+  replaceNode(node, insertValue(node, aten::clamp, bounded, node));
   return true;
 }
 
@@ -88,12 +88,8 @@ bool clampAllCodes(PassContext& context) {
 }
 
 const RegisterPass clamp_codes_pass{
-    "clamp_codes",
-    "Clamp codes to a range that is narrower than their dtype.",
-    clampAllCodes,
-    {"no_observers"},
-    {},
-    {{"contiguous", "bool", false}}};
+    "clamp_codes", "Clamp codes to a range that is narrower than their dtype.", clampAllCodes,
+    needs("no_observers"), takes({{"contiguous", "bool", false}})};
 
 } // namespace
 } // namespace jit_passes

@@ -20,14 +20,9 @@ bool unrollLoops(PassContext& context) {
 }
 
 bool removeDeadCode(PassContext& context) {
-  const auto count = [&] {
-    size_t nodes = 0;
-    forEachNode(*context.graph(), [&](Node*) { ++nodes; });
-    return nodes;
-  };
-  const size_t before = count();
+  const size_t before = nodesInOrder(*context.graph()).size();
   removeDeadNodes(context.graph());
-  return count() != before;
+  return nodesInOrder(*context.graph()).size() != before;
 }
 
 // Attributes that the graph does not read any more, so that files do not carry them.
@@ -35,10 +30,10 @@ bool removeUnusedAttributes(PassContext& context) {
   std::unordered_set<std::string> used;
   const Value* self = context.graph()->inputs().at(0);
   for (const auto& use : self->uses()) {
-    if (!use.user->hasAttribute(c10::attr::name)) {
+    if (!use.user->hasAttribute(attr::name)) {
       return false; // self is used as a whole
     }
-    used.insert(use.user->s(c10::attr::name));
+    used.insert(use.user->s(attr::name));
   }
   used.insert("training");
   const auto self_object = context.module()._ivalue();
@@ -58,10 +53,8 @@ const RegisterPass unroll_loops_pass{
 const RegisterPass remove_dead_code_pass{
     "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
 const RegisterPass remove_unused_attributes_pass{
-    "remove_unused_attributes",
-    "Remove attributes that the method does not read.",
-    removeUnusedAttributes,
-    {"inlined"}};
+    "remove_unused_attributes", "Remove attributes that the method does not read.", removeUnusedAttributes,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -41,7 +41,7 @@ std::optional<Convolution> readConvolution(Node* node) {
   if (dims > 0 || node->kind() == by_mode) {
     return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[6], nullptr, nullptr, false, dims};
   }
-  if (node->kind() == c10::aten::_convolution || node->kind() == c10::aten::convolution) {
+  if (node->kind() == aten::_convolution || node->kind() == aten::convolution) {
     return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[8], in[7], in[6]};
   }
   return std::nullopt;

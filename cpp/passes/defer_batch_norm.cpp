@@ -57,15 +57,13 @@ Value* marked(Node* norm) {
 bool deferBatchNorm(PassContext& context) {
   const KnownValues known(context, /*attributes_apart=*/true);
   return replaceNodes(*context.graph(), [&](Node* node) {
-    return node->kind() == c10::aten::batch_norm && canDefer(known, node) ? marked(node) : nullptr;
+    return node->kind() == aten::batch_norm && canDefer(known, node) ? marked(node) : nullptr;
   });
 }
 
 const RegisterPass defer_batch_norm_pass{
-    "defer_batch_norm",
-    "Mark batch norms that will be folded once training is over.",
-    deferBatchNorm,
-    {"inlined"}};
+    "defer_batch_norm", "Mark batch norms that will be folded once training is over.", deferBatchNorm,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -12,7 +12,7 @@ namespace {
 bool foldAttributes(PassContext& context) {
   const KnownValues known(context);
   return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
-    if (node->kind() != c10::prim::GetAttr || node->s(c10::attr::name) == "training") {
+    if (node->kind() != prim::GetAttr || node->s(attr::name) == "training") {
       return nullptr;
     }
     const auto held = known.attribute(node->output());
@@ -23,10 +23,8 @@ bool foldAttributes(PassContext& context) {
 }
 
 const RegisterPass fold_attributes_pass{
-    "fold_attributes",
-    "Take flags, numbers and texts that nothing assigns for constants.",
-    foldAttributes,
-    {"inlined"}};
+    "fold_attributes", "Take flags, numbers and texts that nothing assigns for constants.", foldAttributes,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -91,7 +91,7 @@ std::optional<std::string> foldInto(Node* norm) {
 
 bool foldBatchNorm(PassContext& context) {
   return changeNodes(*context.graph(), [&](Node* node) {
-    if (node->kind() != c10::aten::batch_norm) {
+    if (node->kind() != aten::batch_norm) {
       return false;
     }
     const auto reason = foldInto(node);
@@ -103,10 +103,8 @@ bool foldBatchNorm(PassContext& context) {
 }
 
 const RegisterPass fold_batch_norm_pass{
-    "fold_batch_norm",
-    "Fold batch norm with constant statistics into conv and linear.",
-    foldBatchNorm,
-    {"inlined"}};
+    "fold_batch_norm", "Fold batch norm with constant statistics into conv and linear.", foldBatchNorm,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

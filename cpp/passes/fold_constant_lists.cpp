@@ -9,7 +9,7 @@ namespace jit_passes {
 namespace {
 
 bool isListOfNumbers(const Node* node) {
-  if (node->kind() != c10::prim::ListConstruct || node->inputs().empty()) {
+  if (node->kind() != prim::ListConstruct || node->inputs().empty()) {
     return false;
   }
   const auto type = node->output()->type()->cast<c10::ListType>();
@@ -35,16 +35,11 @@ c10::IValue listOf(const Node* node) {
 bool foldConstantLists(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  std::vector<Node*> lists;
-  forEachNode(*graph, [&](Node* node) {
-    if (isListOfNumbers(node) && !written.count(node->output()) && staysInside(node->output())) {
-      lists.push_back(node);
-    }
+  return replaceNodes(*graph, [&](Node* node) {
+    return isListOfNumbers(node) && !written.count(node->output()) && staysInside(node->output())
+               ? insertConstant(node, listOf(node))
+               : nullptr;
   });
-  for (Node* node : lists) {
-    replaceNode(node, insertConstant(node, listOf(node)));
-  }
-  return !lists.empty();
 }
 
 const RegisterPass fold_constant_lists_pass{

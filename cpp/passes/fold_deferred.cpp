@@ -73,10 +73,8 @@ bool foldDeferred(PassContext& context) {
 }
 
 const RegisterPass fold_deferred_pass{
-    "fold_deferred",
-    "Compute the weights and biases that models in training compute from their parameters.",
-    foldDeferred,
-    {"inlined"}};
+    "fold_deferred", "Compute the weights and biases that models in training compute from their parameters.",
+    foldDeferred, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

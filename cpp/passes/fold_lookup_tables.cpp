@@ -96,7 +96,7 @@ class Function {
   // it meets as they are.
   static bool isNumber(const Node* node, const Value* operand) {
     const auto tensor = constantTensor(operand);
-    return !tensor || ((tensor->dim() == 0 || (node->kind() == c10::aten::prelu && tensor->numel() == 1)) &&
+    return !tensor || ((tensor->dim() == 0 || (node->kind() == aten::prelu && tensor->numel() == 1)) &&
                        !tensor->is_complex());
   }
 
@@ -195,10 +195,8 @@ bool foldLookupTables(PassContext& context) {
 }
 
 const RegisterPass fold_lookup_tables_pass{
-    "fold_lookup_tables",
-    "Turn float functions between dequantize and quantize into tables.",
-    foldLookupTables,
-    {"no_observers"}};
+    "fold_lookup_tables", "Turn float functions between dequantize and quantize into tables.",
+    foldLookupTables, needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

@@ -46,7 +46,7 @@ bool isPrepack(const Node* node) {
 
 // The node's result from constants, computing what its operands need first.
 std::optional<c10::IValue> evaluate(const Node* node) {
-  if (node->kind() == c10::prim::Constant) {
+  if (node->kind() == prim::Constant) {
     return constantOf(node->output());
   }
   torch::jit::Stack stack;
@@ -68,26 +68,26 @@ bool foldPrepack(PassContext& context) {
   const EngineGuard guard(context.option("engine").toStringRef());
   const auto graph = context.graph();
   int64_t count = 0;
-  forEachNode(*graph, [&](Node* node) {
+  const bool changed = replaceNodes(*graph, [&](Node* node) -> Value* {
     if (!isPrepack(node)) {
-      return;
+      return nullptr;
     }
     auto packed = evaluate(node);
     TORCH_CHECK(packed, "the weight is not a constant");
     const auto name = "packed_" + std::to_string(count++);
     context.module().register_attribute(name, packed->type(), *packed);
     torch::jit::WithInsertPoint insert_at(node);
-    replaceNode(node, graph->insertGetAttr(graph->inputs().at(0), name));
+    return graph->insertGetAttr(graph->inputs().at(0), name);
   });
-  if (count > 0) {
+  if (changed) {
     removeDeadNodes(graph);
   }
-  return count > 0;
+  return changed;
 }
 
 const RegisterPass fold_prepack_pass{
-    "fold_prepack",     "Pack constant weights for the quantized engine.", foldPrepack, {"no_observers"}, {},
-    {{"engine", "str"}}};
+    "fold_prepack", "Pack constant weights for the quantized engine.", foldPrepack, needs("no_observers"),
+    takes({{"engine", "str"}})};
 
 } // namespace
 } // namespace jit_passes

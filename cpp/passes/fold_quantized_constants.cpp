@@ -23,12 +23,8 @@ bool foldQuantizedConstants(PassContext& context) {
 }
 
 const RegisterPass fold_quantized_constants_pass{
-    "fold_quantized_constants",
-    "Quantize constants ahead of time, so that files hold integers only.",
-    foldQuantizedConstants,
-    {"no_observers"},
-    {},
-    {{"dequantize", "bool", false}}};
+    "fold_quantized_constants", "Quantize constants ahead of time, so that files hold integers only.",
+    foldQuantizedConstants, needs("no_observers"), takes({{"dequantize", "bool", false}})};
 
 } // namespace
 } // namespace jit_passes

@@ -48,12 +48,8 @@ bool followMode(PassContext& context) {
 }
 
 const RegisterPass follow_mode_pass{
-    "follow_mode",
-    "Let traced dropout and normalization follow the mode of the module.",
-    followMode,
-    {"inlined"},
-    {},
-    {{"traced", "bool", false}}};
+    "follow_mode", "Let traced dropout and normalization follow the mode of the module.", followMode,
+    needs("inlined"), takes({{"traced", "bool", false}})};
 
 } // namespace
 } // namespace jit_passes

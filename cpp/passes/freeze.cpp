@@ -51,7 +51,7 @@ struct Binding {
   Object object;
   std::string path;
 
-  IValue value(const Node* get) const { return object->getAttr(get->s(c10::attr::name)); }
+  IValue value(const Node* get) const { return object->getAttr(get->s(attr::name)); }
 };
 
 class Freezer {
@@ -89,21 +89,15 @@ class Freezer {
   static void forEachNodeAnywhere(Graph& graph, const std::function<void(Node*)>& visit) {
     forEachNode(graph, [&](Node* node) {
       visit(node);
-      if (node->kind() == c10::prim::fork) {
-        forEachNodeAnywhere(*node->g(c10::attr::Subgraph), visit);
+      if (node->kind() == prim::fork) {
+        forEachNodeAnywhere(*node->g(attr::Subgraph), visit);
       }
     });
   }
 
   void inlineForks(Graph& graph) {
-    std::vector<Node*> forks;
-    forEachNode(graph, [&](Node* node) {
-      if (node->kind() == c10::prim::fork) {
-        forks.push_back(node);
-      }
-    });
-    for (Node* fork : forks) {
-      inlineForks(*fork->g(c10::attr::Subgraph));
+    for (Node* fork : nodesWhere(graph, [](auto* node) { return node->kind() == prim::fork; })) {
+      inlineForks(*fork->g(attr::Subgraph));
       inlineFork(fork);
     }
   }
@@ -111,12 +105,12 @@ class Freezer {
   // A branch that is only waited for could run anywhere, and here other passes see it.
   static void inlineFork(Node* fork) {
     const auto uses = fork->output()->uses(); // a copy: the loop edits the list
-    if (!std::ranges::all_of(uses, [](const Use& use) { return use.user->kind() == c10::aten::wait; })) {
+    if (!std::ranges::all_of(uses, [](const Use& use) { return use.user->kind() == aten::wait; })) {
       return;
     }
     torch::jit::WithInsertPoint guard(fork);
     auto& graph = *fork->owningGraph();
-    Value* result = torch::jit::insertGraph(graph, *fork->g(c10::attr::Subgraph), fork->inputs()).at(0);
+    Value* result = torch::jit::insertGraph(graph, *fork->g(attr::Subgraph), fork->inputs()).at(0);
     for (const auto& use : uses) {
       replaceNode(use.user, result);
     }
@@ -130,15 +124,15 @@ class Freezer {
     bindings_.emplace(graph_->inputs().at(0), Binding{module_._ivalue(), ""});
     bool more = false;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
-      if (node->kind() == c10::prim::fork) {
-        const auto inputs = node->g(c10::attr::Subgraph)->inputs();
+      if (node->kind() == prim::fork) {
+        const auto inputs = node->g(attr::Subgraph)->inputs();
         for (size_t i = 0; i < inputs.size(); ++i) {
           if (const auto bound = bindings_.find(node->input(i)); bound != bindings_.end()) {
             bindings_.emplace(inputs[i], Binding(bound->second));
           }
         }
       }
-      const auto owner = node->kind() == c10::prim::GetAttr ? bindings_.find(node->input()) : bindings_.end();
+      const auto owner = node->kind() == prim::GetAttr ? bindings_.find(node->input()) : bindings_.end();
       if (owner == bindings_.end() || !owner->second.value(node).isModule()) {
         return;
       }
@@ -154,7 +148,7 @@ class Freezer {
   }
 
   static std::string pathOf(const Binding& owner, const Node* get) {
-    const auto& name = get->s(c10::attr::name);
+    const auto& name = get->s(attr::name);
     return owner.path.empty() ? name : owner.path + "." + name;
   }
 
@@ -165,7 +159,7 @@ class Freezer {
       for (const Value* output : node->outputs()) {
         bound &= !isModule(output) || bindings_.count(output) > 0;
       }
-      bound &= node->kind() != c10::prim::SetAttr || !isModule(node->input(1)); // exchanges it
+      bound &= node->kind() != prim::SetAttr || !isModule(node->input(1)); // exchanges it
     });
     return bound;
   }
@@ -174,17 +168,16 @@ class Freezer {
   void forEachAttribute(c10::Symbol kind, Visit visit) {
     forEachNodeAnywhere(*graph_, [&](Node* node) {
       const auto owner = node->kind() == kind ? bindings_.find(node->input(0)) : bindings_.end();
-      if (owner != bindings_.end() && !(kind == c10::prim::GetAttr && bindings_.count(node->output()))) {
-        visit(node, owner->second, Attribute{owner->second.object.get(), node->s(c10::attr::name)});
+      if (owner != bindings_.end() && !(kind == prim::GetAttr && bindings_.count(node->output()))) {
+        visit(node, owner->second, Attribute{owner->second.object.get(), node->s(attr::name)});
       }
     });
   }
 
   std::set<Attribute> assigned() {
     std::set<Attribute> result;
-    forEachAttribute(c10::prim::SetAttr, [&](Node*, const Binding&, const Attribute& attribute) {
-      result.insert(attribute);
-    });
+    forEachAttribute(
+        prim::SetAttr, [&](Node*, const Binding&, const Attribute& attribute) { result.insert(attribute); });
     return result;
   }
 
@@ -194,9 +187,9 @@ class Freezer {
     forEachNode(*graph_, [](Node* node) {
       static const auto in_place = symbol("aten::masked_fill_");
       const Node* made = node->kind() == in_place ? node->input(0)->node() : nullptr;
-      if (made != nullptr && made->kind() == c10::aten::zeros_like && made->output()->uses().size() == 1 &&
+      if (made != nullptr && made->kind() == aten::zeros_like && made->output()->uses().size() == 1 &&
           made->owningBlock() == node->owningBlock()) {
-        node->replaceWithNewSymbol(c10::aten::masked_fill);
+        node->replaceWithNewSymbol(aten::masked_fill);
         node->destroy();
       }
     });
@@ -207,7 +200,7 @@ class Freezer {
   std::vector<Value*> written(bool lists) {
     std::vector<Value*> result;
     forEachNode(*graph_, [&](Node* node) {
-      if (node->kind() == c10::aten::batch_norm && constantNumber(node->input(5)) != 0.0) {
+      if (node->kind() == aten::batch_norm && constantNumber(node->input(5)) != 0.0) {
         result.insert(result.end(), {node->input(3), node->input(4)});
       }
       if (const auto* schema = node->maybeSchema(); schema && schema->is_mutable()) {
@@ -230,7 +223,7 @@ class Freezer {
     auto result = assigned();
     const AliasDb aliases(graph_, /*isFrozen=*/true);
     auto touched = written(/*lists=*/true), touched_tensors = written(/*lists=*/false);
-    forEachAttribute(c10::prim::SetAttr, [&](Node* node, const Binding&, const Attribute&) {
+    forEachAttribute(prim::SetAttr, [&](Node* node, const Binding&, const Attribute&) {
       touched.push_back(node->input(1)); // who assigns it may write to it there
       touched_tensors.push_back(node->input(1));
     });
@@ -244,7 +237,7 @@ class Freezer {
                ((value.isTensor() || isContainer(value)) && aliases.mayContainAlias(other, node->output()));
       });
     };
-    forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
+    forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
       if (mayChange(node, owner.value(node))) {
         result.insert(attribute);
       }
@@ -254,7 +247,7 @@ class Freezer {
       const_cast<c10::ivalue::Object*>(attribute.owner)->getAttr(attribute.name).getSubValues(memory);
     }
     if (!memory.empty()) {
-      forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
+      forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
         Memory parts;
         owner.value(node).getSubValues(parts);
         const auto shared = [&](const IValue& part) { return memory.count(part) > 0; };
@@ -270,7 +263,7 @@ class Freezer {
   template <typename Filter>
   void insertConstants(const std::set<Attribute>& changed, Filter filter) {
     std::map<Attribute, Value*> constants;
-    forEachAttribute(c10::prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
+    forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
       const IValue value = owner.value(node);
       if (node->owningGraph() != graph_.get() || changed.count(attribute) || !filter(value)) {
         return;
@@ -307,9 +300,9 @@ class Freezer {
     bindModules();
     std::map<const c10::ivalue::Object*, std::set<std::string>> used;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
-      if (node->kind() == c10::prim::GetAttr || node->kind() == c10::prim::SetAttr) {
+      if (node->kind() == prim::GetAttr || node->kind() == prim::SetAttr) {
         if (const auto owner = bindings_.find(node->input(0)); owner != bindings_.end()) {
-          used[owner->second.object.get()].insert(node->s(c10::attr::name));
+          used[owner->second.object.get()].insert(node->s(attr::name));
         }
       }
     });
@@ -351,7 +344,7 @@ std::optional<std::string> checkInlined(const PassContext& context) {
 
 const RegisterInvariant inlined{"inlined", "No calls of methods or functions.", checkInlined};
 const RegisterPass freeze_pass{
-    "freeze", "Inline everything into one graph with constant parameters.", freeze, {}, {"inlined"}};
+    "freeze", "Inline everything into one graph with constant parameters.", freeze, {}, ensures("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -21,7 +21,7 @@ std::optional<std::string> refusal(const Node* cat) {
   if (!usedOnce(cat->output())) {
     return "its float result has other users";
   }
-  if (operand->node()->kind() != c10::prim::ListConstruct || !usedOnce(operand)) {
+  if (operand->node()->kind() != prim::ListConstruct || !usedOnce(operand)) {
     return "its list of tensors is made or used elsewhere too";
   }
   const auto inputs = operand->node()->inputs();
@@ -32,11 +32,11 @@ std::optional<std::string> refusal(const Node* cat) {
 
 bool fuse(PassContext& context, Node* node) {
   Node* cat = node->input(0)->node();
-  const bool relu = cat->kind() == c10::aten::relu && usedOnce(cat->output());
+  const bool relu = cat->kind() == aten::relu && usedOnce(cat->output());
   if (relu) {
     cat = cat->input(0)->node();
   }
-  if (cat->kind() != c10::aten::cat) {
+  if (cat->kind() != aten::cat) {
     return false;
   }
   if (auto reason = refusal(cat)) {
@@ -63,10 +63,8 @@ bool fuseCat(PassContext& context) {
 }
 
 const RegisterPass fuse_cat_pass{
-    "fuse_cat",
-    "Fuse a concatenation of dequantized tensors into quantized::cat.",
-    fuseCat,
-    {"no_observers"}};
+    "fuse_cat", "Fuse a concatenation of dequantized tensors into quantized::cat.", fuseCat,
+    needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

@@ -60,7 +60,7 @@ class Inserter {
 
   static Value* copyOf(Value* value, Node* before) {
     const auto operands = {value, insertConstant(before, {})};
-    return insertValue(before, c10::aten::clone, operands, before, value->type());
+    return insertValue(before, aten::clone, operands, before, value->type());
   }
 
   void quantizeAllUses(const Insertion& insertion) {
@@ -85,12 +85,8 @@ class Inserter {
 bool insertFakeQuantize(PassContext& context) { return Inserter(context).run(); }
 
 const RegisterPass insert_fake_quantize_pass{
-    "insert_fake_quantize",
-    "Insert the fake quantization that the annotations ask for.",
-    insertFakeQuantize,
-    {"inlined"},
-    {},
-    {{"places", "list"}, {"states", "list"}}};
+    "insert_fake_quantize", "Insert the fake quantization that the annotations ask for.", insertFakeQuantize,
+    needs("inlined"), takes({{"places", "list"}, {"states", "list"}})};
 
 } // namespace
 } // namespace jit_passes

@@ -40,12 +40,8 @@ bool insertObservers(PassContext& context) {
 }
 
 const RegisterPass insert_observers_pass{
-    "insert_observers",
-    "Insert the observers that the annotations ask for.",
-    insertObservers,
-    {"inlined"},
-    {},
-    {{"places", "list"}, {"states", "list"}}};
+    "insert_observers", "Insert the observers that the annotations ask for.", insertObservers,
+    needs("inlined"), takes({{"places", "list"}, {"states", "list"}})};
 
 } // namespace
 } // namespace jit_passes

@@ -83,7 +83,7 @@ void destroyObserver(Node* observer) {
   const std::vector<Value*> operands(observer->inputs().begin() + 1, observer->inputs().end());
   observer->destroy();
   for (Value* operand : operands) {
-    const bool observers_own = isConstant(operand) || operand->node()->kind() == c10::prim::GetAttr;
+    const bool observers_own = isConstant(operand) || operand->node()->kind() == prim::GetAttr;
     if (observers_own && !operand->hasUses()) {
       operand->node()->destroy();
     }
@@ -94,10 +94,10 @@ void destroyObserver(Node* observer) {
 // writes in between.
 Value* uncopied(Node* trained) {
   Node* maker = trained->prev();
-  while (maker->kind() == c10::prim::Constant) {
+  while (maker->kind() == prim::Constant) {
     maker = maker->prev();
   }
-  const bool copied = maker->kind() == c10::aten::clone && maker->output() == trained->input(0);
+  const bool copied = maker->kind() == aten::clone && maker->output() == trained->input(0);
   return copied ? maker->input(0) : trained->input(0);
 }
 
@@ -138,12 +138,9 @@ std::optional<std::string> checkNoObservers(const PassContext& context) {
 
 const RegisterInvariant no_observers{"no_observers", "No observers.", checkNoObservers};
 const RegisterPass insert_quantize_dequantize_pass{
-    "insert_quantize_dequantize",
-    "Replace observers and training operators by quantize and dequantize.",
-    insertQuantizeDequantize,
-    {"inlined"},
-    {"no_observers"},
-    {{"parameters", "dict"}}};
+    "insert_quantize_dequantize", "Replace observers and training operators by quantize and dequantize.",
+    insertQuantizeDequantize,     needs("inlined"),
+    ensures("no_observers"),      takes({{"parameters", "dict"}})};
 
 } // namespace
 } // namespace jit_passes

@@ -48,7 +48,7 @@ Problem otherSpelling(const Node* node) {
   if (kind == convolution && constantTensor(node->input(1)) && restIsConstant(node, 3)) {
     return "a convolution is as tracing records it: " + describe(node);
   }
-  if ((kind == c10::aten::matmul || kind == mm) && isMatrix(node->input(1))) {
+  if ((kind == aten::matmul || kind == mm) && isMatrix(node->input(1))) {
     return "a product by a constant matrix is no linear: " + describe(node);
   }
   return hasPaddingMode(node) ? Problem("padding is a word: " + describe(node)) : std::nullopt;

@@ -34,17 +34,16 @@ at::ScalarType quantizedDtype(const Node* node) {
 // Whether the value is returned, alone or in a tuple, list or dict.
 bool isResult(const Value* value) {
   return std::ranges::any_of(value->uses(), [](const Use& use) {
-    return use.user->kind() == c10::prim::Return || use.user->kind() == c10::prim::TupleConstruct ||
-           use.user->kind() == c10::prim::ListConstruct || use.user->kind() == c10::prim::DictConstruct;
+    return use.user->kind() == prim::Return || use.user->kind() == prim::TupleConstruct ||
+           use.user->kind() == prim::ListConstruct || use.user->kind() == prim::DictConstruct;
   });
 }
 
 // Whether the node returns a view, a copy or an error, as the layout of its operand has it.
 bool dependsOnLayout(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
-      c10::aten::contiguous, c10::aten::reshape, c10::aten::reshape_as, c10::aten::flatten,
-      c10::aten::ravel,      c10::aten::view,    c10::aten::view_as,    c10::aten::as_strided,
-      c10::aten::unflatten,  c10::aten::to};
+      aten::contiguous, aten::reshape, aten::reshape_as, aten::flatten,   aten::ravel,
+      aten::view,       aten::view_as, aten::as_strided, aten::unflatten, aten::to};
   return kinds.count(node->kind()) > 0;
 }
 
@@ -65,7 +64,7 @@ void addSources(const Value* value, ValueSet& seen) {
     const Node* node = last->node();
     const Node* owner = node->owningBlock()->owningNode();
     take(node->inputs());
-    if (node->kind() == c10::prim::Param && owner != nullptr) {
+    if (node->kind() == prim::Param && owner != nullptr) {
       take(owner->outputs());
     }
     for (const Block* block : node->blocks()) {
@@ -101,8 +100,8 @@ Value* dequantizeInLayout(Node* node) {
     base = base->node()->input(0);
   }
   Value* format = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
-  Value* laid_out = insertValue(node, c10::aten::contiguous, {base, format}, node);
-  Value* last = insertValue(node, c10::aten::dequantize, {laid_out}, node);
+  Value* laid_out = insertValue(node, aten::contiguous, {base, format}, node);
+  Value* last = insertValue(node, aten::dequantize, {laid_out}, node);
   for (auto view = views.rbegin(); view != views.rend(); ++view) {
     Node* copy = node->owningGraph()->createClone(*view, [](Value* value) { return value; });
     copy->replaceInput(0, last);
@@ -119,7 +118,7 @@ bool lowerQuantizeDequantize(PassContext& context) {
     if (node->kind() == quantize) {
       Value* dtype = insertConstant(node, static_cast<int64_t>(quantizedDtype(node)));
       const auto operands = {node->input(0), node->input(1), node->input(2), dtype};
-      return insertValue(node, c10::aten::quantize_per_tensor, operands, node);
+      return insertValue(node, aten::quantize_per_tensor, operands, node);
     }
     if (node->kind() != dequantize) {
       return nullptr;
@@ -127,15 +126,13 @@ bool lowerQuantizeDequantize(PassContext& context) {
     const Value* output = node->output();
     return isResult(output) || written.count(output) || laid_out.count(output)
                ? dequantizeInLayout(node)
-               : insertValue(node, c10::aten::dequantize, {node->input(0)}, node);
+               : insertValue(node, aten::dequantize, {node->input(0)}, node);
   });
 }
 
 const RegisterPass lower_quantize_dequantize_pass{
-    "lower_quantize_dequantize",
-    "Turn quantize and dequantize into PyTorch's quantized dtypes.",
-    lowerQuantizeDequantize,
-    {"no_observers"}};
+    "lower_quantize_dequantize", "Turn quantize and dequantize into PyTorch's quantized dtypes.",
+    lowerQuantizeDequantize, needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

@@ -43,7 +43,7 @@ Convolution convolutionOf(Node* correlation, Value* bias) {
 // Whether it is the branch on whether there is a bias, as split_conv_bias writes it.
 bool addsOptionalBias(const Node* branch) {
   const Node* check = branch->input()->node();
-  if (check->kind() != c10::aten::__is__ || !isNone(check->input(1)) || branch->outputs().size() != 1) {
+  if (check->kind() != aten::__is__ || !isNone(check->input(1)) || branch->outputs().size() != 1) {
     return false;
   }
   const Block *absent = branch->blocks()[0], *present = branch->blocks()[1];
@@ -53,7 +53,7 @@ bool addsOptionalBias(const Node* branch) {
     return false;
   }
   const Node* cast = addition->input(1)->node();
-  const bool same_bias = cast->kind() == c10::prim::unchecked_cast && cast->input() == check->input(0);
+  const bool same_bias = cast->kind() == prim::unchecked_cast && cast->input() == check->input(0);
   const bool nothing_else = std::all_of(
       present->nodes().begin(), present->nodes().end(),
       [&](const Node* node) { return node == addition || node == cast || isConstant(node->output()); });
@@ -68,7 +68,7 @@ class Merger {
     forEachNode(*graph_, [&](Node* node) {
       if (isAddition(node)) {
         merge(node->input(0)->node(), node, node->input(1), 1);
-      } else if (node->kind() == c10::prim::If && addsOptionalBias(node)) {
+      } else if (node->kind() == prim::If && addsOptionalBias(node)) {
         Node* correlation = node->blocks()[0]->outputs()[0]->node();
         merge(correlation, node, node->input()->node()->input(0), 2);
       }
@@ -92,7 +92,7 @@ class Merger {
         correlation->owningBlock() != sum->owningBlock() || known_.isWritten(correlation->output())) {
       return;
     }
-    if (Node* unwrapping = bias->node(); unwrapping->kind() == c10::aten::_unwrap_optional) {
+    if (Node* unwrapping = bias->node(); unwrapping->kind() == aten::_unwrap_optional) {
       const auto held = known_.attribute(unwrapping->input());
       bias = held && held->isTensor() ? unwrapping->input() : bias;
     }
@@ -115,8 +115,8 @@ class Merger {
 
   static bool nothingHappensBetween(const Node* first, const Node* last) {
     for (const Node* node = first->next(); node != last; node = node->next()) {
-      const bool harmless = node->kind() == c10::prim::Constant || node->kind() == c10::prim::GetAttr ||
-                            node->kind() == c10::aten::_unwrap_optional || node->kind() == c10::aten::__is__;
+      const bool harmless = node->kind() == prim::Constant || node->kind() == prim::GetAttr ||
+                            node->kind() == aten::_unwrap_optional || node->kind() == aten::__is__;
       if (!harmless) {
         return false;
       }
@@ -157,7 +157,7 @@ class Merger {
 bool mergeConvBias(PassContext& context) { return Merger(context).run(); }
 
 const RegisterPass merge_conv_bias_pass{
-    "merge_conv_bias", "Merge correlation and add_bias into convolutions.", mergeConvBias, {"inlined"}};
+    "merge_conv_bias", "Merge correlation and add_bias into convolutions.", mergeConvBias, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -16,25 +16,18 @@ bool mergeDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   std::map<std::pair<const Block*, const Value*>, Node*> first;
-  std::vector<std::pair<Node*, Node*>> repeated;
-  forEachNode(*graph, [&](Node* node) {
-    if (node->kind() != c10::aten::dequantize || node->inputs().size() != 1 || written.count(node->input()) ||
+  return replaceNodes(*graph, [&](Node* node) -> Value* {
+    if (node->kind() != aten::dequantize || node->inputs().size() != 1 || written.count(node->input()) ||
         written.count(node->output())) {
-      return;
+      return nullptr;
     }
     const auto [found, is_first] = first.emplace(std::pair(node->owningBlock(), node->input()), node);
-    if (!is_first) {
-      repeated.emplace_back(node, found->second);
-    }
+    return is_first ? nullptr : found->second->output();
   });
-  for (const auto& [node, before] : repeated) {
-    replaceNode(node, before->output());
-  }
-  return !repeated.empty();
 }
 
 const RegisterPass merge_dequantize_pass{
-    "merge_dequantize", "Dequantize a value once for all its users.", mergeDequantize, {"no_observers"}};
+    "merge_dequantize", "Dequantize a value once for all its users.", mergeDequantize, needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

@@ -34,7 +34,7 @@ using Nodes = std::vector<Node*>;
 // The dequantize that a value comes from, if it is that of codes that the graph quantizes, rearranged or not.
 Node* gridOf(const Value* value) {
   Node* node = const_cast<Node*>(value->node());
-  while (node->kind() == c10::prim::ListUnpack || movesData(node)) {
+  while (node->kind() == prim::ListUnpack || movesData(node)) {
     node = node->input(0)->node();
   }
   return node->kind() == dequantize && node->input(0)->node()->kind() == quantize ? node : nullptr;
@@ -62,7 +62,7 @@ class Outline {
   // `quantized` that quantize its results again.
   void run(Module& root, const std::string& name, Nodes& quantized) {
     const Nodes dependent = findDependent();
-    Node* call = outer_.create(c10::prim::CallMethod, 1);
+    Node* call = outer_.create(prim::CallMethod, 1);
     call->insertAfter(nodes_.back());
     Node* point = call;
     for (Node* node : dependent) {
@@ -222,13 +222,14 @@ class Outline {
     const auto unit = root._ivalue()->compilation_unit();
     Module region(c10::QualifiedName("__torch__.jit_passes.Region"), unit, /*shouldMangle=*/true);
     self->setType(region.type());
-    region.type()->addMethod(unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_));
+    region.type()->addMethod(
+        unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_));
     return region;
   }
 
   void placeCall(Node* call, const Module& region, const std::string& name) {
     Node* owner = outer_.createGetAttr(outer_.inputs().at(0), name)->insertBefore(call);
-    call->s_(c10::attr::name, "forward");
+    call->s_(attr::name, "forward");
     call->addInput(owner->output());
     for (Value* input : inputs_) {
       call->addInput(input);

@@ -15,7 +15,7 @@ namespace jit_passes {
 namespace {
 
 const Value* ownerOf(const Value* value) {
-  while (value->node()->kind() == c10::prim::GetAttr) {
+  while (value->node()->kind() == prim::GetAttr) {
     value = value->node()->input();
   }
   return value;
@@ -27,7 +27,7 @@ bool poolAttributes(PassContext& context) {
   std::unordered_map<std::string, Value*> known;
   std::vector<std::pair<Node*, std::string>> reads;
   forEachNode(*graph, [&](Node* node) {
-    if (node->kind() == c10::prim::GetAttr && ownerOf(node->output()) == graph->inputs().at(0) &&
+    if (node->kind() == prim::GetAttr && ownerOf(node->output()) == graph->inputs().at(0) &&
         !passesThrough(node->output(), assigned)) {
       reads.emplace_back(node, attributePath(node->output()));
     }
@@ -62,7 +62,8 @@ bool poolAttributes(PassContext& context) {
 }
 
 const RegisterPass pool_attributes_pass{
-    "pool_attributes", "Read each attribute once, at the start of the graph.", poolAttributes, {"inlined"}};
+    "pool_attributes", "Read each attribute once, at the start of the graph.", poolAttributes,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -70,7 +70,7 @@ bool poolConstants(PassContext& context) {
   std::vector<Node*> kept;
   bool changed = false;
   forEachNode(*graph, [&](Node* node) {
-    if (node->kind() != c10::prim::Constant) {
+    if (node->kind() != prim::Constant) {
       return;
     }
     const auto key = keyOf(node->output());

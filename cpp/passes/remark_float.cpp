@@ -19,7 +19,7 @@ bool isProduct(const Node* node) {
 
 bool isQuantized(const Value* value) {
   return std::ranges::any_of(value->uses(), [](const Use& use) {
-    const bool clips = use.user->kind() == c10::aten::relu || use.user->kind() == c10::aten::clamp;
+    const bool clips = use.user->kind() == aten::relu || use.user->kind() == aten::clamp;
     return startsWith(use.user, "jit_passes::quantize") || (clips && isQuantized(use.user->output()));
   });
 }
@@ -49,12 +49,7 @@ std::optional<std::string> checkFloatExplained(const PassContext& context) {
   for (const auto& remark : context.remarks()) {
     explained.insert(remark.name);
   }
-  std::vector<const Node*> left;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (isProduct(node)) {
-      left.push_back(node);
-    }
-  });
+  const auto left = nodesWhere(*context.graph(), isProduct);
   const NodeNames names = left.empty() ? NodeNames() : nodeNames(*context.graph());
   const auto found = std::find_if(
       left.begin(), left.end(), [&](const Node* node) { return explained.count(names.at(node)) == 0; });
@@ -65,11 +60,8 @@ std::optional<std::string> checkFloatExplained(const PassContext& context) {
 const RegisterInvariant float_explained{
     "float_explained", "Convolutions, linears and products in float have a remark.", checkFloatExplained};
 const RegisterPass remark_float_pass{
-    "remark_float",
-    "Say why convolutions, linears and products are left in float.",
-    remarkFloat,
-    {"no_observers"},
-    {"float_explained"}};
+    "remark_float", "Say why convolutions, linears and products are left in float.", remarkFloat,
+    needs("no_observers"), ensures("float_explained")};
 
 } // namespace
 } // namespace jit_passes

@@ -14,7 +14,7 @@ bool removeDropout(PassContext& context) {
 }
 
 const RegisterPass remove_dropout_pass{
-    "remove_dropout", "Remove dropout, which does nothing in eval mode.", removeDropout, {"inlined"}};
+    "remove_dropout", "Remove dropout, which does nothing in eval mode.", removeDropout, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -16,7 +16,7 @@ namespace {
 bool onlyRaises(const Block* block) {
   bool raises = false;
   for (const Node* node : block->nodes()) {
-    raises |= node->kind() == c10::prim::RaiseException;
+    raises |= node->kind() == prim::RaiseException;
     if (!node->blocks().empty()) {
       return false;
     }
@@ -27,12 +27,12 @@ bool onlyRaises(const Block* block) {
 bool hasNoNodes(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
 
 bool isRankCheck(const Node* node) {
-  if (node->kind() != c10::prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
+  if (node->kind() != prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
       !hasNoNodes(node->blocks().at(1))) {
     return false;
   }
   const Node* differs = node->input()->node();
-  if (differs->kind() != c10::aten::ne || differs->input(0)->node()->kind() != c10::aten::dim) {
+  if (differs->kind() != aten::ne || differs->input(0)->node()->kind() != aten::dim) {
     return false;
   }
   const auto op = weightedOperator(differs->input(0)->node()->input()->node());
@@ -50,10 +50,8 @@ bool removeRankChecks(PassContext& context) {
 }
 
 const RegisterPass remove_rank_checks_pass{
-    "remove_rank_checks",
-    "Remove checks that a convolution's result has a batch axis.",
-    removeRankChecks,
-    {"inlined"}};
+    "remove_rank_checks", "Remove checks that a convolution's result has a batch axis.", removeRankChecks,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -64,13 +64,13 @@ bool isAnotherOperator(const Node* node) {
 
 bool expandCopies(Graph& graph) {
   return replaceNodes(graph, [](Node* node) -> Value* {
-    if (node->kind() != c10::aten::copy) {
+    if (node->kind() != aten::copy) {
       return nullptr;
     }
     Value* self = node->input(0);
-    Value* typed = insertValue(node, c10::aten::type_as, {node->input(1), self}, node);
-    Value* expanded = insertValue(node, c10::aten::expand_as, {typed, self}, node);
-    return insertValue(node, c10::aten::clone, {expanded, insertConstant(node, {})}, node);
+    Value* typed = insertValue(node, aten::type_as, {node->input(1), self}, node);
+    Value* expanded = insertValue(node, aten::expand_as, {typed, self}, node);
+    return insertValue(node, aten::clone, {expanded, insertConstant(node, {})}, node);
   });
 }
 
@@ -89,10 +89,8 @@ bool replaceInplace(PassContext& context) {
 }
 
 const RegisterPass replace_inplace_pass{
-    "replace_inplace",
-    "Turn in-place operators into functional ones where aliasing allows it.",
-    replaceInplace,
-    {"inlined"}};
+    "replace_inplace", "Turn in-place operators into functional ones where aliasing allows it.",
+    replaceInplace, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -16,18 +16,13 @@ namespace {
 bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  bool changed = false;
-  std::vector<Node*> sources;
-  forEachNode(*graph, [&](Node* node) {
-    if (startsWith(node, "jit_passes::dequantize") && !written.count(node->output()) &&
-        node->output()->uses().size() > 0) {
-      sources.push_back(node);
+  return changeNodes(*graph, [&](Node* source) {
+    if (!startsWith(source, "jit_passes::dequantize") || written.count(source->output())) {
+      return false;
     }
-  });
-  for (Node* source : sources) {
-    const auto uses = source->output()->uses();
-    if (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock()) {
-      continue;
+    const auto uses = source->output()->uses(); // a copy: the loop edits the list
+    if (uses.empty() || (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock())) {
+      return false;
     }
     for (const auto& use : uses) {
       Value* copy = insertValue(use.user, source->kind(), source->inputs(), source, source->output()->type());
@@ -35,16 +30,13 @@ bool replicateDequantize(PassContext& context) {
       use.user->replaceInput(use.offset, copy);
     }
     source->destroy();
-    changed = true;
-  }
-  return changed;
+    return true;
+  });
 }
 
 const RegisterPass replicate_dequantize_pass{
-    "replicate_dequantize",
-    "Give each use of a dequantized value its own dequantize.",
-    replicateDequantize,
-    {"no_observers"}};
+    "replicate_dequantize", "Give each use of a dequantized value its own dequantize.", replicateDequantize,
+    needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

@@ -24,7 +24,7 @@ bool isSame(const Value* a, const Value* b) {
   if (a == b) {
     return true;
   }
-  if (left == right && left->kind() == c10::prim::If) {
+  if (left == right && left->kind() == prim::If) {
     const auto known = constantNumber(left->input());
     for (const size_t i : {0, 1}) {
       const auto outputs = left->blocks()[i]->outputs();
@@ -34,23 +34,21 @@ bool isSame(const Value* a, const Value* b) {
     }
     return true;
   }
-  return left->kind() == c10::aten::unsqueeze && right->kind() == c10::aten::unsqueeze &&
+  return left->kind() == aten::unsqueeze && right->kind() == aten::unsqueeze &&
          isSame(left->input(0), right->input(0)) && constantNumber(left->input(1)) &&
          constantNumber(left->input(1)) == constantNumber(right->input(1));
 }
 
 bool resolveNoneChecks(PassContext& context) {
   return replaceNodes(*context.graph(), [](Node* node) {
-    const bool is = node->kind() == c10::aten::__is__, is_not = node->kind() == c10::aten::__isnot__;
-    const bool casts = node->kind() == c10::prim::unchecked_cast ||
-                       node->kind() == c10::prim::unchecked_unwrap_optional ||
-                       node->kind() == c10::aten::_unwrap_optional;
+    const bool is = node->kind() == aten::__is__, is_not = node->kind() == aten::__isnot__;
+    const bool casts = node->kind() == prim::unchecked_cast ||
+                       node->kind() == prim::unchecked_unwrap_optional ||
+                       node->kind() == aten::_unwrap_optional;
     Value* replacement = nullptr;
     if (casts && node->input()->type()->isSubtypeOf(*node->output()->type())) {
       replacement = node->input();
-    } else if (
-        (is || is_not) && node->input(0)->type()->isSubtypeOf(*c10::TensorType::get()) &&
-        isSame(node->input(0), node->input(1))) {
+    } else if ((is || is_not) && isTensor(node->input(0)) && isSame(node->input(0), node->input(1))) {
       replacement = insertConstant(node, is);
     } else if (is || is_not) {
       for (const size_t side : {0, 1}) {

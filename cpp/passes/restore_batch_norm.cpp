@@ -32,7 +32,7 @@ bool restoreBatchNorm(PassContext& context) {
     } else if (node->kind() == deferred_weight && !constantNumber(operandOf(node, "folded"))) {
       setOperand(node, "folded", insertConstant(node, true));
     } else if (
-        node->kind() == c10::aten::batch_norm && hasStatistics(known, node) &&
+        node->kind() == aten::batch_norm && hasStatistics(known, node) &&
         constantNumber(node->input(kTraining)) != 0.0) {
       node->replaceInput(kTraining, insertConstant(node, false));
     } else {
@@ -43,10 +43,8 @@ bool restoreBatchNorm(PassContext& context) {
 }
 
 const RegisterPass restore_batch_norm_pass{
-    "restore_batch_norm",
-    "Turn batch norms that train into those of a model in use.",
-    restoreBatchNorm,
-    {"inlined"}};
+    "restore_batch_norm", "Turn batch norms that train into those of a model in use.", restoreBatchNorm,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -27,7 +27,7 @@ void redirect(Value* from, Value* to) {
 // Results as a list: dequantize what the one unpacking of it gives.
 bool sinkThroughList(Node* node, Node* source) {
   const auto& uses = node->output()->uses();
-  if (uses.size() != 1 || uses[0].user->kind() != c10::prim::ListUnpack) {
+  if (uses.size() != 1 || uses[0].user->kind() != prim::ListUnpack) {
     return false;
   }
   Node* unpack = uses[0].user;
@@ -69,10 +69,8 @@ bool sinkDequantize(PassContext& context) {
 }
 
 const RegisterPass sink_dequantize_pass{
-    "sink_dequantize",
-    "Move dequantize behind operators that only move data.",
-    sinkDequantize,
-    {"no_observers"}};
+    "sink_dequantize", "Move dequantize behind operators that only move data.", sinkDequantize,
+    needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

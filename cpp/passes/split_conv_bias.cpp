@@ -52,8 +52,8 @@ class Splitter {
 
   bool run() {
     forEachNode(*graph_, [&](Node* node) {
-      if (node->kind() == c10::prim::Enter || node->kind() == c10::prim::Exit) {
-        autocasts_ += !isAutocast(node) ? 0 : node->kind() == c10::prim::Enter ? 1 : -1;
+      if (node->kind() == prim::Enter || node->kind() == prim::Exit) {
+        autocasts_ += !isAutocast(node) ? 0 : node->kind() == prim::Enter ? 1 : -1;
       } else if (autocasts_ == 0) {
         if (const auto convolution = readConvolution(node)) {
           split(node, *convolution);
@@ -132,20 +132,20 @@ class Splitter {
       return plain;
     }
     Value* axes = insertConstant(node, dims);
-    if (bias->type()->isSubtypeOf(*c10::TensorType::get())) {
+    if (isTensor(bias)) {
       return insertValue(node, add_bias, {plain, bias, axes}, node);
     }
     if (held && held->isTensor()) {
-      Value* tensor = insertValue(node, c10::aten::_unwrap_optional, {bias}, node);
+      Value* tensor = insertValue(node, aten::_unwrap_optional, {bias}, node);
       return insertValue(node, add_bias, {plain, tensor, axes}, node);
     }
     Value* none = insertConstant(node, {});
-    Value* absent = insertValue(node, c10::aten::__is__, {bias, none}, node, c10::BoolType::get());
-    Node* branch = insertNode(node, c10::prim::If, {absent}, node, /*outputs=*/1);
+    Value* absent = insertValue(node, aten::__is__, {bias, none}, node, c10::BoolType::get());
+    Node* branch = insertNode(node, prim::If, {absent}, node, /*outputs=*/1);
     branch->addBlock()->registerOutput(plain);
     Block* present = branch->addBlock();
     Node* end = present->return_node();
-    Value* tensor = insertValue(end, c10::prim::unchecked_cast, {bias}, node);
+    Value* tensor = insertValue(end, prim::unchecked_cast, {bias}, node);
     present->registerOutput(insertValue(end, add_bias, {plain, tensor, axes}, node));
     return branch->output();
   }
@@ -159,7 +159,7 @@ class Splitter {
 bool splitConvBias(PassContext& context) { return Splitter(context).run(); }
 
 const RegisterPass split_conv_bias_pass{
-    "split_conv_bias", "Split convolutions into correlation and add_bias.", splitConvBias, {"inlined"}};
+    "split_conv_bias", "Split convolutions into correlation and add_bias.", splitConvBias, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

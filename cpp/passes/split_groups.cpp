@@ -67,12 +67,12 @@ bool splitGroups(Node* node) {
     Value* packed = insertValue(node, prepack->kind(), parameters, node, prepack->output()->type());
     std::vector<Value*> operands = node->inputs().vec();
     const std::vector<Value*> range{operands[0], number(1), number(begin * in), number(end * in), number(1)};
-    operands[0] = insertValue(node, c10::aten::slice, range, node);
+    operands[0] = insertValue(node, aten::slice, range, node);
     operands[1] = packed;
     results.push_back(insertValue(node, node->kind(), operands, node));
   }
   Node* list = node->owningGraph()->createList(c10::TensorType::get(), results)->insertBefore(node);
-  Value* whole = insertValue(node, c10::aten::cat, {list->output(), insertConstant(node, 1)}, node);
+  Value* whole = insertValue(node, aten::cat, {list->output(), insertConstant(node, 1)}, node);
   replaceNode(node, whole);
   return true;
 }
@@ -90,8 +90,8 @@ bool splitAll(PassContext& context) {
 }
 
 const RegisterPass split_groups_pass{
-    "split_groups",     "Split convolutions into as few groups as oneDNN takes.", splitAll, {"inlined"}, {},
-    {{"engine", "str"}}};
+    "split_groups", "Split convolutions into as few groups as oneDNN takes.", splitAll, needs("inlined"),
+    takes({{"engine", "str"}})};
 
 } // namespace
 } // namespace jit_passes

@@ -47,7 +47,7 @@ Value* switchOf(Node* weight, Value* training) {
     return insertConstant(weight, *always == 0.0);
   }
   hoist(training, weight);
-  return insertValue(weight, c10::aten::__not__, {training}, weight, c10::BoolType::get());
+  return insertValue(weight, aten::__not__, {training}, weight, c10::BoolType::get());
 }
 
 void switchFolding(Node* norm, Node* weight) {
@@ -85,10 +85,8 @@ bool switchAllFolding(PassContext& context) {
 }
 
 const RegisterPass switch_folding_pass{
-    "switch_folding",
-    "Fold deferred batch norms whenever their statistics stand still.",
-    switchAllFolding,
-    {"inlined"}};
+    "switch_folding", "Fold deferred batch norms whenever their statistics stand still.", switchAllFolding,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

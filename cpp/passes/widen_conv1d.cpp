@@ -21,8 +21,6 @@ using c10::Symbol;
 constexpr int64_t kHeight = -2; // the axis that is added
 constexpr int64_t kChannelsLast = static_cast<int64_t>(c10::MemoryFormat::ChannelsLast);
 
-bool isTensor(const Value* value) { return value->type()->isSubtypeOf(*c10::TensorType::get()); }
-
 bool isPointwise(const Node* node) {
   static const auto kinds = symbols(
       {"quantized::add", "quantized::add_relu", "quantized::mul", "quantized::mul_relu",
@@ -49,7 +47,7 @@ class Widener {
       }
       if (isQuantizedConvolution(node)) {
         widenQuantized(node);
-      } else if (node->kind() == c10::aten::conv1d && betweenIntegers(node)) {
+      } else if (node->kind() == aten::conv1d && betweenIntegers(node)) {
         widenFloat(node);
       } else if (isPointwise(node)) {
         widenPointwise(node);
@@ -70,9 +68,9 @@ class Widener {
 
   static bool betweenIntegers(const Node* node) {
     const auto& uses = node->output()->uses();
-    return node->input(0)->node()->kind() == c10::aten::dequantize ||
+    return node->input(0)->node()->kind() == aten::dequantize ||
            std::ranges::any_of(
-               uses, [](const Use& use) { return use.user->kind() == c10::aten::quantize_per_tensor; });
+               uses, [](const Use& use) { return use.user->kind() == aten::quantize_per_tensor; });
   }
 
   // (weight, bias, stride, padding, dilation, groups) with lists and weight of one dimension more.
@@ -125,7 +123,7 @@ class Widener {
       return;
     }
     Value* format = insertConstant(node, kChannelsLast);
-    Value* x = insertValue(node, c10::aten::contiguous, {widened(node->input(0), node), format}, node);
+    Value* x = insertValue(node, aten::contiguous, {widened(node->input(0), node), format}, node);
     std::vector<Value*> operands{x};
     operands.insert(operands.end(), wide->begin(), wide->end());
     replace(node, "aten::conv2d", operands);
@@ -147,7 +145,7 @@ class Widener {
 
   Value* widened(Value* value, Node* before) {
     const auto found = wide_.find(value);
-    return found != wide_.end() ? found->second : reshaped(c10::aten::unsqueeze, value, before);
+    return found != wide_.end() ? found->second : reshaped(aten::unsqueeze, value, before);
   }
 
   static Value* reshaped(Symbol kind, Value* value, Node* before) {
@@ -156,7 +154,7 @@ class Widener {
 
   void replace(Node* node, const std::string& kind, const std::vector<Value*>& operands) {
     Value* wide = insertValue(node, symbol(kind), operands, node, node->output()->type());
-    Value* narrow = reshaped(c10::aten::squeeze, wide, node);
+    Value* narrow = reshaped(aten::squeeze, wide, node);
     narrow->setType(node->output()->type());
     wide_[narrow] = wide;
     replaceNode(node, narrow);
@@ -178,7 +176,7 @@ bool widenConv1d(PassContext& context) {
 }
 
 const RegisterPass widen_conv1d_pass{
-    "widen_conv1d", "Run 1-d convolutions as 2-d ones of height 1.", widenConv1d, {"inlined"}};
+    "widen_conv1d", "Run 1-d convolutions as 2-d ones of height 1.", widenConv1d, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

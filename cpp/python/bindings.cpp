@@ -135,9 +135,8 @@ py::list places(const Module& module, const std::string& method) {
       return constantOf(value);
     }
     const Node* node = value->node();
-    const bool of_self =
-        node->kind() == c10::prim::GetAttr && node->input()->node()->kind() == c10::prim::Param;
-    return of_self ? std::optional(own.at(node->s(c10::attr::name))) : attributeOf(module, value);
+    const bool of_self = node->kind() == prim::GetAttr && node->input()->node()->kind() == prim::Param;
+    return of_self ? std::optional(own.at(node->s(attr::name))) : attributeOf(module, value);
   };
   py::list result;
   const auto nodes = nodesInOrder(*module.get_method(method).graph());
@@ -157,28 +156,16 @@ py::list places(const Module& module, const std::string& method) {
   return result;
 }
 
-// The paths of the attributes that places read, besides the value.
+// The paths of the attributes that places read, besides the value, in program order.
 std::vector<std::string> statePaths(const Module& module, const std::string& method) {
   std::vector<std::string> paths;
   for (const Node* node : placesOf(*module.get_method(method).graph())) {
     for (const Value* value : node->inputs().slice(1)) {
-      if (value->node()->kind() == c10::prim::GetAttr) {
+      if (value->node()->kind() == prim::GetAttr) {
         paths.push_back(attributePath(value));
       }
     }
   }
-  return paths;
-}
-
-// The paths of the parameters that are trained at places, in program order.
-std::vector<std::string> trainedParameters(const Module& module, const std::string& method) {
-  std::unordered_set<std::string> parameters;
-  for (const auto& parameter : module.named_parameters()) {
-    parameters.insert(parameter.name);
-  }
-  auto paths = statePaths(module, method);
-  const auto isOther = [&](const std::string& path) { return parameters.count(path) == 0; };
-  paths.erase(std::remove_if(paths.begin(), paths.end(), isOther), paths.end());
   return paths;
 }
 
@@ -300,7 +287,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("operator_arguments", &operatorArguments);
   m.def("places", &places);
   m.def("place_ids", &placeIds);
-  m.def("trained_parameters", &trainedParameters);
+  m.def("state_paths", &statePaths);
   m.def("set_string_attribute", &setStringAttribute);
 }
 

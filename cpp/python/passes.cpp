@@ -201,12 +201,6 @@ std::vector<int64_t> regionsOf(
   return findRegions(graph, found, links);
 }
 
-int64_t countNodes(Graph& graph) {
-  int64_t count = 0;
-  forEachNode(graph, [&](Node*) { ++count; });
-  return count;
-}
-
 } // namespace
 
 void bindPasses(py::module_& m) {
@@ -230,7 +224,7 @@ void bindPasses(py::module_& m) {
   m.def(
       "lint", [](const py::object& subject, const std::string& method) { lint(*graphOf(subject, method)); });
   m.def("count_nodes", [](const py::object& subject, const std::string& method) {
-    return countNodes(*graphOf(subject, method));
+    return nodesInOrder(*graphOf(subject, method)).size();
   });
   m.def("format_graph", [](const py::object& subject, const std::string& method) {
     return formatGraph(*graphOf(subject, method));

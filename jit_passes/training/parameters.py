@@ -74,4 +74,5 @@ def quantization_names(module: torch.jit.ScriptModule) -> set[str]:
     """Return the names of the parameters that the module's places are trained with."""
     report = Report.read(module)
     method = report.method if report else "forward"
-    return set(_C.trained_parameters(module._c, method))
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return parameters & set(_C.state_paths(module._c, method))

@@ -60,7 +60,7 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
     Raises:
         JitPassesError: not a ScriptModule.
     """
-    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    report = Report.read(model)
     if report is not None:
         return Coverage(report.operators)
     check_module(model, method)

@@ -25,20 +25,13 @@ ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded
 
 @dataclass
 class Plan:
-    """The options of the pass insert_fake_quantize.
+    """The options of the pass insert_fake_quantize."""
 
-    Attributes:
-        graph: the graph, with parameters as constants.
-        attribute: gives a tensor of the model by its path.
-        method: decides which operator stands at each place.
-        requests: one for each place.
-        states: the tensors that they keep: (name, node, tensor, whether it is trained).
-    """
-
-    graph: GraphView
-    attribute: Callable[[str], torch.Tensor]
-    method: FakeQuantizer
-    requests: list[dict[str, Any]] = field(default_factory=list)
+    graph: GraphView  # with parameters as constants
+    attribute: Callable[[str], torch.Tensor]  # gives a tensor of the model by its path
+    method: FakeQuantizer  # decides which operator stands at each place
+    requests: list[dict[str, Any]] = field(default_factory=list)  # one for each place
+    # The tensors that they keep: (name, node, tensor, whether it is trained).
     states: list[tuple[Any, ...]] = field(default_factory=list)
     by_group: dict[int, Operator] = field(default_factory=dict)
 

@@ -1,5 +1,6 @@
 # make demo and make test work on a bare machine with python3.11, python3-venv, g++ and make.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# VENV=/absolute/folder uses another environment, and installs there what it lacks.
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
@@ -36,7 +37,8 @@ test-fast: $(BUILT) ## run all but the slowest tests
 
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	mkdir -p $(OTHER)
-	rm -rf $(OTHER)/cpp $(OTHER)/jit_passes $(OTHER)/tests $(OTHER)/build/.built
+	find $(OTHER) -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +
+	rm -f $(OTHER)/build/.built
 	tar -c --exclude './.venv' --exclude './.torch-*' --exclude './.git' --exclude './build' \
 	  --exclude './dist' --exclude '*.so' --exclude __pycache__ . | tar -x -C $(OTHER)
 	$(MAKE) -C $(OTHER) TORCH=$(TORCH) test
@@ -67,10 +69,10 @@ bench: $(BUILT) ## install the peers and run the benchmarks; about an hour
 	$(BIN)/python -m benchmarks.quantize_time
 
 wheel: $(STAMP) ## put a wheel into dist/
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m build --wheel --no-isolation
 
 sdist: $(STAMP) ## put a source archive into dist/
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --sdist --no-isolation
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m build --sdist --no-isolation
 
 # The CPU build of torch where the index offers one: its version carries the suffix +cpu.
 $(STAMP): requirements/dev.txt
@@ -84,7 +86,7 @@ $(STAMP): requirements/dev.txt
 $(BUILT): $(STAMP) $(SOURCES)
 	@mkdir -p build
 	@echo "building the extension; compiler output goes to build/build.log"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python setup.py --quiet build_py build_ext --inplace \
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet build_py build_ext --inplace \
 	  > build/build.log 2>&1 || { cat build/build.log; exit 1; }
 	@touch $@
 

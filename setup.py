@@ -46,7 +46,7 @@ def system_includes() -> list[str]:
 
 
 # How many units the files of a folder are compiled in; 0 for one of each file's own.
-UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0}
+UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0, "x86": 2, "x86/kernels": 1}
 
 
 def write_units(folder: Path) -> list[Path]:
@@ -63,7 +63,7 @@ def write_units(folder: Path) -> list[Path]:
         if not count:
             units += sources
         for number in range(count):
-            unit = folder / f"{name}_{number}.cpp"
+            unit = folder / f"{name.replace('/', '_')}_{number}.cpp"
             text = "".join(f'#include "{path.as_posix()}"\n' for path in sources[number::count])
             if not unit.exists() or unit.read_text() != text:
                 unit.write_text(text)

@@ -186,7 +186,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _start() -> None:
     """Set up a process: results do not depend on the number of cores."""
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script
+    warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 
 
 def _run_all(

@@ -29,6 +29,7 @@ from .stages.calibrate import calibrate
 from .stages.convert import convert
 from .stages.lower import lower
 from .stages.normalize import normalized_graph
+from .stages.partition import partition
 from .stages.prepare import prepare
 from .training.freezing import ThresholdFreezer
 from .training.parameters import (
@@ -100,6 +101,7 @@ __all__ = [
     "normalized_graph",
     "observers",
     "parity",
+    "partition",
     "passes",
     "prepare",
     "prepare_qat",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import torch
+
+# Since torch 2.14 quantize_per_tensor rounds x / scale; before, the code with its zero point.
+ROUNDS_STEPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 def float32_of(value: Fraction) -> float:
@@ -15,13 +21,8 @@ def float32_of(value: Fraction) -> float:
     return float(min(around, key=lambda number: abs(Fraction(float(number)) - value)))
 
 
-def unrounded_code(x: float, scale: float, zero_point: int, *, fused: bool = True) -> float:
-    """Return x / scale + zero_point as float32 kernels compute it, by a product with 1 / scale.
-
-    Args:
-        fused: whether product and sum are rounded once, as for a scale of the whole tensor; or
-            both are, as for those of channels and for int32.
-    """
+def unrounded_code(x: float, scale: float, zero_point: int, *, fused: bool) -> float:
+    """Return x / scale + zero_point as float32 kernels compute it, by a product with 1 / scale."""
     with np.errstate(over="ignore"):
         inverse = np.float32(1) / np.float32(scale)
         product = np.float32(x) * inverse
@@ -30,3 +31,32 @@ def unrounded_code(x: float, scale: float, zero_point: int, *, fused: bool = Tru
     if not fused:
         return float(product + np.float32(zero_point))
     return float32_of(Fraction(float(np.float32(x))) * Fraction(float(inverse)) + zero_point)
+
+
+def code_of(
+    x: float,
+    scale: float,
+    zero_point: int,
+    *,
+    fused: bool = True,
+    double: bool = False,
+    rounding: Callable[[Any], int] = round,
+) -> float:
+    """Return the code of a number, not clamped; that of one too large is infinite.
+
+    Args:
+        fused: whether product and sum are rounded to float32 once, as for a scale of the whole
+            tensor, or both are, as for scales of channels and for int32; of codes only.
+        double: whether the number is divided by its scale in double.
+        rounding: of fractions; halves to even is as in PyTorch, others are of the code.
+    """
+    of_steps = ROUNDS_STEPS and rounding is round
+    first, last = (0, zero_point) if of_steps else (zero_point, 0)
+    if double:
+        unrounded = x / scale + first
+    else:
+        unrounded = unrounded_code(x, scale, first, fused=fused and not of_steps)
+    if math.isinf(unrounded):
+        return unrounded
+    rounded = rounding(Fraction(unrounded))
+    return rounded + last if double else float(np.float32(rounded) + np.float32(last))

@@ -16,7 +16,7 @@ from torch.ao.quantization import MovingAverageMinMaxObserver
 import jit_passes  # noqa: F401  registers the operators
 from jit_passes.observers import MovingAverageMinMax, ObserverState
 from jit_passes.quantizer import QuantizationSpec, choose_qparams
-from tests.codes import unrounded_code
+from tests.codes import code_of
 
 fake_quantize = torch.ops.jit_passes.fake_quantize
 own = torch.ops.jit_passes
@@ -41,7 +41,7 @@ def qparams_arguments(
 
 HALF = Fraction(1, 2)
 ROUND = {
-    "half_even": lambda v: round(v),
+    "half_even": round,
     "half_away": lambda v: int(math.copysign(math.floor(abs(v) + HALF), v)),
     "half_up": lambda v: math.floor(v + HALF),
     "floor": math.floor,
@@ -55,9 +55,7 @@ def slow(
     x: float, scale: float, zero: int, low: int, high: int, rounding: str, double: bool, fused: bool
 ) -> tuple[float, bool]:
     """The formula in exact arithmetic behind the code, and whether the gradient passes."""
-    code = x / scale + zero if double else unrounded_code(x, scale, zero, fused=fused)
-    if not math.isinf(code):
-        code = ROUND[rounding](Fraction(code))
+    code = code_of(x, scale, zero, fused=fused, double=double, rounding=ROUND[rounding])
     number = min(max(code, low), high) - zero
     return (number * scale if double else float(np.float32(number) * np.float32(scale))), (
         low <= code <= high

@@ -45,7 +45,7 @@ class Net(nn.Module):
         return self.head(x.mean([2, 3]))
 
 
-def test_counts_conversions_and_islands() -> None:
+def test_counts_conversions_and_regions() -> None:
     """As many as the lowered model then holds."""
     torch.manual_seed(0)
     x = torch.randn(2, 4, 8, 8)
@@ -56,11 +56,11 @@ def test_counts_conversions_and_islands() -> None:
         kinds = [node.kind() for node in lowered.graph.nodes()]
         assert found.quantizes == sum(kind in CONVERTS for kind in kinds)
         assert found.dequantizes == sum(kind in CONVERTS_BACK for kind in kinds)
-    islands = jit_passes.inspect(model, X86Quantizer()).islands
-    assert islands == [("a:conv2d", "b:conv2d", "add", "c:conv2d"), ("head:linear",)]
-    islands = jit_passes.inspect(model, X86Quantizer().skip(module="b")).islands
-    assert islands == [("a:conv2d",), ("c:conv2d",), ("head:linear",)]
-    assert len(jit_passes.inspect(model, PowerOfTwoQuantizer()).islands) == 1
+    regions = jit_passes.inspect(model, X86Quantizer()).regions
+    assert regions == [("a:conv2d", "b:conv2d", "add", "c:conv2d"), ("head:linear",)]
+    regions = jit_passes.inspect(model, X86Quantizer().skip(module="b")).regions
+    assert regions == [("a:conv2d",), ("c:conv2d",), ("head:linear",)]
+    assert len(jit_passes.inspect(model, PowerOfTwoQuantizer()).regions) == 1
 
 
 def test_says_why() -> None:
@@ -75,7 +75,7 @@ def test_says_why() -> None:
     assert "test_inspection.py" in rows["cos"].source
     assert not rows["a:conv2d"].reason
     text = str(jit_passes.inspect(model))
-    assert text.startswith("5 of 7 operators on integers, in 2 islands; 2 values quantized")
+    assert text.startswith("5 of 7 operators on integers, in 2 regions; 2 values quantized")
 
 
 def test_bad_input() -> None:

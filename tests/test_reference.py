@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,9 +41,7 @@ def batches(*shape: int) -> list[Tensor]:
 
 
 def reference_of(model: nn.Module, data: list[Tensor], target: Reference) -> torch.jit.ScriptModule:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script = torch.jit.script(model.eval())
+    script = torch.jit.script(model.eval())
     prepared = jit_passes.prepare(script, target=target)
     jit_passes.calibrate(prepared, data, progress=False)
     return jit_passes.convert(prepared)
@@ -94,9 +91,7 @@ def test_lower_a_reference_from_a_file(net: Net, tmp_path: Path) -> None:
 
 def test_in_one_call(net: Net) -> None:
     data = batches(2, 4, 12, 12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        script = torch.jit.script(net)
+    script = torch.jit.script(net)
     lowered = jit_passes.quantize_script(script, data, target="reference", progress=False)
     with torch.no_grad():
         expected = jit_passes.lower(reference_of(net, data, Reference()))(data[0])

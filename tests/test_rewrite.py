@@ -786,7 +786,7 @@ def test_very_long_chains() -> None:
     lines = ["graph(%v0 : Tensor):"]
     lines += [f"  %v{i + 1} : Tensor = aten::relu(%v{i})" for i in range(100_000)]
     graph = torch._C.parse_ir("\n".join([*lines, "  return (%v100000)"]))
-    assert len(_C.apply_rules_to_graph(graph, [RELU_RELU.compile()])) == 99_999
+    assert len(_C.apply_rules(graph, "", [RELU_RELU.compile()])) == 99_999
     assert str(graph).count("aten::relu") == 1
 
 
@@ -854,7 +854,7 @@ def test_bare_graphs() -> None:
 
     scripted = torch.jit.script(function)
     graph = scripted.graph.copy()
-    assert _C.apply_rules_to_graph(graph, [RELU_RELU.compile()])[0][0] == "relu_relu"
+    assert _C.apply_rules(graph, "", [RELU_RELU.compile()])[0][0] == "relu_relu"
     assert str(graph).count("aten::relu") == 1
     rule = RewriteRule(
         "buffer",
@@ -863,7 +863,7 @@ def test_bare_graphs() -> None:
         compute=lambda match: {"s": torch.ones(1)},
     )
     with pytest.raises(RuntimeError, match="this is a graph alone"):
-        _C.apply_rules_to_graph(graph, [rule.compile()])
+        _C.apply_rules(graph, "", [rule.compile()])
 
 
 # Results

@@ -547,10 +547,9 @@ def test_names_and_lines() -> None:
             assert node.source, node.kind
     modules = [n.module for n in GraphView.of(parts._c, "forward").nodes if n.kind in DIALECT]
     assert {"shared", "branch", "loop"} <= set(modules)
-    names = set(_C.node_kinds(script._c, "forward"))
-    assert {name for name in names if "conv2d" in name} == {
-        name for name in _C.node_kinds(merge(parts)._c, "forward") if "conv2d" in name
-    }
+    named = [_C.names_by_kind(module._c, "forward") for module in (script, merge(parts))]
+    before, after = ({n for names in kinds.values() for n in names} for kinds in named)
+    assert {n for n in before if "conv2d" in n} == {n for n in after if "conv2d" in n}
 
 
 def test_pipeline() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from third_party.coarse_steps import CoarseSteps, Twice
 from third_party.core_range import CoreRange
 from third_party.mill import Mill
+from third_party.kiln import Kiln
 from torch import Tensor, nn
 
 import jit_passes
@@ -455,7 +458,7 @@ def test_unknown_names_and_options() -> None:
     """Each error lists what there is."""
     with pytest.raises(JitPassesError, match="no target 'mil': did you mean 'mill'"):
         resolve_target("mil")
-    with pytest.raises(JitPassesError, match=r"'mill', .*'reference', 'stock'; or 'auto'"):
+    with pytest.raises(JitPassesError, match=r"'mill', .*'reference', 'stock'.*; or 'auto'"):
         resolve_target("nothing of the kind")
     with pytest.raises(JitPassesError, match=r"stock has no parameter 'engin': .*'engine'"):
         make_target("stock", {"engin": "x86"})
@@ -481,3 +484,140 @@ def test_options_are_the_fields() -> None:
     assert Stock(integer_pools=True) != Stock()
     assert Stock(integer_pools=True).capability is Stock(integer_pools=True).capability
     assert issubclass(CoreRange, HistogramObserver)
+
+
+# ----------------------------------------------------------------------------------- compiler
+
+
+def compiled_kinds(model: torch.jit.ScriptModule) -> list[set[str]]:
+    """The operators of each compiled region."""
+    names = [name for name, _ in model.named_children() if name.startswith("region_")]
+    return [{node.kind() for node in getattr(model, name).compiled.graph.nodes()} for name in names]
+
+
+def test_a_compiler_goes_all_the_way(script: torch.jit.ScriptModule, tmp_path: Path) -> None:
+    """Its regions run, are saved with the model, counted, compared and copied."""
+    data = batches()
+    lowered = jit_passes.quantize_script(script, data, target="kiln", progress=False)
+    prepared = jit_passes.calibrate(jit_passes.prepare(script, target=Kiln()), data, progress=False)
+    reference = jit_passes.convert(prepared)
+    regions = jit_passes.partition(reference, "kiln").regions
+    assert len(compiled_kinds(lowered)) == len(regions) == 3
+    for kinds in compiled_kinds(lowered):
+        assert "jit_passes::quantize" in kinds  # their weights are in float once more
+        assert "jit_passes::dequantize_per_channel" not in kinds
+    rows = {row.name: (row.dtype, row.reason) for row in jit_passes.coverage(lowered)}
+    assert rows["first:conv2d"] == rows["second:conv2d"] == rows["last:linear"] == ("int8", "")
+    assert rows["wide:conv2d"] == ("float", "the kiln has no dilation")
+    torch.jit.save(lowered, tmp_path / "model.pt")
+    expected = reference(data[0])
+    for model in (lowered, torch.jit.load(tmp_path / "model.pt"), copy.deepcopy(lowered)):
+        for _ in range(3):  # as it is interpreted, profiled and optimized
+            assert torch.equal(model(data[0]), expected)
+        assert jit_passes.coverage(model) == jit_passes.coverage(lowered)
+        assert len(compiled_kinds(model)) == 3
+    assert torch.equal(torch.jit.freeze(lowered)(data[0]), expected)
+    passed = jit_passes.run_pass("remove_dead_code", lowered)  # works on a copy that is inlined
+    assert compiled_kinds(passed) == compiled_kinds(lowered)
+    assert torch.equal(passed(data[0]), expected)
+    found = elsewhere(
+        "import sys, torch, jit_passes; print(torch.jit.load(sys.argv[1])(torch.ones(1, 3, 8, 8)))",
+        tmp_path / "model.pt",
+    )
+    assert found.stdout.strip() == str(lowered(torch.ones(1, 3, 8, 8))), found.stderr
+
+
+def test_regions_that_a_compiler_leaves(script: torch.jit.ScriptModule) -> None:
+    """They are part of the model as they were, and its report says so."""
+    data = batches()
+    for smallest, left in ((2, 3), (9, 3)):
+        target = Kiln(smallest=smallest)
+        lowered = jit_passes.quantize_script(script, data, target=target, progress=False)
+        reasons = [row.reason for row in jit_passes.coverage(lowered).float]
+        why = "not fused: the target 'kiln' has not compiled its region"
+        assert reasons.count(why) == left
+        assert not compiled_kinds(lowered)
+        kinds = {node.kind for node in jit_passes.GraphView.of(lowered).nodes}
+        assert "prim::CallMethod" not in kinds
+
+
+def test_parity_of_compiled_regions(script: torch.jit.ScriptModule, tmp_path: Path) -> None:
+    """Their results are compared, and those of a wrong compiler are found."""
+    qat = jit_passes.prepare_qat(script, target="kiln").train()
+    qat(batches()[0])
+    reference = jit_passes.convert(qat.eval())
+    lowered = jit_passes.lower(reference)
+    torch.jit.save(lowered, tmp_path / "model.pt")
+    for model in (lowered, torch.jit.load(tmp_path / "model.pt")):
+        found = jit_passes.parity(qat, model, batches())
+        assert found.equal, str(found)
+        names = [row.name for row in found.rows if row.kind == "activation"]
+        regions = jit_passes.partition(reference, "kiln").regions
+        given = {value.name for region in regions for value in region.outputs}
+        assert given - {"max_pool2d"} == set(names)  # rearranged: it is no place
+        assert "first.weight -> first:conv2d" in found.unmatched
+    through = jit_passes.partition(reference, "kiln").model
+    for model in (through, reloaded(through, tmp_path)):
+        found = jit_passes.parity(qat, model, batches())
+        assert found.equal and not found.unmatched, str(found)
+    qat = jit_passes.prepare_qat(script, target=Wrong()).train()
+    qat(batches()[0])
+    found = jit_passes.parity(qat, jit_passes.lower(jit_passes.convert(qat.eval())), batches())
+    assert found.first is not None and found.first.name == names[0], str(found)
+    assert found.first.own_steps == pytest.approx(2, abs=0.01)
+    assert all(row.own_steps == pytest.approx(2, abs=0.01) for row in found.rows[:3])
+
+
+class Beside(nn.Module):
+    """A region whose result is two steps too large."""
+
+    def __init__(self, region: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        *_, last = (n for n in jit_passes.GraphView.of(region).nodes if n.kind.endswith("dequantize"))
+        self.region, self.error = region, 2 * last.inputs[1].constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.region(x) + self.error
+
+
+@dataclass(frozen=True)
+class Wrong(Kiln):
+    """A compiler that is wrong, or not even that."""
+
+    name: ClassVar[str] = "wrong"
+    returns: str = "beside"
+
+    def compile(self, region: torch.jit.ScriptModule) -> Any:
+        if self.returns == "beside":
+            return torch.jit.script(Beside(region))
+        if self.returns == "two":
+            return torch.jit.script(torch.nn.Bilinear(2, 2, 2))
+        if self.returns == "packed":
+            packed = torch.ops.quantized.linear_prepack
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return packed(torch.quantize_per_tensor(torch.ones(2, 2), 1, 0, torch.qint8), None)
+        return region.forward
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        ("method", "compiled a region to ScriptMethod: return a ScriptModule, an object"),
+        (
+            "two",
+            r"compiled has forward\(Tensor, Tensor\) -> Tensor, and the region forward\(Tensor",
+        ),
+        ("packed", "LinearPackedParamsBase, has no method run"),
+    ],
+)
+def test_what_a_compiler_must_return(
+    script: torch.jit.ScriptModule, returns: str, message: str
+) -> None:
+    with pytest.raises(JitPassesError, match=message):
+        jit_passes.quantize_script(script, batches(), target=Wrong(returns=returns), progress=False)
+
+
+def reloaded(model: torch.jit.ScriptModule, folder: Path) -> torch.jit.ScriptModule:
+    torch.jit.save(model, folder / "again.pt")
+    return torch.jit.load(folder / "again.pt")

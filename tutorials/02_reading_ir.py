@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import GraphView, NodeView, Pipeline, RewriteRule, format_graph
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 
 # %% [markdown]
 # ## 1. The smallest graph

@@ -30,7 +30,7 @@ from jit_passes import (
     rewrite,
 )
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 
 # %% [markdown]
 # ## 1. The shortest way

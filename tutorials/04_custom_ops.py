@@ -29,7 +29,7 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes import GraphEditor, JitPassesError, PassError, RewriteRule, format_graph
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 
 # %% [markdown]
 # ## 1. The operator

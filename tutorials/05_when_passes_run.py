@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import GraphEditor, GraphView, Pipeline, Stage
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 
 # %% [markdown]
 # ## 1. A pass

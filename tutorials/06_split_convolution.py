@@ -29,7 +29,7 @@ from jit_passes import JitPassesError, Pipeline, format_graph, quantize_slots, r
 from jit_passes.observers import MovingAverageMinMax
 from jit_passes.quantizer import TensorOptions
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 torch.set_num_threads(1)  # results then do not depend on the number of cores
 
 # %% [markdown]

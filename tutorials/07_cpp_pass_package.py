@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import jit_passes
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 SOURCE = Path(__file__).parent / "cpp_pass_package"
 
 # %% [markdown]

@@ -51,7 +51,7 @@ from jit_passes.quantizer import (
     derivation,
 )
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 
 # %% [markdown]
 # ## 1. The network

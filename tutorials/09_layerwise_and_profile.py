@@ -29,7 +29,7 @@ from jit_passes.observers import observer_of
 from jit_passes.quantizer import BackendQuantizer, LayerOptions, TensorOptions, from_nni
 from jit_passes.targets import PowerOfTwoQuantizer, Reference
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 torch.set_num_threads(1)  # results then do not depend on the number of cores
 
 # %% [markdown]

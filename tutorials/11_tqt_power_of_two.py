@@ -28,7 +28,7 @@ import jit_passes
 from jit_passes import GraphView
 from jit_passes.targets import PowerOfTwoQuantizer
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch.jit.script is deprecated
+warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 torch.set_num_threads(1)  # results then do not depend on the number of cores
 
 # %% [markdown]

@@ -135,8 +135,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="keep the .pt files in this folder")
     output = parser.parse_args().output
-    # torch 2.13 says of torch.jit and of its quantized dtypes that they are deprecated.
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
     data = load_digits_tensors()
     with tempfile.TemporaryDirectory() as temporary:
         folder = output or Path(temporary)

@@ -1,5 +1,6 @@
 #include "alias.h"
 
+#include "calls.h"
 #include "operators.h"
 
 namespace jit_passes {
@@ -7,7 +8,7 @@ namespace {
 
 // Of overloads that write to what they are given, not only to an `out` of the caller's.
 bool writesToOperand(const c10::FunctionSchema& schema) {
-  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+  return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !argument.kwarg_only() &&
            argument.name() != "out";
   });
@@ -17,8 +18,7 @@ bool writesToOperand(const c10::FunctionSchema& schema) {
 
 bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test) {
   const auto& overloads = torch::jit::getAllOperatorsFor(kind);
-  return std::any_of(
-      overloads.begin(), overloads.end(), [&](const auto& overload) { return test(overload->schema()); });
+  return std::ranges::any_of(overloads, [&](const auto& overload) { return test(overload->schema()); });
 }
 
 // Without a schema an operator is one of the language's own, of which some call what is not seen, or its
@@ -37,10 +37,15 @@ bool mayWrite(const Node* node, c10::Symbol kind) {
       c10::prim::Constant,      c10::prim::GetAttr,      c10::prim::If,         c10::prim::Loop,
       c10::prim::ListConstruct, c10::prim::ListUnpack,   c10::prim::TupleIndex, c10::prim::TupleConstruct,
       c10::prim::TupleUnpack,   c10::prim::DictConstruct};
-  return !harmless.count(kind);
+  return !harmless.count(kind) && !callsCompiledRegion(node);
 }
 
 bool mayWrite(const Node* node) { return mayWrite(node, node->kind()); }
+
+bool returnsAlias(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  return schema != nullptr && !schema->returns().empty() && schema->returns()[0].alias_info() != nullptr;
+}
 
 bool anyMayWrite(Graph& graph) {
   bool found = false;
@@ -62,25 +67,11 @@ std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& gra
   }
   const torch::jit::AliasDb aliases(graph, /*isFrozen=*/attributes_apart);
   std::unordered_set<const Value*> written;
-  const auto check = [&](const Value* value) {
+  forEachValue(graph->block(), [&](const Value* value) {
     if (aliases.hasWriters(value)) {
       written.insert(value);
     }
-  };
-  const std::function<void(Block*)> visit = [&](Block* block) {
-    for (const Value* input : block->inputs()) {
-      check(input);
-    }
-    for (Node* node : block->nodes()) {
-      for (const Value* output : node->outputs()) {
-        check(output);
-      }
-      for (Block* inner : node->blocks()) {
-        visit(inner);
-      }
-    }
-  };
-  visit(graph->block());
+  });
   return written;
 }
 

@@ -21,6 +21,9 @@ bool anyMayWrite(Graph& graph);
 bool mayWrite(const Node* node);
 bool mayWrite(const Node* node, c10::Symbol kind);
 
+// Whether the node's first result is a view of an operand, or an operand.
+bool returnsAlias(const Node* node);
+
 // Whether the test holds for an operator of that name.
 bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test);
 

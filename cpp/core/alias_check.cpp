@@ -148,8 +148,8 @@ class AliasCheck {
     });
     for (size_t i = 0; i < outputs.size(); ++i) {
       const Value* result = match_.values.at(outputs[i]);
-      bool shares = std::any_of(
-          seen.begin(), seen.end(), [&](const Value* input) { return aliases_.mayAlias(result, input); });
+      bool shares =
+          std::ranges::any_of(seen, [&](const Value* input) { return aliases_.mayAlias(result, input); });
       for (const Value* input : rule_.replacement->inputs()) {
         shares |= sees(input, seen) && within_.mayAlias(replacements[i], input);
       }
@@ -183,7 +183,7 @@ class AliasCheck {
       return true;
     }
     const auto operands = match_.operandsOf(found->second);
-    return std::any_of(operands.begin(), operands.end(), [&](const Value* operand) {
+    return std::ranges::any_of(operands, [&](const Value* operand) {
       return std::find(values.begin(), values.end(), operand) != values.end();
     });
   }
@@ -201,9 +201,8 @@ class AliasCheck {
 } // namespace
 
 std::optional<AliasClasses> aliasesOf(PassContext& context, const std::vector<const Rule*>& rules) {
-  const bool writes =
-      anyMayWrite(*context.graph()) ||
-      std::any_of(rules.begin(), rules.end(), [](auto* rule) { return anyMayWrite(*rule->replacement); });
+  const bool writes = anyMayWrite(*context.graph()) ||
+                      std::ranges::any_of(rules, [](auto* rule) { return anyMayWrite(*rule->replacement); });
   if (!writes) {
     return std::nullopt;
   }

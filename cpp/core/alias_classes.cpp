@@ -30,20 +30,15 @@ bool mayHoldTensor(const c10::Type& type) {
     default: break;
   }
   const auto parts = type.containedTypes();
-  return std::any_of(parts.begin(), parts.end(), [](const auto& part) { return mayHoldTensor(*part); });
+  return std::ranges::any_of(parts, [](const auto& part) { return mayHoldTensor(*part); });
 }
 
 // These may return an operand, or a view of it, though their schemas do not say so.
 bool mayReturnOperand(c10::Symbol kind) {
-  static const std::unordered_set<c10::Symbol> kinds = [] {
-    std::unordered_set<c10::Symbol> symbols;
-    for (const char* name :
-         {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "atleast_1d", "atleast_2d",
-          "atleast_3d", "einsum", "sum_to_size", "meshgrid", "broadcast_tensors", "chain_matmul"}) {
-      symbols.insert(c10::Symbol::fromQualString(std::string("aten::") + name));
-    }
-    return symbols;
-  }();
+  static const auto kinds = symbols(
+      {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
+       "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::einsum", "aten::sum_to_size",
+       "aten::meshgrid", "aten::broadcast_tensors", "aten::chain_matmul"});
   return kinds.count(kind) > 0;
 }
 
@@ -150,7 +145,7 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
       }
     }
   }
-  const bool into_container = std::any_of(shared.begin(), shared.end(), [](const Value* operand) {
+  const bool into_container = std::ranges::any_of(shared, [](const Value* operand) {
     return operand->type()->kind() == c10::TypeKind::ListType ||
            operand->type()->kind() == c10::TypeKind::DictType;
   });
@@ -178,13 +173,12 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
 // All that any overload may do.
 void AliasClasses::addByName(Node* node, c10::Symbol kind) {
   const bool writes = mayWrite(node, kind);
-  const bool shares =
-      writes || mayReturnOperand(kind) || anyOverload(kind, [](const auto& schema) {
-        return std::any_of(schema.returns().begin(), schema.returns().end(), [&](const auto& result) {
-          return (result.alias_info() != nullptr && !schema.is_mutable()) ||
-                 result.type() != c10::TensorType::get();
-        });
-      });
+  const bool shares = writes || mayReturnOperand(kind) || anyOverload(kind, [](const auto& schema) {
+                        return std::ranges::any_of(schema.returns(), [&](const auto& result) {
+                          return (result.alias_info() != nullptr && !schema.is_mutable()) ||
+                                 result.type() != c10::TensorType::get();
+                        });
+                      });
   for (const Value* operand : node->inputs()) {
     if (writes && mayShareMemory(operand)) {
       classes_[classOf(operand)].writers.push_back(node);
@@ -323,7 +317,7 @@ bool AliasClasses::mayAlias(const Value* a, const Value* b) {
   std::unordered_set<size_t> of_a, of_b;
   collect(classOf(a), of_a);
   collect(classOf(b), of_b);
-  return std::any_of(of_a.begin(), of_a.end(), [&](size_t index) { return of_b.count(index) > 0; });
+  return std::ranges::any_of(of_a, [&](size_t index) { return of_b.count(index) > 0; });
 }
 
 void AliasClasses::collect(size_t index, std::unordered_set<size_t>& seen) {
@@ -362,13 +356,13 @@ bool AliasClasses::onlyWithin(
     block = owner->owningBlock();
   }
   const auto& values = classes_[index].values;
-  return std::all_of(values.begin(), values.end(), [&](const Value* other) {
+  return std::ranges::all_of(values, [&](const Value* other) {
     if (nodes.count(other->node())) {
       return true;
     }
     const auto& uses = other->uses();
     return (other->node()->kind() != c10::prim::Param && other->node()->isAfter(point)) ||
-           std::all_of(uses.begin(), uses.end(), [&](const auto& use) { return nodes.count(use.user) > 0; });
+           std::ranges::all_of(uses, [&](const auto& use) { return nodes.count(use.user) > 0; });
   });
 }
 

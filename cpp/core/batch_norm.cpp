@@ -12,9 +12,9 @@ bool isMatrix(const Value* value) {
     }
     if (node->kind() == c10::aten::view || node->kind() == c10::aten::reshape) {
       const Node* shape = node->input(1)->node();
-      const auto constant = isConstant(node->input(1)) ? torch::jit::toIValue(node->input(1)) : std::nullopt;
+      const auto constant = constantInts(node->input(1));
       return (shape->kind() == c10::prim::ListConstruct && shape->inputs().size() == 2) ||
-             (constant && constant->isIntList() && constant->toIntList().size() == 2);
+             (constant && constant->size() == 2);
     }
     const bool keeps_rank = node->kind() == c10::aten::linear || node->kind() == c10::aten::relu ||
                             node->kind() == c10::aten::clamp || isBatchNorm(node);
@@ -36,9 +36,8 @@ std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
 // The shape stays what it was, so asking for it is no use of the values: scripted modules check the
 // rank of what they get.
 bool alone(const Node* norm, const Value* result) {
-  return std::all_of(result->uses().begin(), result->uses().end(), [&](const torch::jit::Use& use) {
-    return use.user == norm || asksForShape(use.user);
-  });
+  return std::ranges::all_of(
+      result->uses(), [&](const Use& use) { return use.user == norm || asksForShape(use.user); });
 }
 
 } // namespace
@@ -48,21 +47,18 @@ bool isBatchNorm(const Node* node) {
 }
 
 bool isDeferredBatchNorm(const Node* node) {
-  static const auto deferred = c10::Symbol::fromQualString("jit_passes::deferred_batch_norm");
+  static const auto deferred = symbol("jit_passes::deferred_batch_norm");
   return node->kind() == deferred;
 }
 
 void replaceDeferred(Node* norm) {
   constexpr size_t operands = 9; // of aten::batch_norm
-  Node* plain = insertNode(norm, c10::aten::batch_norm, norm->inputs().slice(0, operands), norm);
-  plain->output()->setType(norm->output()->type());
-  replaceNode(norm, plain->output());
+  const auto inputs = norm->inputs().slice(0, operands);
+  replaceNode(norm, insertValue(norm, c10::aten::batch_norm, inputs, norm, norm->output()->type()));
 }
 
 bool hasStatistics(const KnownValues& known, const Node* norm) {
-  const Value* mean = norm->input(kRunningMean);
-  const auto held = known.attribute(mean);
-  return !isNone(mean) && !(held && held->isNone());
+  return !known.isNone(norm->input(kRunningMean));
 }
 
 void copyName(Value* folded, const Value* original) {

@@ -5,9 +5,7 @@
 // caller's own. PyTorch has a class for it, ModuleInstanceInfo, and does not export how to make one.
 #include "calls.h"
 
-#include <torch/csrc/jit/passes/autocast.h>
-#include <torch/csrc/jit/passes/constant_pooling.h>
-#include <torch/csrc/jit/passes/peephole.h>
+#include "module.h"
 
 namespace jit_passes {
 namespace {
@@ -35,15 +33,15 @@ void forEachWithin(Node* node, const Visit& visit) {
   }
 }
 
-bool isModule(const Value* value) {
-  const auto known = value->type()->cast<c10::ClassType>();
-  const auto interface = value->type()->cast<c10::InterfaceType>();
-  return (known && known->is_module()) || (interface && interface->is_module());
+bool isOwnModule(const c10::TypePtr& type, std::string_view atom) {
+  const auto known = type->cast<c10::ClassType>();
+  const auto name = known && known->is_module() ? known->name() : std::nullopt;
+  return name && name->name() == atom &&
+         name->qualifiedName().rfind("__torch__.jit_passes.", 0) == 0; // a number may stand in between
 }
 
 std::string join(const std::string& owner, const std::string& name) {
-  const bool at_end = owner.empty() || owner.back() == '^';
-  return owner + (at_end ? "" : ".") + name;
+  return owner + (owner.empty() ? "" : ".") + name;
 }
 
 // Nothing where it is not a graph's.
@@ -54,83 +52,77 @@ GraphFunction* calledFunction(const Node* node) {
     function = type ? type->function() : nullptr;
   } else if (node->kind() == c10::prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type ? type->findMethod(node->s(c10::attr::name)) : nullptr;
+    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(c10::attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
 
 InlinedCallStackPtr pushFrame(
-    const std::optional<InlinedCallStackPtr>& inner, torch::jit::Function* function,
-    const torch::jit::SourceRange& range, std::string name) {
-  return inner ? c10::make_intrusive<InlinedCallStack>(*inner, function, range, std::nullopt, name)
+    const InlinedCallStackPtr& inner, torch::jit::Function* function, const torch::jit::SourceRange& range,
+    std::string name) {
+  return inner ? c10::make_intrusive<InlinedCallStack>(inner, function, range, std::nullopt, name)
                : c10::make_intrusive<InlinedCallStack>(function, range, std::nullopt, name);
 }
 
+// Whatever is inlined is copied once, however deep the calls are nested.
 class Inliner {
  public:
-  // `modules`: where the inputs are that are modules, seen from self.
-  void inlineCalls(Graph& graph, const std::map<size_t, std::string>& modules) {
-    Paths paths;
+  void inlineCalls(Graph& graph) {
     if (!graph.inputs().empty() && isModule(graph.inputs()[0])) {
-      paths.emplace(graph.inputs()[0], "");
+      paths_.emplace(graph.inputs()[0], "");
     }
-    for (const auto& [index, path] : modules) {
-      paths.emplace(graph.inputs().at(index), path);
-    }
-    inlineCalls(graph.block(), paths);
+    inlineCalls(graph.block());
   }
 
  private:
-  void inlineCalls(Block* block, Paths& paths) {
-    for (auto it = block->nodes().begin(); it != block->nodes().end();) {
-      Node* node = *it++;
+  struct Frame {
+    torch::jit::Function* function;
+    torch::jit::SourceRange range;
+    std::string name; // of the module, seen from the caller
+    std::string self; // path of the module; the caller's where it is not known
+  };
+
+  void inlineCalls(Block* block) { inlineCalls(*block->nodes().begin(), block->return_node()); }
+
+  void inlineCalls(Node* first, const Node* end) {
+    for (Node* node = first; node != end;) {
       for (Block* inner : node->blocks()) {
-        inlineCalls(inner, paths);
+        inlineCalls(inner);
       }
-      if (node->kind() == c10::prim::GetAttr && isModule(node->output()) && paths.count(node->input())) {
-        paths[node->output()] = join(paths.at(node->input()), node->s(c10::attr::name));
+      Node* next = node->next();
+      if (node->kind() == c10::prim::GetAttr && isModule(node->output()) && paths_.count(node->input())) {
+        paths_[node->output()] = join(paths_.at(node->input()), node->s(c10::attr::name));
       } else if (node->kind() == c10::prim::fork) {
         Block* branch = node->g(c10::attr::Subgraph)->block();
         for (size_t i = 0; i < node->inputs().size(); ++i) {
-          if (const auto path = paths.find(node->input(i)); path != paths.end()) {
-            paths[branch->inputs().at(i)] = std::string(path->second);
+          if (const auto path = paths_.find(node->input(i)); path != paths_.end()) {
+            paths_[branch->inputs().at(i)] = std::string(path->second);
           }
         }
-        inlineCalls(branch, paths);
+        inlineCalls(branch);
       } else if (GraphFunction* function = calledFunction(node)) {
-        inlineCall(node, *function, paths);
+        inlineCall(node, *function);
       }
+      node = next;
     }
   }
 
-  void inlineCall(Node* call, GraphFunction& function, const Paths& paths) {
+  void inlineCall(Node* call, GraphFunction& function) {
     const size_t first = call->kind() == c10::prim::CallFunction ? 1 : 0;
-    std::map<size_t, std::string> modules;
-    for (size_t i = 1; i < call->inputs().size(); ++i) {
-      if (const auto path = paths.find(call->input(i)); path != paths.end()) {
-        modules.emplace(i - first, "^" + path->second);
-      }
+    Frame frame{&function, call->sourceRange(), "", frames_.empty() ? "" : frames_.back().self};
+    if (const auto self = paths_.find(call->input(0));
+        first == 0 && self != paths_.end() && !isRegion(call->input(0)->type())) {
+      const auto type = call->input(0)->type()->expect<c10::ClassType>();
+      frame.name = seenFromCaller(self->second) + "(" + type->name()->name() + ")";
+      frame.self = self->second;
     }
-    const auto self = call->kind() == c10::prim::CallMethod ? paths.find(call->input(0)) : paths.end();
-    const std::string name =
-        self == paths.end()
-            ? ""
-            : self->second + "(" + call->input(0)->type()->expect<c10::ClassType>()->name()->name() + ")";
+    frames_.push_back(frame);
     Node* before = call->prev();
-    torch::jit::WithInsertPoint guard(call);
-    const auto results = torch::jit::insertGraph(
-        *call->owningGraph(), *bodyOf(function, modules), call->inputs().slice(first));
-    Stacks stacks;
-    for (Node* node = before->next(); node != call; node = node->next()) {
-      forEachWithin(node, [&](Node* inner) {
-        const auto callee = inner->callstack();
-        auto& stack = stacks[callee ? callee->get() : nullptr];
-        if (!stack) {
-          stack = pushFrame(callee, &function, call->sourceRange(), name);
-        }
-        inner->setCallStack(stack);
-      });
-    }
+    const Node* after = call->next();
+    const auto results = [&] {
+      const torch::jit::WithInsertPoint guard(call);
+      return torch::jit::insertGraph(*call->owningGraph(), bodyOf(function), call->inputs().slice(first));
+    }();
     for (size_t i = 0; i < results.size(); ++i) {
       if (call->output(i)->hasDebugName()) {
         results[i]->setDebugName(call->output(i)->debugName());
@@ -139,31 +131,81 @@ class Inliner {
     }
     Node* callee = first == 1 ? call->input(0)->node() : nullptr;
     call->destroy();
+    pushFrames(before->next(), after);
+    inlineCalls(before->next(), after);
     if (callee != nullptr && !callee->output()->hasUses()) {
       callee->destroy();
     }
+    frames_.pop_back();
   }
 
-  // The function's graph, inlined, then simplified as PyTorch does before it inlines one, and keeps that.
-  const std::shared_ptr<Graph>& bodyOf(
-      GraphFunction& function, const std::map<size_t, std::string>& modules) {
-    auto& body = bodies_[{&function, modules}];
+  // The path below the module whose method calls, or below that of a call further out, a "^" for each.
+  std::string seenFromCaller(const std::string& path) const {
+    std::string out;
+    for (auto caller = frames_.rbegin(); caller != frames_.rend(); ++caller, out += '^') {
+      if (path == caller->self) {
+        return out;
+      }
+      if (caller->self.empty() || path.compare(0, caller->self.size() + 1, caller->self + ".") == 0) {
+        return out + path.substr(caller->self.empty() ? 0 : caller->self.size() + 1);
+      }
+    }
+    return out + path;
+  }
+
+  // Puts the calls around nodes that have just been inlined onto their stacks.
+  void pushFrames(Node* first, const Node* end) {
+    Stacks stacks;
+    for (Node* node = first; node != end; node = node->next()) {
+      forEachWithin(node, [&](Node* inner) {
+        const auto own = inner->callstack();
+        auto& stack = stacks[own ? own->get() : nullptr];
+        if (!stack) {
+          stack = own.value_or(nullptr);
+          for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
+            stack = pushFrame(stack, frame->function, frame->range, frame->name);
+          }
+        }
+        inner->setCallStack(stack);
+      });
+    }
+  }
+
+  // What knows no module but its own has no path to keep, and PyTorch inlines and simplifies it once for all.
+  Graph& bodyOf(GraphFunction& function) {
+    auto& body = bodies_[&function];
     if (body == nullptr) {
       function.ensure_defined();
-      if (findCall(*function.graph()) == nullptr) {
-        return body = function.optimized_graph();
-      }
-      body = function.graph()->copy();
-      inlineCalls(*body, modules);
-      torch::jit::PeepholeOptimize(body, /*disable_shape_peepholes=*/true);
-      torch::jit::ConstantPropagationImmutableTypes(body);
-      torch::jit::Autocast(body);
-      torch::jit::ConstantPooling(body);
+      body = knowsOthers(function) ? function.graph() : function.optimized_graph();
     }
-    return body;
+    return *body;
   }
 
-  std::map<std::pair<GraphFunction*, std::map<size_t, std::string>>, std::shared_ptr<Graph>> bodies_;
+  // Whether the function, or one that it calls, has a module besides self.
+  bool knowsOthers(GraphFunction& function) {
+    const auto [known, isNew] = knows_others_.emplace(&function, false);
+    if (!isNew) {
+      return known->second;
+    }
+    bool others = false;
+    Graph& graph = *function.graph();
+    for (size_t i = 1; i < graph.inputs().size(); ++i) {
+      others |= isModule(graph.inputs()[i]);
+    }
+    for (Node* node : graph.nodes()) {
+      forEachWithin(node, [&](const Node* inner) {
+        others |= std::any_of(inner->outputs().begin(), inner->outputs().end(), isModule);
+        GraphFunction* callee = calledFunction(inner);
+        others |= callee != nullptr && knowsOthers(*callee);
+      });
+    }
+    return knows_others_[&function] = others;
+  }
+
+  Paths paths_;               // of modules, from self
+  std::vector<Frame> frames_; // the outermost first
+  std::unordered_map<const GraphFunction*, std::shared_ptr<Graph>> bodies_;
+  std::unordered_map<const GraphFunction*, bool> knows_others_;
 };
 
 // The first name of each module. Returns whether one has several.
@@ -183,38 +225,39 @@ bool firstNames(
   return shared;
 }
 
-// Null where there is none.
-const ModuleObject* moduleAt(const ModuleObject* module, const std::string& path) {
-  std::istringstream parts(path);
-  for (std::string part; std::getline(parts, part, '.');) {
-    const auto slot = module->type()->findAttributeSlot(part);
-    if (!slot || !module->getSlot(*slot).isModule()) {
-      return nullptr;
-    }
-    module = &module->getSlot(*slot).toObjectRef();
-  }
-  return module;
-}
-
 // The same stack, whose innermost frame names the module from the root.
 InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::string& name) {
   const auto callee = stack->callee();
   return callee ? pushFrame(
                       withModule(*callee, name), stack->function(), stack->source_range(),
                       stack->function_name())
-                : pushFrame(std::nullopt, stack->function(), stack->source_range(), name);
+                : pushFrame(nullptr, stack->function(), stack->source_range(), name);
 }
 
 } // namespace
 
-void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph, {}); }
+bool isModule(const Value* value) {
+  const auto known = value->type()->cast<c10::ClassType>();
+  return (known && known->is_module()) || isInterface(value);
+}
+
+bool isInterface(const Value* value) {
+  const auto type = value->type()->cast<c10::InterfaceType>();
+  return type && type->is_module();
+}
+
+bool isRegion(const c10::TypePtr& type) { return isOwnModule(type, "Region"); }
+
+bool isCompiledRegion(const c10::TypePtr& type) { return isOwnModule(type, "CompiledRegion"); }
+
+void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph); }
 
 const Node* findCall(Graph& graph) {
   const Node* call = nullptr;
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
       const bool calls = inner->kind() == c10::prim::CallMethod || inner->kind() == c10::prim::CallFunction;
-      call = call == nullptr && calls ? inner : call;
+      call = call == nullptr && calls && !callsCompiledRegion(inner) ? inner : call;
     });
   }
   return call;
@@ -235,7 +278,8 @@ void nameModules(Graph& graph, const torch::jit::Module& root) {
       auto& renamed = stacks[stack->get()];
       if (!renamed) {
         const auto [path, type] = moduleOf(inner);
-        const auto name = names.find(moduleAt(root._ivalue().get(), path));
+        const auto module = attributeAt(root, path);
+        const auto name = names.find(module && module->isModule() ? &module->toObjectRef() : nullptr);
         renamed = name == names.end() || name->second == path
                       ? *stack
                       : withModule(*stack, "." + name->second + "(" + type + ")");

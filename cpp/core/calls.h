@@ -6,11 +6,23 @@
 
 namespace jit_passes JIT_PASSES_API {
 
+// Whether the value is a module, also one whose class is known only while it runs: one of an interface.
+bool isModule(const Value* value);
+bool isInterface(const Value* value);
+
 // Inlines all calls, those of forked branches too. PyTorch's own inlining keeps the last part of a module's
 // path only ("0" of enc.0), and in branches nothing.
 void inlineCalls(Graph& graph);
 // The first call that inlining has left, or nothing.
 const Node* findCall(Graph& graph);
+
+// A region that was outlined: a module which holds operators of its caller, and is inlined as if it were not there.
+bool isRegion(const c10::TypePtr& type);
+// What a compiler has made of one: see compiled_region.h. Calls of it stay, wherever others are inlined.
+bool isCompiledRegion(const c10::TypePtr& type);
+inline bool callsCompiledRegion(const Node* node) {
+  return node->kind() == c10::prim::CallMethod && isCompiledRegion(node->input(0)->type());
+}
 
 // Gives nodes of modules that have several names the first one, as named_modules does.
 void nameModules(Graph& graph, const torch::jit::Module& root);

@@ -9,26 +9,23 @@ Editor::Editor(PassContext& context)
       graph_(context.graph()),
       snapshot_(takeSnapshot(graph_)),
       nodes_(nodesInOrder(*graph_)) {
-  const auto remember = [&](Value* value) { values_[static_cast<int64_t>(value->unique())] = value; };
-  std::for_each(graph_->inputs().begin(), graph_->inputs().end(), remember);
-  for (Node* node : nodes_) {
+  for (const Node* node : nodes_) {
     indices_.emplace(node, static_cast<int64_t>(indices_.size()));
-    std::for_each(node->outputs().begin(), node->outputs().end(), remember);
-    for (Block* block : node->blocks()) {
-      std::for_each(block->inputs().begin(), block->inputs().end(), remember);
-    }
   }
+  forEachValue(graph_->block(), [&](Value* value) { values_[value->unique()] = value; });
 }
 
 PassContext& Editor::context() const {
-  TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
+  checkOpen();
   return context_;
 }
+
+void Editor::checkOpen() const { TORCH_CHECK(open_, "the pass is over: its graph can be edited no more"); }
 
 bool Editor::hasModule() const { return context().hasModule(); }
 
 Node* Editor::node(int64_t index) const {
-  TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
+  checkOpen();
   TORCH_CHECK(
       index >= 0 && index < static_cast<int64_t>(nodes_.size()) && nodes_[index] != nullptr,
       "the node is not in the graph any more");
@@ -38,7 +35,7 @@ Node* Editor::node(int64_t index) const {
 Node* Editor::placeOf(int64_t before) const { return before == kEnd ? graph_->return_node() : node(before); }
 
 Value* Editor::value(int64_t id) const {
-  TORCH_CHECK(open_, "the pass is over: its graph can be edited no more");
+  checkOpen();
   const auto found = values_.find(id);
   TORCH_CHECK(found != values_.end(), "the value is not in the graph any more");
   return found->second;
@@ -87,9 +84,9 @@ Editor::Inserted Editor::adopt(Node* made, const Node* like) {
 
 Editor::Inserted Editor::insert(
     const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like) {
-  const auto symbol = c10::Symbol::fromQualString(kind);
+  const auto wanted = symbol(kind);
   TORCH_CHECK(
-      !symbol.is_prim() || symbol == c10::prim::ListConstruct || symbol == c10::prim::TupleConstruct, kind,
+      !wanted.is_prim() || wanted == c10::prim::ListConstruct || wanted == c10::prim::TupleConstruct, kind,
       " cannot be inserted: only operators, prim::ListConstruct and prim::TupleConstruct can");
   std::vector<Value*> operands;
   for (const int64_t id : inputs) {
@@ -97,7 +94,7 @@ Editor::Inserted Editor::insert(
   }
   Node* place = placeOf(before);
   Node* origin = node(like);
-  if (symbol == c10::prim::ListConstruct) {
+  if (wanted == c10::prim::ListConstruct) {
     TORCH_CHECK(!operands.empty(), "a list needs an element: an empty one has no type");
     const auto type = c10::unshapedType(operands[0]->type());
     for (const Value* operand : operands) {
@@ -107,10 +104,10 @@ Editor::Inserted Editor::insert(
     }
     return adopt(graph_->createList(type, operands)->insertBefore(place)->copyMetadata(origin), origin);
   }
-  if (symbol == c10::prim::TupleConstruct) {
+  if (wanted == c10::prim::TupleConstruct) {
     return adopt(graph_->createTuple(operands)->insertBefore(place)->copyMetadata(origin), origin);
   }
-  Node* made = insertNode(place, symbol, operands, origin);
+  Node* made = insertNode(place, wanted, operands, origin);
   const auto* schema = made->maybeSchema();
   if (schema == nullptr) {
     const auto mismatch = operatorMismatch(made);
@@ -145,7 +142,8 @@ Editor::Inserted Editor::insertConstant(const c10::IValue& constant, int64_t bef
 
 Editor::Inserted Editor::insertAttribute(const std::string& path, int64_t before) {
   TORCH_CHECK(hasModule(), "a graph after autograd has no module to read '", path, "' from");
-  TORCH_CHECK(hasAttribute(context().module(), path), "the module has no attribute '", path, "'");
+  TORCH_CHECK(
+      !path.empty() && attributeAt(context().module(), path), "the module has no attribute '", path, "'");
   Value* owner = readAttribute(*graph_, placeOf(before), path);
   for (Value* part = owner->node()->input(); part->node()->kind() == c10::prim::GetAttr;
        part = part->node()->input()) {
@@ -191,9 +189,8 @@ Editor::Removed Editor::remove(int64_t index) {
   target->destroy();
   for (const int64_t id : results) {
     const auto found = values_.find(id);
-    const auto is_result = [](const torch::jit::Use& use) { return use.user->kind() == c10::prim::Return; };
-    if (found != values_.end() &&
-        std::none_of(found->second->uses().begin(), found->second->uses().end(), is_result)) {
+    const auto is_result = [](const Use& use) { return use.user->kind() == c10::prim::Return; };
+    if (found != values_.end() && std::ranges::none_of(found->second->uses(), is_result)) {
       removed.results.push_back(id);
     }
   }

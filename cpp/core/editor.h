@@ -45,6 +45,7 @@ class Editor {
   void close() { open_ = false; }
 
  private:
+  void checkOpen() const;
   PassContext& context() const;
   Node* node(int64_t index) const;
   Node* placeOf(int64_t before) const;

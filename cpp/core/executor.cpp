@@ -5,16 +5,6 @@
 namespace jit_passes {
 namespace {
 
-void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
-  std::for_each(block->inputs().begin(), block->inputs().end(), visit);
-  for (auto* node : block->nodes()) {
-    std::for_each(node->outputs().begin(), node->outputs().end(), visit);
-    for (auto* nested : node->blocks()) {
-      forEachValue(nested, visit);
-    }
-  }
-}
-
 struct Hook {
   std::atomic<bool> active{false};
   std::once_flag registered;

@@ -44,17 +44,20 @@ std::string lineOf(const torch::jit::SourceRange& range) {
 bool isOfTorch(const std::string& line) {
   static const std::array<const char*, 4> places{
       "/torch/nn/", "/torch/functional.py", "/torch/_", "/torch/jit/"};
-  return std::any_of(
-      places.begin(), places.end(), [&](const char* place) { return line.find(place) != std::string::npos; });
+  return std::ranges::any_of(
+      places, [&](const char* place) { return line.find(place) != std::string::npos; });
 }
 
 bool makesTensor(const Node* node) {
-  return std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* value) {
+  return std::ranges::any_of(node->outputs(), [](const Value* value) {
     return value->type()->isSubtypeOf(*c10::TensorType::get());
   });
 }
 
 std::string operatorName(const Node* node) {
+  if (node->kind() == c10::prim::CallMethod && node->input(0)->node()->kind() == c10::prim::GetAttr) {
+    return node->input(0)->node()->s(c10::attr::name);
+  }
   std::string name = node->kind().toUnqualString();
   if (name.rfind("deferred_", 0) == 0) {
     name.erase(0, 9); // stands for the model's own
@@ -86,6 +89,38 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit) {
           withoutBacktrace(error));
     }
   }
+}
+
+bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit) {
+  bool changed = false;
+  forEachNode(graph, [&](Node* node) { changed |= visit(node); });
+  return changed;
+}
+
+bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf) {
+  return changeNodes(graph, [&](Node* node) {
+    Value* replacement = replacementOf(node);
+    if (replacement != nullptr) {
+      replaceNode(node, replacement);
+    }
+    return replacement != nullptr;
+  });
+}
+
+void forEachValue(Block* block, const std::function<void(Value*)>& visit) {
+  std::ranges::for_each(block->inputs(), visit);
+  for (Node* node : block->nodes()) {
+    std::ranges::for_each(node->outputs(), visit);
+    for (Block* inner : node->blocks()) {
+      forEachValue(inner, visit);
+    }
+  }
+}
+
+std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names) {
+  std::unordered_set<c10::Symbol> result;
+  std::transform(names.begin(), names.end(), std::inserter(result, result.end()), symbol);
+  return result;
 }
 
 // The innermost call that is not within PyTorch's own modules: what the user wrote.
@@ -170,7 +205,7 @@ NodeNames nodeNames(Graph& graph) {
     }
     makesTensor(node) && node->hasUses() ? give(node) : rest.push_back(node);
   });
-  std::for_each(rest.begin(), rest.end(), give);
+  std::ranges::for_each(rest, give);
   return names;
 }
 
@@ -179,12 +214,17 @@ bool isConstant(const Value* value) { return value->node()->kind() == c10::prim:
 bool isNone(const Value* value) { return value->mustBeNone(); }
 
 std::optional<at::Tensor> constantTensor(const Value* value) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  const auto constant = constantOf(value);
   return constant && constant->isTensor() ? std::optional(constant->toTensor()) : std::nullopt;
 }
 
+std::optional<std::vector<int64_t>> constantInts(const Value* value) {
+  const auto constant = constantOf(value);
+  return constant && constant->isIntList() ? std::optional(constant->toIntVector()) : std::nullopt;
+}
+
 std::optional<double> constantNumber(const Value* value) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  const auto constant = constantOf(value);
   if (!constant || !(constant->isInt() || constant->isDouble() || constant->isBool())) {
     return std::nullopt;
   }
@@ -197,6 +237,12 @@ Node* insertNode(
   node->insertBefore(before);
   node->copyMetadata(const_cast<Node*>(like));
   return node;
+}
+
+Value* insertValue(
+    Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, const c10::TypePtr& type) {
+  Value* value = insertNode(before, kind, inputs, like)->output();
+  return type == nullptr ? value : value->setType(type);
 }
 
 Value* insertConstant(Node* before, const c10::IValue& constant) {
@@ -216,15 +262,11 @@ void hoist(Value* value, Node* before) {
 }
 
 bool isTranspose(const Node* node) {
-  static const auto numpy = c10::Symbol::fromQualString("aten::numpy_T");
+  static const auto numpy = symbol("aten::numpy_T");
   return node->kind() == c10::aten::t || node->kind() == numpy;
 }
 
-namespace {
-
-const auto place_attribute = c10::Symbol::attr("place");
-
-} // namespace
+static const auto place_attribute = c10::Symbol::attr("place");
 
 std::optional<int64_t> placeOf(const Node* node) {
   return node->hasAttribute(place_attribute) ? std::optional(node->i(place_attribute)) : std::nullopt;

@@ -5,9 +5,11 @@
 
 namespace jit_passes JIT_PASSES_API {
 
+namespace aten = c10::aten;
 using torch::jit::Block;
 using torch::jit::Graph;
 using torch::jit::Node;
+using torch::jit::Use;
 using torch::jit::Value;
 using NodeNames = std::unordered_map<const Node*, std::string>;
 
@@ -18,6 +20,16 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit);
 inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
   forEachNode(graph.block(), visit);
 }
+// The same for visits that say whether they changed something. Returns whether one did.
+bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit);
+// Puts what is given for a node in the place of its only output, and destroys the node; null leaves it alone.
+bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf);
+
+// Visits inputs, results and what nested blocks have of these.
+void forEachValue(Block* block, const std::function<void(Value*)>& visit);
+
+inline c10::Symbol symbol(const std::string& name) { return c10::Symbol::fromQualString(name); }
+std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names);
 
 // "aten::conv2d of layer1.0.conv1 (model.py:12)": how messages speak of a node.
 std::string describe(const Node* node);
@@ -32,15 +44,22 @@ std::pair<std::string, std::string> moduleOf(const Node* node);
 // the model alone, whether it was scripted, traced or frozen.
 NodeNames nodeNames(Graph& graph);
 
+// The content of a constant; nothing for other values.
+inline std::optional<c10::IValue> constantOf(const Value* value) { return torch::jit::toIValue(value); }
 std::optional<at::Tensor> constantTensor(const Value* value);
 std::optional<double> constantNumber(const Value* value);
+std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
 
-// Puts a node of that kind with one Tensor output in front of `before`, with the metadata (source
+// Puts a node of that kind with Tensor outputs in front of `before`, with the metadata (source
 // line, module path) of `like`.
 Node* insertNode(
     Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, size_t outputs = 1);
+// Puts an operator there and returns its only result: a Tensor, or of that type.
+Value* insertValue(
+    Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like,
+    const c10::TypePtr& type = nullptr);
 // A constant in front of `before`.
 Value* insertConstant(Node* before, const c10::IValue& constant);
 // Moves what the value is computed from in front of a node, where it comes behind it: it must be free of

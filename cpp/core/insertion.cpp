@@ -3,6 +3,7 @@
 #include "batch_norm.h"
 #include "module.h"
 #include "places.h"
+#include "snapshot.h"
 
 namespace jit_passes {
 namespace {
@@ -14,8 +15,7 @@ const c10::FunctionSchema& schemaOf(const std::string& op) {
   if (const auto seen = found.find(op); seen != found.end()) {
     return seen->second->schema();
   }
-  const auto symbol = c10::Symbol::fromQualString(op);
-  for (const auto& known : torch::jit::getAllOperatorsFor(symbol)) {
+  for (const auto& known : torch::jit::getAllOperatorsFor(symbol(op))) {
     if (isPlaceSchema(known->schema())) {
       found[op] = known;
       return known->schema();
@@ -36,10 +36,10 @@ void checkNames(const Insertion& insertion) {
 
 // Its result, the factor of the batch norm, comes with the value that is to be quantized.
 Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* before) {
-  static const auto fold_factor = c10::Symbol::fromQualString("jit_passes::fold_factor");
-  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
+  static const auto fold_factor = symbol("jit_passes::fold_factor");
+  static const auto deferred_weight = symbol("jit_passes::deferred_weight");
   const auto statistics = {norm->input(1), norm->input(kRunningVar), norm->input(kEps)};
-  Value* factor = insertNode(before, fold_factor, statistics, norm)->output();
+  Value* factor = insertValue(before, fold_factor, statistics, norm);
   const auto operands = {weight, factor, insertConstant(before, axis), insertConstant(before, false)};
   Node* node = insertNode(before, deferred_weight, operands, norm, /*outputs=*/2);
   node->output(0)->setType(weight->type());
@@ -52,8 +52,7 @@ Value* asTensor(Value* value, Node* before) {
   if (value->type()->kind() != c10::TypeKind::OptionalType) {
     return value;
   }
-  Value* tensor = insertNode(before, c10::prim::unchecked_cast, {value}, before)->output();
-  return tensor->setType(c10::TensorType::get());
+  return insertValue(before, c10::prim::unchecked_cast, {value}, before);
 }
 
 } // namespace
@@ -61,8 +60,9 @@ Value* asTensor(Value* value, Node* before) {
 Insertions::Insertions(PassContext& context)
     : context_(context),
       graph_(context.graph()),
-      annotated_(*graph_),
+      nodes_(nodesInOrder(*graph_)),
       start_(graph_->block()->nodes().front()) {
+  forEachValue(graph_->block(), [&](Value* value) { values_[value->unique()] = value; });
   for (const c10::IValue& packed : elements(context.option("places"))) {
     all_.push_back(read(packed));
   }
@@ -74,8 +74,8 @@ Insertions::Insertions(PassContext& context)
 Insertion Insertions::read(const c10::IValue& packed) const {
   const auto fields = packed.toGenericDict();
   Insertion insertion{
-      annotated_.find(fields.at("value").toInt(), fields.at("uses")),
-      fields.at("home").isNone() ? nullptr : annotated_.node(fields.at("home").toInt()),
+      find(fields.at("value").toInt(), fields.at("uses")),
+      fields.at("home").isNone() ? nullptr : nodes_.at(fields.at("home").toInt()),
       &schemaOf(fields.at("op").toStringRef()),
       {},
       {}};
@@ -88,17 +88,36 @@ Insertion Insertions::read(const c10::IValue& packed) const {
   return insertion;
 }
 
+AnnotatedValue Insertions::find(int64_t value, const c10::IValue& uses) const {
+  AnnotatedValue found{values_.at(value), {}};
+  for (const c10::IValue& use : uses.toListRef()) {
+    const auto fields = elements(use);
+    found.uses.emplace_back(nodes_.at(fields[0].toInt()), fields[1].toInt());
+  }
+  return found;
+}
+
 Value* Insertions::readState(const c10::IValue& packed) {
   const auto fields = elements(packed);
-  const auto module = fields[1].isNone() ? "" : moduleOf(annotated_.node(fields[1].toInt())).first;
+  const auto module = fields[1].isNone() ? "" : moduleOf(nodes_.at(fields[1].toInt())).first;
   const auto path = addTensorAttribute(
       context_.module(), module, fields[0].toStringRef(), fields[2].toTensor(), fields[3].toBool());
   return readAttribute(*graph_, start_, path);
 }
 
 Node* Insertions::nodeFor(const Insertion& insertion) const {
-  const bool of_input = insertion.annotated.value->node() == graph_->param_node();
-  return of_input && insertion.annotated.uses.empty() ? start_ : nodeAfter(insertion.annotated);
+  const auto& [value, uses] = insertion.annotated;
+  if (!uses.empty()) {
+    return uses.front().user;
+  }
+  if (value->node() == graph_->param_node()) {
+    return start_;
+  }
+  if (isConstant(value)) {
+    return value->uses().at(0).user;
+  }
+  Node* maker = value->node();
+  return maker->kind() == c10::prim::Param ? maker->owningBlock()->nodes().front() : maker->next();
 }
 
 Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before, const Node* like) {
@@ -113,7 +132,7 @@ Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before,
     const c10::IValue what = given ? found->second : *arguments[i].default_value();
     if (what.isTuple() && elements(what)[0].toStringRef() == "fold") {
       const auto fold = elements(what);
-      Node* deferred = deferWeight(operands.front(), annotated_.node(fold[1].toInt()), fold[2], before);
+      Node* deferred = deferWeight(operands.front(), nodes_.at(fold[1].toInt()), fold[2], before);
       operands.front() = deferred->output(0);
       operands.push_back(deferred->output(1));
     } else {
@@ -121,7 +140,7 @@ Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before,
     }
   }
   const size_t results = insertion.schema->returns().size();
-  const auto kind = c10::Symbol::fromQualString(insertion.schema->name());
+  const auto kind = symbol(insertion.schema->name());
   Node* node = insertNode(before, kind, operands, like == nullptr ? before : like, results);
   if (results > 0) {
     node->output(0)->setType(operands.front()->type());
@@ -150,8 +169,7 @@ Value* Insertions::shared(const std::string& role) {
   } else if (role == "observe") {
     Value* training = readAttribute(*graph_, start_, "training");
     Value* enabled = readSwitch(module, *graph_, start_, "observer_enabled", true);
-    value = insertNode(start_, c10::aten::__and__, {training, enabled}, start_)->output();
-    value->setType(c10::BoolType::get());
+    value = insertValue(start_, c10::aten::__and__, {training, enabled}, start_, c10::BoolType::get());
   } else if (role == "enabled") {
     value = readSwitch(module, *graph_, start_, "fake_quantize_enabled", true);
   } else if (role == "corrections") {

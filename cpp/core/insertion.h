@@ -1,10 +1,16 @@
 // Operators that are inserted at places, as Python asks for them: by name, checked against their schemas.
 #pragma once
 
-#include "annotated.h"
+#include "graph.h"
 #include "registry.h"
 
 namespace jit_passes {
+
+// A value, and the uses of it that an annotation is about; none for all of them.
+struct AnnotatedValue {
+  Value* value;
+  std::vector<Use> uses;
+};
 
 // One operator to insert; from a dict with these keys, but for `schema`.
 struct Insertion {
@@ -35,13 +41,16 @@ class Insertions {
   explicit Insertions(PassContext& context);
 
   const std::vector<Insertion>& all() const { return all_; }
-  // The node in front of which to insert: see nodeAfter.
+  // The node in front of which to insert: the first of the uses, or if they are all meant, what follows the
+  // node that makes the value. Behind all constants, whose order other passes may rely on.
   Node* nodeFor(const Insertion& insertion) const;
   // Inserts the operator, with the value as its first operand.
   Node* insert(const Insertion& insertion, Value* value, Node* before, const Node* like);
 
  private:
   Insertion read(const c10::IValue& packed) const;
+  // By its unique() in the snapshot, and uses packed as a list of (node index, operand).
+  AnnotatedValue find(int64_t value, const c10::IValue& uses) const;
   Value* readState(const c10::IValue& packed);
   Value* operand(const c10::IValue& what, Node* before);
   Value* shared(const std::string& role);
@@ -49,7 +58,8 @@ class Insertions {
 
   PassContext& context_;
   std::shared_ptr<Graph> graph_;
-  AnnotatedGraph annotated_;
+  std::vector<Node*> nodes_; // by their numbers in the snapshot
+  std::unordered_map<int64_t, Value*> values_;
   Node* start_; // what is read from modules is read in front of it
   std::vector<Insertion> all_;
   std::vector<Value*> states_;

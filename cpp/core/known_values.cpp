@@ -6,15 +6,11 @@
 namespace jit_passes {
 
 KnownValues::KnownValues(const PassContext& context, bool attributes_apart)
-    : written_(writtenValues(context.graph(), attributes_apart)) {
+    : written_(writtenValues(context.graph(), attributes_apart)),
+      assigned_(assignedAttributes(*context.graph())) {
   if (context.hasModule()) {
     module_ = context.module();
   }
-  forEachNode(*context.graph(), [&](const Node* node) {
-    if (node->kind() == c10::prim::SetAttr) {
-      assigned_.insert(node->s(c10::attr::name));
-    }
-  });
 }
 
 void KnownValues::inherit(const Value* value, const Value* old) {
@@ -24,12 +20,7 @@ void KnownValues::inherit(const Value* value, const Value* old) {
 }
 
 std::optional<c10::IValue> KnownValues::attribute(const Value* value) const {
-  for (const Value* part = value; part->node()->kind() == c10::prim::GetAttr; part = part->node()->input()) {
-    if (assigned_.count(part->node()->s(c10::attr::name))) {
-      return std::nullopt;
-    }
-  }
-  return module_ ? attributeOf(*module_, value) : std::nullopt;
+  return module_ && !passesThrough(value, assigned_) ? attributeOf(*module_, value) : std::nullopt;
 }
 
 std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
@@ -47,6 +38,11 @@ std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
   }
   const auto held = attribute(value);
   return held && (held->isTensor() || held->isNone()) ? held : std::nullopt;
+}
+
+bool KnownValues::isNone(const Value* value) const {
+  const auto held = attribute(value);
+  return jit_passes::isNone(value) || (held && held->isNone());
 }
 
 std::optional<int64_t> KnownValues::rank(const Value* tensor) const {
@@ -68,9 +64,8 @@ std::optional<int64_t> KnownValues::length(const Value* list) const {
   if (list->node()->kind() == c10::prim::ListConstruct) {
     return list->node()->inputs().size();
   }
-  const auto constant = isConstant(list) ? torch::jit::toIValue(list) : std::nullopt;
-  return constant && constant->isIntList() ? std::optional<int64_t>(constant->toIntList().size())
-                                           : std::nullopt;
+  const auto constant = constantInts(list);
+  return constant ? std::optional<int64_t>(constant->size()) : std::nullopt;
 }
 
 } // namespace jit_passes

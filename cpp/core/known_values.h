@@ -26,6 +26,9 @@ class KnownValues {
   // is such a matrix transposed.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
+  // Whether it is None, or an attribute that is.
+  bool isNone(const Value* value) const;
+
   // The number of dimensions of a tensor: a constant, an attribute, or by its type.
   std::optional<int64_t> rank(const Value* tensor) const;
 

@@ -147,7 +147,7 @@ class Matcher {
         users.push_back(use.user);
       }
     }
-    std::sort(users.begin(), users.end(), [](Node* a, Node* b) { return a->isBefore(b); });
+    std::ranges::sort(users, [](Node* a, Node* b) { return a->isBefore(b); });
     if (users.empty()) {
       return fail([&] { return "no further user of the value fits " + nameOf(wanted); });
     }
@@ -162,15 +162,14 @@ class Matcher {
   }
 
   bool taken(const Node* node) const {
-    return std::any_of(
-        match_.nodes.begin(), match_.nodes.end(), [&](const auto& pair) { return pair.second == node; });
+    return std::ranges::any_of(match_.nodes, [&](const auto& pair) { return pair.second == node; });
   }
 
   static bool sameConstant(const Value* a, const Value* b) {
     if (!isConstant(a) || !isConstant(b)) {
       return false;
     }
-    const auto left = torch::jit::toIValue(a), right = torch::jit::toIValue(b);
+    const auto left = constantOf(a), right = constantOf(b);
     if (!left || !right || left->isTensor() != right->isTensor()) {
       return false;
     }
@@ -201,7 +200,7 @@ class Matcher {
     if (isNone(value)) {
       return "None";
     }
-    const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+    const auto constant = constantOf(value);
     if (!constant || constant->isTensor()) {
       return constant ? "a constant tensor" : "the result of " + describe(value->node());
     }

@@ -13,16 +13,13 @@ bool holdsClass(const c10::TypePtr& type) {
     return !class_type->is_module();
   }
   const auto parts = type->containedTypes();
-  return type->kind() == c10::TypeKind::EnumType || std::any_of(parts.begin(), parts.end(), holdsClass);
+  return type->kind() == c10::TypeKind::EnumType || std::ranges::any_of(parts, holdsClass);
 }
 
 // Classes and enumerations of the model's own code live as long as the unit that they come from.
 bool usesClasses(Graph& graph) {
-  const auto of_class = [](const Value* value) { return holdsClass(value->type()); };
-  bool found = std::any_of(graph.inputs().begin(), graph.inputs().end(), of_class);
-  forEachNode(graph, [&](const Node* node) {
-    found |= std::any_of(node->outputs().begin(), node->outputs().end(), of_class);
-  });
+  bool found = false;
+  forEachValue(graph.block(), [&](const Value* value) { found |= holdsClass(value->type()); });
   return found;
 }
 
@@ -81,7 +78,7 @@ class Builder {
         continue;
       }
       const IValue value = original->getSlot(slot);
-      if (value.isModule()) {
+      if (value.isModule() && !isCompiledRegion(value.type())) {
         module.register_module(name, build(value.toObject()));
       } else {
         module.register_attribute(
@@ -122,7 +119,7 @@ void retypeAttributes(Graph& graph) {
 Module rebuildModule(
     const Module& original, const Methods& methods, const KeepAttribute& keep, Values values) {
   const bool uses_classes =
-      std::any_of(methods.begin(), methods.end(), [](const auto& m) { return usesClasses(*m.second); });
+      std::ranges::any_of(methods, [](const auto& m) { return usesClasses(*m.second); });
   const auto unit =
       uses_classes ? original._ivalue()->compilation_unit() : std::make_shared<torch::jit::CompilationUnit>();
   Module module = Builder(keep, values, unit).build(original._ivalue());
@@ -163,6 +160,22 @@ std::string attributePath(const Value* value) {
   return path;
 }
 
+std::unordered_set<std::string> assignedAttributes(Graph& graph) {
+  std::unordered_set<std::string> names;
+  forEachNode(graph, [&](const Node* node) {
+    if (node->kind() == c10::prim::SetAttr) {
+      names.insert(node->s(c10::attr::name));
+    }
+  });
+  return names;
+}
+
+bool passesThrough(const Value* value, const std::unordered_set<std::string>& attributes) {
+  const Node* node = value->node();
+  return node->kind() == c10::prim::GetAttr &&
+         (attributes.count(node->s(c10::attr::name)) > 0 || passesThrough(node->input(), attributes));
+}
+
 namespace {
 
 std::vector<std::string> partsOf(const std::string& path) {
@@ -179,13 +192,11 @@ std::optional<Module> ownedModule(const Module& root, const std::string& path) {
   if (path.empty()) {
     return root; // no module contains one of its own type
   }
-  Module module = root;
-  for (const auto& part : partsOf(path)) {
-    if (!module.hasattr(part) || !module.attr(part).isModule()) {
-      return std::nullopt;
-    }
-    module = module.attr(part).toModule();
+  const auto found = attributeAt(root, path);
+  if (!found || !found->isModule()) {
+    return std::nullopt;
   }
+  const Module module = found->toModule();
   for (const Module& other : root.modules()) {
     if (other.type() == module.type() && other._ivalue() != module._ivalue()) {
       return std::nullopt;
@@ -204,7 +215,7 @@ std::string addTensorAttribute(
   std::string base = name, prefix = path.empty() ? "" : path + ".";
   if (!owned) {
     base = prefix + name;
-    std::replace(base.begin(), base.end(), '.', '_');
+    std::ranges::replace(base, '.', '_');
     prefix = "";
   }
   std::string free = base;
@@ -219,15 +230,15 @@ std::string addTensorAttribute(
   return prefix + free;
 }
 
-bool hasAttribute(const Module& root, const std::string& path) {
-  c10::IValue owner = root._ivalue();
+std::optional<IValue> attributeAt(const Module& root, const std::string& path) {
+  IValue found = root._ivalue();
   for (const auto& part : partsOf(path)) {
-    if (!owner.isObject() || !owner.toObjectRef().type()->hasAttribute(part)) {
-      return false;
+    if (!found.isObject() || !found.toObjectRef().type()->hasAttribute(part)) {
+      return std::nullopt;
     }
-    owner = owner.toObjectRef().getAttr(part);
+    found = found.toObjectRef().getAttr(part);
   }
-  return !path.empty();
+  return found;
 }
 
 Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
@@ -251,6 +262,8 @@ Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& n
   return graph.insert(c10::aten::Bool, {graph.insertGetAttr(graph.inputs().at(0), name)});
 }
 
+static bool keepAll(const c10::ivalue::Object&, const std::string&) { return true; }
+
 Module cloneModule(const Module& original) {
   Methods methods;
   for (const auto& method : original.get_methods()) {
@@ -267,16 +280,14 @@ Module cloneModule(const Module& original) {
     nameModules(*graph, original);
     methods.emplace_back(method.name(), std::move(graph));
   }
-  const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
-  return rebuildModule(original, methods, all, Values::Shared);
+  return rebuildModule(original, methods, keepAll, Values::Shared);
 }
 
 Module cloneModule(const Module& original, const std::string& method) {
   const auto graph = original.get_method(method).graph()->copy();
   inlineCalls(*graph);
   nameModules(*graph, original);
-  const auto all = [](const c10::ivalue::Object&, const std::string&) { return true; };
-  return rebuildModule(original, {{method, graph}}, all, Values::Shared);
+  return rebuildModule(original, {{method, graph}}, keepAll, Values::Shared);
 }
 
 } // namespace jit_passes

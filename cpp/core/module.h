@@ -32,12 +32,17 @@ std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
 // "conv.weight", where the value is read from self; "" for self.
 std::string attributePath(const Value* value);
 
+// The names of attributes that the graph assigns to, and whether a value is read through one of them.
+std::unordered_set<std::string> assignedAttributes(Graph& graph);
+bool passesThrough(const Value* value, const std::unordered_set<std::string>& attributes);
+
 // Adds a parameter or buffer of that name, or name_1, ... where it is taken, to the module at that
 // path; to the root where there is no such module, or one that shares its type with others. Returns the
 // path of the attribute.
 std::string addTensorAttribute(
     Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter);
-bool hasAttribute(const Module& root, const std::string& path);
+// The module or other attribute at a path; nothing where there is none.
+std::optional<c10::IValue> attributeAt(const Module& root, const std::string& path);
 // Reads the attribute at a path from self, in front of a node.
 Value* readAttribute(Graph& graph, Node* before, const std::string& path);
 // Reads a switch of the module, a bool buffer of that name, which is added where it is missing.

@@ -6,7 +6,7 @@ namespace {
 using c10::Symbol;
 
 std::string stringConstant(const Value* value) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  const auto constant = constantOf(value);
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
@@ -14,8 +14,8 @@ std::string stringConstant(const Value* value) {
 // layouts of five dimensions.
 bool padsTwoAxesAtMost(const Node* node) {
   const Value* list = node->input(1);
-  const auto constant = isConstant(list) ? torch::jit::toIValue(list) : std::nullopt;
-  const size_t length = constant && constant->isIntList()                  ? constant->toIntList().size()
+  const auto constant = constantInts(list);
+  const size_t length = constant                                           ? constant->size()
                         : list->node()->kind() == c10::prim::ListConstruct ? list->node()->inputs().size()
                                                                            : SIZE_MAX;
   return length <= 4;
@@ -139,7 +139,7 @@ const OperatorTraits& traitsOf(Symbol kind) {
   static const auto by_symbol = [] {
     std::unordered_map<Symbol, OperatorTraits> found;
     for (const auto& [name, traits] : operatorTable()) {
-      found.emplace(Symbol::fromQualString(name), traits);
+      found.emplace(symbol(name), traits);
     }
     return found;
   }();
@@ -187,7 +187,7 @@ bool isElementwise(const Node* node) {
 }
 
 bool isQuantization(const Node* node) {
-  static const auto dialect = Symbol::fromQualString("namespaces::jit_passes");
+  static const auto dialect = symbol("namespaces::jit_passes");
   static const std::unordered_set<std::string> of_the_model{
       "correlation", "add_bias", "fold_bias", "deferred_batch_norm"};
   return node->kind().ns() == dialect && !of_the_model.count(node->kind().toUnqualString());

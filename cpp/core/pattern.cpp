@@ -175,11 +175,10 @@ void Pattern::check() {
       for (const Value* input : node->inputs()) {
         const Node* maker = input->node();
         const bool through_input = maker->kind() == c10::prim::Param;
-        const bool linked = through_input ? std::any_of(
-                                                input->uses().begin(), input->uses().end(),
-                                                [&](const auto& use) { return reached.count(use.user); })
-                                          : maker->kind() != c10::prim::Constant &&
-                                                (reached.count(maker) || reached.count(node));
+        const bool linked =
+            through_input
+                ? std::ranges::any_of(input->uses(), [&](const auto& use) { return reached.count(use.user); })
+                : maker->kind() != c10::prim::Constant && (reached.count(maker) || reached.count(node));
         if (linked) {
           grew |= reached.insert(node).second;
           if (!through_input) {
@@ -193,9 +192,8 @@ void Pattern::check() {
     TORCH_CHECK(
         reached.count(node), describe(node), " of the pattern has no connection to its other nodes:\n",
         graph->toString());
-    const bool used = std::any_of(node->outputs().begin(), node->outputs().end(), [](const Value* output) {
-      return output->hasUses();
-    });
+    const bool used =
+        std::ranges::any_of(node->outputs(), [](const Value* output) { return output->hasUses(); });
     TORCH_CHECK(used, "the pattern does not use the result of ", describe(node), ":\n", graph->toString());
   }
 }

@@ -33,7 +33,7 @@ std::vector<Node*> placesOf(Graph& graph) {
 
 int64_t placeIdOf(const Node* node) {
   static constexpr std::string_view start = "{\"id\": ";
-  const auto text = torch::jit::toIValue(node->inputs().back());
+  const auto text = constantOf(node->inputs().back());
   TORCH_CHECK(
       text && text->isString() && text->toStringRef().rfind(start, 0) == 0, describe(node),
       " has no place with an id: was the model prepared by another version of jit_passes?");

@@ -60,7 +60,7 @@ class Printer {
     if (isNone(value)) {
       return "None";
     }
-    const auto known = torch::jit::toIValue(value);
+    const auto known = constantOf(value);
     std::ostringstream text;
     if (!known) {
       return "constant";
@@ -71,7 +71,7 @@ class Printer {
       text << *known;
     }
     auto result = text.str();
-    std::replace(result.begin(), result.end(), '\n', ' ');
+    std::ranges::replace(result, '\n', ' ');
     return result.size() > kLongest ? result.substr(0, kLongest) + "..." : result;
   }
 

@@ -75,8 +75,10 @@ RegisterInvariant::RegisterInvariant(std::string name, std::string summary, Inva
   add("invariant", InvariantInfo{std::move(name), std::move(summary), std::move(check)});
 }
 
-RegisterOp::RegisterOp(std::string name, std::string summary) {
-  add("op", OpInfo{std::move(name), std::move(summary)});
+RegisterOp::RegisterOp(const std::string& schema, std::string summary)
+    : library_(torch::Library::FRAGMENT, "jit_passes", std::nullopt, __FILE__, __LINE__) {
+  library_.def(schema.c_str());
+  add("op", OpInfo{schema.substr(0, schema.find('(')), std::move(summary)});
 }
 
 bool removePass(const std::string& name) { return table<PassInfo>().remove(name); }

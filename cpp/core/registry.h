@@ -113,8 +113,38 @@ struct RegisterInvariant {
   RegisterInvariant(std::string name, std::string summary, InvariantFunction check);
 };
 
-struct RegisterOp {
-  RegisterOp(std::string name, std::string summary);
+// Where a kernel serves: onCpu(quantize).
+template <c10::DispatchKey key>
+struct KernelFor {
+  template <typename Kernel>
+  torch::CppFunction operator()(Kernel&& kernel) const {
+    return torch::dispatch(key, std::forward<Kernel>(kernel));
+  }
+};
+inline constexpr KernelFor<c10::DispatchKey::CPU> onCpu;
+inline constexpr KernelFor<c10::DispatchKey::CUDA> onCuda;
+inline constexpr KernelFor<c10::DispatchKey::Meta> onMeta;
+inline constexpr KernelFor<c10::DispatchKey::Autograd> withGradient;
+// Made of PyTorch's operators: on any device but meta without a gradient, or with all that its parts have.
+inline constexpr KernelFor<c10::DispatchKey::CompositeExplicitAutograd> onAnyDevice;
+inline constexpr KernelFor<c10::DispatchKey::CompositeImplicitAutograd> composed;
+
+// An operator of the dialect:
+//
+//   const RegisterOp dequantize_op{
+//       "dequantize(Tensor q, float scale, int zero_point) -> Tensor", "Integers to float.", onCpu(dequantize)};
+class RegisterOp {
+ public:
+  template <typename... Kernels>
+  RegisterOp(const std::string& schema, std::string summary, Kernels&&... kernels)
+      : RegisterOp(schema, std::move(summary)) {
+    const auto name = schema.substr(0, schema.find('('));
+    (library_.impl(name.c_str(), std::forward<Kernels>(kernels)), ...);
+  }
+  RegisterOp(const std::string& schema, std::string summary);
+
+ private:
+  torch::Library library_;
 };
 
 // For what comes and goes while the program runs. Returns whether there was one.

@@ -6,6 +6,12 @@
 namespace jit_passes {
 namespace {
 
+// Whether a value can be had earlier: constants, and attributes where none is assigned to.
+bool canHoist(const Value* value, bool attributes) {
+  const Node* node = value->node();
+  return isConstant(value) || (attributes && node->kind() == c10::prim::GetAttr);
+}
+
 class Replacer {
  public:
   Replacer(PassContext& context, const Rule& rule, const Match& match, Node* point)
@@ -111,7 +117,7 @@ class Replacer {
   }
 
   static std::string attributeName(std::string name) { // IR text has names like %w.1
-    std::replace(name.begin(), name.end(), '.', '_');
+    std::ranges::replace(name, '.', '_');
     return name;
   }
 
@@ -156,9 +162,8 @@ class Replacer {
       any = false;
       for (auto it = alive_.begin(); it != alive_.end();) {
         Node* node = *it;
-        const bool used = std::any_of(
-            node->outputs().begin(), node->outputs().end(),
-            [](const Value* output) { return output->hasUses(); });
+        const bool used =
+            std::ranges::any_of(node->outputs(), [](const Value* output) { return output->hasUses(); });
         if (used) {
           ++it;
           continue;
@@ -189,6 +194,48 @@ class Replacer {
 };
 
 } // namespace
+
+std::optional<Placement> placementOf(const Match& match, const Pattern& pattern) {
+  Placement placement{nullptr, {}};
+  Node*& point = placement.point;
+  std::unordered_set<const Node*> inside;
+  for (const auto& [wanted, node] : match.nodes) {
+    inside.insert(node);
+    point = point == nullptr || node->isAfter(point) ? node : point;
+  }
+  for (const Value* output : pattern.graph->outputs()) {
+    for (const auto& use : match.values.at(output)->uses()) {
+      Node* user = use.user;
+      while (user->owningBlock() != point->owningBlock() && user->owningBlock()->owningNode() != nullptr) {
+        user = user->owningBlock()->owningNode();
+      }
+      if (!inside.count(use.user) && user->owningBlock() == point->owningBlock() && user->isBefore(point)) {
+        point = user;
+      }
+    }
+  }
+  std::optional<bool> attributes;
+  const std::function<bool(Value*)> reach = [&](Value* value) {
+    Node* node = value->node();
+    if (node->kind() == c10::prim::Param || node->isBefore(point)) {
+      return true;
+    }
+    attributes = attributes ? attributes : assignedAttributes(*point->owningGraph()).empty();
+    if (!canHoist(value, *attributes) || !std::ranges::all_of(node->inputs(), reach)) {
+      return false;
+    }
+    placement.hoisted.push_back(node);
+    return true;
+  };
+  for (const Value* input : pattern.graph->inputs()) {
+    for (Value* operand : match.operandsOf(input)) {
+      if (!reach(operand)) {
+        return std::nullopt;
+      }
+    }
+  }
+  return placement;
+}
 
 std::vector<Node*> replaceMatch(
     PassContext& context, const Rule& rule, const Match& match, const Placement& placement,

@@ -192,7 +192,7 @@ class Rewriter {
 
   // Whether one of the matched nodes was made by the rule, or out of what it made.
   bool isOf(const Match& match, const Rule* rule) const {
-    return std::any_of(match.nodes.begin(), match.nodes.end(), [&](const auto& matched) {
+    return std::ranges::any_of(match.nodes, [&](const auto& matched) {
       const auto found = origins_.find(matched.second);
       const Origin* origin = found == origins_.end() ? nullptr : found->second.get();
       while (origin != nullptr && origin->rule != rule) {

@@ -10,7 +10,7 @@ std::optional<c10::IValue> MatchView::known(const Value* input) const {
     return std::nullopt;
   }
   if (isConstant(found->second)) {
-    return torch::jit::toIValue(found->second);
+    return constantOf(found->second);
   }
   return context.hasModule() ? attributeOf(context.module(), found->second) : std::nullopt;
 }
@@ -50,9 +50,8 @@ void Rule::checkReplacement() {
         " cannot be part of a replacement: it calls what cannot be inlined");
     // A name with alternatives stands for what the pattern's node of that name was: there must be one.
     if (pattern.alternatives.count(node->kind())) {
-      const auto times = std::count_if(
-          pattern.nodes().begin(), pattern.nodes().end(),
-          [&](const Node* wanted) { return wanted->kind() == node->kind(); });
+      const auto times = std::ranges::count_if(
+          pattern.nodes(), [&](const Node* wanted) { return wanted->kind() == node->kind(); });
       TORCH_CHECK(
           times > 0, "the replacement has ", node->kind().toQualString(),
           ", and no operator of the pattern says which of its alternatives it is");

@@ -133,14 +133,13 @@ ValueRecord recordOf(const Value* value, const std::string& name, bool written) 
   record.name = name;
   record.is_tensor = value->type()->isSubtypeOf(*c10::TensorType::get());
   record.written = written;
-  record.result = std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-    return use.user->kind() == c10::prim::Return;
-  });
+  record.result =
+      std::ranges::any_of(uses, [](const Use& use) { return use.user->kind() == c10::prim::Return; });
   if (const auto type = value->type()->cast<c10::TensorType>()) {
     record.shape = type->sizes().sizes();
     record.dtype = type->scalarType();
   }
-  if (const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt) {
+  if (const auto constant = constantOf(value)) {
     setConstant(record, *constant);
   }
   return record;

@@ -28,13 +28,8 @@ at::Tensor addBias(const at::Tensor& x, const at::Tensor& bias, int64_t spatial_
 }
 
 const RegisterOp add_bias_op{
-    "add_bias", "Add a number to each channel, as a convolution does with its bias."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("add_bias(Tensor x, Tensor bias, int spatial_dims) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("add_bias", addBias); }
+    "add_bias(Tensor x, Tensor bias, int spatial_dims) -> Tensor",
+    "Add a number to each channel, as a convolution does with its bias.", composed(addBias)};
 
 } // namespace
 } // namespace jit_passes

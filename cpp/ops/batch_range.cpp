@@ -58,12 +58,7 @@ std::vector<MinMax> measure(const Tensor& x, std::optional<int64_t> axis, bool p
       }
     }
   });
-  std::vector<MinMax> result;
-  for (const auto& channel : seen) {
-    checkFinite(channel, name);
-    result.push_back({channel.min, channel.max});
-  }
-  return result;
+  return checkedRanges(seen, name);
 }
 
 } // namespace

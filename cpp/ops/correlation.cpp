@@ -180,7 +180,7 @@ Tensor correlationMode(
   auto padded = input;
   if (padding == "same") {
     TORCH_CHECK(
-        std::all_of(stride.begin(), stride.end(), [](int64_t step) { return step == 1; }),
+        std::ranges::all_of(stride, [](int64_t step) { return step == 1; }),
         "padding 'same' needs a stride of 1, got ", stride, ": give the padding in numbers");
     padded = padSame(input, weight, dilation, numbers);
   }
@@ -188,33 +188,23 @@ Tensor correlationMode(
       padded, weight, stride, numbers, dilation, /*transposed=*/false, std::vector<int64_t>{0}, groups);
 }
 
-const RegisterOp correlation_op{"correlation", "A convolution without its bias."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "correlation(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
-      "bool transposed, int[] output_padding, int groups) -> Tensor");
-  m.def(
-      "correlation.mode(Tensor input, Tensor weight, int[] stride, str padding, int[] dilation, "
-      "int groups) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("correlation", convolve); }
-
-TORCH_LIBRARY_IMPL(jit_passes, FuncTorchBatched, m) { m.impl("correlation", convolve); }
-
-TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) { m.impl("correlation", correlationAutograd); }
-
-TORCH_LIBRARY_IMPL(jit_passes, AutocastCPU, m) {
-  m.impl("correlation", correlationAutocast<c10::DeviceType::CPU>);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, AutocastCUDA, m) {
-  m.impl("correlation", correlationAutocast<c10::DeviceType::CUDA>);
-}
+const RegisterOp correlation_op{
+    "correlation(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
+    "bool transposed, int[] output_padding, int groups) -> Tensor",
+    "A convolution without its bias.",
+    onAnyDevice(convolve),
+    withGradient(correlationAutograd),
+    torch::dispatch(c10::DispatchKey::FuncTorchBatched, convolve),
+    torch::dispatch(c10::DispatchKey::AutocastCPU, correlationAutocast<c10::DeviceType::CPU>),
+    torch::dispatch(c10::DispatchKey::AutocastCUDA, correlationAutocast<c10::DeviceType::CUDA>)};
 
 // Everything else follows from the padding and the correlation that it is made of.
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("correlation.mode", correlationMode); }
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.def(
+      "correlation.mode(Tensor input, Tensor weight, int[] stride, str padding, int[] dilation, "
+      "int groups) -> Tensor",
+      correlationMode);
+}
 
 } // namespace
 } // namespace jit_passes

@@ -92,33 +92,23 @@ Tensor deferredBatchNorm(
 }
 
 const RegisterOp fold_factor_op{
-    "fold_factor", "The factor of each channel's weights when a batch norm is folded."};
-const RegisterOp fold_bias_op{"fold_bias", "The bias that folding a batch norm makes."};
-const RegisterOp deferred_weight_op{"deferred_weight", "A weight and its factor, or their product."};
-const RegisterOp deferred_bias_op{"deferred_bias", "The bias of a convolution, or the folded one."};
+    "fold_factor(Tensor? weight, Tensor running_var, float eps) -> Tensor",
+    "The factor of each channel's weights when a batch norm is folded.", composed(foldFactor)};
+const RegisterOp fold_bias_op{
+    "fold_bias(Tensor? bias, Tensor? weight, Tensor? beta, Tensor running_mean, Tensor running_var, "
+    "float eps) -> Tensor",
+    "The bias that folding a batch norm makes.", composed(foldBias)};
+const RegisterOp deferred_weight_op{
+    "deferred_weight(Tensor(a) weight, Tensor factor, int axis, bool folded) -> (Tensor(a), Tensor?)",
+    "A weight and its factor, or their product.", composed(deferredWeight)};
+const RegisterOp deferred_bias_op{
+    "deferred_bias(Tensor? bias, Tensor rounded, Tensor weight, bool folded) -> Tensor?",
+    "The bias of a convolution, or the folded one.", composed(deferredBias)};
 const RegisterOp deferred_batch_norm_op{
-    "deferred_batch_norm", "Batch norm that will be folded into the weights in front of it."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("fold_factor(Tensor? weight, Tensor running_var, float eps) -> Tensor");
-  m.def(
-      "fold_bias(Tensor? bias, Tensor? weight, Tensor? beta, Tensor running_mean, Tensor running_var, "
-      "float eps) -> Tensor");
-  m.def("deferred_weight(Tensor(a) weight, Tensor factor, int axis, bool folded) -> (Tensor(a), Tensor?)");
-  m.def("deferred_bias(Tensor? bias, Tensor rounded, Tensor weight, bool folded) -> Tensor?");
-  m.def(
-      "deferred_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
-      "Tensor(b!) running_var, bool training, float momentum, float eps, bool cudnn_enabled, Tensor rounded, "
-      "Tensor? shift, bool folded) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
-  m.impl("fold_factor", foldFactor);
-  m.impl("fold_bias", foldBias);
-  m.impl("deferred_weight", deferredWeight);
-  m.impl("deferred_bias", deferredBias);
-  m.impl("deferred_batch_norm", deferredBatchNorm);
-}
+    "deferred_batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor(a!) running_mean, "
+    "Tensor(b!) running_var, bool training, float momentum, float eps, bool cudnn_enabled, Tensor rounded, "
+    "Tensor? shift, bool folded) -> Tensor",
+    "Batch norm that will be folded into the weights in front of it.", composed(deferredBatchNorm)};
 
 } // namespace
 } // namespace jit_passes

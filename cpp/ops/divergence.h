@@ -22,6 +22,18 @@ inline std::vector<double> countsOf(const at::Tensor& counts) {
   return {data, data + counts.numel()};
 }
 
+// Of candidates, in parallel.
+template <typename Divergence>
+std::vector<double> divergencesOf(int64_t candidates, int64_t grain, const Divergence& divergence) {
+  std::vector<double> divergences(candidates);
+  at::parallel_for(0, candidates, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      divergences[i] = divergence(i);
+    }
+  });
+  return divergences;
+}
+
 // The first, or the last, index of the least divergence; not for an empty list.
 inline int64_t firstOfLeast(const std::vector<double>& divergences) {
   const double least = *std::min_element(divergences.begin(), divergences.end()) + kDivergenceTie;

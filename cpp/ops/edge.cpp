@@ -9,22 +9,13 @@ namespace jit_passes {
 namespace {
 
 const RegisterOp edge_op{
-    "edge", "A second name for a value: the uses that are to be quantized go through it."};
+    "edge(Tensor(a) x) -> Tensor(a)",
+    "A second name for a value: the uses that are to be quantized go through it.",
+    composed([](const at::Tensor& x) { return x.alias(); })};
 const RegisterOp derive_quantization_op{
-    "derive_quantization",
-    "A second name for a value that conversion quantizes with parameters derived from others'."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("edge(Tensor(a) x) -> Tensor(a)");
-  m.def("derive_quantization(Tensor(a) x, str name, str spec) -> Tensor(a)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
-  m.impl("edge", [](const at::Tensor& x) { return x.alias(); });
-  m.impl("derive_quantization", [](const at::Tensor& x, c10::string_view, c10::string_view) {
-    return x.alias();
-  });
-}
+    "derive_quantization(Tensor(a) x, str name, str spec) -> Tensor(a)",
+    "A second name for a value that conversion quantizes with parameters derived from others'.",
+    composed([](const at::Tensor& x, c10::string_view, c10::string_view) { return x.alias(); })};
 
 } // namespace
 } // namespace jit_passes

@@ -1,11 +1,12 @@
 // jit_passes::fake_quantize: quantize and dequantize in one step, in float, with a gradient.
 //
-//   code = round(x / scale + zero_point)
+//   code = round(x / scale) + zero_point
 //   x^   = (clamp(code, quant_min, quant_max) - zero_point) * scale
 //   dx   = g where quant_min <= code <= quant_max, else 0          (straight through)
 //
-// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. Rounding is of the
-// code, zero point included, as in QONNX's Quant: half_away and toward_zero are about code 0. Half types
+// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. Rounding other than
+// half_even is of the code, zero point included, as in QONNX's Quant: half_away and toward_zero are about
+// code 0. Half types
 // are computed in float32 and rounded once, at the end; doubles in double, with a true division, so that
 // references are exact. A NaN stays a NaN, and its gradient is 0. A negative scale mirrors the grid.
 //
@@ -15,6 +16,9 @@
 // for there is no mask.
 //
 // The value checks of the scales are made on the CPU only: elsewhere they would wait for the device.
+//
+// jit_passes::train_fixed: fake_quantize with a scale and a zero point that are known, as those of a
+// sigmoid's result; halves to even.
 #include "fake_quantize.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,6 +26,7 @@
 #include <bit>
 
 #include "core/vectorize.h"
+#include "kernels.h"
 #include "rounding.h"
 
 namespace jit_passes {
@@ -30,11 +35,9 @@ namespace {
 using at::Tensor;
 using c10::string_view;
 
-template <typename Rounding, bool kMasked, typename Number>
+template <bool kMasked, typename Number>
 inline void fakeQuantizeOne(
-    Number unrounded, Number* result, bool* inside, Number scale, Number zero_point, Number low,
-    Number high) {
-  const Number code = Rounding::round(unrounded);
+    Number code, Number* result, bool* inside, Number scale, Number zero_point, Number low, Number high) {
   *result = (clampTo(code, low, high) - zero_point) * scale;
   if constexpr (kMasked) {
     *inside = (code >= low) & (code <= high);
@@ -43,10 +46,10 @@ inline void fakeQuantizeOne(
 
 template <typename Rounding, bool kMasked, typename Number>
 JIT_PASSES_VECTORIZED void fakeQuantizeRow(
-    const Number* x, Number* result, bool* inside, int64_t count, CodeOf<Number> code_of, Number low,
-    Number high) {
+    const Number* x, Number* result, bool* inside, int64_t count, CodeOf<Rounding, Number> code_of,
+    Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
-    fakeQuantizeOne<Rounding, kMasked>(
+    fakeQuantizeOne<kMasked>(
         code_of(x[i]), result + i, inside + i, code_of.scale, code_of.zero_point, low, high);
   }
 }
@@ -57,9 +60,8 @@ JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
     const Number* x, Number* result, bool* inside, int64_t count, const Number* scales,
     const Number* inverse_scales, const Number* zero_points, Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
-    const Number unrounded = rounded(inSteps(x[i], scales[i], inverse_scales[i])) + zero_points[i];
-    fakeQuantizeOne<Rounding, kMasked>(
-        unrounded, result + i, inside + i, scales[i], zero_points[i], low, high);
+    const Number code = codeOfChannel<Rounding>(x[i], scales[i], inverse_scales[i], zero_points[i]);
+    fakeQuantizeOne<kMasked>(code, result + i, inside + i, scales[i], zero_points[i], low, high);
   }
 }
 
@@ -103,26 +105,24 @@ void run(
 }
 
 // The result, and the mask where it is wanted.
-std::pair<Tensor, Tensor> onCpu(
+template <bool kMasked>
+std::tuple<Tensor, Tensor> computeOnCpu(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding, bool masked) {
+    std::optional<int64_t> ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
   const auto values = denseOf(x).to(computedIn(x));
   const auto like = values.options();
   auto result = at::empty_strided(values.sizes(), values.strides(), like);
   Tensor mask;
-  if (masked) {
+  bool* inside = nullptr;
+  if constexpr (kMasked) {
     mask = at::empty_strided(values.sizes(), values.strides(), like.dtype(at::kBool));
+    inside = mask.mutable_data_ptr<bool>();
   }
   const auto compute = [&](auto kind, auto number) {
-    using Rounding = decltype(kind);
     const Grid<decltype(number)> grid(scale, zero_point, quant_min, quant_max);
-    if (masked) {
-      run<Rounding, true>(values, result, mask.mutable_data_ptr<bool>(), grid, axis);
-    } else {
-      run<Rounding, false>(values, result, nullptr, grid, axis);
-    }
+    run<decltype(kind), kMasked>(values, result, inside, grid, axis);
   };
   dispatchRounding(rounding, [&](auto kind) {
     if (values.scalar_type() == at::kDouble) {
@@ -134,49 +134,27 @@ std::pair<Tensor, Tensor> onCpu(
   return {result.to(x.scalar_type()), mask};
 }
 
-std::pair<Tensor, Tensor> byOperators(
+std::tuple<Tensor, Tensor> byOperators(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkArguments(x, scale, zero_point, quant_min, quant_max, axis);
   const auto dtype = computedIn(x);
   const auto step = alongAxis(scale.to(dtype), x, axis), zero = alongAxis(zero_point.to(dtype), x, axis);
-  const auto unrounded = codeOf(x.to(dtype), step, zero, axis.has_value());
-  const auto code = dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(unrounded); });
+  const auto code = dispatchRounding(
+      rounding, [&](auto kind) { return codeOf<decltype(kind)>(x.to(dtype), step, zero, axis.has_value()); });
   const auto result = (at::clamp(code, quant_min, quant_max) - zero) * step;
   return {result.to(x.scalar_type()), at::logical_and(at::ge(code, quant_min), at::le(code, quant_max))};
 }
 
-Tensor fakeQuantizeCpu(
+template <auto compute>
+Tensor resultOf(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
-  return onCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, false).first;
-}
-
-std::tuple<Tensor, Tensor> fakeQuantizeWithMaskCpu(
-    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
-  return onCpu(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding, true);
-}
-
-Tensor fakeQuantizeByOperators(
-    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
-  return byOperators(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding).first;
-}
-
-std::tuple<Tensor, Tensor> fakeQuantizeWithMaskByOperators(
-    const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
-    std::optional<int64_t> ch_axis, string_view rounding) {
-  return byOperators(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
+  return std::get<0>(compute(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding));
 }
 
 // Sizes may be symbols here, which cannot be compared.
-Tensor fakeQuantizeMeta(
-    const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
-  return at::empty_like(x);
-}
-
 std::tuple<Tensor, Tensor> fakeQuantizeWithMaskMeta(
     const Tensor& x, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view) {
   return {at::empty_like(x), at::empty_like(x, x.options().dtype(at::kBool))};
@@ -203,24 +181,9 @@ Tensor maskGradientCpu(const Tensor& gradient, const Tensor& inside) {
 }
 
 Tensor callMaskGradient(const Tensor& gradient, const Tensor& inside) {
-  static const auto op = findOperator<Tensor(const Tensor&, const Tensor&)>("jit_passes::mask_gradient");
+  static const auto op = findOperator<decltype(maskGradientCpu)>("jit_passes::mask_gradient");
   return op.call(gradient, inside);
 }
-
-class MaskGradient : public torch::autograd::Function<MaskGradient> {
- public:
-  static Tensor forward(
-      torch::autograd::AutogradContext* context, const Tensor& gradient, const Tensor& inside) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    context->save_for_backward({inside});
-    return callMaskGradient(gradient, inside);
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
-    return {callMaskGradient(gradients[0], context->get_saved_variables()[0]), Tensor()};
-  }
-};
 
 class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
  public:
@@ -228,9 +191,7 @@ class FakeQuantize : public torch::autograd::Function<FakeQuantize> {
       torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& scale,
       const Tensor& zero_point, int64_t quant_min, int64_t quant_max, std::optional<int64_t> ch_axis,
       string_view rounding) {
-    static const auto op = findOperator<std::tuple<Tensor, Tensor>(
-        const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view)>(
-        "jit_passes::fake_quantize_with_mask");
+    static const auto op = findOperator<decltype(byOperators)>("jit_passes::fake_quantize_with_mask");
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [result, inside] = op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
     context->save_for_backward({inside});
@@ -257,60 +218,60 @@ Tensor fakeQuantizeAutograd(
 
 Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
   if (at::GradMode::is_enabled() && gradient.requires_grad()) {
-    return MaskGradient::apply(gradient, inside);
+    return maskGradientByOperators(gradient, inside); // which have derivatives
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return callMaskGradient(gradient, inside);
 }
 
+Tensor trainFixed(
+    const Tensor& x, double scale, int64_t zero_point, bool enabled, int64_t quant_min, int64_t quant_max,
+    string_view name, string_view) {
+  TORCH_CHECK(
+      scale > 0 && std::isfinite(scale), "the scale of '", name, "' must be finite and above 0, got ", scale);
+  if (!enabled) {
+    return x.clone();
+  }
+  const auto constant = [&](double value, at::ScalarType dtype) {
+    return at::full({1}, value, x.options().dtype(dtype).requires_grad(false));
+  };
+  return callFakeQuantize(
+      x, constant(scale, computedIn(x)), constant(static_cast<double>(zero_point), at::kLong), quant_min,
+      quant_max, std::nullopt, "half_even");
+}
+
 const RegisterOp fake_quantize_op{
-    "fake_quantize", "Quantize and dequantize in one step, with a straight-through gradient."};
+    "fake_quantize(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
+    "int? ch_axis=None, str rounding=\"half_even\") -> Tensor",
+    "Quantize and dequantize in one step, with a straight-through gradient.",
+    onCpu(resultOf<computeOnCpu<false>>),
+    onAnyDevice(resultOf<byOperators>),
+    onMeta(likeOperands()),
+    withGradient(fakeQuantizeAutograd)};
 const RegisterOp fake_quantize_with_mask_op{
-    "fake_quantize_with_mask", "Fake-quantize without a gradient; also return where the gradient passes."};
-const RegisterOp mask_gradient_op{"mask_gradient", "Pass the gradient where the mask is set, 0 elsewhere."};
+    "fake_quantize_with_mask(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
+    "int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)",
+    "Fake-quantize without a gradient; also return where the gradient passes.", onCpu(computeOnCpu<true>),
+    onAnyDevice(byOperators), onMeta(fakeQuantizeWithMaskMeta)};
+const RegisterOp mask_gradient_op{
+    "mask_gradient(Tensor gradient, Tensor inside) -> Tensor",
+    "Pass the gradient where the mask is set, 0 elsewhere.",
+    onCpu(maskGradientCpu),
+    onAnyDevice(maskGradientByOperators),
+    onMeta(maskGradientByOperators),
+    withGradient(maskGradientAutograd)};
 
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "fake_quantize(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
-      "int? ch_axis=None, str rounding=\"half_even\") -> Tensor");
-  m.def(
-      "fake_quantize_with_mask(Tensor x, Tensor scale, Tensor zero_point, int quant_min, int quant_max, "
-      "int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)");
-  m.def("mask_gradient(Tensor gradient, Tensor inside) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("fake_quantize", fakeQuantizeCpu);
-  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskCpu);
-  m.impl("mask_gradient", maskGradientCpu);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("fake_quantize", fakeQuantizeByOperators);
-  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskByOperators);
-  m.impl("mask_gradient", maskGradientByOperators);
-}
-
-// Which the key above leaves out for operators that are not PyTorch's.
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) {
-  m.impl("fake_quantize", fakeQuantizeMeta);
-  m.impl("fake_quantize_with_mask", fakeQuantizeWithMaskMeta);
-  m.impl("mask_gradient", maskGradientByOperators);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, Autograd, m) {
-  m.impl("fake_quantize", fakeQuantizeAutograd);
-  m.impl("mask_gradient", maskGradientAutograd);
-}
+const RegisterOp train_fixed_op{
+    "train_fixed(Tensor x, float scale, int zero_point, bool enabled, int quant_min, int quant_max, "
+    "str name, str spec) -> Tensor",
+    "Fake-quantize with a scale and a zero point that are known.", composed(trainFixed)};
 
 } // namespace
 
 Tensor callFakeQuantize(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     std::optional<int64_t> ch_axis, string_view rounding) {
-  static const auto op = findOperator<Tensor(
-      const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, std::optional<int64_t>, string_view)>(
-      "jit_passes::fake_quantize");
+  static const auto op = findOperator<decltype(callFakeQuantize)>("jit_passes::fake_quantize");
   return op.call(x, scale, zero_point, quant_min, quant_max, ch_axis, rounding);
 }
 

@@ -21,12 +21,4 @@ at::Tensor scaleOfThreshold(const at::Tensor& log2_threshold, int64_t quant_min,
 at::Tensor scaleOfRange(
     const at::Tensor& range, int64_t quant_min, int64_t quant_max, c10::string_view qscheme);
 
-at::Tensor callFakeQuantizeLsq(
-    const at::Tensor& x, const at::Tensor& scale, int64_t quant_min, int64_t quant_max, double gradient_scale,
-    std::optional<int64_t> ch_axis, int64_t zero_point);
-
-at::Tensor callFakeQuantizeLsqPlus(
-    const at::Tensor& x, const at::Tensor& scale, const at::Tensor& offset, int64_t quant_min,
-    int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis);
-
 } // namespace jit_passes

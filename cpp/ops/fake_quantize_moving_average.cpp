@@ -240,16 +240,13 @@ Tensor fakeQuantizeMovingAverage(
     bool enabled, double averaging_constant, bool pair_sums, int64_t quant_min, int64_t quant_max,
     string_view qscheme, std::optional<int64_t> ch_axis, string_view rounding, string_view group,
     string_view name, string_view) {
-  static const auto op = findOperator<std::tuple<Tensor, Tensor>(
-      const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, double, bool, int64_t,
-      int64_t, string_view, std::optional<int64_t>, string_view, string_view)>(
-      "jit_passes::moving_average_qparams");
+  static const auto op = findOperator<decltype(qparamsCpu)>("jit_passes::moving_average_qparams");
   if (!enabled && !observe) {
     return x.clone();
   }
-  const auto [scale, zero_point] = op.call(
-      x.detach(), range, detached(fold), fold_axis, observe, averaging_constant, pair_sums, quant_min,
-      quant_max, qscheme, ch_axis, group, name);
+  const auto [scale, zero_point] = callWithoutGradient(
+      op, x, range, fold, fold_axis, observe, averaging_constant, pair_sums, quant_min, quant_max, qscheme,
+      ch_axis, group, name);
   if (!enabled) {
     return x.clone();
   }
@@ -264,32 +261,16 @@ Tensor fakeQuantizeMovingAverage(
 }
 
 const RegisterOp moving_average_qparams_op{
-    "moving_average_qparams", "Scale and zero point from a moving average of each batch's range."};
+    "moving_average_qparams(Tensor x, Tensor(a!) range, Tensor? fold, int fold_axis, bool observe, "
+    "float averaging_constant, bool pair_sums, int quant_min, int quant_max, str qscheme, int? ch_axis, "
+    "str group, str name) -> (Tensor, Tensor)",
+    "Scale and zero point from a moving average of each batch's range.", onCpu(qparamsCpu),
+    onAnyDevice(qparamsByOperators), onMeta(qparamsMeta)};
 const RegisterOp fake_quantize_moving_average_op{
-    "fake_quantize_moving_average", "Fake-quantize with the moving average of each batch's range."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "moving_average_qparams(Tensor x, Tensor(a!) range, Tensor? fold, int fold_axis, bool observe, "
-      "float averaging_constant, bool pair_sums, int quant_min, int quant_max, str qscheme, int? ch_axis, "
-      "str group, str name) -> (Tensor, Tensor)");
-  m.def(
-      "fake_quantize_moving_average(Tensor x, Tensor(a!) range, Tensor? fold, int fold_axis, bool observe, "
-      "bool enabled, float averaging_constant, bool pair_sums, int quant_min, int quant_max, str qscheme, "
-      "int? ch_axis, str rounding, str group, str name, str spec) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("moving_average_qparams", qparamsCpu); }
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("moving_average_qparams", qparamsMeta); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) {
-  m.impl("moving_average_qparams", qparamsByOperators);
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) {
-  m.impl("fake_quantize_moving_average", fakeQuantizeMovingAverage);
-}
+    "fake_quantize_moving_average(Tensor x, Tensor(a!) range, Tensor? fold, int fold_axis, bool observe, "
+    "bool enabled, float averaging_constant, bool pair_sums, int quant_min, int quant_max, str qscheme, "
+    "int? ch_axis, str rounding, str group, str name, str spec) -> Tensor",
+    "Fake-quantize with the moving average of each batch's range.", composed(fakeQuantizeMovingAverage)};
 
 } // namespace
 

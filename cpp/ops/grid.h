@@ -62,40 +62,6 @@ inline at::Tensor inSteps(const at::Tensor& x, const at::Tensor& scale) {
   return x.scalar_type() == at::kDouble ? at::div(x, scale) : at::mul(x, inverseOf(scale));
 }
 
-// The code of a number before it is rounded, x / scale + zero_point: in float32 that of PyTorch's
-// quantize_per_tensor and quantize_per_channel, to the bit. Both multiply by 1 / scale. With a scale for the
-// tensor, product and sum are rounded once, by a fused multiply-add; GCC makes one of an expression, for
-// processors that have it. For others both round the product too, and so does what an older GCC compiles for
-// AVX2: codes next to a tie may then be the other one. With a scale for each channel the product is always
-// rounded. One loop does both: `first` and `second` are 1 and 1 / scale, or 1 / scale and 1.
-template <typename Number>
-struct CodeOf {
-  CodeOf(Number scale, Number zero_point, bool per_channel)
-      : scale(scale),
-        zero_point(zero_point),
-        first(per_channel ? inverseOf(scale) : 1),
-        second(per_channel ? 1 : inverseOf(scale)) {}
-
-  Number operator()(Number x) const {
-    if constexpr (std::is_same_v<Number, float>) {
-      return x * first * second + zero_point;
-    } else {
-      return x / scale + zero_point;
-    }
-  }
-
-  Number scale, zero_point, first, second;
-};
-
-// Products of float32 are exact in double.
-inline at::Tensor codeOf(
-    const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point, bool per_channel) {
-  if (per_channel || x.scalar_type() == at::kDouble) {
-    return inSteps(x, scale) + zero_point;
-  }
-  return at::addcmul(zero_point.to(at::kDouble), x, inverseOf(scale).to(at::kDouble)).to(at::kFloat);
-}
-
 inline at::ScalarType computedIn(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -107,6 +73,20 @@ inline void checkGrid(const at::Tensor& x, int64_t quant_min, int64_t quant_max)
   TORCH_CHECK(
       quant_min < quant_max && quant_min >= -kLargestCode && quant_max <= kLargestCode, "the range [",
       quant_min, ", ", quant_max, "] is empty, or beyond the integers that float32 holds");
+}
+
+// Calls body with a number of the type that codes have.
+template <typename Body>
+void dispatchCodes(at::ScalarType dtype, Body body) {
+  switch (dtype) {
+    case at::kByte: return body(uint8_t{});
+    case at::kChar: return body(int8_t{});
+    case at::kShort: return body(int16_t{});
+    case at::kInt: return body(int32_t{});
+    default:
+      TORCH_CHECK(
+          false, "codes are uint8, int8, int16 or int32, not ", dtype, ": jit_passes::quantize gives these");
+  }
 }
 
 // One number for each channel, in a shape that goes with x.

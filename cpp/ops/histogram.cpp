@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/vectorize.h"
+#include "grid.h"
 
 namespace jit_passes {
 namespace {
@@ -15,17 +16,11 @@ constexpr int kSmallestExponent = -140;
 // value that underflows to -0, whose floor is not the -1 that it belongs to.
 constexpr int kLowestExponent = -126, kHighestExponent = 0;
 
+template <typename Number>
 JIT_PASSES_VECTORIZED void findBins(
-    const float* x, int32_t* bins, int64_t count, float inverse_width, float offset) {
+    const float* x, int32_t* bins, int64_t count, Number inverse_width, Number offset) {
   for (int64_t i = 0; i < count; ++i) {
-    bins[i] = static_cast<int32_t>(__builtin_floorf(x[i] * inverse_width) - offset);
-  }
-}
-
-JIT_PASSES_VECTORIZED void findBinsOfAnyWidth(
-    const float* x, int32_t* bins, int64_t count, double inverse_width, double offset) {
-  for (int64_t i = 0; i < count; ++i) {
-    bins[i] = static_cast<int32_t>(__builtin_floor(x[i] * inverse_width) - offset);
+    bins[i] = static_cast<int32_t>(floorOf(x[i] * inverse_width) - offset);
   }
 }
 
@@ -84,7 +79,7 @@ void HistogramCounter::add(const float* x, int64_t size) {
 void HistogramCounter::moveTo(int64_t* counts, HistogramLayout layout) {
   collect();
   addCounts(counts_.data(), layout_, counts, layout, bins_);
-  std::fill(counts_.begin(), counts_.end(), 0);
+  std::ranges::fill(counts_, 0);
 }
 
 void HistogramCounter::grow() {
@@ -105,7 +100,7 @@ void HistogramCounter::countBlock(const float* x, int64_t size) {
     findBins(x, found, size, std::ldexp(1.0f, -layout_.exponent), static_cast<float>(layout_.offset));
   } else {
     const double offset = static_cast<double>(layout_.offset);
-    findBinsOfAnyWidth(x, found, size, std::ldexp(1.0, -layout_.exponent), offset);
+    findBins(x, found, size, std::ldexp(1.0, -layout_.exponent), offset);
   }
   uint32_t* recent = recent_.data();
   int64_t i = 0;
@@ -132,7 +127,7 @@ void HistogramCounter::collect() {
       counts_[bin] += recent_[kCopies * bin + copy];
     }
   }
-  std::fill(recent_.begin(), recent_.end(), 0);
+  std::ranges::fill(recent_, 0);
   recent_count_ = 0;
 }
 

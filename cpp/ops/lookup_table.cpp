@@ -7,6 +7,7 @@
 // not be looked for.
 #include "core/registry.h"
 #include "core/vectorize.h"
+#include "grid.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -112,20 +113,6 @@ void lookUp(const at::Tensor& codes, const at::Tensor& table, const Codes& known
   });
 }
 
-template <typename Body>
-void dispatchCodes(at::ScalarType dtype, Body body) {
-  switch (dtype) {
-    case at::kByte: return body(uint8_t{});
-    case at::kChar: return body(int8_t{});
-    case at::kShort: return body(int16_t{});
-    case at::kInt: return body(int32_t{});
-    default:
-      TORCH_CHECK(
-          false, "codes are uint8, int8, int16 or int32, not ", dtype,
-          ": quantize the values first, with jit_passes::quantize");
-  }
-}
-
 // Entries are copied, so their size is all that counts.
 template <typename Body>
 void dispatchEntries(const at::Tensor& table, Body body) {
@@ -198,15 +185,9 @@ at::Tensor lookupTableMeta(const at::Tensor& codes, const at::Tensor& table, int
 }
 
 const RegisterOp lookup_table_op{
-    "lookup_table", "A function of integer codes, one entry of a table for each code."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("lookup_table(Tensor codes, Tensor table, int first) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("lookup_table", lookupTable); }
-TORCH_LIBRARY_IMPL(jit_passes, CUDA, m) { m.impl("lookup_table", lookupTableByIndex); }
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("lookup_table", lookupTableMeta); }
+    "lookup_table(Tensor codes, Tensor table, int first) -> Tensor",
+    "A function of integer codes, one entry of a table for each code.", onCpu(lookupTable),
+    onMeta(lookupTableMeta), onCuda(lookupTableByIndex)};
 
 } // namespace
 } // namespace jit_passes

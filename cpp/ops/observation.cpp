@@ -57,6 +57,15 @@ void checkFinite(const Extremes& seen, c10::string_view name) {
       "look at the calibration data, or at the float model with torch.isfinite");
 }
 
+std::vector<MinMax> checkedRanges(const std::vector<Extremes>& seen, c10::string_view name) {
+  std::vector<MinMax> result;
+  for (const auto& extremes : seen) {
+    checkFinite(extremes, name);
+    result.push_back({extremes.min, extremes.max});
+  }
+  return result;
+}
+
 at::Tensor valuesOf(const at::Tensor& x) {
   const auto detached = x.detach().to(at::kFloat);
   return detached.is_non_overlapping_and_dense() ? detached : detached.contiguous();
@@ -91,12 +100,7 @@ std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) 
           partial[row].add(x + row * count, count);
         }
       });
-  std::vector<MinMax> result;
-  for (const auto& part : partial) {
-    checkFinite(part, name);
-    result.push_back({part.min, part.max});
-  }
-  return result;
+  return checkedRanges(partial, name);
 }
 
 std::vector<MinMax> minMaxOfPairSums(const at::Tensor& rows, c10::string_view name) {

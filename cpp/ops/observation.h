@@ -29,6 +29,7 @@ struct Extremes {
 
 // Raises an error that names the value.
 void checkFinite(const Extremes& seen, c10::string_view name);
+std::vector<MinMax> checkedRanges(const std::vector<Extremes>& seen, c10::string_view name);
 
 // Both raise an error that names the value when it holds a NaN or an infinity; the second measures
 // each row of a contiguous matrix.

@@ -145,25 +145,17 @@ void mergeHistogram(
   write(into, into_histogram, min, max, layout, counts);
 }
 
-const RegisterOp observe_histogram_op{"observe_histogram", "Count the values into bins that merge exactly."};
+const RegisterOp observe_histogram_op{
+    "observe_histogram(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()",
+    "Count the values into bins that merge exactly.", onCpu(observeHistogram)};
 const RegisterOp observe_profile_op{
-    "observe_profile",
-    "Count the values of a float tensor into histogram bins for a profile; ignore others."};
-const RegisterOp merge_histogram_op{"merge_histogram", "Add what one observer has counted to another."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("observe_histogram(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()");
-  m.def("observe_profile(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()");
-  m.def(
-      "merge_histogram(Tensor range, Tensor histogram, Tensor(a!) into_range, Tensor(b!) into_histogram) -> "
-      "()");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("observe_histogram", observeHistogram);
-  m.impl("observe_profile", observeProfile);
-  m.impl("merge_histogram", mergeHistogram);
-}
+    "observe_profile(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()",
+    "Count the values of a float tensor into histogram bins for a profile; ignore others.",
+    onCpu(observeProfile)};
+const RegisterOp merge_histogram_op{
+    "merge_histogram(Tensor range, Tensor histogram, Tensor(a!) into_range, Tensor(b!) into_histogram) -> "
+    "()",
+    "Add what one observer has counted to another.", onCpu(mergeHistogram)};
 
 } // namespace
 } // namespace jit_passes

@@ -81,44 +81,30 @@ void observeConstant(
 
 void observeNothing(const at::Tensor&, at::Tensor, string_view, string_view) {}
 
-const RegisterOp observe_min_max_op{"observe_min_max", "Keep the smallest and largest value seen."};
+const RegisterOp observe_min_max_op{
+    "observe_min_max(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
+    "Keep the smallest and largest value seen.", onCpu(observeMinMax)};
 const RegisterOp observe_moving_average_op{
-    "observe_moving_average", "Keep an exponential moving average of each batch's range."};
+    "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> "
+    "()",
+    "Keep an exponential moving average of each batch's range.", onCpu(observeMovingAverage)};
 const RegisterOp observe_per_channel_min_max_op{
-    "observe_per_channel_min_max", "Keep the smallest and largest value of each channel."};
+    "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()",
+    "Keep the smallest and largest value of each channel.", onCpu(observePerChannelMinMax)};
 const RegisterOp observe_pair_sums_op{
-    "observe_pair_sums", "Keep each channel's range, and that of sums of neighbouring values."};
-const RegisterOp observe_reach_op{"observe_reach", "Note that the value was computed, and its rank."};
+    "observe_pair_sums(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()",
+    "Keep each channel's range, and that of sums of neighbouring values.", onCpu(observePairSums)};
+const RegisterOp observe_reach_op{
+    "observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
+    "Note that the value was computed, and its rank.", onCpu(observeReach)};
 const RegisterOp observe_constant_op{
-    "observe_constant", "Note that a constant, which has been measured before, was reached."};
+    "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, str name, "
+    "str spec) -> ()",
+    "Note that a constant, which has been measured before, was reached.", onCpu(observeConstant)};
+// Without a buffer that it could write to, it would be dead code.
 const RegisterOp observe_nothing_op{
-    "observe_nothing", "Carry the specification of a value; look at nothing."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("observe_min_max(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
-  m.def(
-      "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> "
-      "()");
-  m.def("observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()");
-  m.def("observe_pair_sums(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()");
-  m.def("observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
-  m.def(
-      "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, str name, str spec) "
-      "-> "
-      "()");
-  // Without a buffer that it could write to, it would be dead code.
-  m.def("observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("observe_min_max", observeMinMax);
-  m.impl("observe_moving_average", observeMovingAverage);
-  m.impl("observe_per_channel_min_max", observePerChannelMinMax);
-  m.impl("observe_pair_sums", observePairSums);
-  m.impl("observe_reach", observeReach);
-  m.impl("observe_constant", observeConstant);
-  m.impl("observe_nothing", observeNothing);
-}
+    "observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
+    "Carry the specification of a value; look at nothing.", onCpu(observeNothing)};
 
 } // namespace
 } // namespace jit_passes

@@ -1,26 +1,27 @@
 // jit_passes::quantize and jit_passes::dequantize: float <-> plain integers.
 //
-//   q = clamp(round(x / scale + zero_point), quant_min, quant_max)     round: half to even
+//   q = clamp(round(x / scale) + zero_point, quant_min, quant_max)     round: half to even
 //   x = (q - zero_point) * scale
 //
 // Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)];
 // an axis below 0 counts from the end.
-// The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included: see
-// CodeOf. For int32 both round the product of x and 1 / scale.
+// The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included, where torch 2.13
+// rounds the sum: see CodeOf. For int32 both round the product of x and 1 / scale.
 #include "core/vectorize.h"
-#include "grid.h"
+#include "rounding.h"
 
 namespace jit_passes {
 namespace {
 
 template <typename Int>
 JIT_PASSES_VECTORIZED void quantizeRow(
-    const float* x, Int* q, int64_t count, CodeOf<float> code_of, int64_t quant_min, int64_t quant_max) {
+    const float* x, Int* q, int64_t count, CodeOf<HalfEven, float> code_of, int64_t quant_min,
+    int64_t quant_max) {
   // float32 does not have the ends of int32.
   using Number = std::conditional_t<std::is_same_v<Int, int32_t>, double, float>;
   const Number low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
-    q[i] = static_cast<Int>(clampTo<Number>(nearestEven(code_of(x[i])), low, high));
+    q[i] = static_cast<Int>(clampTo<Number>(code_of(x[i]), low, high));
   }
 }
 
@@ -32,19 +33,8 @@ JIT_PASSES_VECTORIZED void dequantizeRow(
   }
 }
 
-template <typename Body>
-void dispatchInteger(at::ScalarType dtype, Body body) {
-  switch (dtype) {
-    case at::kByte: return body(uint8_t{});
-    case at::kChar: return body(int8_t{});
-    case at::kShort: return body(int16_t{});
-    case at::kInt: return body(int32_t{});
-    default: TORCH_CHECK(false, "quantized values are uint8, int8, int16 or int32, not ", dtype);
-  }
-}
-
 void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
     TORCH_CHECK(
         quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(), "the range [",
@@ -60,7 +50,7 @@ at::Tensor quantize(
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
   const auto values = x.is_non_overlapping_and_dense() ? x.to(at::kFloat) : x.to(at::kFloat).contiguous();
   auto codes = at::empty_strided(values.sizes(), values.strides(), values.options().dtype(dtype));
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = values.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
@@ -77,7 +67,7 @@ at::Tensor quantize(
 at::Tensor dequantize(const at::Tensor& q, double scale, int64_t zero_point) {
   const auto codes = q.is_non_overlapping_and_dense() ? q : q.contiguous();
   auto values = at::empty_strided(codes.sizes(), codes.strides(), codes.options().dtype(at::kFloat));
-  dispatchInteger(q.scalar_type(), [&](auto zero) {
+  dispatchCodes(q.scalar_type(), [&](auto zero) {
     using Int = decltype(zero);
     const Int* from = codes.const_data_ptr<Int>();
     float* to = values.mutable_data_ptr<float>();
@@ -112,7 +102,7 @@ at::Tensor quantizePerChannel(
   const auto rows = x.to(at::kFloat).transpose(0, axis).contiguous();
   auto codes = at::empty(rows.sizes(), rows.options().dtype(dtype));
   const int64_t channels = rows.size(0), count = channels ? rows.numel() / channels : 0;
-  dispatchInteger(dtype, [&](auto zero) {
+  dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = rows.const_data_ptr<float>();
     Int* to = codes.mutable_data_ptr<Int>();
@@ -139,30 +129,20 @@ at::Tensor dequantizePerChannel(
   return steps.to(at::kFloat) * alongAxis(scales.to(at::kFloat), q, axis);
 }
 
-const RegisterOp quantize_op{"quantize", "Float to integers, one scale and zero point for the tensor."};
-const RegisterOp dequantize_op{"dequantize", "Integers to float, one scale and zero point for the tensor."};
+const RegisterOp quantize_op{
+    "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
+    "Tensor",
+    "Float to integers, one scale and zero point for the tensor.", onCpu(quantize)};
+const RegisterOp dequantize_op{
+    "dequantize(Tensor q, float scale, int zero_point) -> Tensor",
+    "Integers to float, one scale and zero point for the tensor.", onCpu(dequantize)};
 const RegisterOp quantize_per_channel_op{
-    "quantize_per_channel", "Float to integers, a scale and zero point for each channel."};
+    "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
+    "int quant_max, ScalarType dtype) -> Tensor",
+    "Float to integers, a scale and zero point for each channel.", onCpu(quantizePerChannel)};
 const RegisterOp dequantize_per_channel_op{
-    "dequantize_per_channel", "Integers to float, a scale and zero point for each channel."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
-      "Tensor");
-  m.def("dequantize(Tensor q, float scale, int zero_point) -> Tensor");
-  m.def(
-      "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
-      "int quant_max, ScalarType dtype) -> Tensor");
-  m.def("dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) {
-  m.impl("quantize", quantize);
-  m.impl("dequantize", dequantize);
-  m.impl("quantize_per_channel", quantizePerChannel);
-  m.impl("dequantize_per_channel", dequantizePerChannel);
-}
+    "dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor",
+    "Integers to float, a scale and zero point for each channel.", onCpu(dequantizePerChannel)};
 
 } // namespace
 } // namespace jit_passes

@@ -1,11 +1,19 @@
-// How fake quantization rounds, by name: numbers of both precisions, and tensors.
+// How numbers become codes, and fake quantization rounds, by name: numbers of both precisions, and tensors.
 #pragma once
+
+#include <torch/headeronly/version.h>
 
 #include "grid.h"
 
 namespace jit_passes {
 
+// Whether PyTorch's quantize_per_tensor and quantize_per_channel round x / scale and add the zero point to that,
+// or round the sum. Halves of a step, and what is next to them, have another code if the zero point is odd.
+constexpr bool kPyTorchRoundsSteps = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
+
+// kOfSteps: of x / scale, in front of the zero point. Otherwise of the code, zero point included.
 struct HalfEven {
+  static constexpr bool kOfSteps = kPyTorchRoundsSteps;
   template <typename Number>
   static Number round(Number v) {
     return nearestEven(v);
@@ -14,6 +22,7 @@ struct HalfEven {
 };
 
 struct HalfAway {
+  static constexpr bool kOfSteps = false;
   template <typename Number>
   static Number round(Number v) {
     return truncOf(v + almostHalf(v));
@@ -26,6 +35,7 @@ struct HalfAway {
 
 // floor(v + 0.5), where the sum is exact.
 struct HalfUp {
+  static constexpr bool kOfSteps = false;
   template <typename Number>
   static Number round(Number v) {
     const Number below = floorOf(v);
@@ -38,6 +48,7 @@ struct HalfUp {
 };
 
 struct Floor {
+  static constexpr bool kOfSteps = false;
   template <typename Number>
   static Number round(Number v) {
     return floorOf(v);
@@ -46,6 +57,7 @@ struct Floor {
 };
 
 struct Ceil {
+  static constexpr bool kOfSteps = false;
   template <typename Number>
   static Number round(Number v) {
     return ceilOf(v);
@@ -54,12 +66,63 @@ struct Ceil {
 };
 
 struct TowardZero {
+  static constexpr bool kOfSteps = false;
   template <typename Number>
   static Number round(Number v) {
     return truncOf(v);
   }
   static at::Tensor round(const at::Tensor& v) { return at::trunc(v); }
 };
+
+// The code of a number, not clamped: in float32 with halves to even that of PyTorch's quantize_per_tensor and
+// quantize_per_channel, to the bit. Both multiply by 1 / scale.
+//
+// Where the sum is rounded: with a scale for the tensor, product and sum are rounded to float32 once, by a fused
+// multiply-add; GCC makes one of an expression, for processors that have it. For others PyTorch rounds the product
+// too, and so does what an older GCC compiles for AVX2: codes next to a tie may then be the other one. With a
+// scale for each channel the product is always rounded. One loop does both: `first` and `second` are 1 and
+// 1 / scale, or 1 / scale and 1.
+template <typename Rounding, typename Number>
+struct CodeOf {
+  CodeOf(Number scale, Number zero_point, bool per_channel)
+      : scale(scale),
+        zero_point(zero_point),
+        first(per_channel ? inverseOf(scale) : 1),
+        second(per_channel ? 1 : inverseOf(scale)) {}
+
+  Number operator()(Number x) const {
+    if constexpr (Rounding::kOfSteps) {
+      return Rounding::round(inSteps(x, scale, first * second)) + zero_point;
+    } else if constexpr (std::is_same_v<Number, float>) {
+      return Rounding::round(x * first * second + zero_point);
+    } else {
+      return Rounding::round(x / scale + zero_point);
+    }
+  }
+
+  Number scale, zero_point, first, second;
+};
+
+// With a scale for each channel, where channels lie side by side.
+template <typename Rounding, typename Number>
+Number codeOfChannel(Number x, Number scale, Number inverse_scale, Number zero_point) {
+  const Number steps = rounded(inSteps(x, scale, inverse_scale));
+  return Rounding::kOfSteps ? Rounding::round(steps) + zero_point : Rounding::round(steps + zero_point);
+}
+
+// Products of float32 are exact in double.
+template <typename Rounding>
+at::Tensor codeOf(
+    const at::Tensor& x, const at::Tensor& scale, const at::Tensor& zero_point, bool per_channel) {
+  if (Rounding::kOfSteps) {
+    return Rounding::round(inSteps(x, scale)) + zero_point;
+  }
+  if (per_channel || x.scalar_type() == at::kDouble) {
+    return Rounding::round(inSteps(x, scale) + zero_point);
+  }
+  const auto inverse = inverseOf(scale).to(at::kDouble);
+  return Rounding::round(at::addcmul(zero_point.to(at::kDouble), x, inverse).to(at::kFloat));
+}
 
 template <typename Body>
 auto dispatchRounding(c10::string_view name, Body body) {

@@ -14,8 +14,6 @@
 //
 // so a window costs a logarithm for each group instead of each bin. A window without counts is no
 // candidate, nor is one whose last bin is empty in Q alone; there the original has NaN and infinity.
-#include <ATen/Parallel.h>
-
 #include <cmath>
 
 #include "core/registry.h"
@@ -76,21 +74,13 @@ int64_t searchRangeEntropy(const at::Tensor& histogram, int64_t groups) {
   }
   counts[0] = counts[1];
   const auto prefix = prefixOf(counts);
-  std::vector<double> divergences(bins - kFirstWindow + 1);
-  at::parallel_for(kFirstWindow, bins + 1, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t size = begin; size < end; ++size) {
-      divergences[size - kFirstWindow] = divergenceOf(prefix, size, groups);
-    }
-  });
-  return kFirstWindow + lastOfLeast(divergences);
+  const auto divergence = [&](int64_t i) { return divergenceOf(prefix, kFirstWindow + i, groups); };
+  return kFirstWindow + lastOfLeast(divergencesOf(bins - kFirstWindow + 1, 64, divergence));
 }
 
 const RegisterOp search_range_entropy_op{
-    "search_range_entropy", "The number of bins to keep, by the least relative entropy."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_entropy(Tensor counts, int groups) -> int"); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_entropy", searchRangeEntropy); }
+    "search_range_entropy(Tensor counts, int groups) -> int",
+    "The number of bins to keep, by the least relative entropy.", onCpu(searchRangeEntropy)};
 
 } // namespace
 } // namespace jit_passes

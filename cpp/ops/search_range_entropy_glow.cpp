@@ -15,8 +15,6 @@
 // The first window of the least D wins. Which windows there are depends on the counts alone, so they
 // are compared in parallel. A window without counts is no candidate: the original calls its
 // divergence 0 and takes it. The original computes in float32, this in double.
-#include <ATen/Parallel.h>
-
 #include <cmath>
 #include <numeric>
 
@@ -107,24 +105,14 @@ std::tuple<int64_t, int64_t> searchRangeEntropyGlow(
   if (windows.empty()) {
     return {0, counts.size()};
   }
-  std::vector<double> divergences(windows.size());
-  at::parallel_for(0, windows.size(), 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      divergences[i] = divergenceOf(counts, windows[i], groups);
-    }
-  });
-  const auto best = windows[firstOfLeast(divergences)];
+  const auto divergence = [&](int64_t i) { return divergenceOf(counts, windows[i], groups); };
+  const auto best = windows[firstOfLeast(divergencesOf(windows.size(), 16, divergence))];
   return {best.begin, best.end};
 }
 
 const RegisterOp search_range_entropy_glow_op{
-    "search_range_entropy_glow", "The first and last bin to keep, by the least relative entropy."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def("search_range_entropy_glow(Tensor counts, int groups, bool symmetric) -> (int, int)");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_entropy_glow", searchRangeEntropyGlow); }
+    "search_range_entropy_glow(Tensor counts, int groups, bool symmetric) -> (int, int)",
+    "The first and last bin to keep, by the least relative entropy.", onCpu(searchRangeEntropyGlow)};
 
 } // namespace
 } // namespace jit_passes

@@ -11,8 +11,6 @@
 //
 // The first i of the least D wins; all bins where levels + 1 > bins. q is positive where cdf is, as
 // cdf never falls. Behind i, q is 1, and the sum there is the same for all windows but its length.
-#include <ATen/Parallel.h>
-
 #include <cmath>
 #include <numeric>
 
@@ -77,21 +75,13 @@ int64_t searchRangeKlj(const at::Tensor& histogram, int64_t levels) {
     return bins;
   }
   const auto distribution = distributionOf(counts);
-  std::vector<double> divergences(bins - first + 1);
-  at::parallel_for(first, bins + 1, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t size = begin; size < end; ++size) {
-      divergences[size - first] = divergenceOf(distribution, size, levels);
-    }
-  });
-  return first + firstOfLeast(divergences);
+  const auto divergence = [&](int64_t i) { return divergenceOf(distribution, first + i, levels); };
+  return first + firstOfLeast(divergencesOf(bins - first + 1, 16, divergence));
 }
 
 const RegisterOp search_range_klj_op{
-    "search_range_klj", "The number of bins to keep, by the least divergence of cumulative sums."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) { m.def("search_range_klj(Tensor counts, int levels) -> int"); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("search_range_klj", searchRangeKlj); }
+    "search_range_klj(Tensor counts, int levels) -> int",
+    "The number of bins to keep, by the least divergence of cumulative sums.", onCpu(searchRangeKlj)};
 
 } // namespace
 } // namespace jit_passes

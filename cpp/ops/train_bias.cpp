@@ -55,16 +55,11 @@ Tensor trainBias(
   return rounded + (x - x.detach()); // 0, with the gradient; x + (rounded - x) would round again
 }
 
-const RegisterOp train_bias_op{"train_bias", "Round a bias to steps of the accumulator, straight through."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "train_bias(Tensor x, Tensor input_state, str input_rule, int input_min, int input_max, "
-      "Tensor weight_state, str weight_rule, int weight_min, int weight_max, bool enabled, int quant_min, "
-      "int quant_max, str name, str spec) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_bias", trainBias); }
+const RegisterOp train_bias_op{
+    "train_bias(Tensor x, Tensor input_state, str input_rule, int input_min, int input_max, "
+    "Tensor weight_state, str weight_rule, int weight_min, int weight_max, bool enabled, int quant_min, "
+    "int quant_max, str name, str spec) -> Tensor",
+    "Round a bias to steps of the accumulator, straight through.", composed(trainBias)};
 
 } // namespace
 } // namespace jit_passes

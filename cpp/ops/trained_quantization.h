@@ -20,7 +20,6 @@
 #pragma once
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "core/vectorize.h"
 #include "grid.h"

@@ -9,7 +9,7 @@ bool isUnset(const Tensor& parameter) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   if (parameter.is_cpu()) { // without three operators
     const auto numbers = Grid<double>::read(parameter);
-    return std::all_of(numbers.begin(), numbers.end(), [](double number) { return number == infinity; });
+    return std::ranges::all_of(numbers, [](double number) { return number == infinity; });
   }
   return at::eq(parameter.detach(), infinity).all().item<bool>();
 }

@@ -1,13 +1,17 @@
 // Parts of the operators that train a grid. These are compositions, of one that has no gradient and writes
-// to the state (detached), and of others that have one and write to nothing.
+// to the state, and of others that have one and write to nothing.
 #pragma once
 
 #include "grid.h"
 
 namespace jit_passes {
 
-inline std::optional<at::Tensor> detached(const std::optional<at::Tensor>& fold) {
-  return fold ? std::optional(fold->detach()) : std::nullopt;
+// Calls the one that writes. Ahead-of-time tracing hides from autograd what is written without a gradient, as
+// the operators do themselves; what is written to a detached tensor it makes an operation on the parameter.
+template <typename Operator, typename... Operands>
+auto callWithoutGradient(const Operator& op, const Operands&... operands) {
+  const at::NoGradGuard guard;
+  return op.call(operands...);
 }
 
 // fq(x * fold) / fold with one scale, or with one for each channel, is x fake-quantized with this.

@@ -53,15 +53,15 @@ class Switch {
 
  private:
   void addTo(Node* norm) {
-    Node* both = insertNode(norm, c10::aten::__and__, {norm->input(kTraining), moves()}, norm);
-    norm->replaceInput(kTraining, both->output()->setType(c10::BoolType::get()));
+    const auto operands = {norm->input(kTraining), moves()};
+    norm->replaceInput(
+        kTraining, insertValue(norm, c10::aten::__and__, operands, norm, c10::BoolType::get()));
   }
 
   Value* moves() {
     if (moves_ == nullptr) {
       Value* stands = readSwitch(context_.module(), *graph_, start_, kSwitch, false);
-      moves_ = insertNode(start_, c10::aten::__not__, {stands}, start_)->output();
-      moves_->setType(c10::BoolType::get());
+      moves_ = insertValue(start_, c10::aten::__not__, {stands}, start_, c10::BoolType::get());
     }
     return moves_;
   }

@@ -29,10 +29,10 @@
 namespace jit_passes {
 namespace {
 
-const auto fused_layer = c10::Symbol::fromQualString("aten::_transformer_encoder_layer_fwd");
-const auto fused_attention = c10::Symbol::fromQualString("aten::_native_multi_head_attention");
-const auto nested_from_mask = c10::Symbol::fromQualString("aten::_nested_tensor_from_mask");
-const auto to_padded = c10::Symbol::fromQualString("aten::to_padded_tensor");
+const auto fused_layer = symbol("aten::_transformer_encoder_layer_fwd");
+const auto fused_attention = symbol("aten::_native_multi_head_attention");
+const auto nested_from_mask = symbol("aten::_nested_tensor_from_mask");
+const auto to_padded = symbol("aten::to_padded_tensor");
 
 // The computation of the fused operators. They, too, take a mask of floats for one of bool.
 const char* const formula = R"SCRIPT(
@@ -91,7 +91,7 @@ bool isFused(const Node* node) { return node->kind() == fused_layer || node->kin
 
 size_t maskOperand(const Node* node) { return node->kind() == fused_layer ? 18 : 9; }
 
-bool isEmpty(const Block* block) {
+bool doesNothing(const Block* block) {
   return std::all_of(block->nodes().begin(), block->nodes().end(), [](const Node* node) {
     return node->kind() == c10::prim::Constant || node->kind() == c10::prim::Uninitialized;
   });
@@ -104,10 +104,9 @@ bool asksForGradients(Value* value, std::unordered_set<Node*>& seen) {
     return false;
   }
   const auto asks = [&](Value* operand) { return asksForGradients(operand, seen); };
-  bool found = node->kind() == c10::Symbol::fromQualString("aten::is_grad_enabled") ||
-               std::any_of(node->inputs().begin(), node->inputs().end(), asks);
+  bool found = node->kind() == symbol("aten::is_grad_enabled") || std::ranges::any_of(node->inputs(), asks);
   for (Block* block : node->blocks()) {
-    found = found || std::any_of(block->outputs().begin(), block->outputs().end(), asks);
+    found = found || std::ranges::any_of(block->outputs(), asks);
   }
   return found;
 }
@@ -120,8 +119,7 @@ Node* earlyReturn(Node* fused) {
     return nullptr;
   }
   Block* other = branch->blocks()[branch->blocks()[0] == fused->owningBlock()];
-  const bool goes_on = isEmpty(other) &&
-                       std::any_of(other->outputs().begin(), other->outputs().end(), [](const Value* output) {
+  const bool goes_on = doesNothing(other) && std::ranges::any_of(other->outputs(), [](const Value* output) {
                          return output->node()->kind() == c10::prim::Uninitialized;
                        });
   std::unordered_set<Node*> seen;
@@ -133,8 +131,7 @@ bool foldOutputs(Node* branch) {
   bool changed = false;
   const auto *then = branch->blocks()[0], *otherwise = branch->blocks()[1];
   for (size_t i = 0; i < branch->outputs().size(); ++i) {
-    const auto a = torch::jit::toIValue(then->outputs()[i]),
-               b = torch::jit::toIValue(otherwise->outputs()[i]);
+    const auto a = constantOf(then->outputs()[i]), b = constantOf(otherwise->outputs()[i]);
     if (a && b && a->isBool() && *a == *b && branch->outputs()[i]->hasUses()) {
       branch->outputs()[i]->replaceAllUsesWith(insertConstant(branch, *a));
       changed = true;
@@ -220,7 +217,7 @@ class NestedRegion {
           return "not only transformer layers without masks compute on it: " + describe(node);
         }
       }
-      Value* hidden = insertNode(nested, c10::aten::logical_not, {nested->input(1)}, nested)->output();
+      Value* hidden = insertValue(nested, c10::aten::logical_not, {nested->input(1)}, nested);
       for (Node* node : between_) {
         const size_t mask = maskOperand(node);
         node->replaceInput(mask, hidden);
@@ -232,8 +229,8 @@ class NestedRegion {
       if (mask == nullptr) {
         return "the mask that it stands for is not to be found";
       }
-      Value* known = insertNode(pad_, c10::aten::_unwrap_optional, {mask}, pad_)->output();
-      replacePad(insertNode(pad_, c10::aten::ne, {known, insertConstant(pad_, int64_t{0})}, pad_)->output());
+      Value* known = insertValue(pad_, c10::aten::_unwrap_optional, {mask}, pad_);
+      replacePad(insertValue(pad_, c10::aten::ne, {known, insertConstant(pad_, int64_t{0})}, pad_));
     }
     replaceNode(nested, nested->input(0));
     return std::nullopt;
@@ -299,11 +296,10 @@ class NestedRegion {
 
   void replacePad(Value* hidden) {
     Value* last = insertConstant(pad_, int64_t{-1});
-    Value* column = insertNode(pad_, c10::aten::unsqueeze, {hidden, last}, pad_)->output();
+    Value* column = insertValue(pad_, c10::aten::unsqueeze, {hidden, last}, pad_);
     replaceNode(
         pad_,
-        insertNode(pad_, c10::aten::masked_fill, {pad_->input(0), column, insertConstant(pad_, 0.0)}, pad_)
-            ->output());
+        insertValue(pad_, c10::aten::masked_fill, {pad_->input(0), column, insertConstant(pad_, 0.0)}, pad_));
   }
 
   Node* pad_;

@@ -9,9 +9,9 @@
 namespace jit_passes {
 namespace {
 
-const auto relu6 = c10::Symbol::fromQualString("aten::relu6");
-const auto hardtanh = c10::Symbol::fromQualString("aten::hardtanh");
-const auto clamp_min = c10::Symbol::fromQualString("aten::clamp_min");
+const auto relu6 = symbol("aten::relu6");
+const auto hardtanh = symbol("aten::hardtanh");
+const auto clamp_min = symbol("aten::clamp_min");
 
 bool clipsBelowZeroOnly(const Node* node) {
   const bool no_maximum =
@@ -20,28 +20,19 @@ bool clipsBelowZeroOnly(const Node* node) {
   return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
 }
 
-Node* canonicalClamp(Node* node) {
+Value* canonicalClamp(Node* node) {
   if (node->kind() == relu6) {
     const std::vector<Value*> operands{
         node->input(0), insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})};
-    return insertNode(node, c10::aten::clamp, operands, node);
+    return insertValue(node, c10::aten::clamp, operands, node);
   }
   if (node->kind() == hardtanh) {
-    return insertNode(node, c10::aten::clamp, node->inputs(), node);
+    return insertValue(node, c10::aten::clamp, node->inputs(), node);
   }
-  return clipsBelowZeroOnly(node) ? insertNode(node, c10::aten::relu, {node->input(0)}, node) : nullptr;
+  return clipsBelowZeroOnly(node) ? insertValue(node, c10::aten::relu, {node->input(0)}, node) : nullptr;
 }
 
-bool canonicalizeClamp(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (Node* replacement = canonicalClamp(node)) {
-      replaceNode(node, replacement->output());
-      changed = true;
-    }
-  });
-  return changed;
-}
+bool canonicalizeClamp(PassContext& context) { return replaceNodes(*context.graph(), canonicalClamp); }
 
 const RegisterPass canonicalize_clamp_pass{
     "canonicalize_clamp",

@@ -5,55 +5,21 @@
 //     or  aten::conv_transpose{1,2,3}d(x, w, b, stride, padding, output_padding, groups, dilation)
 //   aten::_convolution_mode(x, w, b, stride, "same" or "valid", dilation, groups)
 //     ->  aten::conv{1,2,3}d(x, w, b, stride, "same" or "valid", dilation, groups)
-#include "core/known_values.h"
 #include "core/registry.h"
+#include "passes/convolution.h"
 
 namespace jit_passes {
 namespace {
 
-// A list of one number stands for any number of axes, so the weight is asked first.
-std::optional<int64_t> spatialDims(const Node* node, const KnownValues& known) {
-  const auto stride = known.length(node->input(3));
-  if (!stride) {
-    return std::nullopt;
-  }
-  if (const auto rank = known.rank(node->input(1))) {
-    return *rank - 2;
-  }
-  int64_t longest = *stride;
-  for (const size_t operand : {4, 5}) { // padding may be a word
-    longest = std::max(longest, known.length(node->input(operand)).value_or(0));
-  }
-  return longest;
-}
-
 bool canonicalizeConvolution(PassContext& context) {
-  static const auto convolution = c10::Symbol::fromQualString("aten::_convolution");
-  static const auto convolution_mode = c10::Symbol::fromQualString("aten::_convolution_mode");
+  static const auto kinds = symbols({"aten::_convolution", "aten::_convolution_mode"});
   const KnownValues known(context);
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (node->kind() != convolution && node->kind() != convolution_mode) {
-      return;
-    }
-    const auto dims = spatialDims(node, known);
-    const bool by_mode = node->kind() == convolution_mode;
-    const auto transposed = by_mode ? std::optional(0.0) : constantNumber(node->input(6));
-    if (!dims || *dims < 1 || *dims > 3 || !transposed) {
-      return;
-    }
-    const auto in = node->inputs();
-    const auto name =
-        std::string(*transposed ? "aten::conv_transpose" : "aten::conv") + std::to_string(*dims) + "d";
-    const std::vector<Value*> operands =
-        by_mode       ? in.vec()
-        : *transposed ? std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[7], in[8], in[5]}
-                      : std::vector<Value*>{in[0], in[1], in[2], in[3], in[4], in[5], in[8]};
-    Node* canonical = insertNode(node, c10::Symbol::fromQualString(name), operands, node);
-    replaceNode(node, canonical->output());
-    changed = true;
+  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
+    const auto convolution = kinds.count(node->kind()) ? readConvolution(node) : std::nullopt;
+    return convolution && known.length(convolution->stride)
+               ? convolution->insert(convolution->knownDims(known), node, node)
+               : nullptr;
   });
-  return changed;
 }
 
 const RegisterPass canonicalize_convolution_pass{

@@ -74,22 +74,21 @@ class Canonicalizer {
       return insertConstant(before, constant->t().contiguous());
     }
     return isTranspose(matrix->node()) ? matrix->node()->input(0)
-                                       : insertNode(before, c10::aten::t, {matrix}, before)->output();
+                                       : insertValue(before, c10::aten::t, {matrix}, before);
   }
 
   static void replaceByLinear(Node* node, Value* x, Value* transposed_weight, Value* bias) {
     Value* weight = transposed(transposed_weight, node);
     Value* none = bias ? bias : insertConstant(node, c10::IValue());
-    Node* linear = insertNode(node, c10::aten::linear, {x, weight, none}, node);
-    replaceNode(node, linear->output());
+    replaceNode(node, insertValue(node, c10::aten::linear, {x, weight, none}, node));
   }
 
   KnownValues known_;
 };
 
 bool canonicalizeLinear(PassContext& context) {
-  static const auto addmm = c10::Symbol::fromQualString("aten::addmm");
-  static const auto mm = c10::Symbol::fromQualString("aten::mm");
+  static const auto addmm = symbol("aten::addmm");
+  static const auto mm = symbol("aten::mm");
   bool changed = false;
   std::vector<Node*> products; // replacing one may destroy its user, so collect first
   forEachNode(*context.graph(), [&](Node* node) {

@@ -12,22 +12,19 @@ namespace jit_passes {
 namespace {
 
 std::optional<std::string> paddingMode(const Node* node) {
-  const auto padding = isConstant(node->input(4)) ? torch::jit::toIValue(node->input(4)) : std::nullopt;
+  const auto padding = constantOf(node->input(4));
   return padding && padding->isString() ? std::optional(padding->toStringRef()) : std::nullopt;
 }
 
 // The numbers of an int or int[] constant, one for each axis.
 std::optional<std::vector<int64_t>> perAxis(const Value* value, int64_t dims) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
+  const auto constant = constantOf(value);
   if (constant && constant->isInt()) {
     return std::vector<int64_t>(dims, constant->toInt());
   }
-  if (!constant || !constant->isIntList()) {
-    return std::nullopt;
-  }
-  auto numbers = constant->toIntVector();
-  if (numbers.size() == 1) {
-    numbers.resize(dims, numbers[0]);
+  auto numbers = constantInts(value);
+  if (numbers && numbers->size() == 1) {
+    numbers->resize(dims, numbers->front());
   }
   return numbers;
 }
@@ -52,30 +49,25 @@ bool replacePadding(Node* node, const std::string& mode, int64_t dims, const Kno
     odd |= total % 2 == 1;
   }
   if (odd) {
-    static const auto pad = c10::Symbol::fromQualString("aten::constant_pad_nd");
+    static const auto pad = symbol("aten::constant_pad_nd");
     const std::vector<Value*> operands{
         node->input(0), insertConstant(node, extra), insertConstant(node, static_cast<int64_t>(0))};
-    node->replaceInput(0, insertNode(node, pad, operands, node)->output());
+    node->replaceInput(0, insertValue(node, pad, operands, node));
   }
   node->replaceInput(4, insertConstant(node, padding));
   return true;
 }
 
 bool canonicalizePadding(PassContext& context) {
-  bool changed = false;
   std::optional<KnownValues> known;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return changeNodes(*context.graph(), [&](Node* node) {
     const auto op = weightedOperator(node);
-    if (op && op->spatial_dims > 0 && !op->transposed) {
-      if (const auto mode = paddingMode(node)) {
-        if (!known) {
-          known.emplace(context, /*attributes_apart=*/true);
-        }
-        changed |= replacePadding(node, *mode, op->spatial_dims, *known);
-      }
+    const auto mode = op && op->spatial_dims > 0 && !op->transposed ? paddingMode(node) : std::nullopt;
+    if (mode && !known) {
+      known.emplace(context, /*attributes_apart=*/true);
     }
+    return mode && replacePadding(node, *mode, op->spatial_dims, *known);
   });
-  return changed;
 }
 
 const RegisterPass canonicalize_padding_pass{

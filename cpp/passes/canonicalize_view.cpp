@@ -19,14 +19,11 @@ bool isViewWithShape(const Node* node) {
 bool canonicalizeView(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  bool changed = false;
-  forEachNode(*graph, [&](Node* node) {
-    if (isViewWithShape(node) && !written.count(node->output())) {
-      replaceNode(node, insertNode(node, c10::aten::reshape, node->inputs(), node)->output());
-      changed = true;
-    }
+  return replaceNodes(*graph, [&](Node* node) {
+    return isViewWithShape(node) && !written.count(node->output())
+               ? insertValue(node, c10::aten::reshape, node->inputs(), node)
+               : nullptr;
   });
-  return changed;
 }
 
 const RegisterPass canonicalize_view_pass{

@@ -17,19 +17,19 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
-
 bool isAverage(const Node* node) {
-  static const std::unordered_set<std::string> kinds{
-      "aten::avg_pool2d", "aten::avg_pool3d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
-      "aten::mean"};
-  return kinds.count(node->kind().toQualString()) > 0;
+  static const auto kinds = symbols(
+      {"aten::avg_pool2d", "aten::avg_pool3d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
+       "aten::mean"});
+  return kinds.count(node->kind()) > 0;
 }
 
 struct CodeGrid {
   double scale, zero_point, low, high;
 
-  double codeOf(double x) const { return std::nearbyint(x / scale + zero_point); }
+  // Halves may go either way: which one depends on the version of PyTorch.
+  double lowestCodeOf(double x) const { return std::ceil(x / scale + zero_point - 0.5); }
+  double highestCodeOf(double x) const { return std::floor(x / scale + zero_point + 0.5); }
 };
 
 // Whether all that is quantized has codes within the range.
@@ -37,7 +37,7 @@ bool isWithin(const Node* node, const CodeGrid& grid) {
   const Node* made = node->input(0)->node();
   if (made->kind() == c10::aten::clamp) {
     const auto low = constantNumber(made->input(1)), high = constantNumber(made->input(2));
-    return low && high && grid.codeOf(*low) >= grid.low && grid.codeOf(*high) <= grid.high;
+    return low && high && grid.lowestCodeOf(*low) >= grid.low && grid.highestCodeOf(*high) <= grid.high;
   }
   if (!isAverage(made) || made->input(0)->node()->kind() != dequantize) {
     return false;
@@ -55,38 +55,36 @@ bool clampCodes(Node* node, const CodeGrid& grid, bool contiguous) {
   std::vector<Value*> operands(node->inputs().begin(), node->inputs().end());
   operands[3] = insertConstant(node, int64_t{Limits::min()});
   operands[4] = insertConstant(node, int64_t{Limits::max()});
-  Node* all = insertNode(node, quantize, operands, node);
+  Value* all = insertValue(node, quantize, operands, node);
   if (contiguous) {
     Value* layout = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
-    all = insertNode(node, c10::aten::contiguous, {all->output(), layout}, node);
+    all = insertValue(node, c10::aten::contiguous, {all, layout}, node);
   }
   const auto bound = [&](double code) { return insertConstant(node, (code - grid.zero_point) * grid.scale); };
-  Node* clamp = insertNode(node, c10::aten::clamp, {all->output(), bound(grid.low), bound(grid.high)}, node);
-  replaceNode(node, clamp->output());
+  const auto bounded = {all, bound(grid.low), bound(grid.high)};
+  replaceNode(node, insertValue(node, c10::aten::clamp, bounded, node));
   return true;
 }
 
 bool clampAllCodes(PassContext& context) {
   const bool contiguous = context.option("contiguous").toBool();
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return changeNodes(*context.graph(), [&](Node* node) {
     if (node->kind() != quantize) {
-      return;
+      return false;
     }
     const auto number = [&](size_t i) { return constantNumber(node->input(i)); };
     const auto scale = number(1), zero_point = number(2), low = number(3), high = number(4),
                dtype = number(5);
     if (!scale || !zero_point || !low || !high || !dtype) {
-      return;
+      return false;
     }
     const CodeGrid grid{*scale, *zero_point, *low, *high};
     switch (static_cast<at::ScalarType>(*dtype)) {
-      case at::kByte: changed |= clampCodes<uint8_t>(node, grid, contiguous); break;
-      case at::kChar: changed |= clampCodes<int8_t>(node, grid, contiguous); break;
-      default: break; // which PyTorch's quantized operators do not have
+      case at::kByte: return clampCodes<uint8_t>(node, grid, contiguous);
+      case at::kChar: return clampCodes<int8_t>(node, grid, contiguous);
+      default: return false; // which PyTorch's quantized operators do not have
     }
   });
-  return changed;
 }
 
 const RegisterPass clamp_codes_pass{

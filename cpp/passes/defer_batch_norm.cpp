@@ -16,6 +16,7 @@
 #include "core/batch_norm.h"
 #include "core/known_values.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
@@ -23,11 +24,6 @@ namespace {
 bool holdsTensor(const KnownValues& known, const Value* value, int64_t numel) {
   const auto held = known.attribute(value);
   return held && held->isTensor() && held->toTensor().numel() == numel;
-}
-
-bool holdsNone(const KnownValues& known, const Value* value) {
-  const auto held = known.attribute(value);
-  return isNone(value) || (held && held->isNone());
 }
 
 bool canDefer(const KnownValues& known, const Node* norm) {
@@ -41,38 +37,28 @@ bool canDefer(const KnownValues& known, const Node* norm) {
   }
   const int64_t channels = op->channels(weight->toTensor());
   const auto fits = [&](const Value* value) { return holdsTensor(known, value, channels); };
-  const auto fits_or_none = [&](const Value* value) { return holdsNone(known, value) || fits(value); };
+  const auto fits_or_none = [&](const Value* value) { return known.isNone(value) || fits(value); };
   return fits_or_none(op->node->input(2)) && fits_or_none(norm->input(1)) && fits_or_none(norm->input(2)) &&
          fits(norm->input(3)) && fits(norm->input(4));
 }
 
-void mark(Node* norm) {
-  static const auto fold_bias = c10::Symbol::fromQualString("jit_passes::fold_bias");
-  static const auto deferred = c10::Symbol::fromQualString("jit_passes::deferred_batch_norm");
+Value* marked(Node* norm) {
   Value* bias = norm->input(0)->node()->input(2);
-  Value* shift = insertNode(
-                     norm, fold_bias,
-                     {bias, norm->input(1), norm->input(2), norm->input(kRunningMean),
-                      norm->input(kRunningVar), norm->input(kEps)},
-                     norm)
-                     ->output();
+  Value* shift = insertValue(
+      norm, fold_bias,
+      {bias, norm->input(1), norm->input(2), norm->input(kRunningMean), norm->input(kRunningVar),
+       norm->input(kEps)},
+      norm);
   auto operands = norm->inputs().vec();
   operands.insert(operands.end(), {shift, insertConstant(norm, {}), insertConstant(norm, false)});
-  Node* marked = insertNode(norm, deferred, operands, norm);
-  marked->output()->setType(norm->output()->type());
-  replaceNode(norm, marked->output());
+  return insertValue(norm, deferred_batch_norm, operands, norm, norm->output()->type());
 }
 
 bool deferBatchNorm(PassContext& context) {
   const KnownValues known(context, /*attributes_apart=*/true);
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (node->kind() == c10::aten::batch_norm && canDefer(known, node)) {
-      mark(node);
-      changed = true;
-    }
+  return replaceNodes(*context.graph(), [&](Node* node) {
+    return node->kind() == c10::aten::batch_norm && canDefer(known, node) ? marked(node) : nullptr;
   });
-  return changed;
 }
 
 const RegisterPass defer_batch_norm_pass{

@@ -1,11 +1,19 @@
-// Operators of the dialect that several passes look for.
+// Operators of the dialect that passes look for.
 #pragma once
 
-#include "core/jit.h"
+#include "core/graph.h"
 
 namespace jit_passes {
 
-inline const auto quantize = c10::Symbol::fromQualString("jit_passes::quantize");
-inline const auto dequantize = c10::Symbol::fromQualString("jit_passes::dequantize");
+inline const auto quantize = symbol("jit_passes::quantize");
+inline const auto dequantize = symbol("jit_passes::dequantize");
+inline const auto lookup_table = symbol("jit_passes::lookup_table");
+inline const auto edge = symbol("jit_passes::edge");
+inline const auto correlation = symbol("jit_passes::correlation");
+inline const auto add_bias = symbol("jit_passes::add_bias");
+inline const auto fold_bias = symbol("jit_passes::fold_bias");
+inline const auto deferred_bias = symbol("jit_passes::deferred_bias");
+inline const auto deferred_weight = symbol("jit_passes::deferred_weight");
+inline const auto deferred_batch_norm = symbol("jit_passes::deferred_batch_norm");
 
 } // namespace jit_passes

@@ -11,19 +11,15 @@ namespace {
 
 bool foldAttributes(PassContext& context) {
   const KnownValues known(context);
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
     if (node->kind() != c10::prim::GetAttr || node->s(c10::attr::name) == "training") {
-      return;
+      return nullptr;
     }
     const auto held = known.attribute(node->output());
     const bool plain = held && (held->isBool() || held->isInt() || held->isDouble() || held->isString());
-    if (plain && node->output()->type()->isSubtypeOf(*held->type())) {
-      replaceNode(node, insertConstant(node, *held));
-      changed = true;
-    }
+    const bool fits = plain && node->output()->type()->isSubtypeOf(*held->type());
+    return fits ? insertConstant(node, *held) : nullptr;
   });
-  return changed;
 }
 
 const RegisterPass fold_attributes_pass{

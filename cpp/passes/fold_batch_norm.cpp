@@ -90,18 +90,16 @@ std::optional<std::string> foldInto(Node* norm) {
 }
 
 bool foldBatchNorm(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return changeNodes(*context.graph(), [&](Node* node) {
     if (node->kind() != c10::aten::batch_norm) {
-      return;
+      return false;
     }
-    if (auto reason = foldInto(node)) {
-      context.remark(node, std::move(*reason));
-    } else {
-      changed = true;
+    const auto reason = foldInto(node);
+    if (reason) {
+      context.remark(node, *reason);
     }
+    return !reason;
   });
-  return changed;
 }
 
 const RegisterPass fold_batch_norm_pass{

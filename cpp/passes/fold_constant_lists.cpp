@@ -16,20 +16,18 @@ bool isListOfNumbers(const Node* node) {
   const bool numbers = type && (type->getElementType() == c10::IntType::get() ||
                                 type->getElementType() == c10::FloatType::get() ||
                                 type->getElementType() == c10::BoolType::get());
-  return numbers && std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
+  return numbers && std::ranges::all_of(node->inputs(), isConstant);
 }
 
 // A list that is returned or put elsewhere could be changed by whoever gets it.
 bool staysInside(const Value* list) {
-  return std::all_of(list->uses().begin(), list->uses().end(), [](const torch::jit::Use& use) {
-    return use.user->kind().is_aten();
-  });
+  return std::ranges::all_of(list->uses(), [](const Use& use) { return use.user->kind().is_aten(); });
 }
 
 c10::IValue listOf(const Node* node) {
   c10::impl::GenericList list(node->output()->type()->expectRef<c10::ListType>().getElementType());
   for (const Value* input : node->inputs()) {
-    list.push_back(*torch::jit::toIValue(input));
+    list.push_back(*constantOf(input));
   }
   return list;
 }

@@ -21,37 +21,33 @@ namespace {
 
 bool isQuantizedAlone(const Node* node) {
   return isElementwise(node) && !node->output()->uses().empty() &&
-         std::all_of(node->output()->uses().begin(), node->output()->uses().end(), [](const auto& use) {
+         std::ranges::all_of(node->output()->uses(), [](const auto& use) {
            return isTrained(use.user) || isQuantizedAlone(use.user);
          });
 }
 
 bool isFold(const Node* node) {
-  static const std::unordered_set<c10::Symbol> kinds{
-      c10::Symbol::fromQualString("jit_passes::fold_factor"),
-      c10::Symbol::fromQualString("jit_passes::fold_bias"),
-      c10::Symbol::fromQualString("jit_passes::deferred_weight")};
+  static const auto kinds =
+      symbols({"jit_passes::fold_factor", "jit_passes::fold_bias", "jit_passes::deferred_weight"});
   return (kinds.count(node->kind()) > 0 || isTranspose(node) || isQuantizedAlone(node)) &&
-         std::all_of(node->inputs().begin(), node->inputs().end(), isConstant);
+         std::ranges::all_of(node->inputs(), isConstant);
 }
 
-void replaceByConstants(Node* node) {
-  torch::jit::Stack stack;
-  for (const Value* operand : node->inputs()) {
-    stack.push_back(*torch::jit::toIValue(operand));
+bool replaceByConstants(Node* node) {
+  const at::NoGradGuard guard;
+  const auto results = torch::jit::runNodeIfInputsAreConstant(node);
+  if (!results) {
+    return false;
   }
-  {
-    const at::NoGradGuard guard;
-    node->getOperation()(stack);
-  }
-  for (size_t i = 0; i < node->outputs().size(); ++i) {
-    Value* constant = insertConstant(node, stack.at(i));
+  for (size_t i = 0; i < results->size(); ++i) {
+    Value* constant = insertConstant(node, results->at(i));
     if (i == 0) {
       copyName(constant, node->input(0));
     }
     node->output(i)->replaceAllUsesWith(constant);
   }
   node->destroy();
+  return true;
 }
 
 // The operand, or what training has put around it.
@@ -61,14 +57,10 @@ Value* constantOperand(Node* node, size_t operand) {
 }
 
 bool foldDeferred(PassContext& context) {
-  bool changed = false;
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  forEachNode(*graph, [&](Node* node) {
-    if (isFold(node) && !written.count(node->output(0))) {
-      replaceByConstants(node);
-      changed = true;
-    }
+  const bool changed = changeNodes(*graph, [&](Node* node) {
+    return isFold(node) && !written.count(node->output(0)) && replaceByConstants(node);
   });
   if (changed) {
     forEachNode(*graph, [](Node* node) {

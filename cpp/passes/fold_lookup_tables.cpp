@@ -25,17 +25,15 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
 using Written = std::unordered_set<const Value*>;
 
-const auto lookup_table = Symbol::fromQualString("jit_passes::lookup_table");
 constexpr int64_t kMaxEntries = 1 << 16;
 
 bool restIsConstant(const Node* node) {
   return std::all_of(node->inputs().begin() + 1, node->inputs().end(), isConstant);
 }
 
-int64_t constantInt(const Value* value) { return torch::jit::toIValue(value)->toInt(); }
+int64_t constantInt(const Value* value) { return constantOf(value)->toInt(); }
 
 // The operators between the codes and what is quantized, dequantize among them, in an order in which they
 // can be computed.
@@ -89,8 +87,7 @@ class Function {
   }
 
   bool collectOperator(Node* node) {
-    return isElementwise(node) &&
-           std::all_of(node->inputs().begin(), node->inputs().end(), [&](Value* operand) {
+    return isElementwise(node) && std::ranges::all_of(node->inputs(), [&](Value* operand) {
              return isConstant(operand) ? isNumber(node, operand) : collect(operand);
            });
   }
@@ -107,7 +104,7 @@ class Function {
     torch::jit::Stack stack;
     for (const Value* operand : node->inputs()) {
       const auto found = values.find(operand);
-      stack.push_back(found == values.end() ? *torch::jit::toIValue(operand) : found->second);
+      stack.push_back(found == values.end() ? *constantOf(operand) : found->second);
     }
     node->getOperation()(stack);
     return stack.back();
@@ -136,9 +133,9 @@ std::optional<at::Tensor> codesOf(const Value* value) {
   return std::nullopt;
 }
 
-Node* insertLookup(Node* before, Value* codes, const at::Tensor& table, int64_t first, const Node* like) {
+Value* insertLookup(Node* before, Value* codes, const at::Tensor& table, int64_t first, const Node* like) {
   const std::vector<Value*> operands{codes, insertConstant(before, table), insertConstant(before, first)};
-  return insertNode(before, lookup_table, operands, like);
+  return insertValue(before, lookup_table, operands, like);
 }
 
 bool foldTable(PassContext& context, Node* node, const Written& written) {
@@ -153,7 +150,7 @@ bool foldTable(PassContext& context, Node* node, const Written& written) {
   }
   const auto table = (*function)(*codes, node);
   const auto first = (*codes)[0].item<int64_t>();
-  replaceNode(node, insertLookup(node, function->codes(), table, first, function->last())->output());
+  replaceNode(node, insertLookup(node, function->codes(), table, first, function->last()));
   return true;
 }
 
@@ -179,8 +176,7 @@ bool composeTables(Node* node, const Written& written) {
   if (!table) {
     return false;
   }
-  Node* both = insertLookup(node, inner->input(0), *table, constantInt(inner->input(2)), node);
-  replaceNode(node, both->output());
+  replaceNode(node, insertLookup(node, inner->input(0), *table, constantInt(inner->input(2)), node));
   inner->destroy();
   return true;
 }
@@ -188,14 +184,13 @@ bool composeTables(Node* node, const Written& written) {
 bool foldLookupTables(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  bool changed = false;
-  forEachNode(
-      *graph, [&](Node* node) { changed |= node->kind() == quantize && foldTable(context, node, written); });
+  bool changed = changeNodes(
+      *graph, [&](Node* node) { return node->kind() == quantize && foldTable(context, node, written); });
   if (changed) {
     removeDeadNodes(graph); // what still reads the codes in between decides whether tables are composed
   }
-  forEachNode(
-      *graph, [&](Node* node) { changed |= node->kind() == lookup_table && composeTables(node, written); });
+  changed |= changeNodes(
+      *graph, [&](Node* node) { return node->kind() == lookup_table && composeTables(node, written); });
   return changed;
 }
 

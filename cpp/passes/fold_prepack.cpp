@@ -47,7 +47,7 @@ bool isPrepack(const Node* node) {
 // The node's result from constants, computing what its operands need first.
 std::optional<c10::IValue> evaluate(const Node* node) {
   if (node->kind() == c10::prim::Constant) {
-    return torch::jit::toIValue(node->output());
+    return constantOf(node->output());
   }
   torch::jit::Stack stack;
   for (const Value* input : node->inputs()) {

@@ -12,18 +12,14 @@ namespace {
 
 bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
     if (!startsWith(node, "jit_passes::quantize") && !startsWith(node, "jit_passes::fake_quantize") &&
         !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {
-      return;
+      return nullptr;
     }
-    if (const auto result = torch::jit::runNodeIfInputsAreConstant(node)) {
-      replaceNode(node, insertConstant(node, result->at(0)));
-      changed = true;
-    }
+    const auto result = torch::jit::runNodeIfInputsAreConstant(node);
+    return result ? insertConstant(node, result->at(0)) : nullptr;
   });
-  return changed;
 }
 
 const RegisterPass fold_quantized_constants_pass{

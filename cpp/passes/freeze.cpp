@@ -20,16 +20,6 @@ using torch::jit::AliasDb;
 using Object = c10::intrusive_ptr<c10::ivalue::Object>;
 using Memory = IValue::HashAliasedIValues;
 
-bool isModule(const Value* value) {
-  const auto type = value->type()->cast<c10::ClassType>();
-  return type && type->is_module();
-}
-
-bool isInterface(const Value* value) {
-  const auto type = value->type()->cast<c10::InterfaceType>();
-  return type && type->is_module();
-}
-
 bool isContainer(const IValue& value) { return value.isList() || value.isTuple() || value.isGenericDict(); }
 
 // Constants do not take part in autograd.
@@ -121,9 +111,7 @@ class Freezer {
   // A branch that is only waited for could run anywhere, and here other passes see it.
   static void inlineFork(Node* fork) {
     const auto uses = fork->output()->uses(); // a copy: the loop edits the list
-    if (!std::all_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-          return use.user->kind() == c10::aten::wait;
-        })) {
+    if (!std::ranges::all_of(uses, [](const Use& use) { return use.user->kind() == c10::aten::wait; })) {
       return;
     }
     torch::jit::WithInsertPoint guard(fork);
@@ -175,11 +163,9 @@ class Freezer {
     bool bound = true;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
       for (const Value* output : node->outputs()) {
-        bound &= !(isModule(output) || isInterface(output)) || bindings_.count(output) > 0;
+        bound &= !isModule(output) || bindings_.count(output) > 0;
       }
-      const bool exchanges =
-          node->kind() == c10::prim::SetAttr && (isModule(node->input(1)) || isInterface(node->input(1)));
-      bound &= !exchanges;
+      bound &= node->kind() != c10::prim::SetAttr || !isModule(node->input(1)); // exchanges it
     });
     return bound;
   }
@@ -206,7 +192,7 @@ class Freezer {
   // the alias analysis, memory with weights that the attention splits, which then would not be constant.
   void fillInOneStep() {
     forEachNode(*graph_, [](Node* node) {
-      static const auto in_place = c10::Symbol::fromQualString("aten::masked_fill_");
+      static const auto in_place = symbol("aten::masked_fill_");
       const Node* made = node->kind() == in_place ? node->input(0)->node() : nullptr;
       if (made != nullptr && made->kind() == c10::aten::zeros_like && made->output()->uses().size() == 1 &&
           made->owningBlock() == node->owningBlock()) {
@@ -253,7 +239,7 @@ class Freezer {
         return true;
       }
       const auto& others = value.isTensor() ? touched_tensors : touched;
-      return std::any_of(others.begin(), others.end(), [&](Value* other) {
+      return std::ranges::any_of(others, [&](Value* other) {
         return other == node->output() ||
                ((value.isTensor() || isContainer(value)) && aliases.mayContainAlias(other, node->output()));
       });
@@ -272,7 +258,7 @@ class Freezer {
         Memory parts;
         owner.value(node).getSubValues(parts);
         const auto shared = [&](const IValue& part) { return memory.count(part) > 0; };
-        if (std::any_of(parts.begin(), parts.end(), shared)) {
+        if (std::ranges::any_of(parts, shared)) {
           result.insert(attribute);
         }
       });

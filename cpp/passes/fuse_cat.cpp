@@ -13,8 +13,6 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
-
 bool usedOnce(const Value* value) { return value->uses().size() == 1; }
 
 // Why the concatenation cannot run on integers; nothing where it can.
@@ -28,7 +26,7 @@ std::optional<std::string> refusal(const Node* cat) {
   }
   const auto inputs = operand->node()->inputs();
   const auto is_dequantize = [](const Value* value) { return value->node()->kind() == dequantize; };
-  const bool quantized = !inputs.empty() && std::all_of(inputs.begin(), inputs.end(), is_dequantize);
+  const bool quantized = !inputs.empty() && std::ranges::all_of(inputs, is_dequantize);
   return quantized ? std::nullopt : std::optional<std::string>("not all of its tensors are quantized");
 }
 
@@ -49,16 +47,15 @@ bool fuse(PassContext& context, Node* node) {
   for (size_t i = 0; i < list->inputs().size(); ++i) {
     list->replaceInput(i, list->input(i)->node()->input(0));
   }
-  const auto kind = Symbol::fromQualString(relu ? "quantized::cat_relu" : "quantized::cat");
+  const auto kind = symbol(relu ? "quantized::cat_relu" : "quantized::cat");
   const std::vector<Value*> operands{list->output(), cat->input(1), node->input(1), node->input(2)};
-  replaceNode(node, insertNode(node, kind, operands, cat)->output());
+  replaceNode(node, insertValue(node, kind, operands, cat));
   return true;
 }
 
 bool fuseCat(PassContext& context) {
-  bool changed = false;
-  forEachNode(
-      *context.graph(), [&](Node* node) { changed |= node->kind() == quantize && fuse(context, node); });
+  const bool changed = changeNodes(
+      *context.graph(), [&](Node* node) { return node->kind() == quantize && fuse(context, node); });
   if (changed) {
     removeDeadNodes(context.graph());
   }

@@ -49,7 +49,7 @@ class Inserter {
   }
 
  private:
-  void quantizeUses(const Insertion& insertion, const std::vector<torch::jit::Use>& uses) {
+  void quantizeUses(const Insertion& insertion, const std::vector<Use>& uses) {
     Node* before = uses.front().user;
     Value* value = before->input(uses.front().offset);
     Value* quantized = insertions_.insert(insertion, value, before, insertion.home)->output();
@@ -59,8 +59,8 @@ class Inserter {
   }
 
   static Value* copyOf(Value* value, Node* before) {
-    Value* copy = insertNode(before, c10::aten::clone, {value, insertConstant(before, {})}, before)->output();
-    return copy->setType(value->type());
+    const auto operands = {value, insertConstant(before, {})};
+    return insertValue(before, c10::aten::clone, operands, before, value->type());
   }
 
   void quantizeAllUses(const Insertion& insertion) {

@@ -13,22 +13,21 @@
 // Which operators, and their operands: see core/insertion.h. Places of one group have the same states, their
 // buffers, and so the same parameters.
 #include "core/insertion.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
 // The operand of the observer: the value, or a second name for it that those uses read.
 Value* observed(const AnnotatedValue& annotated, Node* before) {
-  static const auto kind = c10::Symbol::fromQualString("jit_passes::edge");
   if (annotated.uses.empty()) {
     return annotated.value;
   }
-  Value* edge = insertNode(before, kind, {annotated.value}, before)->output();
-  edge->setType(annotated.value->type());
+  Value* named = insertValue(before, edge, {annotated.value}, before, annotated.value->type());
   for (const auto& use : annotated.uses) {
-    use.user->replaceInput(use.offset, edge);
+    use.user->replaceInput(use.offset, named);
   }
-  return edge;
+  return named;
 }
 
 bool insertObservers(PassContext& context) {

@@ -19,11 +19,10 @@
 #include "core/graph.h"
 #include "core/places.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
-
-using c10::Symbol;
 
 // As Python has them for one place.
 using Parameters = c10::impl::GenericDict;
@@ -47,8 +46,8 @@ Value* rounded(Node* before, Value* value, const Parameters& parameters) {
       constant("quant_max"),
       constant("axis"),
       constant("rounding")};
-  static const auto fake_quantize = Symbol::fromQualString("jit_passes::fake_quantize");
-  return insertNode(before, fake_quantize, operands, before)->output();
+  static const auto fake_quantize = symbol("jit_passes::fake_quantize");
+  return insertValue(before, fake_quantize, operands, before);
 }
 
 Value* quantizeDequantize(Node* before, Value* value, const Parameters& parameters, int64_t place) {
@@ -62,11 +61,9 @@ Value* quantizeDequantize(Node* before, Value* value, const Parameters& paramete
   operands.insert(operands.end(), grid.begin(), grid.end());
   operands.insert(operands.end(), {constant("quant_min"), constant("quant_max"), constant("dtype")});
   const char* suffix = per_channel ? "_per_channel" : "";
-  Node* quantize = insertNode(
-      before, Symbol::fromQualString(std::string("jit_passes::quantize") + suffix), operands, before);
+  Node* quantize = insertNode(before, symbol(std::string("jit_passes::quantize") + suffix), operands, before);
   grid.insert(grid.begin(), quantize->output());
-  Node* dequantize = insertNode(
-      before, Symbol::fromQualString(std::string("jit_passes::dequantize") + suffix), grid, before);
+  Node* dequantize = insertNode(before, symbol(std::string("jit_passes::dequantize") + suffix), grid, before);
   setPlace(quantize, place);
   setPlace(dequantize, place);
   return dequantize->output();
@@ -105,7 +102,6 @@ Value* uncopied(Node* trained) {
 }
 
 bool insertQuantizeDequantize(PassContext& context) {
-  static const auto edge = Symbol::fromQualString("jit_passes::edge");
   const auto graph = context.graph();
   const auto parameters = context.option("parameters").toGenericDict();
   const auto places = placesOf(*graph);
@@ -131,11 +127,7 @@ bool insertQuantizeDequantize(PassContext& context) {
   for (Node* observer : placesOf(*graph)) {
     destroyObserver(observer);
   }
-  forEachNode(*graph, [&](Node* node) {
-    if (node->kind() == edge) {
-      replaceNode(node, node->input(0));
-    }
-  });
+  replaceNodes(*graph, [](Node* node) { return node->kind() == edge ? node->input(0) : nullptr; });
   return !places.empty();
 }
 

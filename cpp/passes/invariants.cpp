@@ -6,7 +6,6 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
 using Problem = std::optional<std::string>;
 
 Problem firstProblem(const PassContext& context, const std::function<Problem(const Node*)>& problemOf) {
@@ -34,15 +33,14 @@ bool hasPaddingMode(const Node* node) {
       !isConstant(node->input(4)) || !isConstant(node->input(5))) {
     return false;
   }
-  return torch::jit::toIValue(node->input(4))->isString();
+  return constantOf(node->input(4))->isString();
 }
 
 // Other spellings are left only where the graph does not know enough: of weights that are computed, say.
 Problem otherSpelling(const Node* node) {
-  static const auto convolution = Symbol::fromQualString("aten::_convolution");
-  static const auto mm = Symbol::fromQualString("aten::mm");
-  static const std::unordered_set<Symbol> never{
-      Symbol::fromQualString("aten::relu6"), Symbol::fromQualString("aten::hardtanh")};
+  static const auto convolution = symbol("aten::_convolution");
+  static const auto mm = symbol("aten::mm");
+  static const auto never = symbols({"aten::relu6", "aten::hardtanh"});
   const auto kind = node->kind();
   if (never.count(kind)) {
     return "a clip is no relu or clamp: " + describe(node);
@@ -74,7 +72,7 @@ std::optional<Grid> gridOf(const Node* node) {
   if (!isConstant(node->input(1)) || !isConstant(node->input(2))) {
     return std::nullopt;
   }
-  return Grid{*torch::jit::toIValue(node->input(1)), *torch::jit::toIValue(node->input(2))};
+  return Grid{*constantOf(node->input(1)), *constantOf(node->input(2))};
 }
 
 bool isPositive(const c10::IValue& scale) {

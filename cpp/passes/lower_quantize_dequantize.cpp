@@ -23,8 +23,6 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
-
 at::ScalarType quantizedDtype(const Node* node) {
   const auto dtype = static_cast<at::ScalarType>(*constantNumber(node->input(5)));
   TORCH_CHECK(
@@ -35,7 +33,7 @@ at::ScalarType quantizedDtype(const Node* node) {
 
 // Whether the value is returned, alone or in a tuple, list or dict.
 bool isResult(const Value* value) {
-  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+  return std::ranges::any_of(value->uses(), [](const Use& use) {
     return use.user->kind() == c10::prim::Return || use.user->kind() == c10::prim::TupleConstruct ||
            use.user->kind() == c10::prim::ListConstruct || use.user->kind() == c10::prim::DictConstruct;
   });
@@ -50,10 +48,10 @@ bool dependsOnLayout(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-using Values = std::unordered_set<const Value*>;
+using ValueSet = std::unordered_set<const Value*>;
 
 // Everything that the value is computed from; of a branch or loop all that it reads.
-void addSources(const Value* value, Values& seen) {
+void addSources(const Value* value, ValueSet& seen) {
   std::vector<const Value*> left{value};
   const auto take = [&](at::ArrayRef<const Value*> values) {
     left.insert(left.end(), values.begin(), values.end());
@@ -80,8 +78,8 @@ void addSources(const Value* value, Values& seen) {
 }
 
 // Values whose layout decides which memory is written to.
-Values valuesWithLayout(Graph& graph, const Values& written) {
-  Values found;
+ValueSet valuesWithLayout(Graph& graph, const ValueSet& written) {
+  ValueSet found;
   forEachNode(graph, [&](const Node* node) {
     if (!written.empty() && dependsOnLayout(node) && written.count(node->output())) {
       addSources(node->input(0), found);
@@ -91,13 +89,11 @@ Values valuesWithLayout(Graph& graph, const Values& written) {
 }
 
 bool returnsView(const Node* node) {
-  const auto* schema = node->maybeSchema();
-  return schema != nullptr && !schema->returns().empty() && schema->returns()[0].alias_info() != nullptr &&
-         node->outputs().size() == 1 && !schema->is_mutable();
+  return returnsAlias(node) && node->outputs().size() == 1 && !node->schema().is_mutable();
 }
 
 // Inserts dequantize in front of the node, with the layout that the float model has there.
-Node* dequantizeInLayout(Node* node) {
+Value* dequantizeInLayout(Node* node) {
   std::vector<Node*> views;
   Value* base = node->input(0);
   while (returnsView(base->node())) {
@@ -105,12 +101,12 @@ Node* dequantizeInLayout(Node* node) {
     base = base->node()->input(0);
   }
   Value* format = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
-  Node* laid_out = insertNode(node, c10::aten::contiguous, {base, format}, node);
-  Node* last = insertNode(node, c10::aten::dequantize, {laid_out->output()}, node);
+  Value* laid_out = insertValue(node, c10::aten::contiguous, {base, format}, node);
+  Value* last = insertValue(node, c10::aten::dequantize, {laid_out}, node);
   for (auto view = views.rbegin(); view != views.rend(); ++view) {
     Node* copy = node->owningGraph()->createClone(*view, [](Value* value) { return value; });
-    copy->replaceInput(0, last->output());
-    last = copy->insertBefore(node);
+    copy->replaceInput(0, last);
+    last = copy->insertBefore(node)->output();
   }
   return last;
 }
@@ -119,26 +115,20 @@ bool lowerQuantizeDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   const auto laid_out = valuesWithLayout(*graph, written);
-  bool changed = false;
-  forEachNode(*graph, [&](Node* node) {
-    Node* lowered = nullptr;
+  return replaceNodes(*graph, [&](Node* node) -> Value* {
     if (node->kind() == quantize) {
       Value* dtype = insertConstant(node, static_cast<int64_t>(quantizedDtype(node)));
-      lowered = insertNode(
-          node, c10::aten::quantize_per_tensor, {node->input(0), node->input(1), node->input(2), dtype},
-          node);
-    } else if (node->kind() == dequantize) {
-      const Value* output = node->output();
-      lowered = isResult(output) || written.count(output) || laid_out.count(output)
-                    ? dequantizeInLayout(node)
-                    : insertNode(node, c10::aten::dequantize, {node->input(0)}, node);
-    } else {
-      return;
+      const auto operands = {node->input(0), node->input(1), node->input(2), dtype};
+      return insertValue(node, c10::aten::quantize_per_tensor, operands, node);
     }
-    replaceNode(node, lowered->output());
-    changed = true;
+    if (node->kind() != dequantize) {
+      return nullptr;
+    }
+    const Value* output = node->output();
+    return isResult(output) || written.count(output) || laid_out.count(output)
+               ? dequantizeInLayout(node)
+               : insertValue(node, c10::aten::dequantize, {node->input(0)}, node);
   });
-  return changed;
 }
 
 const RegisterPass lower_quantize_dequantize_pass{

@@ -22,26 +22,22 @@
 // of one number for several axes, written by hand, need such a weight or an addition. Where none of
 // these is known, or whether it is transposed shows at run time only, the correlation stays.
 #include "core/alias.h"
-#include "core/known_values.h"
 #include "core/registry.h"
+#include "passes/convolution.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
+bool isCorrelation(const Node* node) { return node->kind() == correlation; }
 
-bool isCorrelation(const Node* node) {
-  static const auto kind = Symbol::fromQualString("jit_passes::correlation");
-  return node->kind() == kind;
-}
+bool isAddition(const Node* node) { return node->kind() == add_bias; }
 
-bool isAddition(const Node* node) {
-  static const auto kind = Symbol::fromQualString("jit_passes::add_bias");
-  return node->kind() == kind;
-}
-
-bool byMode(const Node* correlation) {
-  return correlation->input(3)->type()->kind() == c10::TypeKind::StringType;
+Convolution convolutionOf(Node* correlation, Value* bias) {
+  const auto in = correlation->inputs();
+  return in[3]->type()->kind() == c10::TypeKind::StringType
+             ? Convolution{in[0], in[1], bias, in[2], in[3], in[4], in[5]}
+             : Convolution{in[0], in[1], bias, in[2], in[3], in[4], in[7], in[6], in[5]};
 }
 
 // Whether it is the branch on whether there is a bias, as split_conv_bias writes it.
@@ -72,16 +68,14 @@ class Merger {
     forEachNode(*graph_, [&](Node* node) {
       if (isAddition(node)) {
         merge(node->input(0)->node(), node, node->input(1), 1);
-      } else if (node->kind() == c10::prim::If) {
-        if (addsOptionalBias(node)) {
-          Node* correlation = node->blocks()[0]->outputs()[0]->node();
-          merge(correlation, node, node->input()->node()->input(0), 2);
-        }
+      } else if (node->kind() == c10::prim::If && addsOptionalBias(node)) {
+        Node* correlation = node->blocks()[0]->outputs()[0]->node();
+        merge(correlation, node, node->input()->node()->input(0), 2);
       }
     });
     forEachNode(*graph_, [&](Node* node) {
       if (isCorrelation(node)) {
-        replace(node, node, nullptr, node, known(node));
+        replace(node, node, nullptr, node);
       }
     });
     if (changed_) {
@@ -91,11 +85,6 @@ class Merger {
   }
 
  private:
-  struct Geometry {
-    int64_t spatial_dims;
-    bool transposed;
-  };
-
   // `sum` is the addition, or the branch that it stands in; it uses the correlation's result `uses`
   // times.
   void merge(Node* correlation, Node* sum, Value* bias, size_t uses) {
@@ -107,18 +96,17 @@ class Merger {
       const auto held = known_.attribute(unwrapping->input());
       bias = held && held->isTensor() ? unwrapping->input() : bias;
     }
-    if (Node* place = placeFor(correlation, sum, bias)) {
-      if (replace(correlation, place, bias, sum, known(correlation))) {
-        correlation->destroy();
-      }
+    Node* place = placeFor(correlation, sum, bias);
+    if (place != nullptr && replace(correlation, place, bias, sum)) {
+      correlation->destroy();
     }
   }
 
   // In front of which node all operands hold what they hold now; null if of neither.
   Node* placeFor(Node* correlation, Node* sum, const Value* bias) const {
     const auto inputs = correlation->inputs();
-    const bool later = std::none_of(
-        inputs.begin(), inputs.end(), [&](const Value* input) { return known_.isWritten(input); });
+    const bool later =
+        std::ranges::none_of(inputs, [&](const Value* input) { return known_.isWritten(input); });
     if (later || nothingHappensBetween(correlation, sum)) {
       return sum;
     }
@@ -136,16 +124,7 @@ class Merger {
     return true;
   }
 
-  std::optional<Geometry> known(const Node* correlation) const {
-    const auto dims = spatialDims(correlation);
-    const auto transposed = byMode(correlation) ? std::optional(0.0) : constantNumber(correlation->input(5));
-    if (!dims || *dims < 1 || *dims > 3 || !transposed) {
-      return std::nullopt;
-    }
-    return Geometry{*dims, *transposed != 0.0};
-  }
-
-  std::optional<int64_t> spatialDims(const Node* correlation) const {
+  std::optional<int64_t> spatialDims(const Node* correlation, const Convolution& convolution) const {
     for (const auto& use : correlation->output()->uses()) {
       if (isAddition(use.user) && use.offset == 0) {
         if (const auto dims = constantNumber(use.user->input(2))) {
@@ -153,33 +132,16 @@ class Merger {
         }
       }
     }
-    if (const auto rank = known_.rank(correlation->input(1))) {
-      return *rank - 2;
-    }
-    std::optional<int64_t> longest;
-    for (const Value* input : correlation->inputs().slice(2)) {
-      if (const auto length = known_.length(input); length && (!longest || *length > *longest)) {
-        longest = length;
-      }
-    }
-    return longest;
+    return convolution.knownDims(known_);
   }
 
   // A convolution in front of `place`, for the result of `replaced`.
-  bool replace(
-      Node* correlation, Node* place, Value* bias, Node* replaced, const std::optional<Geometry>& geometry) {
-    if (!geometry) {
+  bool replace(Node* correlation, Node* place, Value* bias, Node* replaced) {
+    const auto convolution = convolutionOf(correlation, bias);
+    Value* result = convolution.insert(spatialDims(correlation, convolution), place, correlation);
+    if (result == nullptr) {
       return false;
     }
-    Value* b = bias != nullptr ? bias : insertConstant(place, c10::IValue());
-    const auto in = correlation->inputs();
-    const auto name = std::string(geometry->transposed ? "aten::conv_transpose" : "aten::conv") +
-                      std::to_string(geometry->spatial_dims) + "d";
-    const std::vector<Value*> operands =
-        byMode(correlation)    ? std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[4], in[5]}
-        : geometry->transposed ? std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[6], in[7], in[4]}
-                               : std::vector<Value*>{in[0], in[1], b, in[2], in[3], in[4], in[7]};
-    Value* result = insertNode(place, Symbol::fromQualString(name), operands, correlation)->output();
     result->setType(replaced->output()->type());
     known_.inherit(result, replaced->output());
     replaceNode(replaced, result);

@@ -14,43 +14,22 @@
 namespace jit_passes {
 namespace {
 
-// The paths of attributes that are read from self alone, by value; nothing where one may be assigned.
-class Paths {
- public:
-  explicit Paths(Graph& graph) : self_(graph.inputs().at(0)) {
-    forEachNode(graph, [&](const Node* node) {
-      if (node->kind() == c10::prim::SetAttr) {
-        assigned_.insert(node->s(c10::attr::name));
-      }
-    });
+const Value* ownerOf(const Value* value) {
+  while (value->node()->kind() == c10::prim::GetAttr) {
+    value = value->node()->input();
   }
-
-  std::optional<std::string> of(const Value* value) const {
-    const Value* owner = value;
-    for (; owner->node()->kind() == c10::prim::GetAttr; owner = owner->node()->input()) {
-      if (assigned_.count(owner->node()->s(c10::attr::name))) {
-        return std::nullopt;
-      }
-    }
-    return owner == self_ ? std::optional(attributePath(value)) : std::nullopt;
-  }
-
- private:
-  const Value* self_;
-  std::unordered_set<std::string> assigned_;
-};
+  return value;
+}
 
 bool poolAttributes(PassContext& context) {
   const auto graph = context.graph();
-  const Paths paths(*graph);
+  const auto assigned = assignedAttributes(*graph);
   std::unordered_map<std::string, Value*> known;
   std::vector<std::pair<Node*, std::string>> reads;
   forEachNode(*graph, [&](Node* node) {
-    if (node->kind() != c10::prim::GetAttr) {
-      return;
-    }
-    if (const auto path = paths.of(node->output())) {
-      reads.emplace_back(node, *path);
+    if (node->kind() == c10::prim::GetAttr && ownerOf(node->output()) == graph->inputs().at(0) &&
+        !passesThrough(node->output(), assigned)) {
+      reads.emplace_back(node, attributePath(node->output()));
     }
   });
   Node* last = nullptr; // of those that were moved: they come in program order, behind self's inputs

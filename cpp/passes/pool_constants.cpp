@@ -38,7 +38,7 @@ std::optional<std::string> tensorKey(const at::Tensor& tensor) {
 
 // Values of equal keys are interchangeable; nothing for kinds that are not pooled.
 std::optional<std::string> keyOf(const Value* value) {
-  const auto constant = torch::jit::toIValue(value);
+  const auto constant = constantOf(value);
   if (!constant) {
     return std::nullopt;
   }

@@ -11,34 +11,25 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
-
 bool isProduct(const Node* node) {
-  static const std::unordered_set<Symbol> products{
-      c10::aten::matmul, Symbol::fromQualString("aten::bmm"), Symbol::fromQualString("aten::mm"),
-      Symbol::fromQualString("aten::addmm"), Symbol::fromQualString("aten::baddbmm")};
+  static const auto products =
+      symbols({"aten::matmul", "aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm"});
   return weightedOperator(node) || products.count(node->kind()) > 0;
 }
 
-bool isOfDialect(const Node* node, std::string_view prefix) {
-  static const auto dialect = Symbol::fromQualString("namespaces::jit_passes");
-  return node->kind().ns() == dialect &&
-         std::string_view(node->kind().toUnqualString()).substr(0, prefix.size()) == prefix;
-}
-
 bool isQuantized(const Value* value) {
-  return std::any_of(value->uses().begin(), value->uses().end(), [](const torch::jit::Use& use) {
+  return std::ranges::any_of(value->uses(), [](const Use& use) {
     const bool clips = use.user->kind() == c10::aten::relu || use.user->kind() == c10::aten::clamp;
-    return isOfDialect(use.user, "quantize") || (clips && isQuantized(use.user->output()));
+    return startsWith(use.user, "jit_passes::quantize") || (clips && isQuantized(use.user->output()));
   });
 }
 
 std::string reasonOf(const Node* node) {
   const bool weighted = weightedOperator(node).has_value();
-  if (!isOfDialect(node->input(0)->node(), "dequantize")) {
+  if (!startsWith(node->input(0)->node(), "jit_passes::dequantize")) {
     return "its input is not quantized";
   }
-  if (!isOfDialect(node->input(1)->node(), "dequantize")) {
+  if (!startsWith(node->input(1)->node(), "jit_passes::dequantize")) {
     return weighted ? "its weight is not quantized" : "its second operand is not quantized";
   }
   return isQuantized(node->output()) ? "the target has no operator for it" : "its result is not quantized";

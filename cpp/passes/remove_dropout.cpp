@@ -8,14 +8,9 @@ namespace jit_passes {
 namespace {
 
 bool removeDropout(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (isDropout(node) && constantNumber(node->input(2)) == 0.0) {
-      replaceNode(node, node->input(0));
-      changed = true;
-    }
+  return replaceNodes(*context.graph(), [](Node* node) {
+    return isDropout(node) && constantNumber(node->input(2)) == 0.0 ? node->input(0) : nullptr;
   });
-  return changed;
 }
 
 const RegisterPass remove_dropout_pass{

@@ -24,11 +24,11 @@ bool onlyRaises(const Block* block) {
   return raises;
 }
 
-bool isEmpty(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
+bool hasNoNodes(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
 
 bool isRankCheck(const Node* node) {
   if (node->kind() != c10::prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
-      !isEmpty(node->blocks().at(1))) {
+      !hasNoNodes(node->blocks().at(1))) {
     return false;
   }
   const Node* differs = node->input()->node();
@@ -40,14 +40,13 @@ bool isRankCheck(const Node* node) {
 }
 
 bool removeRankChecks(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
-    if (isRankCheck(node)) {
+  return changeNodes(*context.graph(), [](Node* node) {
+    const bool checks = isRankCheck(node);
+    if (checks) {
       node->destroy();
-      changed = true;
     }
+    return checks;
   });
-  return changed;
 }
 
 const RegisterPass remove_rank_checks_pass{

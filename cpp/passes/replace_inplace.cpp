@@ -17,6 +17,7 @@
 //
 // PyTorch's analysis takes the result of dropout for a tensor of its own. In eval mode it is the operand, so what is
 // written to on either side of a dropout that may be off stays in place too.
+#include "core/alias.h"
 #include "core/operators.h"
 #include "core/registry.h"
 
@@ -27,11 +28,7 @@ bool mayBeOff(const Node* node) { return isDropout(node) && constantNumber(node-
 
 // The value that the memory comes from: behind views, writes and dropout that may be off.
 const Value* sourceOf(const Value* value) {
-  const auto is_alias = [](const Node* node) {
-    const auto* schema = node->maybeSchema();
-    return schema != nullptr && !schema->returns().empty() && schema->returns()[0].alias_info() != nullptr;
-  };
-  while (!value->node()->inputs().empty() && (mayBeOff(value->node()) || is_alias(value->node()))) {
+  while (!value->node()->inputs().empty() && (mayBeOff(value->node()) || returnsAlias(value->node()))) {
     value = value->node()->input(0);
   }
   return value;
@@ -39,46 +36,42 @@ const Value* sourceOf(const Value* value) {
 
 // By name: overloads of an operator agree.
 bool isAnotherOperator(const Node* node) {
-  static const std::unordered_set<std::string> kinds{
-      "aten::eq_",
-      "aten::ne_",
-      "aten::lt_",
-      "aten::le_",
-      "aten::gt_",
-      "aten::ge_",
-      "aten::not_equal_",
-      "aten::less_",
-      "aten::less_equal_",
-      "aten::greater_",
-      "aten::greater_equal_",
-      "aten::logical_and_",
-      "aten::logical_not_",
-      "aten::logical_or_",
-      "aten::logical_xor_",
-      "aten::bernoulli_",
-      "aten::cauchy_",
-      "aten::exponential_",
-      "aten::geometric_",
-      "aten::log_normal_",
-      "aten::random_",
-      "aten::uniform_"};
-  return kinds.count(node->kind().toQualString()) > 0;
+  static const auto kinds = symbols(
+      {"aten::eq_",
+       "aten::ne_",
+       "aten::lt_",
+       "aten::le_",
+       "aten::gt_",
+       "aten::ge_",
+       "aten::not_equal_",
+       "aten::less_",
+       "aten::less_equal_",
+       "aten::greater_",
+       "aten::greater_equal_",
+       "aten::logical_and_",
+       "aten::logical_not_",
+       "aten::logical_or_",
+       "aten::logical_xor_",
+       "aten::bernoulli_",
+       "aten::cauchy_",
+       "aten::exponential_",
+       "aten::geometric_",
+       "aten::log_normal_",
+       "aten::random_",
+       "aten::uniform_"});
+  return kinds.count(node->kind()) > 0;
 }
 
 bool expandCopies(Graph& graph) {
-  bool changed = false;
-  forEachNode(graph, [&](Node* node) {
+  return replaceNodes(graph, [](Node* node) -> Value* {
     if (node->kind() != c10::aten::copy) {
-      return;
+      return nullptr;
     }
     Value* self = node->input(0);
-    const auto typed = insertNode(node, c10::aten::type_as, {node->input(1), self}, node);
-    const auto expanded = insertNode(node, c10::aten::expand_as, {typed->output(), self}, node);
-    Value* none = insertConstant(node, c10::IValue());
-    replaceNode(node, insertNode(node, c10::aten::clone, {expanded->output(), none}, node)->output());
-    changed = true;
+    Value* typed = insertValue(node, c10::aten::type_as, {node->input(1), self}, node);
+    Value* expanded = insertValue(node, c10::aten::expand_as, {typed, self}, node);
+    return insertValue(node, c10::aten::clone, {expanded, insertConstant(node, {})}, node);
   });
-  return changed;
 }
 
 bool replaceInplace(PassContext& context) {

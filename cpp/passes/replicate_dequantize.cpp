@@ -13,17 +13,14 @@
 namespace jit_passes {
 namespace {
 
-bool isDequantize(const Node* node) {
-  return std::string_view(node->kind().toQualString()).substr(0, 22) == "jit_passes::dequantize";
-}
-
 bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   bool changed = false;
   std::vector<Node*> sources;
   forEachNode(*graph, [&](Node* node) {
-    if (isDequantize(node) && !written.count(node->output()) && node->output()->uses().size() > 0) {
+    if (startsWith(node, "jit_passes::dequantize") && !written.count(node->output()) &&
+        node->output()->uses().size() > 0) {
       sources.push_back(node);
     }
   });
@@ -33,10 +30,9 @@ bool replicateDequantize(PassContext& context) {
       continue;
     }
     for (const auto& use : uses) {
-      Node* copy = insertNode(use.user, source->kind(), source->inputs(), source);
-      copy->output()->setType(source->output()->type());
-      handOverPlace(source, copy);
-      use.user->replaceInput(use.offset, copy->output());
+      Value* copy = insertValue(use.user, source->kind(), source->inputs(), source, source->output()->type());
+      handOverPlace(source, copy->node());
+      use.user->replaceInput(use.offset, copy);
     }
     source->destroy();
     changed = true;

@@ -40,8 +40,7 @@ bool isSame(const Value* a, const Value* b) {
 }
 
 bool resolveNoneChecks(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return replaceNodes(*context.graph(), [](Node* node) {
     const bool is = node->kind() == c10::aten::__is__, is_not = node->kind() == c10::aten::__isnot__;
     const bool casts = node->kind() == c10::prim::unchecked_cast ||
                        node->kind() == c10::prim::unchecked_unwrap_optional ||
@@ -60,12 +59,8 @@ bool resolveNoneChecks(PassContext& context) {
         }
       }
     }
-    if (replacement != nullptr) {
-      replaceNode(node, replacement);
-      changed = true;
-    }
+    return replacement;
   });
-  return changed;
 }
 
 const RegisterPass resolve_none_checks_pass{

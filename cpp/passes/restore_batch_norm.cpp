@@ -11,6 +11,7 @@
 #include "core/batch_norm.h"
 #include "core/places.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
@@ -19,11 +20,8 @@ namespace {
 bool isFolded(const Node* node) { return constantNumber(operandOf(node, "folded")) != 0.0; }
 
 bool restoreBatchNorm(PassContext& context) {
-  static const auto deferred_bias = c10::Symbol::fromQualString("jit_passes::deferred_bias");
-  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
   const KnownValues known(context);
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return changeNodes(*context.graph(), [&](Node* node) {
     if (isDeferredBatchNorm(node) && !isFolded(node)) {
       node->replaceInput(kTraining, insertConstant(node, false));
       replaceDeferred(node);
@@ -38,11 +36,10 @@ bool restoreBatchNorm(PassContext& context) {
         constantNumber(node->input(kTraining)) != 0.0) {
       node->replaceInput(kTraining, insertConstant(node, false));
     } else {
-      return;
+      return false;
     }
-    changed = true;
+    return true;
   });
-  return changed;
 }
 
 const RegisterPass restore_batch_norm_pass{

@@ -16,8 +16,7 @@ namespace jit_passes {
 namespace {
 
 Value* insertDequantize(Node* before, Value* codes, const Node* like) {
-  Node* node = insertNode(before, dequantize, {codes, like->input(1), like->input(2)}, like);
-  return node->output();
+  return insertValue(before, dequantize, {codes, like->input(1), like->input(2)}, like);
 }
 
 void redirect(Value* from, Value* to) {
@@ -52,20 +51,16 @@ bool sinkThrough(Node* node, Node* source) {
 bool sinkDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  bool changed = false;
-  forEachNode(*graph, [&](Node* node) {
+  const bool changed = changeNodes(*graph, [&](Node* node) {
     if (node->inputs().empty() || node->input(0)->node()->kind() != dequantize) {
-      return;
+      return false;
     }
     if (asksForShape(node)) {
       node->replaceInput(0, node->input(0)->node()->input(0));
-      changed = true;
+      return true;
     }
-    if (!movesData(node)) {
-      return;
-    }
-    const bool safe = !written.count(node->input(0)) && !written.count(node->output());
-    changed |= safe && sinkThrough(node, node->input(0)->node());
+    return movesData(node) && !written.count(node->input(0)) && !written.count(node->output()) &&
+           sinkThrough(node, node->input(0)->node());
   });
   if (changed) {
     removeDeadNodes(graph);

@@ -34,47 +34,12 @@
 // Under autocast, a correlation casts as conv2d does. On the CPU PyTorch does not cast for a traced
 // _convolution_mode, so there the result takes another dtype, as it does in canonicalize_convolution.
 #include "core/alias.h"
-#include "core/known_values.h"
 #include "core/registry.h"
+#include "passes/convolution.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
-
-using c10::Symbol;
-
-// Operands of any convolution; null where that operator has none.
-struct Convolution {
-  Value *input, *weight, *bias, *stride, *padding, *dilation, *groups;
-  Value* output_padding = nullptr;
-  Value* transposed = nullptr;
-  bool is_transposed = false; // where `transposed` is null
-  int64_t spatial_dims = 0;   // 0 where the operator's name does not tell
-};
-
-std::optional<Convolution> readConvolution(Node* node) {
-  static const std::unordered_map<Symbol, int64_t> plain{
-      {c10::aten::conv1d, 1}, {c10::aten::conv2d, 2}, {c10::aten::conv3d, 3}};
-  static const std::unordered_map<Symbol, int64_t> transposed{
-      {c10::aten::conv_transpose1d, 1},
-      {Symbol::fromQualString("aten::conv_transpose2d"), 2},
-      {c10::aten::conv_transpose3d, 3}};
-  static const auto by_mode = Symbol::fromQualString("aten::_convolution_mode");
-  const auto in = node->inputs();
-  if (const auto found = plain.find(node->kind()); found != plain.end()) {
-    return Convolution{in[0], in[1],   in[2],   in[3], in[4],        in[5],
-                       in[6], nullptr, nullptr, false, found->second};
-  }
-  if (node->kind() == by_mode) {
-    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[6]};
-  }
-  if (const auto found = transposed.find(node->kind()); found != transposed.end()) {
-    return Convolution{in[0], in[1], in[2], in[3], in[4], in[7], in[6], in[5], nullptr, true, found->second};
-  }
-  if (node->kind() == c10::aten::_convolution || node->kind() == c10::aten::convolution) {
-    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[8], in[7], in[6]};
-  }
-  return std::nullopt;
-}
 
 bool isAutocast(const Node* node) {
   const auto type = node->input(0)->type()->cast<c10::ClassType>();
@@ -102,12 +67,11 @@ class Splitter {
   }
 
  private:
-  static constexpr int64_t kMostDims = 3;
-
   void split(Node* node, const Convolution& convolution) {
     const auto dims = spatialDims(convolution);
     static const auto maybe_tensor = c10::OptionalType::ofTensor();
-    if (!dims || *dims < 1 || *dims > kMostDims || !convolution.bias->type()->isSubtypeOf(*maybe_tensor)) {
+    if (!dims || *dims < 1 || *dims > kMostSpatialDims ||
+        !convolution.bias->type()->isSubtypeOf(*maybe_tensor)) {
       return;
     }
     Value* plain = correlate(node, convolution, *dims);
@@ -118,20 +82,13 @@ class Splitter {
     changed_ = true;
   }
 
-  // A list of one number stands for any number of axes.
   std::optional<int64_t> spatialDims(const Convolution& convolution) const {
     if (convolution.spatial_dims > 0) {
       return convolution.spatial_dims;
     }
-    for (const Value* list :
-         {convolution.stride, convolution.padding, convolution.dilation, convolution.output_padding}) {
-      const auto length = list != nullptr ? known_.length(list) : std::nullopt;
-      if (length && *length > 1) {
-        return length;
-      }
-    }
-    const auto rank = known_.rank(convolution.weight);
-    return rank ? std::optional(*rank - 2) : std::nullopt;
+    const auto dims = convolution.knownDims(known_);
+    const bool told = known_.rank(convolution.weight) || (dims && *dims > 1);
+    return told ? dims : std::nullopt;
   }
 
   // With a number for each axis, so that the lists tell how many there are.
@@ -140,7 +97,7 @@ class Splitter {
       return list;
     }
     if (isConstant(list)) {
-      const auto number = torch::jit::toIValue(list)->toIntVector().at(0);
+      const auto number = constantOf(list)->toIntVector().at(0);
       return insertConstant(before, std::vector<int64_t>(dims, number));
     }
     const std::vector<Value*> numbers(dims, list->node()->input());
@@ -148,13 +105,12 @@ class Splitter {
   }
 
   Value* correlate(Node* node, const Convolution& convolution, int64_t dims) const {
-    static const auto kind = Symbol::fromQualString("jit_passes::correlation");
     const auto list = [&](Value* value) { return writtenOut(value, dims, node); };
-    if (convolution.padding->type()->kind() == c10::TypeKind::StringType) {
+    if (convolution.padsByMode()) {
       const std::vector<Value*> operands{convolution.input,          convolution.weight,
                                          list(convolution.stride),   convolution.padding,
                                          list(convolution.dilation), convolution.groups};
-      return insertNode(node, kind, operands, node)->output();
+      return insertValue(node, correlation, operands, node);
     }
     const std::vector<Value*> operands{
         convolution.input,
@@ -167,32 +123,30 @@ class Splitter {
         convolution.output_padding != nullptr ? list(convolution.output_padding)
                                               : insertConstant(node, std::vector<int64_t>(dims, 0)),
         convolution.groups};
-    return insertNode(node, kind, operands, node)->output();
+    return insertValue(node, correlation, operands, node);
   }
 
   Value* addBias(Node* node, Value* plain, Value* bias, int64_t dims) const {
     const auto held = known_.attribute(bias);
-    if (isNone(bias) || (held && held->isNone())) {
+    if (known_.isNone(bias)) {
       return plain;
     }
-    static const auto add_bias = Symbol::fromQualString("jit_passes::add_bias");
     Value* axes = insertConstant(node, dims);
     if (bias->type()->isSubtypeOf(*c10::TensorType::get())) {
-      return insertNode(node, add_bias, {plain, bias, axes}, node)->output();
+      return insertValue(node, add_bias, {plain, bias, axes}, node);
     }
     if (held && held->isTensor()) {
-      Value* tensor = insertNode(node, c10::aten::_unwrap_optional, {bias}, node)->output();
-      return insertNode(node, add_bias, {plain, tensor, axes}, node)->output();
+      Value* tensor = insertValue(node, c10::aten::_unwrap_optional, {bias}, node);
+      return insertValue(node, add_bias, {plain, tensor, axes}, node);
     }
-    Value* none = insertConstant(node, c10::IValue());
-    Value* absent = insertNode(node, c10::aten::__is__, {bias, none}, node)->output();
-    absent->setType(c10::BoolType::get());
+    Value* none = insertConstant(node, {});
+    Value* absent = insertValue(node, c10::aten::__is__, {bias, none}, node, c10::BoolType::get());
     Node* branch = insertNode(node, c10::prim::If, {absent}, node, /*outputs=*/1);
     branch->addBlock()->registerOutput(plain);
     Block* present = branch->addBlock();
     Node* end = present->return_node();
-    Value* tensor = insertNode(end, c10::prim::unchecked_cast, {bias}, node)->output();
-    present->registerOutput(insertNode(end, add_bias, {plain, tensor, axes}, node)->output());
+    Value* tensor = insertValue(end, c10::prim::unchecked_cast, {bias}, node);
+    present->registerOutput(insertValue(end, add_bias, {plain, tensor, axes}, node));
     return branch->output();
   }
 

@@ -16,21 +16,13 @@
 namespace jit_passes {
 namespace {
 
-using c10::Symbol;
-
 constexpr int64_t kMostGroups = 100; // ATen/native/quantized/cpu/OnednnUtils.h, should_use_onednn_quant
 constexpr int64_t kMultiple = 16;    // channels that vectors take at a time
 
 bool isConvolution(const Node* node) {
-  static const std::unordered_set<Symbol> kinds{
-      Symbol::fromQualString("quantized::conv2d"), Symbol::fromQualString("quantized::conv2d_relu"),
-      Symbol::fromQualString("quantized::conv3d"), Symbol::fromQualString("quantized::conv3d_relu")};
+  static const auto kinds =
+      symbols({"quantized::conv2d", "quantized::conv2d_relu", "quantized::conv3d", "quantized::conv3d_relu"});
   return kinds.count(node->kind()) > 0;
-}
-
-std::optional<std::vector<int64_t>> constantList(const Value* value) {
-  const auto constant = isConstant(value) ? torch::jit::toIValue(value) : std::nullopt;
-  return constant && constant->isIntList() ? std::optional(constant->toIntVector()) : std::nullopt;
 }
 
 // Rows of a constant that has one for each output channel; other values stay.
@@ -47,8 +39,8 @@ bool splitGroups(Node* node) {
   }
   Node* weight_node = prepack->input(0)->node();
   const auto weight = constantTensor(weight_node->input(0));
-  const auto stride = constantList(prepack->input(2)), padding = constantList(prepack->input(3)),
-             dilation = constantList(prepack->input(4));
+  const auto stride = constantInts(prepack->input(2)), padding = constantInts(prepack->input(3)),
+             dilation = constantInts(prepack->input(4));
   const int64_t groups = static_cast<int64_t>(constantNumber(prepack->input(5)).value_or(1));
   if (!weight || !stride || !padding || !dilation || groups <= kMostGroups ||
       fastOnFbgemm(weight->sizes(), *stride, *padding, *dilation, groups)) {
@@ -69,19 +61,18 @@ bool splitGroups(Node* node) {
       codes.push_back(part(input));
     }
     std::vector<Value*> parameters = prepack->inputs().vec();
-    parameters[0] = insertNode(node, weight_node->kind(), codes, node)->output();
+    parameters[0] = insertValue(node, weight_node->kind(), codes, node);
     parameters[1] = part(parameters[1]);
     parameters[5] = number(end - begin);
-    Node* packed = insertNode(node, prepack->kind(), parameters, node);
-    packed->output()->setType(prepack->output()->type());
+    Value* packed = insertValue(node, prepack->kind(), parameters, node, prepack->output()->type());
     std::vector<Value*> operands = node->inputs().vec();
     const std::vector<Value*> range{operands[0], number(1), number(begin * in), number(end * in), number(1)};
-    operands[0] = insertNode(node, c10::aten::slice, range, node)->output();
-    operands[1] = packed->output();
-    results.push_back(insertNode(node, node->kind(), operands, node)->output());
+    operands[0] = insertValue(node, c10::aten::slice, range, node);
+    operands[1] = packed;
+    results.push_back(insertValue(node, node->kind(), operands, node));
   }
   Node* list = node->owningGraph()->createList(c10::TensorType::get(), results)->insertBefore(node);
-  Value* whole = insertNode(node, c10::aten::cat, {list->output(), insertConstant(node, 1)}, node)->output();
+  Value* whole = insertValue(node, c10::aten::cat, {list->output(), insertConstant(node, 1)}, node);
   replaceNode(node, whole);
   return true;
 }
@@ -90,8 +81,8 @@ bool splitAll(PassContext& context) {
   if (context.option("engine").toStringRef() != "x86") {
     return false;
   }
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) { changed |= isConvolution(node) && splitGroups(node); });
+  const bool changed =
+      changeNodes(*context.graph(), [](Node* node) { return isConvolution(node) && splitGroups(node); });
   if (changed) { // or fold_prepack would pack the whole ones too
     removeDeadNodes(context.graph());
   }

@@ -22,13 +22,13 @@
 #include "core/batch_norm.h"
 #include "core/places.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
 // The weight of a convolution as it comes into its fake quantization; null where that knows no fold.
 Node* deferredWeightOf(const Node* convolution) {
-  static const auto deferred_weight = c10::Symbol::fromQualString("jit_passes::deferred_weight");
   const Node* trained = convolution->input(1)->node();
   if (!isTrained(trained)) {
     return nullptr;
@@ -47,13 +47,7 @@ Value* switchOf(Node* weight, Value* training) {
     return insertConstant(weight, *always == 0.0);
   }
   hoist(training, weight);
-  Value* folded = insertNode(weight, c10::aten::__not__, {training}, weight)->output();
-  return folded->setType(c10::BoolType::get());
-}
-
-c10::Symbol deferredBias() {
-  static const auto kind = c10::Symbol::fromQualString("jit_passes::deferred_bias");
-  return kind;
+  return insertValue(weight, c10::aten::__not__, {training}, weight, c10::BoolType::get());
 }
 
 void switchFolding(Node* norm, Node* weight) {
@@ -62,9 +56,8 @@ void switchFolding(Node* norm, Node* weight) {
   Value* rounded = operandOf(norm, "rounded");
   hoist(rounded, convolution);
   const auto operands = {convolution->input(2), rounded, convolution->input(1), folded};
-  Node* bias = insertNode(convolution, deferredBias(), operands, norm);
-  bias->output()->setType(c10::OptionalType::ofTensor());
-  convolution->replaceInput(2, bias->output());
+  convolution->replaceInput(
+      2, insertValue(convolution, deferred_bias, operands, norm, c10::OptionalType::ofTensor()));
   if (isTrained(rounded->node())) {
     setOperand(norm, "shift", rounded->node()->input(0));
   }
@@ -74,22 +67,21 @@ void switchFolding(Node* norm, Node* weight) {
 }
 
 bool switchAllFolding(PassContext& context) {
-  bool changed = false;
-  forEachNode(*context.graph(), [&](Node* node) {
+  return changeNodes(*context.graph(), [](Node* node) {
     if (!isDeferredBatchNorm(node)) {
-      return;
+      return false;
     }
     const Node* convolution = node->input(0)->node();
     Node* weight = deferredWeightOf(convolution);
     if (weight == nullptr) {
       replaceDeferred(node);
-      changed = true;
-    } else if (convolution->input(2)->node()->kind() != deferredBias()) {
+    } else if (convolution->input(2)->node()->kind() != deferred_bias) {
       switchFolding(node, weight);
-      changed = true;
+    } else {
+      return false;
     }
+    return true;
   });
-  return changed;
 }
 
 const RegisterPass switch_folding_pass{

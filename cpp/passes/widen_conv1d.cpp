@@ -21,14 +21,6 @@ using c10::Symbol;
 constexpr int64_t kHeight = -2; // the axis that is added
 constexpr int64_t kChannelsLast = static_cast<int64_t>(c10::MemoryFormat::ChannelsLast);
 
-std::unordered_set<Symbol> symbols(std::initializer_list<const char*> names) {
-  std::unordered_set<Symbol> result;
-  for (const char* name : names) {
-    result.insert(Symbol::fromQualString(name));
-  }
-  return result;
-}
-
 bool isTensor(const Value* value) { return value->type()->isSubtypeOf(*c10::TensorType::get()); }
 
 bool isPointwise(const Node* node) {
@@ -42,7 +34,7 @@ bool isPointwise(const Node* node) {
 
 // The other operands that hold one value for each element.
 bool isWideOperand(const Node* node, size_t operand) {
-  static const auto batch_norm = Symbol::fromQualString("quantized::batch_norm");
+  static const auto batch_norm = symbol("quantized::batch_norm");
   return isTensor(node->input(operand)) && (operand == 0 || node->kind() != batch_norm);
 }
 
@@ -68,9 +60,7 @@ class Widener {
 
  private:
   bool writesTo(const Node* node) const {
-    return std::any_of(node->inputs().begin(), node->inputs().end(), [&](const Value* input) {
-      return written_.count(input) > 0;
-    });
+    return std::ranges::any_of(node->inputs(), [&](const Value* input) { return written_.count(input) > 0; });
   }
 
   static bool isQuantizedConvolution(const Node* node) {
@@ -81,9 +71,8 @@ class Widener {
   static bool betweenIntegers(const Node* node) {
     const auto& uses = node->output()->uses();
     return node->input(0)->node()->kind() == c10::aten::dequantize ||
-           std::any_of(uses.begin(), uses.end(), [](const torch::jit::Use& use) {
-             return use.user->kind() == c10::aten::quantize_per_tensor;
-           });
+           std::ranges::any_of(
+               uses, [](const Use& use) { return use.user->kind() == c10::aten::quantize_per_tensor; });
   }
 
   // (weight, bias, stride, padding, dilation, groups) with lists and weight of one dimension more.
@@ -94,12 +83,12 @@ class Widener {
       return std::nullopt;
     }
     for (const size_t list : {2, 3, 4}) {
-      const auto constant = isConstant(wide[list]) ? torch::jit::toIValue(wide[list]) : std::nullopt;
-      if (!constant || !constant->isIntList() || constant->toIntList().size() != 1) {
+      const auto own = constantInts(wide[list]);
+      if (!own || own->size() != 1) {
         return std::nullopt;
       }
-      const int64_t own = constant->toIntVector()[0], neutral = list == 3 ? 0 : 1;
-      wide[list] = insertConstant(before, std::vector<int64_t>{neutral, own});
+      const int64_t neutral = list == 3 ? 0 : 1;
+      wide[list] = insertConstant(before, std::vector<int64_t>{neutral, own->front()});
     }
     wide[0] = insertConstant(before, weight->unsqueeze(kHeight));
     return wide;
@@ -119,8 +108,8 @@ class Widener {
     }
     std::vector<Value*> codes = weight->inputs().vec();
     codes[0] = wide->at(0);
-    wide->at(0) = insertNode(node, weight->kind(), codes, node)->output();
-    static const auto kind = Symbol::fromQualString("quantized::conv2d_prepack");
+    wide->at(0) = insertValue(node, weight->kind(), codes, node);
+    static const auto kind = symbol("quantized::conv2d_prepack");
     Node* packed = insertNode(node, kind, *wide, node);
     packed->output()->setType(packed->schema().returns().at(0).type());
     const std::string name = node->kind().toQualString();
@@ -136,8 +125,7 @@ class Widener {
       return;
     }
     Value* format = insertConstant(node, kChannelsLast);
-    Value* x =
-        insertNode(node, c10::aten::contiguous, {widened(node->input(0), node), format}, node)->output();
+    Value* x = insertValue(node, c10::aten::contiguous, {widened(node->input(0), node), format}, node);
     std::vector<Value*> operands{x};
     operands.insert(operands.end(), wide->begin(), wide->end());
     replace(node, "aten::conv2d", operands);
@@ -163,12 +151,11 @@ class Widener {
   }
 
   static Value* reshaped(Symbol kind, Value* value, Node* before) {
-    return insertNode(before, kind, {value, insertConstant(before, kHeight)}, before)->output();
+    return insertValue(before, kind, {value, insertConstant(before, kHeight)}, before);
   }
 
   void replace(Node* node, const std::string& kind, const std::vector<Value*>& operands) {
-    Value* wide = insertNode(node, Symbol::fromQualString(kind), operands, node)->output();
-    wide->setType(node->output()->type());
+    Value* wide = insertValue(node, symbol(kind), operands, node, node->output()->type());
     Value* narrow = reshaped(c10::aten::squeeze, wide, node);
     narrow->setType(node->output()->type());
     wide_[narrow] = wide;

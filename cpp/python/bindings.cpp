@@ -19,7 +19,7 @@ c10::IValue toList(const py::list& list) {
   for (const auto& element : list) {
     elements.push_back(toIValue(element));
   }
-  const bool same = !elements.empty() && std::all_of(elements.begin(), elements.end(), [&](const auto& e) {
+  const bool same = !elements.empty() && std::ranges::all_of(elements, [&](const auto& e) {
     return e.tagKind() == elements[0].tagKind();
   });
   const bool simple = same && !elements[0].isTuple() && !elements[0].isList();
@@ -132,7 +132,7 @@ py::list places(const Module& module, const std::string& method) {
   }
   const auto known = [&](const Value* value) -> std::optional<c10::IValue> {
     if (isConstant(value)) {
-      return torch::jit::toIValue(value);
+      return constantOf(value);
     }
     const Node* node = value->node();
     const bool of_self =
@@ -238,7 +238,7 @@ py::dict operatorRows() {
 // The names of the arguments of an operator's overload; None if there is no such operator.
 std::optional<std::vector<std::string>> operatorArguments(
     const std::string& kind, const std::string& overload) {
-  for (const auto& op : torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(kind))) {
+  for (const auto& op : torch::jit::getAllOperatorsFor(symbol(kind))) {
     if (op->schema().overload_name() == overload) {
       std::vector<std::string> names;
       for (const auto& argument : op->schema().arguments()) {
@@ -265,6 +265,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.attr("torch_version") = TORCH_VERSION; // compiled against
   bindPasses(m);
   bindRewriting(m);
+  bindPlans(m);
   m.def("node_kinds", [](const Module& module, const std::string& method) {
     py::dict kinds;
     for (const auto& [node, name] : nodeNames(*module.get_method(method).graph())) {

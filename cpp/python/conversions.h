@@ -19,6 +19,15 @@ Options toOptions(const py::dict& dict);
 py::tuple toTuple(const NodeRecord& node);
 py::tuple toTuple(const ValueRecord& value);
 
+using GraphPointer = std::shared_ptr<torch::jit::Graph>;
+
+// The context of a method of a module, or of a graph alone.
+inline PassContext contextOf(const py::object& subject, const std::string& method, const Options& options) {
+  return py::isinstance<torch::jit::Module>(subject)
+             ? PassContext(subject.cast<torch::jit::Module>(), method, options)
+             : PassContext(subject.cast<GraphPointer>(), options);
+}
+
 // A Python function that C++ may copy and drop without holding the interpreter's lock.
 class Function {
  public:
@@ -41,5 +50,6 @@ class Function {
 
 void bindPasses(py::module_& m);
 void bindRewriting(py::module_& m);
+void bindPlans(py::module_& m);
 
 } // namespace jit_passes

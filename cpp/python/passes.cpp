@@ -2,23 +2,17 @@
 #include "conversions.h"
 
 #include "core/calls.h"
+#include "core/compiled_region.h"
 #include "core/editor.h"
 #include "core/executor.h"
 #include "core/lint.h"
 #include "core/module.h"
 #include "core/print.h"
+#include "core/regions.h"
 #include "core/rewriter.h"
 
 namespace jit_passes {
 namespace {
-
-using GraphPointer = std::shared_ptr<Graph>;
-
-// The context of a method of a module, or of a graph alone.
-PassContext contextOf(const py::object& subject, const std::string& method, const Options& options) {
-  return py::isinstance<Module>(subject) ? PassContext(subject.cast<Module>(), method, options)
-                                         : PassContext(subject.cast<GraphPointer>(), options);
-}
 
 GraphPointer graphOf(const py::object& subject, const std::string& method) {
   static const Options none;
@@ -191,6 +185,22 @@ py::dict describeAll(const std::map<std::string, Info>& table) {
   return result;
 }
 
+// Units are lists of nodes by their number in program order.
+std::vector<int64_t> regionsOf(
+    const Module& module, const std::string& method, const std::vector<std::vector<size_t>>& units,
+    const Links& links) {
+  const auto graph = module.get_method(method).graph();
+  const auto nodes = nodesInOrder(*graph);
+  Units found;
+  for (const auto& unit : units) {
+    auto& in = found.emplace_back();
+    for (const size_t index : unit) {
+      in.push_back(nodes.at(index));
+    }
+  }
+  return findRegions(graph, found, links);
+}
+
 int64_t countNodes(Graph& graph) {
   int64_t count = 0;
   forEachNode(graph, [&](Node*) { ++count; });
@@ -232,6 +242,13 @@ void bindPasses(py::module_& m) {
         parameters ? takeSnapshot(module, method) : takeSnapshot(module.get_method(method).graph()));
   });
   m.def("snapshot_of_graph", [](const GraphPointer& graph) { return toTuple(takeSnapshot(graph)); });
+
+  m.def("find_regions", &regionsOf);
+  m.def(
+      "replace_region",
+      [](Module module, const std::string& method, const std::string& name, const torch::jit::Object& made) {
+        replaceRegion(module, *module.get_method(method).graph(), name, made._ivalue());
+      });
 
   m.def("hook_after_autograd", [](const py::function& f) { hookExecutor(Moment::AfterAutograd, f); });
   m.def("hook_after_fusion", [](const py::function& f) { hookExecutor(Moment::AfterFusion, f); });

@@ -7,14 +7,12 @@
 namespace jit_passes {
 namespace {
 
-using GraphPointer = std::shared_ptr<Graph>;
-
 Alternatives toAlternatives(const std::map<std::string, std::vector<std::string>>& names) {
   Alternatives alternatives;
   for (const auto& [name, kinds] : names) {
-    auto& set = alternatives[c10::Symbol::fromQualString(name)];
+    auto& set = alternatives[symbol(name)];
     for (const auto& kind : kinds) {
-      set.insert(c10::Symbol::fromQualString(kind));
+      set.insert(symbol(kind));
     }
   }
   return alternatives;
@@ -126,12 +124,8 @@ void bindRewriting(py::module_& m) {
       .def_property_readonly(
           "anchor", [](const Rule& rule) { return rule.pattern.anchor()->kind().toQualString(); });
   m.def("rule", &makeRule);
-  m.def("apply_rules", [](const Module& module, const std::string& method, const Rules& rules) {
-    PassContext context(module, method, none);
-    return toList(rewrite(context, rules));
-  });
-  m.def("apply_rules_to_graph", [](const GraphPointer& graph, const Rules& rules) {
-    PassContext context(graph, none);
+  m.def("apply_rules", [](const py::object& subject, const std::string& method, const Rules& rules) {
+    auto context = contextOf(subject, method, none);
     return toList(rewrite(context, rules));
   });
   m.def("explain_rule", [](const Module& module, const std::string& method, const Rule& rule) {

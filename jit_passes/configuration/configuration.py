@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
-from .options import LayerOptions, TensorOptions
+from .options import NOTHING, LayerOptions, TensorOptions
 from .selector import Selector, explain_nothing, is_operator, is_value, known_names
 
 
@@ -38,7 +38,7 @@ class Rule:
             raise ValueError(
                 f"options are LayerOptions, or TensorOptions for values, not {self.options!r}"
             )
-        if self.options in (LayerOptions(), TensorOptions()):
+        if self.options in (LayerOptions(), NOTHING):
             raise ValueError("the rule changes nothing: give it an option")
         if isinstance(self.options, TensorOptions) and self.selector.value is None:
             raise ValueError(
@@ -134,7 +134,7 @@ class ResolvedConfiguration:
 
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""
-        return self.values.get(value.id, TensorOptions())
+        return self.values.get(value.id, NOTHING)
 
     def last_rule(self, node: NodeView) -> str:
         """Return where it was last said whether the operator stays in float; "" for nowhere."""

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -148,10 +149,16 @@ class TensorOptions:
 
     def given(self) -> dict[str, Any]:
         """Return the options that are not None, by name."""
-        values = {
-            option.name: getattr(self, option.name) for option in fields(self) if option.compare
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        return dict(self._given)
+
+    @cached_property
+    def _given(self) -> dict[str, Any]:
+        named = ((name, getattr(self, name)) for name in _NAMES)
+        return {name: value for name, value in named if value is not None}
+
+    def __bool__(self) -> bool:
+        """Whether any option is given."""
+        return bool(self._given)
 
     def updated(self, later: TensorOptions) -> TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
@@ -162,11 +169,11 @@ class TensorOptions:
         later bits need that; other dtypes too small for them go. Earlier bits too many for a later
         dtype go.
         """
-        new, kept = later.given(), self.given()
-        if not new or later.dtype == FLOAT:
-            return later if new else self
-        if self.dtype == FLOAT:
+        if not later:
+            return self
+        if FLOAT in (self.dtype, later.dtype):
             return later
+        new, kept = later.given(), self.given()
         for name in new:
             for replaced in _REPLACES.get(name, ()):
                 kept.pop(replaced, None)
@@ -200,6 +207,8 @@ class TensorOptions:
         """
         if self.dtype == FLOAT:
             return None
+        if not self:
+            return spec
         try:
             return self._apply(spec, ch_axis)
         except ValueError as error:
@@ -263,6 +272,10 @@ class TensorOptions:
         low = -(2 ** (bits - 1)) if signed else 0
         dtype = self.dtype or QuantizationSpec.of_bits(bits, signed).dtype
         return dtype, low + narrow, low + 2**bits - 1
+
+
+_NAMES = tuple(option.name for option in fields(TensorOptions) if option.compare)
+NOTHING = TensorOptions()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from itertools import chain, count
 
 import torch
 
+from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
 from ..specification.slots import CORRELATION, Correlation, quantized_behind, slot_of
@@ -57,7 +58,8 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
             f"a module of one of the stages {stages} is needed to read encodings of, got {found}: "
             "pass what jit_passes.convert returns, before lower"
         )
-    return _GraphReader(GraphView.of(model, report.method), report).read()
+    module = _C.clone(model._c, report.method)  # regions that were outlined are in it again
+    return _GraphReader(GraphView.of(module, report.method), report).read()
 
 
 class _GraphReader:

@@ -43,7 +43,7 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
     module, _ = read_places(qat, report)
     options: dict[str, Any] = {"insert_quantize_dequantize": {"parameters": {}}}
     module = STRIP.run(module, report.method, options=options).module
-    kinds = _C.node_kinds(module, report.method).items()
-    if left := [name for name, kind in kinds if kind.startswith("jit_passes::")]:
+    named = _C.names_by_kind(module, report.method).items()
+    if left := [names[0] for kind, names in named if kind.startswith("jit_passes::")]:
         raise JitPassesError(f"'{left[0]}' has no equal in PyTorch: the model cannot do without")
     return wrap(module), encodings_of(qat)

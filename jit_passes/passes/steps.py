@@ -12,7 +12,7 @@ from .. import _C
 from ..errors import JitPassesError, nearest
 from .options import check_options, options_of
 from .registry import passes, runnable
-from .subject import Outcome, Subject
+from .subject import Outcome, Remark, Subject
 
 # Parameters of hundreds of values are options too.
 _BRIEF = reprlib.Repr()
@@ -26,6 +26,19 @@ class Rule(Protocol):
     @property
     def name(self) -> str: ...
     def compile(self) -> Any: ...
+
+
+@runtime_checkable
+class ModuleStep(Protocol):
+    """A step that needs more than an editor of one graph, such as `CompileRegions`.
+
+    `run_on` gets a C++ module that no one else holds, and the method. It returns the module that
+    goes on, whether something changed, and remarks.
+    """
+
+    @property
+    def name(self) -> str: ...
+    def run_on(self, module: Any, method: str) -> tuple[Any, bool, Sequence[Remark]]: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class RuleSet:
         return compiled
 
 
-Step = str | PassCall | RuleSet | Rule | Callable[..., bool | None]
+Step = str | PassCall | RuleSet | Rule | ModuleStep | Callable[..., bool | None]
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ def name_of(step: Step) -> str:
     """Return the name that records, messages, dumps and options go by."""
     if isinstance(step, str):
         return step
-    if isinstance(step, PassCall | RuleSet | Rule):
+    if isinstance(step, PassCall | RuleSet | Rule | ModuleStep):
         return step.name
     if isinstance(step, functools.partial):
         return name_of(step.func)
@@ -131,6 +144,10 @@ def bind(step: Step, given: Mapping[str, Any], where: str) -> BoundStep:
         check_options(f"rule set '{name}' of {where}", (), given)
         rules = (step if isinstance(step, RuleSet) else RuleSet(name, (step,))).compile()
         return BoundStep(name, lambda subject: subject.run_rules(rules))
+    if isinstance(step, ModuleStep):
+        check_options(f"step '{name}' of {where}", (), given)
+        module_step = step
+        return BoundStep(name, lambda subject: subject.run_module(module_step.run_on))
     if not callable(step):
         raise JitPassesError(
             "a step is the name of a pass, a PassCall, a RuleSet, a RewriteRule, or a function "

@@ -57,6 +57,13 @@ class Subject(ABC):
         """Apply compiled rules; the remarks tell of matches that were refused."""
         return self._keep(_C.run_rules(rules, self.held, self.method))
 
+    def run_module(self, run: Callable[[Any, str], tuple[Any, bool, Sequence[Remark]]]) -> Outcome:
+        """Run what takes the module as a whole: see `steps.ModuleStep`."""
+        if not self.method:
+            raise JitPassesError("the step needs a module, and this is a graph alone")
+        self.held, changed, remarks = run(self.held, self.method)
+        return changed, tuple(remarks)
+
     def check(self, invariant: str, remarks: Sequence[Remark] = ()) -> str | None:
         """Return why the invariant does not hold, given the remarks so far; None if it does."""
         said = [(remark.name, remark.reason) for remark in remarks]

@@ -18,7 +18,7 @@ from .base import Quantizer
 from .capability import ACTIVATION, WEIGHT, Capability
 from .idle import idle_rules
 from .policy import Policy
-from .selection import Selection
+from .selection import Selection, clipped_output
 from .writer import ALL_FLOAT, AnnotationWriter, result_options
 
 
@@ -136,10 +136,11 @@ class BackendQuantizer(Quantizer):
             for node in graph.nodes
             if node.kind in operators
             and len(node.outputs) == 1
-            and result_options(resolved, node, operators[node.kind]).dtype == "float"
+            and result_options(resolved, node, clipped_output(node, operators[node.kind])).dtype
+            == "float"
         )
         own_results = frozenset(
-            index for index, options in resolved.layers.items() if options.output.given()
+            index for index, options in resolved.layers.items() if options.output
         )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(

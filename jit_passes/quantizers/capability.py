@@ -11,7 +11,7 @@ from ..graph.view import NodeView
 from ..observers import MinMax, PairSums
 from ..specification.annotation import describe
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
-from .support import ANY_SPEC, OperatorSupport, Role, SpecSupport
+from .support import ANY_SPEC, Check, OperatorSupport, Role, SpecSupport
 
 Spec = QuantizationSpec | FixedQParamsQuantizationSpec
 ACTIVATION = QuantizationSpec("uint8")
@@ -34,6 +34,8 @@ class Capability:
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
         sums: weighted operators to which it can add another tensor before it rounds.
+        moves: operators that only rearrange integers, each with what says why a node cannot be
+            done, or None; None where it takes all of them as they are. Asked for regions only.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -42,6 +44,7 @@ class Capability:
     accumulators: SpecSupport | None = None
     mixed: bool = False
     sums: tuple[str, ...] = ()
+    moves: Mapping[str, Check | None] | None = None
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""
@@ -88,6 +91,15 @@ class Capability:
                 )
         return None
 
+    def move_refusal(self, node: NodeView) -> str | None:
+        """Say why the backend cannot rearrange integers as a node does; None when it can."""
+        if self.moves is None:
+            return None
+        if node.kind not in self.moves:
+            return "the target does not do it on integers"
+        check = self.moves[node.kind]
+        return check(node) if check else None
+
     def adds_pairs(self, node: NodeView) -> bool:
         """Say whether the operator's kernel adds pairs of products in int16; see `PairSums`."""
         row = self.operators.get(node.kind)
@@ -125,6 +137,11 @@ class Capability:
         )
 
 
+def is_constant_behind(node: NodeView, first: int) -> bool:
+    """Say whether the operands from a position on are constants."""
+    return all(value.is_constant for value in node.inputs[first:])
+
+
 def weighted_reason(node: NodeView) -> str | None:
     """Say why a convolution or linear cannot be quantized by any backend."""
     weight, bias = node.inputs[1], node.inputs[2]
@@ -132,8 +149,13 @@ def weighted_reason(node: NodeView) -> str | None:
         return "its weight is computed by the model"
     if weight.constant.dtype != torch.float32:
         return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
-    if not weight.constant.isfinite().all():
+    if not _is_finite(weight.constant):
         return "its weight holds a NaN or an infinity"
     if not bias.is_constant:
         return "its bias is computed by the model"
     return None
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Say whether it holds no NaN and no infinity: NaN propagates to both ends of a range."""
+    return tensor.numel() == 0 or all(end.isfinite() for end in torch.aminmax(tensor))

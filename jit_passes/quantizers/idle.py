@@ -55,7 +55,7 @@ class _OwnTensors:
         known = node.kind in self.selection.support
         if options.keep_float is not None or (known and node.index in self.selection.refused):
             return ""
-        given = [name for name in TENSORS if getattr(options, name).given()]
+        given = [name for name in TENSORS if getattr(options, name)]
         if any(getattr(options, name).dtype == FLOAT for name in given):
             return ""
         if any(name in given for name in self.tensors(node)):

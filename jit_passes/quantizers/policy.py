@@ -36,7 +36,8 @@ class Policy:
         spec, own = self.weight, self.capability.operators[node.kind].weights
         if spec.ch_axis is not None:
             axis = output_channels(node)
-            spec = per_tensor(spec) if axis is None else replace(spec, ch_axis=axis)
+            if axis != spec.ch_axis:
+                spec = per_tensor(spec) if axis is None else replace(spec, ch_axis=axis)
         if own is not None:
             spec = own.narrow(spec)
         if self.capability.adds_pairs(node) and spec.observer == MinMax():

@@ -102,6 +102,7 @@ class Selection:
     selected: dict[int, OperatorSupport] = field(default_factory=dict)  # by node index
     reasons: dict[str, str] = field(default_factory=dict)
     origins: dict[int, ValueView] = field(default_factory=dict)
+    clipped: dict[int, ValueView] = field(default_factory=dict)  # results by node index
     quantized: set[int] = field(default_factory=set)  # ids of origins
     by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
     results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
@@ -114,12 +115,19 @@ class Selection:
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
             if row is not None and len(node.outputs) == 1:
-                self.results.add(clipped_output(node, row).id)
+                self.results.add(self.result(node).id)
         self.select_weighted()
         self.select_between()
         self.drop_for_fewest_conversions()
         self.join_tables()
         self.fuse_sums()
+
+    def result(self, node: NodeView) -> ValueView:
+        """Return the value that is quantized of an operator that the backend has."""
+        known = self.clipped.get(node.index)
+        if known is None:
+            known = self.clipped[node.index] = clipped_output(node, self.support[node.kind])
+        return known
 
     def origin(self, value: ValueView) -> ValueView:
         known = self.origins.get(value.id)
@@ -141,7 +149,7 @@ class Selection:
         self.selected[node.index] = row
         if node.index in self.float_results:
             return
-        value = clipped_output(node, row)
+        value = self.result(node)
         self.by_output[value.id] = node
         self.quantized.add(value.id)
 
@@ -198,7 +206,7 @@ class Selection:
         chosen = on_integers(flows)
         for index, row in list(self.selected.items()):
             if row.role is not Role.WEIGHTED and index not in chosen:
-                value = clipped_output(self.nodes[index], row)
+                value = self.result(self.nodes[index])
                 del self.selected[index]
                 self.by_output.pop(value.id, None)
                 name = self.nodes[index].name
@@ -207,10 +215,12 @@ class Selection:
     def flows(self) -> list[Flow]:
         """Return who makes and who reads each value that selected operators make or read."""
         origins: dict[int, ValueView] = {}
-        for index, row in self.selected.items():
+        for index in self.selected:
             node = self.nodes[index]
-            made = clipped_output(node, row)
-            for value in (made, *(self.origin(value) for _, _, value in self.operands(node))):
+            for value in (
+                self.result(node),
+                *(self.origin(value) for _, _, value in self.operands(node)),
+            ):
                 origins[value.id] = value
         return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
 
@@ -238,7 +248,7 @@ class Selection:
     def join_tables(self) -> None:
         """Find results that only functions of the same tensor read: one table computes them all."""
         nodes = [self.nodes[i] for i in sorted(self.selected) if self.selected[i].elementwise]
-        results = {node.index: clipped_output(node, self.selected[node.index]) for node in nodes}
+        results = {node.index: self.result(node) for node in nodes}
         makers = {value.id: index for index, value in results.items()}
         inner = {node.index for node in nodes if self.is_read_by_tables(node, results)}
         while True:

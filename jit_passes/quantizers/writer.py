@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..configuration.configuration import ResolvedConfiguration
-from ..configuration.options import TensorOptions
+from ..configuration.options import NOTHING, TensorOptions
 from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, MinMaxWithin
 from ..specification.annotation import Annotations, QuantizationAnnotation
@@ -22,9 +22,9 @@ from ..specification.specification import (
     ValueOrNode,
 )
 from .policy import Policy
-from .selection import Selection, clipped_output
+from .selection import Selection
 from .signs import can_be_negative
-from .support import OperatorSupport, Role, SpecSupport
+from .support import Role, SpecSupport
 
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
@@ -92,9 +92,7 @@ class AnnotationWriter:
         weight = self.weight(node)
         if weight is None:
             said = self.resolved.of(node).output
-            floats = not self.quantized_values(node) and not (
-                said.given() and said.dtype != "float"
-            )
+            floats = not self.quantized_values(node) and not (said and said.dtype != "float")
             if floats:  # a result that nobody asked for is no reason to call it quantized
                 return ALL_FLOAT
             return None if self.policy.capability.mixed else "its weight is to stay in float"
@@ -117,7 +115,7 @@ class AnnotationWriter:
         part_of = None if owner is node else owner
         ranks = self.selection.selected[owner.index].ranks
         result = self.result(node) if has_result else None
-        value = clipped_output(node, row)
+        value = self.selection.result(node)
         maker = value.producer
         own_result = value is node.output or maker is None
         self.annotations[node] = QuantizationAnnotation(
@@ -178,10 +176,10 @@ class AnnotationWriter:
             return None
         options = self.resolved.of(node).input
         if not self.is_produced(value):
-            if not options.given():
+            if not options:
                 options = self.wanted_by_readers(self.selection.origin(value), node)
             return self.apply(options.updated(self.resolved.of_value(value)), node, value)
-        if not options.given() or options.dtype == "float":
+        if not options or options.dtype == "float":
             return None
         spec = self.apply(options, node, value)
         return None if spec == self.produced(value) else spec
@@ -212,16 +210,16 @@ class AnnotationWriter:
 
     def find_result(self, node: NodeView) -> AnySpec | None:
         row = self.selection.selected[node.index]
-        value = clipped_output(node, row)
+        value = self.selection.result(node)
         layers, values = self.resolved.layers, self.resolved.values
-        options = result_options(self.resolved, node, row)
+        options = result_options(self.resolved, node, value)
         if options.dtype == "float":
             return None
         is_special = (
-            speaker(self.resolved, node, row).index in layers
+            speaker(self.resolved, node, value).index in layers
             and options != self.resolved.everywhere.output
         ) or value.id in values
-        if not (is_special and options.given()):
+        if not (is_special and options):
             if row.role is Role.FIXED:
                 return row.fixed
             quantized = self.quantized_values(node)
@@ -229,7 +227,7 @@ class AnnotationWriter:
                 # Within the range of its operands, if these are all in the group.
                 within = len(quantized) == len(set(self.values(node)))
                 return SharedQuantizationSpec(self.source(node, quantized[0]), observed=not within)
-        if not options.given():
+        if not options:
             options = self.wanted_by_readers(value, node)
         return self.apply(options, node, value)
 
@@ -240,15 +238,15 @@ class AnnotationWriter:
         """
         wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
         if not wanted or any(options != wanted[0] for options in wanted):
-            return TensorOptions()
+            return NOTHING
         spec = self.apply(wanted[0], node, value)
         refused = spec is None or self.policy.capability.refusal(node, None, spec) is not None
-        return TensorOptions() if refused else wanted[0]
+        return NOTHING if refused else wanted[0]
 
     def wanted_by(self, reader: NodeView) -> TensorOptions:
         options = self.resolved.of(reader).input
         flat = self.selection.selected[reader.index].input_range
-        if options.given() or flat is None or reader.index in self.selection.inner:
+        if options or flat is None or reader.index in self.selection.inner:
             return options
         return TensorOptions(calibration=MinMaxWithin(*flat))
 
@@ -274,7 +272,7 @@ class AnnotationWriter:
         options = self.resolved.of(node).bias
         if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
             return None
-        if options.given():
+        if options:
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
         if weight is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
             per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
@@ -298,19 +296,19 @@ class AnnotationWriter:
         return value, node
 
 
-def speaker(resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport) -> NodeView:
+def speaker(resolved: ResolvedConfiguration, node: NodeView, result: ValueView) -> NodeView:
     """Return whose output options hold: the operator's, or its clip's if only that has a rule."""
-    clip = clipped_output(node, row).producer
+    clip = result.producer
     own = node.index in resolved.layers or clip is None or clip.index not in resolved.layers
     return node if own or clip is None else clip
 
 
 def result_options(
-    resolved: ResolvedConfiguration, node: NodeView, row: OperatorSupport
+    resolved: ResolvedConfiguration, node: NodeView, result: ValueView
 ) -> TensorOptions:
     """Return what is said about the result of an operator, or of the clip behind it."""
-    said = resolved.of(speaker(resolved, node, row)).output
-    return said.updated(resolved.of_value(clipped_output(node, row)))
+    said = resolved.of(speaker(resolved, node, result)).output
+    return said.updated(resolved.of_value(result))
 
 
 def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:

@@ -11,11 +11,11 @@ import torch
 from ..errors import count_of
 from ..graph.view import NodeView, ValueView
 from ..quantizers.base import Quantizer
-from ..quantizers.disjoint import DisjointSets
 from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
 from ..stages.records import QuantizedUses, float_reason
 from ..targets import Target
+from ..targets.integer_operators import IntegerOperators
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class OperatorInspection:
         name: stable name, `layer1.0.conv1:conv2d`.
         kind: `aten::conv2d`.
         dtype: "int8" where it computes on integers, whatever their bits, or "float".
-        island: number of the group of operators that it hands integers to, or gets them from; None
-            in float.
+        region: number of the region that it is in: see `partition`; None in float.
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
         bits: of its weight and its activations: see `OperatorRecord`.
@@ -36,7 +35,7 @@ class OperatorInspection:
     name: str
     kind: str
     dtype: str
-    island: int | None
+    region: int | None
     reason: str
     source: str
     bits: str = ""
@@ -61,12 +60,12 @@ class Inspection(tuple[OperatorInspection, ...]):
         return made
 
     @property
-    def islands(self) -> list[tuple[str, ...]]:
-        """Names of the operators of each group that hand integers to each other."""
+    def regions(self) -> list[tuple[str, ...]]:
+        """Names of the operators of each region: see `partition`."""
         groups: dict[int, list[str]] = {}
         for row in self:
-            if row.island is not None:
-                groups.setdefault(row.island, []).append(row.name)
+            if row.region is not None:
+                groups.setdefault(row.region, []).append(row.name)
         return [tuple(names) for _, names in sorted(groups.items())]
 
     def __str__(self) -> str:
@@ -76,14 +75,14 @@ class Inspection(tuple[OperatorInspection, ...]):
         int8 = sum(row.dtype == "int8" for row in self)
         lines = [
             f"{int8} of {count_of(len(self), 'operator')} on integers, in "
-            f"{count_of(len(self.islands), 'island')}; {count_of(self.quantizes, 'value')} "
+            f"{count_of(len(self.regions), 'region')}; {count_of(self.quantizes, 'value')} "
             f"quantized, {self.dequantizes} dequantized"
         ]
         for row in self:
-            island = "" if row.island is None else f"island {row.island}"
+            region = "" if row.region is None else f"region {row.region}"
             why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
             bits = f"{row.bits or row.dtype:<{widest}}"
-            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {island or why}"
+            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {region or why}"
             lines.append(line.rstrip())
         return "\n".join(lines)
 
@@ -117,6 +116,7 @@ def inspect(
 
 class _Inspector:
     def __init__(self, annotated: Annotated, target: Target) -> None:
+        self.annotated = annotated
         self.graph = annotated.graph
         self.target = target
         self.annotations = annotated.annotations
@@ -127,22 +127,22 @@ class _Inspector:
         self.owners = {self.owner(node) for node in self.annotations if self.seen(node)}
 
     def inspect(self) -> Inspection:
-        islands = self.islands()
-        rows = [self.row(node, islands) for node in self.graph.nodes if computes(node)]
+        regions = self.regions()
+        rows = [self.row(node, regions) for node in self.graph.nodes if computes(node)]
         given = sum(not self.on_integers(p.node) for p in self.places if not p.uses)
         quantizes = given + sum(bool(place.uses) for place in self.places)
         results = {p.value.id: p.value for p in self.places if not p.uses}
         dequantizes = sum(self.is_read_in_float(value) for value in results.values())
         return Inspection(rows, quantizes, dequantizes)
 
-    def row(self, node: NodeView, islands: dict[int, int]) -> OperatorInspection:
+    def row(self, node: NodeView, regions: dict[int, int]) -> OperatorInspection:
         int8 = self.on_integers(node)
         bits = self.all.bits(node) if node in self.annotations else ""
         reason = "only its weight is quantized" if bits else ""
         if not int8 and not bits:
             reason = float_reason(node, self.annotations, self.target)
         return OperatorInspection(
-            node.name, node.kind, "int8" if int8 else "float", islands.get(node.index),
+            node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
         )  # fmt: skip
 
@@ -165,23 +165,46 @@ class _Inspector:
         found = readers_of(value, lambda user, _: user in self.annotations)
         return any(use is None or not self.on_integers(use[0]) for use in found)
 
-    def islands(self) -> dict[int, int]:
-        """Number the groups of operators that integers flow between."""
-        sets: DisjointSets[int] = DisjointSets()
-        first: dict[int, int] = {}  # an operator at each quantized value
+    def regions(self) -> dict[int, int]:
+        """Number the regions that the operators on integers will be in, from 1."""
+        units: dict[int, list[NodeView]] = {}  # by the operator that others are computed with
         for node in self.graph.nodes:
-            if not self.on_integers(node):
-                continue
-            part_of = self.annotations[node].part_of
-            if part_of is not None:
-                sets.unite(node.index, part_of.index)
-            seen = self.seen(node)
-            for value in (*seen, *node.outputs):
-                if value.id in self.uses.results or value in seen:
-                    met = first.setdefault(value.id, node.index)
-                    sets.unite(node.index, met)
-        numbers: dict[int, int] = {}
-        return {i: numbers.setdefault(sets.root(i), len(numbers) + 1) for i in sorted(sets)}
+            if self.on_integers(node):
+                units.setdefault(self.owner(node).index, []).append(node)
+            elif self.is_moved(node):
+                units[node.index] = [node]
+        number = {n.index: k for k, unit in enumerate(units.values()) for n in unit}
+        handed, shared = [], []
+        readers: dict[int, int] = {}
+        for own, value in ((number[n.index], v) for n in self.graph.nodes if n.index in number
+                           for v in self.codes_of(n)):  # fmt: skip
+            maker = value.producer
+            if maker is not None and maker.kind == "prim::ListUnpack":
+                maker = maker.inputs[0].producer
+            if maker is not None and maker.index in number:
+                handed.append((number[maker.index], own))
+            shared.append((readers.setdefault(value.id, own), own))
+        operators = IntegerOperators(list(units.values()), [*handed, *shared])
+        found = operators.regions(self.annotated.module, self.annotated.method)
+        return {n.index: k for k, r in enumerate(found, 1) for unit in r for n in unit}
+
+    def is_moved(self, node: NodeView) -> bool:
+        """Whether it rearranges integers."""
+        return (
+            passes_on(node)
+            and origin_of(node.inputs[0], self.uses.results).id in self.uses.results
+            and self.target.capability.move_refusal(node) is None
+        )
+
+    def codes_of(self, node: NodeView) -> list[ValueView]:
+        """Return the operands of which it sees codes."""
+        if node not in self.annotations:
+            return node.inputs[:1]
+        return [
+            value
+            for position, element, value in node.operands
+            if self.uses.at(node, position, element) is not None
+        ]
 
 
 def computes(node: NodeView) -> bool:

@@ -281,7 +281,8 @@ class _Comparison:
                 "no value of the converted model is one of the model that trained: was it made of "
                 "this one?"
             )
-        places, sites = trained_places(qat, report, known), sites_of(converted, other)
+        places = trained_places(qat, report, known)
+        sites = sites_of(copy_of(converted, other.method), other)
         activations = match(
             [place for place in places if place.constant is None],
             [site for site in sites if site.codes is None],

@@ -109,8 +109,11 @@ class Site:
     codes: torch.Tensor | None = None
 
 
-def sites_of(converted: torch.jit.ScriptModule, report: Report) -> list[Site]:
-    """Return the values that a converted model quantizes, in its order."""
+def sites_of(converted: Any, report: Report) -> list[Site]:
+    """Return the values that a converted C++ module quantizes, in its order.
+
+    A region that was compiled shows those that it gives, in float.
+    """
     graph = GraphView.of(converted, report.method)
     ids = by_position(graph, report.places)
     found: list[Site] = []

@@ -29,14 +29,16 @@ def rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:
 
 
 def value_of(codes: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return what the codes of the converted model stand for."""
-    if codes.is_quantized:
-        return codes.dequantize()
+    """Return what the codes of the converted model stand for; a compiled region gives that."""
+    if codes.is_quantized or codes.is_floating_point():
+        return codes.dequantize() if codes.is_quantized else codes
     return _dequantized(codes, site.scale, site.zero_point, site.axis)
 
 
 def codes_of(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return the value as the codes that the converted model has there."""
+    """Return the value as the codes that the converted model has there, or as it is."""
+    if like.is_floating_point():
+        return value
     if like.is_quantized:
         grid = like.q_scale(), like.q_zero_point()
         return torch.quantize_per_tensor(value, *grid, like.dtype)

@@ -69,7 +69,8 @@ class Place:
 
     def to_text(self) -> str:
         """Return JSON that begins with the id, which C++ reads without a parser."""
-        return json.dumps({**vars(self), "format": FORMAT, "spec": _spec_to_dict(self.spec)})
+        own = {name: value for name, value in vars(self).items() if name != "spec"}
+        return f'{json.dumps({**own, "format": FORMAT})[:-1]}, "spec": {_spec_to_json(self.spec)}}}'
 
     @classmethod
     def from_text(cls, text: str) -> Place:
@@ -107,6 +108,10 @@ def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
 
 
 @lru_cache(4096)  # one specification stands at hundreds of places
+def _spec_to_json(spec: ResolvedSpec) -> str:
+    return json.dumps(_spec_to_dict(spec))
+
+
 def _spec_to_dict(spec: ResolvedSpec) -> dict[str, Any]:
     content = dict(vars(spec))
     if isinstance(spec, QuantizationSpec):

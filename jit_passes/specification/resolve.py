@@ -7,8 +7,9 @@ where: the result does not depend on the order in which annotations were made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from ..errors import JitPassesError
@@ -86,6 +87,8 @@ class _Writer:
     first: int
     groups: dict[Member, int] = field(default_factory=dict)  # by root
     specs: dict[Member, OwnSpec] = field(default_factory=dict)  # by root, of the first member
+    places: list[Quantization] = field(default_factory=list)
+    channels: dict[int, tuple[str, int]] = field(default_factory=dict)  # by group, and of which
 
     def write(self) -> list[Quantization]:
         for member in self.members.all:
@@ -95,15 +98,12 @@ class _Writer:
             if root not in self.specs or not self.is_observed(root):
                 self.specs[root] = member.own
         self.check_derivations()
-        places = [self.edge(group) for group in self.edges_by_place()]
-        places.sort(key=lambda place: (place.uses[0][0].index, place.uses[0][1]))
+        edges = [(in_order(chain(*group.values())), group) for group in self.edges_by_place()]
+        for uses, group in sorted(edges, key=lambda edge: position(edge[0][0])):
+            self.add_edge(uses, list(group))
         for node in self.members.annotations:
-            places += self.results(node)
-        counts = count_channels(places)
-        return [
-            replace(found, place=replace(found.place, id=number, channels=count))
-            for number, (found, count) in enumerate(zip(places, counts, strict=True), self.first)
-        ]
+            self.add_results(node)
+        return self.places
 
     def is_observed(self, root: Member) -> bool:
         return isinstance(self.specs[root], QuantizationSpec)
@@ -128,15 +128,14 @@ class _Writer:
         result = self.members.results.get(member.value)
         return result is not None and not member.value.written and result.root() is member.root()
 
-    def edge(self, uses_of: Mapping[Member, Sequence[Use]]) -> Quantization:
-        members = sorted(uses_of, key=lambda member: member.node.index)
-        uses = {use for member in members for use in uses_of[member]}
+    def add_edge(self, uses: tuple[Use, ...], members: list[Member]) -> None:
+        members.sort(key=lambda member: member.node.index)
         first = members[0]
         users = tuple(dict.fromkeys(self.owner(member.node) for member in members))
         constant = first.value.is_constant and len(members) == 1
-        return self.quantization(
+        self.add(
             first.value,
-            tuple(sorted(uses, key=lambda use: (use[0].index, use[1]))),
+            uses,
             first.node,
             spec=self.spec(first),
             group=self.groups[first.root()],
@@ -145,9 +144,8 @@ class _Writer:
             users=users,
         )
 
-    def results(self, node: NodeView) -> list[Quantization]:
+    def add_results(self, node: NodeView) -> None:
         annotation = self.members.annotations[node]
-        found = []
         rest: dict[str, Any] = {"owner": self.owner(node), "ranks": annotation.ranks}
         if annotation.output_qspec is not None:
             value = value_of(node)
@@ -157,31 +155,47 @@ class _Writer:
             spec, group = self.spec(member), self.groups[member.root()]
             watched = any(observed(one) for one in seen)
             rest |= {"observed": watched}
-            found.append(self.quantization(value, (), node, spec=spec, group=group, **rest))
+            self.add(value, (), node, spec=spec, group=group, **rest)
         if (again := annotation.output_qspec_again) is not None:
             rest |= {"observed": True}
             value = value_of(node)
             own = self.first + len(self.groups)  # shared with nobody
             self.groups[Member(value, node, (), again)] = own
-            found.append(
-                self.quantization(value, (), node, again=True, spec=again, group=own, **rest)
-            )
-        return found
+            self.add(value, (), node, again=True, spec=again, group=own, **rest)
 
-    def quantization(
+    def add(
         self,
         value: ValueView,
         uses: tuple[Use, ...],
         node: NodeView,
         again: bool = False,
+        *,
+        spec: ResolvedSpec,
+        group: int,
         **known: Any,
-    ) -> Quantization:
-        """Return what is known of a place; its number and that of its channels come last."""
+    ) -> None:
+        """Add a place.
+
+        Raises:
+            JitPassesError: it is not known how many channels the value has, and it is to be
+                measured per channel; or those that share its parameters have another number.
+        """
         user, operand = uses[0] if uses else (node, None)
         slot = slot_of(user, operand, again)
         name = name_of((value, node)) if uses else value.name
         name = label(node, slot) if is_split(user) else name
-        return Quantization(Place(0, name, slot, **known), value, uses, node, again)
+        place = Place(self.first + len(self.places), name, slot, spec, group, **known)
+        found = Quantization(place, value, uses, node, again)
+        axis = None if isinstance(spec, FixedQParamsQuantizationSpec) else spec.ch_axis
+        if axis is not None and (count := channel_count(found, axis)):
+            found = replace(found, place=replace(place, channels=count))
+            other, former = self.channels.setdefault(group, (name, count))
+            if count != former:
+                raise JitPassesError(
+                    f"'{other}' and '{name}' share parameters per channel, and have {former} and "
+                    f"{count} channels along axis {axis}"
+                )
+        self.places.append(found)
 
     def owner(self, node: NodeView) -> str:
         return (self.members.annotations[node].part_of or node).name
@@ -211,35 +225,20 @@ class _Writer:
             check_acyclic(root, derived, done)
 
 
-def count_channels(quantizations: Sequence[Quantization]) -> list[int]:
-    """Return how many channels have parameters of their own; 0 per tensor, or if it is unknown.
-
-    Raises:
-        JitPassesError: a value is to be measured per channel and it is not known how many channels
-            it has, or those that share its parameters have another number of them.
-    """
-    first: dict[int, tuple[Quantization, int]] = {}
-    counts = []
-    for quantization in quantizations:
-        spec = quantization.spec
-        axis = None if isinstance(spec, FixedQParamsQuantizationSpec) else spec.ch_axis
-        count = 0
-        if axis is not None:
-            known = isinstance(spec, QuantizationSpec)  # what is derived is not measured
-            count = channel_count(quantization, axis, needed=known)
-        if count:
-            one, former = first.setdefault(quantization.place.group, (quantization, count))
-            if count != former:
-                raise JitPassesError(
-                    f"'{one.name}' and '{quantization.name}' share parameters per channel, and "
-                    f"have {former} and {count} channels along axis {axis}"
-                )
-        counts.append(count)
-    return counts
+def in_order(uses: Iterable[Use]) -> tuple[Use, ...]:
+    """Return them without repetition, in program order."""
+    return tuple(sorted(set(uses), key=position))
 
 
-def channel_count(quantization: Quantization, axis: int, needed: bool = True) -> int:
-    """Return how many channels the value has, ahead of time; 0 if not known and not needed.
+def position(use: Use) -> tuple[int, int]:
+    """Return what sorts uses into program order."""
+    return use[0].index, use[1]
+
+
+def channel_count(quantization: Quantization, axis: int) -> int:
+    """Return how many channels the value has, ahead of time.
+
+    0 if that is not known of what is derived, which is not measured.
 
     Raises:
         JitPassesError: the graph does not know.
@@ -251,7 +250,7 @@ def channel_count(quantization: Quantization, axis: int, needed: bool = True) ->
         channels = channels_of(quantization.node, quantization.place.slot)
     if channels is not None:
         return channels
-    if shape is None and not needed:
+    if shape is None and isinstance(quantization.spec, GroupDerivation):
         return 0
     raise JitPassesError(
         f"'{quantization.name}' is to be quantized per channel along axis {axis}, and its "

@@ -89,7 +89,11 @@ class Report:
     plan: str = ""
 
     def located(self, module: Any) -> Report:
-        """Return the record with where the places and the operators are in the module's graph."""
+        """Return the record with where the places and the operators are in the module's graph.
+
+        Regions that were outlined are looked into.
+        """
+        module = _C.clone(module, self.method)
         kinds = {row.kind for row in self.operators}
         names = {
             kind: found

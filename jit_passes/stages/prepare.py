@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -81,6 +82,11 @@ def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:
 
 def fresh_range(channels: int = 0) -> torch.Tensor:
     """Return the range of an observer that has seen nothing: see `ObserverState`."""
+    return _unseen(channels).clone()
+
+
+@lru_cache
+def _unseen(channels: int) -> torch.Tensor:
     infinity = float("inf")
     if channels:
         return torch.tensor([[infinity], [-infinity]], dtype=torch.float64).repeat(1, channels)
@@ -89,10 +95,15 @@ def fresh_range(channels: int = 0) -> torch.Tensor:
 
 def operands_of(op: str, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the known operands that the operator takes behind the value, by name."""
+    return {name: known[name] for name in _arguments(op) if name in known}
+
+
+@lru_cache
+def _arguments(op: str) -> tuple[str, ...]:
     namespace, _, name = op.rpartition("::")
     packet = getattr(getattr(torch.ops, namespace or "jit_passes"), name)
     schema = getattr(packet, packet.overloads()[0])._schema
-    return {a.name: known[a.name] for a in schema.arguments[1:] if a.name in known}
+    return tuple(argument.name for argument in schema.arguments[1:])
 
 
 def qualified(op: str) -> str:

@@ -7,18 +7,25 @@ from typing import Any
 
 from ..errors import JitPassesError
 from ..registered import UnknownError
+from .partition import CompileRegions, Partition, Region, RegionValue
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
 from .reference import Reference
 from .stock import Stock
 from .target import Target
+from .x86 import X86
 
 __all__ = [
+    "CompileRegions",
+    "Partition",
     "PowerOfTwoQuantizer",
     "QnnpackQuantizer",
     "Reference",
+    "Region",
+    "RegionValue",
     "Stock",
     "Target",
     "TargetQuantizer",
+    "X86",
     "X86Quantizer",
     "make_target",
     "resolve_target",

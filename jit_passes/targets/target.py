@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from ..graph.view import NodeView
 from ..passes.pipeline import Pipeline
@@ -44,5 +47,19 @@ class Target(Registered, ABC, noun="target"):
         """Return what makes a reference model the backend's own.
 
         A remark on an operator that was to be int8 says why it is left in float; the report of the
-        lowered model has it.
+        lowered model has it. A target that compiles whole regions has the step
+        `CompileRegions(self)` in it.
         """
+
+    def compile(self, region: torch.jit.ScriptModule) -> Any:
+        """Return what computes a region of the reference model, or None to leave it as it is.
+
+        Args:
+            region: a module of its own with a method `forward`: see `Region`.
+
+        Returns:
+            A ScriptModule whose forward takes and gives what the region's does; or an object of a
+            custom class, `torch.ScriptObject`, with `run(Tensor[] inputs) -> Tensor[]`. It is saved
+            with the model.
+        """
+        return None

@@ -1,3 +1,20 @@
+// jit_passes::fake_quantize_lsq: fake quantization with a step size that is trained (LSQ).
+//
+//   v  = x / scale
+//   x^ = round(clip(v, quant_min, quant_max)) * scale                  halves to even
+//   dx = g where quant_min < v < quant_max, else 0
+//   d scale = gradient_scale * sum of g * { round(v) - v   where quant_min < v < quant_max
+//                                         { quant_min      where v <= quant_min
+//                                         { quant_max      where v >= quant_max
+//
+// The paper's gradient_scale is 1 / sqrt(numbers * quant_max). The mask is that of v before it is
+// rounded, ends excluded: v = 127.4 is beyond 127. PyTorch's _fake_quantize_learnable_per_tensor_affine
+// and TQT look at the rounded one.
+//
+// The forward is fake_quantize: rounding keeps the order, and whole numbers. Codes count from `zero_point`, which
+// changes last bits only: next to a tie, rounding gives the code that quantize will give with that zero point.
+// There is no second derivative.
+//
 // jit_passes::train_lsq: fake_quantize_lsq with a scale that starts from the first batch.
 //
 //   scale  = by rule from the first batch, if it is infinite and observe
@@ -16,9 +33,11 @@
 // LSQ's gradient scale is for the scale alone, not for the fold: the scale enters as itself + g * (0 with
 // its gradient).
 //
-// Sources: Esser et al., arXiv:1902.08153; Bhalgat et al., arXiv:2004.09576.
+// Sources: Esser et al., "Learned Step Size Quantization", arXiv:1902.08153, equations 1 to 3; Bhalgat et al.,
+// arXiv:2004.09576.
 #include "fake_quantize.h"
 #include "first_batch.h"
+#include "kernels.h"
 #include "trained_quantization.h"
 #include "training.h"
 
@@ -27,6 +46,40 @@ namespace {
 
 using at::Tensor;
 using c10::string_view;
+
+Tensor fakeQuantizeLsq(
+    const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double,
+    std::optional<int64_t> ch_axis, int64_t zero_point) {
+  checkCount(scale, "scale", x, wrapAxis(ch_axis, x));
+  return callFakeQuantize(
+      x, scale, at::full_like(scale, zero_point), quant_min + zero_point, quant_max + zero_point, ch_axis,
+      "half_even");
+}
+
+template <auto findGradients>
+std::tuple<Tensor, Tensor> lsqBackward(
+    const Tensor& gradient, const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
+    double gradient_scale, std::optional<int64_t> ch_axis) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkGrid(x, quant_min, quant_max);
+  checkCount(scale, "scale", x, axis);
+  const auto found = findGradients(gradient, x, scale, Tensor(), quant_min, quant_max, axis);
+  return {found.x, gradientOf(scale, gradient_scale * found.slopes)};
+}
+
+const RegisterOp fake_quantize_lsq_op{
+    "fake_quantize_lsq(Tensor x, Tensor scale, int quant_min, int quant_max, float gradient_scale, "
+    "int? ch_axis=None, int zero_point=0) -> Tensor",
+    "Fake-quantize with a trained scale (LSQ).", onAnyDevice(fakeQuantizeLsq), onMeta(likeOperands()),
+    withGradient(byBackward())};
+const RegisterOp fake_quantize_lsq_backward_op{
+    "fake_quantize_lsq_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, int quant_max, "
+    "float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor)",
+    "Gradients of fake_quantize_lsq, in one pass over memory.",
+    onCpu(lsqBackward<gradientsOnCpu<SlopeOfClip>>),
+    onAnyDevice(lsqBackward<gradientsByOperators<SlopeOfClip>>),
+    onMeta(likeOperands()),
+    withGradient(torch::autograd::autogradNotImplementedFallback())};
 
 std::vector<double> firstScales(
     const FirstBatch& batch, string_view rule, int64_t quant_min, int64_t quant_max, bool per_channel) {
@@ -81,22 +134,16 @@ void prepareLsq(
   }
 }
 
-void prepareLsqMeta(
-    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool,
-    string_view, int64_t, int64_t, std::optional<int64_t>, string_view, string_view) {}
-
 Tensor trainLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, bool per_sample, int64_t quant_min,
     int64_t quant_max, std::optional<int64_t> ch_axis, int64_t zero_point, string_view group,
     string_view name, string_view) {
-  static const auto prepare = findOperator<void(
-      const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t, bool, bool,
-      string_view, int64_t, int64_t, std::optional<int64_t>, string_view, string_view)>(
-      "jit_passes::prepare_lsq");
-  prepare.call(
-      x.detach(), scale.detach(), corrections, detached(fold), fold_axis, observe, enabled, rule, quant_min,
-      quant_max, ch_axis, group, name);
+  static const auto prepare = findOperator<decltype(prepareLsq<true>)>("jit_passes::prepare_lsq");
+  static const auto quantize = findOperator<decltype(fakeQuantizeLsq)>("jit_passes::fake_quantize_lsq");
+  callWithoutGradient(
+      prepare, x, scale, corrections, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
+      group, name);
   if (!enabled) {
     return x.clone();
   }
@@ -105,35 +152,24 @@ Tensor trainLsq(
   }
   const double gradient_scale = gradientScale(x, quant_max, ch_axis, per_sample);
   if (!fold) {
-    return callFakeQuantizeLsq(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
+    return quantize.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
   }
   const auto known = scale.detach();
   const auto folded = foldScale(known + gradient_scale * (scale - known), *fold);
-  return callFakeQuantizeLsq(x, folded, quant_min, quant_max, 1, fold_axis, zero_point);
+  return quantize.call(x, folded, quant_min, quant_max, 1, fold_axis, zero_point);
 }
 
 const RegisterOp train_lsq_op{
-    "train_lsq", "Fake-quantize with a trained scale that starts from the data (LSQ)."};
-const RegisterOp prepare_lsq_op{"prepare_lsq", "Initialize an LSQ scale, and keep it positive."};
-
-TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
-  m.def(
-      "prepare_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
-      "bool observe, bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, "
-      "str name) -> ()");
-  m.def(
-      "train_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
-      "bool observe, bool enabled, str rule, bool per_sample, int quant_min, int quant_max, int? ch_axis, "
-      "int zero_point, str group, str name, str spec) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(jit_passes, CPU, m) { m.impl("prepare_lsq", prepareLsq<true>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeExplicitAutograd, m) { m.impl("prepare_lsq", prepareLsq<false>); }
-
-TORCH_LIBRARY_IMPL(jit_passes, Meta, m) { m.impl("prepare_lsq", prepareLsqMeta); }
-
-TORCH_LIBRARY_IMPL(jit_passes, CompositeImplicitAutograd, m) { m.impl("train_lsq", trainLsq); }
+    "train_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
+    "bool observe, bool enabled, str rule, bool per_sample, int quant_min, int quant_max, int? ch_axis, "
+    "int zero_point, str group, str name, str spec) -> Tensor",
+    "Fake-quantize with a trained scale that starts from the data (LSQ).", composed(trainLsq)};
+const RegisterOp prepare_lsq_op{
+    "prepare_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
+    "bool observe, bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, "
+    "str name) -> ()",
+    "Initialize an LSQ scale, and keep it positive.", onCpu(prepareLsq<true>), onAnyDevice(prepareLsq<false>),
+    onMeta(doNothing())};
 
 } // namespace
 } // namespace jit_passes

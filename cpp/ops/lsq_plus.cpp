@@ -1,0 +1,223 @@
+// jit_passes::fake_quantize_lsq_plus: fake quantization with a step size and an offset that are trained
+// (LSQ+).
+//
+//   z  = (x - offset) / scale
+//   x^ = round(clip(z, quant_min, quant_max)) * scale + offset          halves to even
+//   dx = g where quant_min < z < quant_max, else 0
+//   d scale  = gradient_scale * sum of g * { round(z) - z   where quant_min < z < quant_max
+//                                          { quant_min      where z <= quant_min
+//                                          { quant_max      where z >= quant_max
+//   d offset = gradient_scale * sum of g where z <= quant_min or z >= quant_max
+//
+// The offset is a number in units of x, not rounded to whole steps: 0 is on the grid only by chance.
+// The mask is that of z before it is rounded, as in LSQ. There is no second derivative.
+//
+// jit_passes::train_lsq_plus: fake_quantize_lsq_plus with a scale and an offset that start from the first
+// batch, and a zero point that integers have.
+//
+//   [low, high] = the range of the first batch with the least squared error, if scale is infinite and observe
+//   scale       = (high - low) / (quant_max - quant_min)
+//   offset      = low - quant_min * scale
+//   result      = fake_quantize_lsq_plus(x, scale, o, gradient_scale = 1 / sqrt(N * quant_max))
+//   o           = clip(round(offset / scale), -quant_max, -quant_min) * scale
+//
+// o is a whole number of steps: the zero point is -o / scale. Its gradient goes straight through to the
+// offset, and none of it to the scale, so both gradients are the paper's, at o. An offset that a step of the
+// optimizer took beyond the ends is put back there, so that the next can take it back.
+//
+// Source: Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and better
+// initialization", arXiv:2004.09576.
+#include "fake_quantize.h"
+#include "first_batch.h"
+#include "kernels.h"
+#include "trained_quantization.h"
+#include "training.h"
+
+namespace jit_passes {
+namespace {
+
+using at::Tensor;
+using c10::string_view;
+
+template <typename Number>
+inline Number quantized(
+    Number x, Number scale, Number inverse_scale, Number offset, Number low, Number high) {
+  const Number code = nearestEven(clampTo(inSteps(x - offset, scale, inverse_scale), low, high));
+  return rounded(code * scale) + offset;
+}
+
+template <typename Number>
+JIT_PASSES_VECTORIZED void lsqPlusRow(
+    const Number* x, Number* result, int64_t count, Number scale, Number offset, Number low, Number high) {
+  const Number inverse_scale = inverseOf(scale);
+  for (int64_t i = 0; i < count; ++i) {
+    result[i] = quantized(x[i], scale, inverse_scale, offset, low, high);
+  }
+}
+
+template <typename Number>
+JIT_PASSES_VECTORIZED void quantizeAcross(
+    const Number* x, Number* result, int64_t count, const Number* scales, const Number* inverse_scales,
+    const Number* offsets, Number low, Number high) {
+  for (int64_t i = 0; i < count; ++i) {
+    result[i] = quantized(x[i], scales[i], inverse_scales[i], offsets[i], low, high);
+  }
+}
+
+template <typename Number>
+void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, std::optional<int64_t> axis) {
+  const auto layout = channelLayout(x, axis);
+  const Number* from = x.const_data_ptr<Number>();
+  Number* to = result.mutable_data_ptr<Number>();
+  overChannels(
+      layout,
+      [&](int64_t begin, int64_t count, int64_t channel) {
+        lsqPlusRow(
+            from + begin, to + begin, count, grid.scales[channel], grid.offsets[channel], grid.low,
+            grid.high);
+      },
+      [&](int64_t begin) {
+        quantizeAcross(
+            from + begin, to + begin, layout.channels, grid.scales.data(), grid.inverse_scales.data(),
+            grid.offsets.data(), grid.low, grid.high);
+      });
+}
+
+std::optional<int64_t> checkedAxis(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkGrid(x, quant_min, quant_max);
+  checkCount(scale, "scale", x, axis);
+  checkCount(offset, "offset", x, axis);
+  return axis;
+}
+
+Tensor fakeQuantizeLsqPlusCpu(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
+    std::optional<int64_t> ch_axis) {
+  const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
+  const auto values = denseOf(x).to(computedIn(x));
+  auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
+  if (values.scalar_type() == at::kDouble) {
+    runLsqPlus<double>(values, result, {scale, offset, quant_min, quant_max}, axis);
+  } else {
+    runLsqPlus<float>(values, result, {scale, offset, quant_min, quant_max}, axis);
+  }
+  return result.to(x.scalar_type());
+}
+
+Tensor fakeQuantizeLsqPlusByOperators(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
+    std::optional<int64_t> ch_axis) {
+  const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
+  const auto dtype = computedIn(x);
+  const auto step = alongAxis(scale.to(dtype), x, axis), origin = alongAxis(offset.to(dtype), x, axis);
+  const auto code = at::round(at::clamp(inSteps(x.to(dtype) - origin, step), quant_min, quant_max));
+  return (code * step + origin).to(x.scalar_type());
+}
+
+template <auto findGradients>
+std::tuple<Tensor, Tensor, Tensor> lsqPlusBackward(
+    const Tensor& gradient, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min,
+    int64_t quant_max, double gradient_scale, std::optional<int64_t> ch_axis) {
+  const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
+  const auto found = findGradients(gradient, x, scale, offset, quant_min, quant_max, axis);
+  return {
+      found.x, gradientOf(scale, gradient_scale * found.slopes),
+      gradientOf(offset, gradient_scale * found.outside)};
+}
+
+const RegisterOp fake_quantize_lsq_plus_op{
+    "fake_quantize_lsq_plus(Tensor x, Tensor scale, Tensor offset, int quant_min, int quant_max, "
+    "float gradient_scale, int? ch_axis=None) -> Tensor",
+    "Fake-quantize with a trained scale and offset (LSQ+).",
+    onCpu(fakeQuantizeLsqPlusCpu),
+    onAnyDevice(fakeQuantizeLsqPlusByOperators),
+    onMeta(likeOperands()),
+    withGradient(byBackward())};
+const RegisterOp fake_quantize_lsq_plus_backward_op{
+    "fake_quantize_lsq_plus_backward(Tensor gradient, Tensor x, Tensor scale, Tensor offset, "
+    "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor, Tensor)",
+    "Gradients of fake_quantize_lsq_plus, in one pass over memory.",
+    onCpu(lsqPlusBackward<gradientsOnCpu<SlopeOfClip, true>>),
+    onAnyDevice(lsqPlusBackward<gradientsByOperators<SlopeOfClip>>),
+    onMeta(likeOperands()),
+    withGradient(torch::autograd::autogradNotImplementedFallback())};
+
+// Other devices would have to be waited for to know whether there is something to put back.
+template <bool kCpu>
+void guardOffset(const Tensor& offset, const Tensor& scale, int64_t quant_min, int64_t quant_max) {
+  const auto step = scale.reshape(offset.sizes());
+  const auto nearest = at::minimum(at::maximum(offset, -quant_max * step), -quant_min * step);
+  if (!kCpu || !at::equal(nearest, offset)) {
+    at::AutoDispatchBelowADInplaceOrView guard; // nor a word to the counter that backward compares
+    offset.copy_(nearest);
+  }
+}
+
+template <bool kCpu>
+void prepareLsqPlus(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, const Tensor& corrections, bool observe,
+    bool enabled, int64_t quant_min, int64_t quant_max, string_view group, string_view name) {
+  checkGrid(x, quant_min, quant_max);
+  checkCount(scale, "scale", x, std::nullopt);
+  checkCount(offset, "offset", x, std::nullopt);
+  if (observe && isUnset(scale)) {
+    const FirstBatch batch(x, std::nullopt, 0, std::nullopt, group, name);
+    if (!batch.empty()) {
+      const auto [low, high] = batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/true);
+      const double step = std::max((high - low) / static_cast<double>(quant_max - quant_min), kSmallestScale);
+      // Numbers that are all equal, as behind a gamma of 0, begin in the middle: the gradient stops at the ends.
+      const int64_t first = low < high ? quant_min : (quant_min + quant_max + 1) / 2;
+      assign(scale, {step});
+      assign(offset, {low - static_cast<double>(first) * step});
+    }
+  }
+  if (enabled && x.numel() > 0) {
+    guardScale<kCpu>(scale, corrections, name);
+    TORCH_CHECK_VALUE(
+        !kCpu || std::isfinite(offset.item<double>()), "the trained offset of '", name, "' is ", offset,
+        ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
+    guardOffset<kCpu>(offset, scale, quant_min, quant_max);
+  }
+}
+
+Tensor trainLsqPlus(
+    const Tensor& x, const Tensor& scale, const Tensor& offset, const Tensor& corrections, bool observe,
+    bool enabled, bool per_sample, int64_t quant_min, int64_t quant_max, string_view group, string_view name,
+    string_view) {
+  static const auto prepare = findOperator<decltype(prepareLsqPlus<true>)>("jit_passes::prepare_lsq_plus");
+  static const auto quantize =
+      findOperator<decltype(fakeQuantizeLsqPlusCpu)>("jit_passes::fake_quantize_lsq_plus");
+  callWithoutGradient(
+      prepare, x, scale, offset, corrections, observe, enabled, quant_min, quant_max, group, name);
+  if (!enabled) {
+    return x.clone();
+  }
+  if (x.sym_numel() == 0) {
+    return ofNothing(x, scale, offset);
+  }
+  const auto known = offset.detach(), step = scale.detach();
+  const auto whole =
+      (offset - known) + // 0, with the gradient
+      callFakeQuantizeLearnable(known, step, -quant_max, -quant_min, std::nullopt, "half_even");
+  return quantize.call(
+      x, scale, whole, quant_min, quant_max, gradientScale(x, quant_max, std::nullopt, per_sample),
+      std::nullopt);
+}
+
+const RegisterOp train_lsq_plus_op{
+    "train_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
+    "bool enabled, bool per_sample, int quant_min, int quant_max, str group, str name, str spec) -> "
+    "Tensor",
+    "Fake-quantize with a trained scale and zero point that start from the data (LSQ+).",
+    composed(trainLsqPlus)};
+const RegisterOp prepare_lsq_plus_op{
+    "prepare_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
+    "bool enabled, int quant_min, int quant_max, str group, str name) -> ()",
+    "Initialize LSQ+'s scale and offset, and keep the scale positive.", onCpu(prepareLsqPlus<true>),
+    onAnyDevice(prepareLsqPlus<false>), onMeta(doNothing())};
+
+} // namespace
+} // namespace jit_passes

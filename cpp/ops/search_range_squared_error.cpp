@@ -1,0 +1,211 @@
+// Ranges by the squared error of quantizing a histogram.
+//
+//   error(range) = sum over bins of  count * (x - dequantize(quantize(x)))^2    at the bin's centre
+//
+// with scale and zero point derived from the range as the quantizer will derive them. Unlike an
+// error model that assumes uniform rounding noise, this knows that 0 is represented exactly, which
+// matters after a ReLU.
+//
+// jit_passes::search_range_l2: the range with the least error. Both ends are searched together, coarse to
+// fine, and then each by itself around what was found.
+//
+// jit_passes::search_range_exhaustive: the range of a grid with the least error.
+//
+//   low = a / factors * min(min, 0), high = b / factors * max(max, 0)      a, b in 1 .. factors
+//
+// with a = b where the range is symmetric or one-sided: search_range_l2 without its assumption that both
+// ends can be found one after the other. Of ranges with the same error the widest upper end wins, then
+// the widest lower end.
+#include <ATen/Parallel.h>
+
+#include "core/registry.h"
+#include "core/vectorize.h"
+
+namespace jit_passes {
+namespace {
+
+// In units of a bin, a power of two: sums of squares neither overflow nor vanish, whatever is quantized.
+struct Bins {
+  double unit;
+  std::vector<float> centres;
+  std::vector<float> counts;
+};
+
+struct IntegerGrid {
+  int64_t quant_min;
+  int64_t quant_max;
+  bool symmetric;
+};
+
+JIT_PASSES_VECTORIZED float squaredError(
+    const float* centres, const float* counts, int64_t size, float scale, float zero_point, float low,
+    float high) {
+  constexpr int kLanes = 16;
+  float sums[kLanes] = {};
+  const float inverse = 1.0f / scale;
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float x = centres[i + lane];
+      const float code = __builtin_rintf(x * inverse) + zero_point;
+      const float above = code < low ? low : code;
+      const float difference = x - ((above > high ? high : above) - zero_point) * scale;
+      sums[lane] += counts[i + lane] * difference * difference;
+    }
+  }
+  float total = 0;
+  for (; i < size; ++i) {
+    const float code = __builtin_rintf(centres[i] * inverse) + zero_point;
+    const float above = code < low ? low : code;
+    const float difference = centres[i] - ((above > high ? high : above) - zero_point) * scale;
+    total += counts[i] * difference * difference;
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    total += sums[lane];
+  }
+  return total;
+}
+
+// The bins that are not empty. min and max are the exact range that was seen: the outermost bins
+// reach beyond it.
+Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max) {
+  Bins bins;
+  const int64_t* counts = histogram.const_data_ptr<int64_t>();
+  bins.unit = std::ldexp(1.0, exponent);
+  min /= bins.unit;
+  max /= bins.unit;
+  bins.centres.resize(histogram.numel());
+  bins.counts.resize(histogram.numel());
+  size_t filled = 0; // without a branch: which bins are empty cannot be predicted
+  for (int64_t bin = 0; bin < histogram.numel(); ++bin) {
+    const double centre = static_cast<double>(offset + bin) + 0.5; // exact
+    bins.centres[filled] = static_cast<float>(std::min(std::max(centre, min), max));
+    bins.counts[filled] = static_cast<float>(counts[bin]);
+    filled += counts[bin] != 0;
+  }
+  bins.centres.resize(filled);
+  bins.counts.resize(filled);
+  return bins;
+}
+
+// In squared units; infinite for an empty range.
+float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
+  const float steps = static_cast<float>(grid.quant_max - grid.quant_min);
+  const auto low = static_cast<float>(std::min(min, 0.0f) / bins.unit);
+  const auto high = static_cast<float>(std::max(max, 0.0f) / bins.unit);
+  const float scale = grid.symmetric ? 2 * std::max(-low, high) / steps : (high - low) / steps;
+  const float middle = static_cast<float>((grid.quant_min + grid.quant_max + 1) / 2);
+  const float zero_point =
+      grid.symmetric ? middle : std::round(static_cast<float>(grid.quant_min) - low / scale);
+  return scale > 0 ? squaredError(
+                         bins.centres.data(), bins.counts.data(), bins.centres.size(), scale, zero_point,
+                         grid.quant_min, grid.quant_max)
+                   : std::numeric_limits<float>::infinity();
+}
+
+// Of evenly spaced numbers within (0, 1], the one with the least error; then around it, more and more
+// finely. The error has no gradient and many small dents, so neighbours are tried on both sides.
+template <typename Error>
+float searchFactor(Error error, float low, float high, int steps, int rounds) {
+  constexpr int kFine = 4;
+  float step = (high - low) / steps, best = high, least = error(high);
+  const auto tryFactor = [&](float factor) {
+    if (factor > 0 && factor < 1) {
+      if (const float candidate = error(factor); candidate < least) {
+        best = factor;
+        least = candidate;
+      }
+    }
+  };
+  for (int i = 1; i < steps; ++i) {
+    tryFactor(low + i * step);
+  }
+  for (int round = 0; round < rounds; ++round) {
+    const float centre = best;
+    for (int i = 1; i < kFine; ++i) {
+      tryFactor(centre - i * step / kFine);
+      tryFactor(centre + i * step / kFine);
+    }
+    step /= kFine;
+  }
+  return best;
+}
+
+// The whole of (0, 1].
+template <typename Error>
+float searchFactor(Error error) {
+  return searchFactor(error, 0, 1, /*steps=*/16, /*rounds=*/3);
+}
+
+// Around what is nearly best already.
+template <typename Error>
+float searchFactorAround(Error error, float centre) {
+  constexpr float kReach = 0.25;
+  return searchFactor(
+      error, std::max(centre - kReach, 0.0f), std::min(centre + kReach, 1.0f), /*steps=*/4, /*rounds=*/2);
+}
+
+std::tuple<double, double> searchRangeL2(
+    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
+    int64_t quant_max, bool symmetric) {
+  const IntegerGrid grid{quant_min, quant_max, symmetric};
+  const auto bins = binsOf(histogram, exponent, offset, min, max);
+  float low = std::min(min, 0.0), high = std::max(max, 0.0);
+  if (symmetric) {
+    high = std::max(-low, high);
+    high *= searchFactor([&](float factor) { return errorOf(bins, grid, -high * factor, high * factor); });
+    return {-high, high};
+  }
+  const float both =
+      searchFactor([&](float factor) { return errorOf(bins, grid, low * factor, high * factor); });
+  if (low == 0 || high == 0) {
+    return {low * both, high * both};
+  }
+  // Another turn gains less than half a percent.
+  const float above =
+      searchFactorAround([&](float factor) { return errorOf(bins, grid, low * both, high * factor); }, both);
+  const float below =
+      searchFactorAround([&](float factor) { return errorOf(bins, grid, low * factor, high * above); }, both);
+  return {low * below, high * above};
+}
+
+const RegisterOp search_range_l2_op{
+    "search_range_l2(Tensor histogram, int exponent, int offset, float min, float max, int quant_min, "
+    "int quant_max, bool symmetric) -> (float, float)",
+    "The range whose quantization has the least squared error.", onCpu(searchRangeL2)};
+
+std::tuple<double, double> searchRangeExhaustive(
+    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
+    int64_t quant_max, bool symmetric, int64_t factors) {
+  TORCH_CHECK(factors > 0, "the search needs at least one factor, not ", factors);
+  const IntegerGrid grid{quant_min, quant_max, symmetric};
+  const auto bins = binsOf(histogram, exponent, offset, min, max);
+  float low = std::min(min, 0.0), high = std::max(max, 0.0);
+  if (symmetric) {
+    high = std::max(-low, high);
+    low = -high;
+  }
+  const bool together = symmetric || low == 0 || high == 0;
+  const int64_t inner = together ? 1 : factors;
+  const auto range = [&](int64_t candidate) {
+    const float above = static_cast<float>(factors - candidate / inner) / factors;
+    const float below = together ? above : static_cast<float>(factors - candidate % inner) / factors;
+    return std::pair<float, float>{low * below, high * above};
+  };
+  std::vector<float> errors(factors * inner);
+  at::parallel_for(0, factors * inner, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t candidate = begin; candidate < end; ++candidate) {
+      const auto [from, to] = range(candidate);
+      errors[candidate] = errorOf(bins, grid, from, to);
+    }
+  });
+  return range(std::min_element(errors.begin(), errors.end()) - errors.begin());
+}
+
+const RegisterOp search_range_exhaustive_op{
+    "search_range_exhaustive(Tensor histogram, int exponent, int offset, float min, float max, "
+    "int quant_min, int quant_max, bool symmetric, int factors) -> (float, float)",
+    "The range of a grid whose quantization has the least squared error.", onCpu(searchRangeExhaustive)};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,194 @@
+// jit_passes::fake_quantize_tqt: fake quantization with a threshold that is trained, its scale a power
+// of two (TQT).
+//
+//   scale = 2^ceil(log2_threshold) / 2^(b - 1) with signs, / 2^b without
+//   x^    = fake_quantize_learnable(x, scale, quant_min, quant_max)
+//   d log2_threshold = scale * ln 2 * d scale
+//
+// The ceiling is passed straight through. The denominator is the smallest power of two that reaches
+// -quant_min and is above quant_max, which holds for narrow ranges as [-127, 127] too. The mask is that of
+// the rounded number: x / scale = 127.4 is 127, and within. A function that takes rounding for the
+// identity before it differentiates, as TensorFlow's FakeQuant, has no term within the range, so its
+// threshold sees what clipping costs and never what wide steps cost.
+//
+// power_of_two_scale has no gradient: that of the scale is a factor of 1 which has one, made of a handful
+// of numbers. The scale is a float32 with a float32 for its inverse: other thresholds are errors on the
+// CPU, and not a number elsewhere. There is no second derivative.
+//
+// jit_passes::train_tqt: fake_quantize_tqt with a threshold that starts from the first batch.
+//
+//   log2_threshold = log2 t, if it is infinite and observe; by rule:
+//     three_sigma         t = |mean(x + 1e-6)| + 3 std(x)       the paper's 3SD
+//     max                 t = max |x|
+//     klj                 t as observers/entropy.py finds it
+//     mean_squared_error  t with the least squared error
+//   result         = fake_quantize_tqt(x, log2_threshold)
+//
+// With a fold the numbers are x * fold and the result is divided by it, as in fake_quantize_moving_average:
+// the scale, a power of two, is divided by the fold. A t is at least that of the smallest scale.
+//
+// Source: Jain et al., "Trained Quantization Thresholds", arXiv:1903.08066, equations 4, 7 and 8, and table 2.
+#include <numbers>
+
+#include "fake_quantize.h"
+#include "first_batch.h"
+#include "kernels.h"
+#include "trained_quantization.h"
+#include "training.h"
+
+namespace jit_passes {
+namespace {
+
+using at::Tensor;
+using c10::string_view;
+
+// log2 of the scale's denominator.
+int checkedBits(int64_t quant_min, int64_t quant_max) {
+  TORCH_CHECK(
+      quant_min <= 0 && quant_max > 0, "the range [", quant_min, ", ", quant_max,
+      "] must hold 0 and a number above it: the scale follows from the number of bits");
+  int bits = 0;
+  while ((int64_t(1) << bits) < std::max(-quant_min, quant_max + 1)) {
+    ++bits;
+  }
+  return bits;
+}
+
+Tensor powerOfTwoScaleCpu(const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max) {
+  const int bits = checkedBits(quant_min, quant_max);
+  auto scale = log2_threshold.to(at::kDouble).contiguous().clone();
+  double* data = scale.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < scale.numel(); ++i) {
+    const double exponent = std::ceil(data[i]) - bits;
+    TORCH_CHECK(
+        exponent >= -126 && exponent <= 126, "log2_threshold ", data[i], " makes the scale 2^", exponent,
+        ", which must lie between 2^-126 and 2^126: start from the log2 of the largest value");
+    data[i] = std::ldexp(1.0, static_cast<int>(exponent));
+  }
+  return scale.to(computedIn(log2_threshold));
+}
+
+Tensor powerOfTwoScaleByOperators(const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max) {
+  const auto exponent =
+      at::ceil(log2_threshold.to(computedIn(log2_threshold))) - checkedBits(quant_min, quant_max);
+  const auto known = at::logical_and(at::ge(exponent, -126), at::le(exponent, 126));
+  const auto scale = at::ldexp(at::ones({}, exponent.options()), at::where(known, exponent, 0));
+  return at::where(known, scale, std::numeric_limits<float>::quiet_NaN());
+}
+
+Tensor powerOfTwoScaleMeta(const Tensor& log2_threshold, int64_t, int64_t) {
+  return at::empty_like(log2_threshold, log2_threshold.options().dtype(computedIn(log2_threshold)));
+}
+
+Tensor fakeQuantizeTqt(
+    const Tensor& x, const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis) {
+  checkGrid(x, quant_min, quant_max);
+  checkCount(log2_threshold, "log2_threshold", x, wrapAxis(ch_axis, x));
+  const auto scale = scaleOfThreshold(log2_threshold, quant_min, quant_max);
+  return callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, "half_even");
+}
+
+const RegisterOp fake_quantize_tqt_op{
+    "fake_quantize_tqt(Tensor x, Tensor log2_threshold, int quant_min, int quant_max, "
+    "int? ch_axis=None) -> Tensor",
+    "Fake-quantize with a trained threshold, its scale a power of two (TQT).", composed(fakeQuantizeTqt)};
+const RegisterOp power_of_two_scale_op{
+    "power_of_two_scale(Tensor log2_threshold, int quant_min, int quant_max) -> Tensor",
+    "The power of two that is the scale of a TQT threshold.", onCpu(powerOfTwoScaleCpu),
+    onAnyDevice(powerOfTwoScaleByOperators), onMeta(powerOfTwoScaleMeta)};
+
+std::vector<double> firstThresholds(
+    const FirstBatch& batch, string_view rule, int64_t quant_min, int64_t quant_max, bool per_channel) {
+  std::vector<double> thresholds;
+  if (rule == "three_sigma") {
+    for (const auto& [mean, deviation] : batch.meansAndDeviations()) {
+      thresholds.push_back(std::abs(mean + 1e-6) + 3 * deviation);
+    }
+  } else if (rule == "max") {
+    thresholds = batch.largestMagnitudes();
+  } else {
+    TORCH_CHECK(
+        (rule == "klj" || rule == "mean_squared_error") && !per_channel,
+        "rule is three_sigma or max, or for a whole tensor klj or mean_squared_error, not '", rule, "'");
+    thresholds.push_back(
+        rule == "klj" ? batch.leastDivergence(quant_min, quant_max)
+                      : batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/false).second);
+  }
+  const double smallest = kSmallestScale * static_cast<double>(std::max(-quant_min, quant_max + 1));
+  for (double& threshold : thresholds) {
+    threshold = std::log2(std::max(threshold, smallest));
+  }
+  return thresholds;
+}
+
+void checkThreshold(const Tensor& log2_threshold, string_view name) {
+  checkSet(log2_threshold, name);
+  for (const double number : Grid<double>::read(log2_threshold)) {
+    TORCH_CHECK_VALUE(
+        std::isfinite(number), "the trained threshold of '", name, "' is ", number,
+        ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
+  }
+}
+
+template <bool kCpu>
+void prepareTqt(
+    const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
+    bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view group, string_view name) {
+  const auto axis = wrapAxis(ch_axis, x);
+  checkGrid(x, quant_min, quant_max);
+  checkCount(log2_threshold, "log2_threshold", x, axis);
+  const int64_t along = fold ? checkedFoldAxis(x, *fold, fold_axis, axis, name) : 0;
+  if (observe && isUnset(log2_threshold)) {
+    const FirstBatch batch(x, fold, along, axis, group, name);
+    if (!batch.empty()) {
+      assign(log2_threshold, firstThresholds(batch, rule, quant_min, quant_max, axis.has_value()));
+    }
+  }
+  if (enabled && x.numel() > 0 && kCpu) {
+    checkThreshold(log2_threshold, name);
+  }
+}
+
+Tensor trainTqt(
+    const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
+    bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max,
+    std::optional<int64_t> ch_axis, string_view group, string_view name, string_view) {
+  static const auto prepare = findOperator<decltype(prepareTqt<true>)>("jit_passes::prepare_tqt");
+  callWithoutGradient(
+      prepare, x, log2_threshold, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
+      group, name);
+  if (!enabled) {
+    return x.clone();
+  }
+  if (x.sym_numel() == 0) {
+    return ofNothing(x, log2_threshold, fold);
+  }
+  const auto scale = scaleOfThreshold(log2_threshold, quant_min, quant_max);
+  return fold ? callFakeQuantizeLearnable(
+                    x, foldScale(scale, *fold), quant_min, quant_max, fold_axis, "half_even")
+              : callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, "half_even");
+}
+
+const RegisterOp train_tqt_op{
+    "train_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
+    "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name, str spec) -> "
+    "Tensor",
+    "Fake-quantize with a trained threshold that starts from the data (TQT).", composed(trainTqt)};
+const RegisterOp prepare_tqt_op{
+    "prepare_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
+    "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name) -> ()",
+    "Initialize a TQT threshold.", onCpu(prepareTqt<true>), onAnyDevice(prepareTqt<false>),
+    onMeta(doNothing())};
+
+} // namespace
+
+Tensor scaleOfThreshold(const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max) {
+  static const auto op = findOperator<decltype(powerOfTwoScaleCpu)>("jit_passes::power_of_two_scale");
+  const auto known = log2_threshold.detach();
+  const auto scale = op.call(known, quant_min, quant_max);
+  return scale * (1 + std::numbers::ln2 * (log2_threshold - known));
+}
+
+} // namespace jit_passes

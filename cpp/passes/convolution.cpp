@@ -1,0 +1,50 @@
+#include "convolution.h"
+
+#include "core/operators.h"
+
+namespace jit_passes {
+
+std::optional<int64_t> Convolution::knownDims(const KnownValues& known) const {
+  if (const auto rank = known.rank(weight)) {
+    return *rank - 2;
+  }
+  std::optional<int64_t> longest; // nothing is less than any number
+  for (const Value* list : {stride, padding, dilation, output_padding}) {
+    longest = list == nullptr ? longest : std::max(longest, known.length(list));
+  }
+  return longest;
+}
+
+Value* Convolution::insert(std::optional<int64_t> dims, Node* before, const Node* like) const {
+  const auto backward =
+      transposed == nullptr ? std::optional(double(is_transposed)) : constantNumber(transposed);
+  if (!dims || *dims < 1 || *dims > kMostSpatialDims || !backward) {
+    return nullptr;
+  }
+  Value* b = bias != nullptr ? bias : insertConstant(before, {});
+  std::vector<Value*> operands{input, weight, b, stride, padding, dilation, groups};
+  if (*backward != 0.0) {
+    operands = {input, weight, b, stride, padding, output_padding, groups, dilation};
+  }
+  const auto name = std::string(*backward != 0.0 ? "aten::conv_transpose" : "aten::conv");
+  return insertValue(before, symbol(name + std::to_string(*dims) + "d"), operands, like);
+}
+
+std::optional<Convolution> readConvolution(Node* node) {
+  static const auto by_mode = symbol("aten::_convolution_mode");
+  const auto in = node->inputs();
+  const auto op = weightedOperator(node);
+  const int64_t dims = op ? op->spatial_dims : 0;
+  if (dims > 0 && op->transposed) {
+    return Convolution{in[0], in[1], in[2], in[3], in[4], in[7], in[6], in[5], nullptr, true, dims};
+  }
+  if (dims > 0 || node->kind() == by_mode) {
+    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[6], nullptr, nullptr, false, dims};
+  }
+  if (node->kind() == c10::aten::_convolution || node->kind() == c10::aten::convolution) {
+    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[8], in[7], in[6]};
+  }
+  return std::nullopt;
+}
+
+} // namespace jit_passes

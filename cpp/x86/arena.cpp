@@ -1,0 +1,131 @@
+#include "lower.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+using Is = Memory::Is;
+
+constexpr int64_t kAlignment = 64;
+
+void layOutDense(Memory& memory) {
+  memory.strides.assign(memory.sizes.size(), 1);
+  int64_t stride = memory.channels();
+  for (int64_t axis = int64_t(memory.sizes.size()) - 1; axis >= 0; --axis) {
+    if (axis != memory.axis) {
+      memory.strides[axis] = stride;
+      stride *= memory.sizes[axis];
+    }
+  }
+}
+
+// Sets the strides and the offset within its own bytes, and returns how many these are.
+int64_t layOutOwn(Memory& memory) {
+  if (memory.border == Border{}) {
+    layOutDense(memory);
+    return countOf(memory.sizes);
+  }
+  const Dims dims = imageDims(memory.sizes, memory.axis);
+  const Layout layout = layOut(
+      nullptr, dims[0].size, dims[1].size, dims[2].size, dims[3].size, memory.channels(), memory.border);
+  const Image& image = layout.image;
+  const int64_t strides[] = {image.image, image.plane, image.row, image.pixel};
+  memory.strides.assign(memory.sizes.size(), 1);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i].axis >= 0) {
+      memory.strides[dims[i].axis] = strides[i];
+    }
+  }
+  const Border& border = memory.border;
+  memory.offset = border.front * image.plane + border.top * image.row + border.left * image.pixel;
+  return layout.bytes;
+}
+
+struct Place {
+  Memory* memory;
+  int64_t bytes;
+};
+
+// The largest first, each at the lowest address that is free while it is needed. Returns the end of all.
+int64_t placeAll(std::vector<Place>& places) {
+  struct Taken {
+    int64_t begin, end;
+    size_t first, last;
+  };
+  const auto larger = [](const Place& a, const Place& b) { return a.bytes > b.bytes; };
+  std::stable_sort(places.begin(), places.end(), larger);
+  std::vector<Taken> taken; // by address
+  int64_t bytes = 0;
+  for (const Place& place : places) {
+    const size_t first = place.memory->first, last = place.memory->last;
+    int64_t at = 0;
+    for (const Taken& other : taken) {
+      if (other.first <= last && first <= other.last) {
+        if (other.begin >= at + place.bytes) {
+          break;
+        }
+        at = std::max(at, other.end);
+      }
+    }
+    const auto behind =
+        std::find_if(taken.begin(), taken.end(), [&](const Taken& t) { return t.begin > at; });
+    taken.insert(behind, {at, at + place.bytes, first, last});
+    place.memory->offset += at;
+    bytes = std::max(bytes, at + place.bytes);
+  }
+  return bytes;
+}
+
+// Where a slice, or another name, lies: behind its parent, which may be one itself.
+void follow(std::vector<Memory>& memory, size_t id) {
+  std::vector<size_t> chain;
+  for (; memory[id].is != Is::Own && memory[id].strides.empty(); id = memory[id].parent) {
+    chain.push_back(id);
+  }
+  for (; !chain.empty(); chain.pop_back()) {
+    Memory& part = memory[chain.back()];
+    const Memory& whole = memory[part.parent];
+    if (part.is == Is::Slice) {
+      part.strides = whole.strides;
+      part.offset = whole.offset + part.start;
+    } else {
+      layOutDense(part);
+      part.offset = whole.offset;
+    }
+  }
+}
+
+} // namespace
+
+Memory& ownerOf(Lowered& lowered, size_t id) {
+  while (lowered.memory[id].is != Is::Own) {
+    id = lowered.memory[id].parent;
+  }
+  return lowered.memory[id];
+}
+
+void placeMemory(Lowered& lowered) {
+  for (size_t i = 0; i < lowered.steps.size(); ++i) {
+    const Step& step = lowered.steps[i];
+    const auto touch = [&](size_t id) {
+      Memory& owner = ownerOf(lowered, id);
+      owner.first = std::min(owner.first, i), owner.last = std::max(owner.last, i);
+    };
+    std::for_each(step.inputs.begin(), step.inputs.end(), touch);
+    if (step.does != Step::Does::Exit) {
+      touch(step.output);
+    }
+  }
+  std::vector<Place> places;
+  for (Memory& memory : lowered.memory) {
+    if (memory.is == Is::Own && memory.first != SIZE_MAX) {
+      const int64_t bytes = layOutOwn(memory);
+      places.push_back({&memory, (bytes + kAlignment - 1) / kAlignment * kAlignment});
+    }
+  }
+  lowered.bytes = placeAll(places);
+  for (size_t id = 0; id < lowered.memory.size(); ++id) {
+    follow(lowered.memory, id);
+  }
+}
+
+} // namespace jit_passes::x86

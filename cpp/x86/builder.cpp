@@ -1,0 +1,388 @@
+#include "builder.h"
+
+#include "core/registry.h"
+#include "passes/dialect.h"
+#include "reader.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+
+const auto lookup_table_kind = c10::Symbol::fromQualString("jit_passes::lookup_table");
+
+// Gives back its operand.
+bool isIdentity(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
+  return kinds.count(node->kind()) > 0;
+}
+
+// Has no part in what tensors hold.
+bool isSilent(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct};
+  return kinds.count(node->kind()) > 0 ||
+         node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
+}
+
+// A float value that quantize makes codes of: an operator, a clip, and what moves the result.
+struct Pending {
+  Operator op;
+  double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
+  std::vector<Operator> moves = {};
+};
+
+// Walks over the region from the first node to the last.
+class Walk {
+ public:
+  Walk(const Reader& reader, Block* block, const NodeNames& names)
+      : reader_(reader), block_(block), names_(names) {}
+
+  void run() {
+    for (Node* node : block_->nodes()) {
+      try {
+        visit(node);
+      } catch (const Refusal& refusal) {
+        TORCH_CHECK(false, describe(node), " cannot be part of a plan: ", refusal.reason);
+      }
+    }
+  }
+
+  Program program() {
+    program_.inputs = static_cast<int64_t>(block_->inputs().size()) - 1;
+    for (const Value* output : block_->outputs()) {
+      const Node* tuple = output->node();
+      const bool several = tuple->kind() == c10::prim::TupleConstruct;
+      for (const Value* value : several ? tuple->inputs() : at::ArrayRef<const Value*>(output)) {
+        const auto known = floats_.find(value);
+        TORCH_CHECK(
+            known != floats_.end(), "a region returns the result of ", describe(value->node()),
+            ", which is in float: it must return what dequantize gives");
+        program_.outputs.push_back(known->second);
+      }
+    }
+    removeUnused();
+    check(program_);
+    return std::move(program_);
+  }
+
+ private:
+  struct Stored {
+    int64_t value, shift;
+  };
+
+  void visit(Node* node) {
+    if (isSilent(node)) {
+      return;
+    }
+    for (const Value* value : node->inputs()) {
+      refuseUnless(!reader_.isWritten(value), "something writes to its operand");
+    }
+    for (const Value* value : node->outputs()) {
+      refuseUnless(!reader_.isWritten(value), "something writes to its result");
+    }
+    if (node->kind() == quantize) {
+      visitQuantize(node);
+    } else if (node->kind() == dequantize) {
+      visitDequantize(node);
+    } else if (node->kind() == lookup_table_kind) {
+      visitTable(node);
+    } else if (isIdentity(node)) {
+      visitIdentity(node);
+    } else if (clipOf(reader_, node)) {
+      visitClip(node);
+    } else {
+      visitOperator(node);
+    }
+  }
+
+  // Nothing reads what a convolution has taken in.
+  void removeUnused() {
+    std::vector<bool> used(program_.grids.size());
+    for (const int64_t output : program_.outputs) {
+      used[output] = true;
+    }
+    std::vector<Operator> kept;
+    for (size_t i = program_.operators.size(); i-- > 0;) {
+      Operator& op = program_.operators[i];
+      if (used[op.output]) {
+        for (const int64_t input : op.inputs) {
+          if (op.kind != Kind::Quantize) {
+            used[input] = true;
+          }
+        }
+        kept.push_back(std::move(op));
+      }
+    }
+    program_.operators.assign(std::make_move_iterator(kept.rbegin()), std::make_move_iterator(kept.rend()));
+  }
+
+  // A convolution pads its operand itself.
+  void absorbPadding(Operator& op) const {
+    using A = ConvolutionAttributes;
+    const auto made = std::find_if(
+        program_.operators.rbegin(), program_.operators.rend(),
+        [&](const Operator& other) { return other.output == op.inputs[0]; });
+    if (op.kind != Kind::Convolution || made == program_.operators.rend() || made->kind != Kind::Pad ||
+        int64_t(made->attributes.size()) > 2 * op.attributes[A::Spatial]) {
+      return;
+    }
+    for (size_t i = 0; i < made->attributes.size(); ++i) {
+      op.attributes[(i % 2 ? A::PadAfter : A::PadBefore) + 2 - i / 2] += made->attributes[i];
+    }
+    op.inputs = made->inputs;
+  }
+
+  int64_t addValue(const Grid& grid) {
+    program_.grids.push_back(grid);
+    return static_cast<int64_t>(program_.grids.size()) - 1;
+  }
+
+  int64_t emit(Operator op, std::vector<int64_t> inputs, const Grid& grid) {
+    op.inputs = std::move(inputs);
+    op.output = addValue(grid);
+    program_.operators.push_back(std::move(op));
+    return program_.operators.back().output;
+  }
+
+  std::string nameOf(const Node* node) const {
+    const auto found = names_.find(node);
+    return found == names_.end() ? node->kind().toUnqualString() : found->second;
+  }
+
+  void visitQuantize(Node* node) {
+    const Codes codes = reader_.codesOf(node);
+    const Value* x = node->input(0);
+    int64_t value;
+    if (const auto coded = floats_.find(x); coded != floats_.end()) {
+      value = requantized(node, coded->second, codes.grid);
+    } else if (const auto pending = pending_.find(x); pending != pending_.end()) {
+      value = close(pending->second, codes.grid);
+    } else {
+      const auto& inputs = block_->inputs();
+      const auto input = std::find(inputs.begin(), inputs.end(), x);
+      refuseUnless(input != inputs.end(), "it quantizes what the region computes in float");
+      value = emit(
+          {Kind::Quantize, "quantize of " + x->debugName(), {}, 0, {}, {}}, {input - inputs.begin() - 1},
+          codes.grid);
+    }
+    codes_[node->output()] = {value, codes.shift};
+  }
+
+  // Codes of another grid; the same where the grid is the same.
+  int64_t requantized(const Node* node, int64_t from, const Grid& to) {
+    const Grid& grid = program_.grids[from];
+    if (grid.scale == to.scale && grid.zero_point == to.zero_point && grid.low >= to.low &&
+        grid.high <= to.high) {
+      return from;
+    }
+    return emit({Kind::Table, nameOf(node), {}, 0, {}, {rescaled(grid, to)}}, {from}, to);
+  }
+
+  int64_t close(const Pending& pending, Grid grid) {
+    const Grid whole = grid;
+    grid.low = std::isfinite(pending.low) ? codeOf(pending.low, whole) : grid.low;
+    grid.high = std::isfinite(pending.high) ? std::max(codeOf(pending.high, whole), grid.low) : grid.high;
+    int64_t value = emit(pending.op, pending.op.inputs, grid);
+    for (const Operator& move : pending.moves) {
+      value = emit(move, {value}, grid);
+    }
+    return value;
+  }
+
+  void visitDequantize(Node* node) {
+    if (reader_.find(node->input(0))) {
+      return; // a weight, which whoever reads it understands
+    }
+    const auto codes = codes_.find(node->input(0));
+    refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
+    const auto [scale, zero_point] = reader_.scaleOf(node);
+    const Grid& grid = program_.grids[codes->second.value];
+    refuseUnless(
+        scale == grid.scale && zero_point + codes->second.shift == grid.zero_point,
+        "its scale or zero point is not that of quantize");
+    floats_[node->output()] = codes->second.value;
+  }
+
+  // The grid of its result is that with which it is dequantized.
+  void visitTable(Node* node) {
+    const auto codes = codes_.find(node->input(0));
+    refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
+    const at::Tensor entries = reader_.operand(node, "table").toTensor().contiguous();
+    const bool is_signed = entries.scalar_type() == at::kChar;
+    refuseUnless(is_signed || entries.scalar_type() == at::kByte, "its entries are no codes of 8 bits");
+    const int64_t shift = is_signed ? 128 : 0, count = entries.numel();
+    const int64_t first = reader_.operand(node, "first").toInt() + codes->second.shift;
+    const Grid& from = program_.grids[codes->second.value];
+    refuseUnless(
+        count > 0 && from.low >= first && from.high < first + count,
+        "it has no entry for some code of its operand");
+    Grid grid{1, shift, 0, 255};
+    bool known = false;
+    for (const torch::jit::Use& use : node->output()->uses()) {
+      if (use.user->kind() == dequantize) {
+        const auto [scale, zero_point] = reader_.scaleOf(use.user);
+        refuseUnless(
+            !known || (grid.scale == scale && grid.zero_point == zero_point + shift),
+            "its result is dequantized with two scales");
+        grid.scale = scale, grid.zero_point = zero_point + shift, known = true;
+      }
+    }
+    refuseUnless(grid.zero_point >= 0 && grid.zero_point <= 255, "its zero point is no code");
+    auto table = at::empty({256}, at::kByte);
+    const auto* from_entries = static_cast<const uint8_t*>(entries.const_data_ptr());
+    uint8_t lowest = 255, highest = 0;
+    for (int64_t code = 0; code < 256; ++code) {
+      const int64_t entry = std::clamp(std::clamp(code, from.low, from.high) - first, int64_t{0}, count - 1);
+      const uint8_t result = from_entries[entry] ^ (is_signed ? 0x80 : 0); // adds 128
+      table.mutable_data_ptr<uint8_t>()[code] = result;
+      lowest = std::min(lowest, result), highest = std::max(highest, result);
+    }
+    grid.low = lowest, grid.high = highest;
+    const int64_t value = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
+    codes_[node->output()] = {value, shift};
+  }
+
+  void visitIdentity(Node* node) {
+    if (const auto coded = floats_.find(node->input(0)); coded != floats_.end()) {
+      floats_[node->output()] = int64_t{coded->second};
+    } else if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
+      pending_.emplace(node->output(), Pending(pending->second));
+    } else {
+      refuseUnless(false, "its operand is in float");
+    }
+  }
+
+  void visitClip(Node* node) {
+    const auto [low, high] = *clipOf(reader_, node);
+    if (const auto found = pending_.find(node->input(0)); found != pending_.end()) {
+      Pending pending = found->second;
+      pending.low = std::min(std::max(pending.low, low), high);
+      pending.high = std::min(std::max(pending.high, low), high);
+      pending_.emplace(node->output(), std::move(pending));
+      return;
+    }
+    const auto coded = floats_.find(node->input(0));
+    refuseUnless(coded != floats_.end(), "its operand is in float");
+    // Zero has a code; other ends may lie between two.
+    refuseUnless(low == 0 && std::isinf(high), "its result is not quantized");
+    const int64_t from = coded->second;
+    Grid grid = program_.grids[from];
+    grid.low = std::max(grid.low, grid.zero_point), grid.high = std::max(grid.high, grid.low);
+    auto table = at::arange(256).clamp(grid.low, 255).to(at::kByte);
+    floats_[node->output()] = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {from}, grid);
+  }
+
+  void visitOperator(Node* node) {
+    refuseUnless(isPlanned(node), "a plan has no such operator");
+    if (const auto found = movesCodes(node) ? pending_.find(node->input(0)) : pending_.end();
+        found != pending_.end()) {
+      Planned planned = plannedOperator(reader_, node);
+      Pending pending = found->second;
+      planned.op.name = nameOf(node);
+      pending.moves.push_back(std::move(planned.op));
+      pending_.emplace(node->output(), std::move(pending));
+      return;
+    }
+    Planned planned = plannedOperator(reader_, node);
+    planned.op.name = nameOf(node);
+    for (const Value* operand : planned.operands) {
+      const auto coded = floats_.find(operand);
+      refuseUnless(coded != floats_.end(), "its operand ", operand->debugName(), " is in float");
+      planned.op.inputs.push_back(coded->second);
+    }
+    absorbPadding(planned.op);
+    if (const auto grid = ownGrid(node, planned.op)) {
+      const auto inputs = planned.op.inputs;
+      floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
+      return;
+    }
+    refuseUnless(closes(node->output()), "its result is read in float");
+    pending_.emplace(node->output(), Pending{std::move(planned.op)});
+  }
+
+  // The grid of a result that follows from that of the operands.
+  std::optional<Grid> ownGrid(const Node* node, const Operator& op) const {
+    Grid grid = program_.grids[op.inputs[0]];
+    if (movesCodes(node)) {
+      return grid;
+    }
+    for (const int64_t input : op.inputs) {
+      const Grid& other = program_.grids[input];
+      if (op.kind != Kind::Concat || other.scale != grid.scale || other.zero_point != grid.zero_point) {
+        return std::nullopt;
+      }
+      grid.low = std::min(grid.low, other.low), grid.high = std::max(grid.high, other.high);
+    }
+    return grid;
+  }
+
+  // Whether all that reads the value quantizes it, behind clips and what moves it.
+  bool closes(const Value* value) const {
+    std::vector<const Value*> left{value};
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (left[i]->uses().empty()) {
+        return false;
+      }
+      for (const torch::jit::Use& use : left[i]->uses()) {
+        if (use.user->owningBlock() != block_ || !mayFollow(use.user, left[i])) {
+          return false;
+        }
+        if (use.user->kind() != quantize) {
+          left.push_back(use.user->output());
+        }
+      }
+    }
+    return true;
+  }
+
+  bool mayFollow(Node* node, const Value* value) const {
+    try {
+      if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
+        return false;
+      }
+      if (node->kind() == quantize) {
+        reader_.codesOf(node);
+        return true;
+      }
+      if (movesCodes(node)) {
+        plannedOperator(reader_, node);
+        return true;
+      }
+      return isIdentity(node) || clipOf(reader_, node).has_value();
+    } catch (const Refusal&) {
+      return false;
+    }
+  }
+
+  const Reader& reader_;
+  Block* block_;
+  const NodeNames& names_;
+  Program program_;
+  std::unordered_map<const Value*, Stored> codes_;    // of codes
+  std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes
+  std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
+};
+
+} // namespace
+
+Program build(const torch::jit::Module& region) {
+  const Options no_options;
+  PassContext context(cloneModule(region, "forward"), "forward", no_options);
+  findPass("fold_lookup_tables")->run(context);
+  const auto graph = context.graph();
+  for (const Value* input : graph->inputs().slice(1)) {
+    TORCH_CHECK(
+        input->type()->isSubtypeOf(*c10::TensorType::get()), "a region takes tensors, and ",
+        input->debugName(), " is ", *input->type());
+  }
+  const Reader reader(context);
+  const NodeNames names = nodeNames(*graph);
+  Walk walk(reader, graph->block(), names);
+  walk.run();
+  return walk.program();
+}
+
+} // namespace jit_passes::x86

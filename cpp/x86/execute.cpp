@@ -1,0 +1,69 @@
+#include "execute.h"
+
+#include <omp.h>
+
+namespace jit_passes::x86 {
+namespace {
+
+// About 20 us: longer than threads are apart after a share of equal size, and shorter than a time slice.
+constexpr int kSpins = 1 << 10;
+
+class Barrier {
+ public:
+  explicit Barrier(int threads) : threads_(threads) {}
+
+  void wait() {
+    const int round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      round_.notify_all();
+      return;
+    }
+    for (int spin = 0; spin < kSpins; ++spin) {
+      if (round_.load(std::memory_order_acquire) != round) {
+        return;
+      }
+      __builtin_ia32_pause();
+    }
+    round_.wait(round, std::memory_order_acquire);
+  }
+
+ private:
+  const int threads_;
+  // Apart, so that arriving does not disturb those who look for the next round.
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> round_{0};
+};
+
+void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
+  for (const Part& part : phase) {
+    const int64_t begin = part.items * thread / threads, end = part.items * (thread + 1) / threads;
+    if (begin < end) {
+      part.run(call, begin, end);
+    }
+  }
+}
+
+} // namespace
+
+void execute(const std::vector<Phase>& phases, const Call& call, int threads) {
+  if (threads <= 1 || at::in_parallel_region()) {
+    for (const Phase& phase : phases) {
+      runShare(phase, call, 0, 1);
+    }
+    return;
+  }
+  std::optional<Barrier> barrier; // for as many threads as there are, not as were asked for
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp single
+    barrier.emplace(omp_get_num_threads());
+    for (const Phase& phase : phases) {
+      runShare(phase, call, omp_get_thread_num(), omp_get_num_threads());
+      barrier->wait();
+    }
+  }
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,33 @@
+// The steps of a prepared plan, and how threads go through them.
+#pragma once
+
+#include "core/jit.h"
+
+namespace jit_passes::x86 {
+
+// What one call computes with: memory, and the tensors that it takes and gives.
+struct Call {
+  struct Source {
+    const float* data;
+    at::IntArrayRef strides;
+  };
+
+  uint8_t* arena;
+  c10::SmallVector<Source, 4> sources;
+  c10::SmallVector<float*, 4> results;
+};
+
+// Work that falls into items, which threads may share in any way. `run` does not throw.
+struct Part {
+  int64_t items;
+  std::function<void(const Call& call, int64_t begin, int64_t end)> run;
+};
+
+// Parts that do not depend on one another.
+using Phase = std::vector<Part>;
+
+// One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and
+// then sleeps. Results are the same for any number of threads. On one thread where a parallel region runs already.
+void execute(const std::vector<Phase>& phases, const Call& call, int threads);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,61 @@
+#include "lower.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// Fewer rows than that are divided, into parts of at least so many bytes.
+constexpr int64_t kFewRows = 16, kRowBytes = 256;
+
+} // namespace
+
+Dims axisDims(const Sizes& sizes, int64_t axis) {
+  Dims dims;
+  size_t at = dims.size();
+  for (int64_t i = int64_t(sizes.size()) - 1; i >= 0; --i) {
+    if (i != axis) {
+      TORCH_CHECK(
+          at > 0, "a plan takes up to ", dims.size(), " axes besides that of the channels, got the shape ",
+          sizes);
+      dims[--at] = {sizes[i], i, 1};
+    }
+  }
+  return dims;
+}
+
+Dims pixelDims(const Sizes& sizes, int64_t axis) {
+  Dims dims = axisDims(sizes, axis);
+  const int64_t width = dims[3].size, channels = axis < 0 ? 1 : sizes[axis];
+  const int64_t rows = dims[0].size * dims[1].size * dims[2].size;
+  for (int64_t part = 1; rows < kFewRows && dims[0].axis < 0 && part < width; ++part) {
+    if (width % part == 0 && part * channels >= kRowBytes) {
+      const int64_t last = dims[3].axis;
+      return {dims[1], dims[2], Dim{width / part, last, part}, Dim{part, last, 1}};
+    }
+  }
+  return dims;
+}
+
+Dims imageDims(const Sizes& sizes, int64_t axis) {
+  TORCH_INTERNAL_ASSERT(axis == 0 || axis == 1, "an image has one axis in front of its channels at most");
+  Dims dims = axisDims({sizes.begin() + axis, sizes.end()}, 0);
+  for (Dim& dim : dims) {
+    dim.axis += dim.axis < 0 ? 0 : axis;
+  }
+  if (axis == 1) {
+    dims[0] = {sizes[0], 0, 1};
+  }
+  return dims;
+}
+
+Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels) {
+  const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
+  Image image;
+  image.images = dims[0].size, image.depth = dims[1].size;
+  image.height = dims[2].size, image.width = dims[3].size;
+  image.channels = channels;
+  image.image = stride(dims[0]), image.plane = stride(dims[1]), image.row = stride(dims[2]);
+  image.pixel = dims[3].axis < 0 ? channels : stride(dims[3]);
+  return image;
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,137 @@
+// The inner loop of the convolution for AVX-512 VNNI: one tile of 14 pixels by 32 output channels.
+//
+// 28 registers of sums, two of weights, two of input. Four neighbouring bytes of a pixel are broadcast and
+// multiplied by the weights of these four for 16 channels each (vpdpbusd). Per four bytes that is 28
+// multiplications, 14 broadcasts, which are loads, and 2 loads.
+//
+// Written with intrinsics, g++ 12 keeps the sums in memory; so the loop is assembly, with registers by number.
+#pragma once
+
+#include "vnni.h"
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+namespace jit_passes::x86 {
+
+constexpr int64_t kHalf = 7, kLanes = 16, kMostRuns = 256;
+
+// What one tile reads: addresses of both halves' first pixels, bytes between pixels, and from the end of each
+// run to the beginning of the next.
+struct Tile {
+  const uint8_t* half[2];
+  int64_t step;
+  const int64_t* jumps;
+  int64_t runs, quads;
+};
+
+// clang-format off
+
+// Pixel `p` of both halves, if there are so many, times the four bytes number `\u` of weights: `at` is its place
+// behind a half's first pixel, and the others are numbers of registers.
+#define JIT_PASSES_PIXEL(p, at, a0, a1, b0, b1)     \
+  ".if %c[half] > " #p "\n"                         \
+  "vpbroadcastd 4*\\u(%[first]" at "), %%zmm30\n"   \
+  "vpbroadcastd 4*\\u(%[second]" at "), %%zmm31\n"  \
+  "vpdpbusd %%zmm28, %%zmm30, %%zmm" #a0 "\n"       \
+  "vpdpbusd %%zmm28, %%zmm31, %%zmm" #b0 "\n"       \
+  ".if %c[columns] > 1\n"                           \
+  "vpdpbusd %%zmm29, %%zmm30, %%zmm" #a1 "\n"       \
+  "vpdpbusd %%zmm29, %%zmm31, %%zmm" #b1 "\n"       \
+  ".endif\n.endif\n"
+
+#define JIT_PASSES_EACH_PIXEL(do)    \
+  do(0, "", 0, 1, 14, 15)            \
+  do(1, ",%[step]", 2, 3, 16, 17)    \
+  do(2, ",%[step],2", 4, 5, 18, 19)  \
+  do(3, ",%[step3]", 6, 7, 20, 21)   \
+  do(4, ",%[step],4", 8, 9, 22, 23)  \
+  do(5, ",%[step5]", 10, 11, 24, 25) \
+  do(6, ",%[step3],2", 12, 13, 26, 27)
+
+// All pixels, times as many fours of bytes as `numbers` lists.
+#define JIT_PASSES_QUADS(numbers, count)                 \
+  ".irp u," numbers "\n"                                 \
+  "vmovdqa32 64*%c[columns]*\\u(%[weight]), %%zmm28\n"   \
+  ".if %c[columns] > 1\n"                                \
+  "vmovdqa32 128*\\u+64(%[weight]), %%zmm29\n"           \
+  ".endif\n"                                             \
+  JIT_PASSES_EACH_PIXEL(JIT_PASSES_PIXEL)                \
+  ".endr\n"                                              \
+  "add $64*%c[columns]*" #count ", %[weight]\n"          \
+  "add $4*" #count ", %[first]\n"                        \
+  "add $4*" #count ", %[second]\n"
+
+#define JIT_PASSES_BEGIN(p, at, a0, a1, b0, b1)   \
+  ".if %c[half] > " #p "\n"                       \
+  "vmovdqa32 (%[start]), %%zmm" #a0 "\n"          \
+  "vmovdqa32 (%[start]), %%zmm" #b0 "\n"          \
+  ".if %c[columns] > 1\n"                         \
+  "vmovdqa32 64(%[start]), %%zmm" #a1 "\n"        \
+  "vmovdqa32 64(%[start]), %%zmm" #b1 "\n"        \
+  ".endif\n.endif\n"
+
+#define JIT_PASSES_END(p, at, a0, a1, b0, b1)         \
+  ".if %c[half] > " #p "\n"                           \
+  "vmovdqa32 %%zmm" #a0 ", 256*" #p "(%[sums])\n"     \
+  "vmovdqa32 %%zmm" #b0 ", 256*" #p "+128(%[sums])\n" \
+  ".if %c[columns] > 1\n"                             \
+  "vmovdqa32 %%zmm" #a1 ", 256*" #p "+64(%[sums])\n"  \
+  "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[sums])\n" \
+  ".endif\n.endif\n"
+
+// sums[pixel of a half][half][channel] = start[channel] + products of the tile. Meanwhile, two cache lines from
+// `ahead` on are fetched with each 16 bytes of input.
+template <int kPixels, int kColumns>
+JIT_PASSES_VNNI void multiplyTile(
+    const Tile& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
+    int32_t* sums) {
+  const uint8_t *first = tile.half[0] + channel, *second = tile.half[1] + channel;
+  const int64_t* jumps = tile.jumps;
+  int64_t runs = tile.runs, left;
+  asm volatile(
+      JIT_PASSES_EACH_PIXEL(JIT_PASSES_BEGIN)
+      "1: mov %[quads], %[left]\n"
+      "sub $4, %[left]\n"
+      "js 3f\n"
+      ".p2align 4\n"
+      "2:\n"
+      "prefetcht1 (%[ahead])\n"
+      "prefetcht1 64(%[ahead])\n"
+      "sub $-128, %[ahead]\n"
+      JIT_PASSES_QUADS("0,1,2,3", 4)
+      "sub $4, %[left]\n"
+      "jns 2b\n"
+      "3: add $4, %[left]\n"
+      "jz 5f\n"
+      "4:\n"
+      JIT_PASSES_QUADS("0", 1)
+      "dec %[left]\n"
+      "jnz 4b\n"
+      "5: mov (%[jumps]), %[left]\n"
+      "add %[left], %[first]\n"
+      "add %[left], %[second]\n"
+      "add $8, %[jumps]\n"
+      "dec %[runs]\n"
+      "jnz 1b\n"
+      JIT_PASSES_EACH_PIXEL(JIT_PASSES_END)
+      : [first] "+r"(first), [second] "+r"(second), [weight] "+r"(weight), [jumps] "+r"(jumps),
+        [runs] "+r"(runs), [ahead] "+r"(ahead), [left] "=&r"(left)
+      : [start] "r"(start), [sums] "r"(sums), [quads] "rm"(tile.quads), [step] "r"(tile.step),
+        [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns)
+      : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+        "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20",
+        "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
+}
+
+// clang-format on
+
+using MultiplyTile = void (*)(const Tile&, int64_t, const int8_t*, const int8_t*, const int32_t*, int32_t*);
+constexpr MultiplyTile kMultiplyTile[2][kHalf] = {
+    {multiplyTile<1, 1>, multiplyTile<2, 1>, multiplyTile<3, 1>, multiplyTile<4, 1>, multiplyTile<5, 1>,
+     multiplyTile<6, 1>, multiplyTile<7, 1>},
+    {multiplyTile<1, 2>, multiplyTile<2, 2>, multiplyTile<3, 2>, multiplyTile<4, 2>, multiplyTile<5, 2>,
+     multiplyTile<6, 2>, multiplyTile<7, 2>}};
+
+} // namespace jit_passes::x86
+
+#endif

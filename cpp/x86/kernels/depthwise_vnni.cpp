@@ -1,0 +1,346 @@
+// Depthwise convolution for AVX-512 VNNI: dot products of four taps below each other.
+//
+// Four rows of the window are interleaved byte by byte, so that 32 bits are four taps of one channel; each
+// interleaved column serves all taps and pixels of an unrolled stretch that use it. Bytes are interleaved within
+// 128-bit lanes: register i of four has the channels 16 L + 4 i to 16 L + 4 i + 3 in lane L. Weights, starts and
+// scales come in that order, and packing the results to bytes undoes it.
+//
+// A block has 64 channels. The last one, if no more than 32 are left, takes two rows of the output at once, one
+// in each half of a register.
+//
+// Weights: [block][rows in fours][column of the window][register][channel][4], zeros for rows that do not exist.
+#include <algorithm>
+#include <cstring>
+
+#include "vnni.h"
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kWide = 64, kMostFours = 64;
+
+// The channel of a block that dword `i` of its four registers is for.
+int64_t channelAt(int64_t i) {
+  const int64_t index = i / 16, lane = i % 16 / 4;
+  return 16 * lane + 4 * index + i % 4;
+}
+
+struct Floats {
+  __m512 v[4];
+};
+
+// Scales of a block in its order, where both halves of a split block have the same ones.
+JIT_PASSES_VNNI_INLINE Floats mixed(const float* from, int64_t count, bool split) {
+  __m512 n[4];
+  for (int i = 0; i < 4; ++i) {
+    const int at = split ? i % 2 : i;
+    n[i] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(firstLanes(count) >> (16 * at)), from + 16 * at);
+  }
+  const __m512 a = _mm512_shuffle_f32x4(n[0], n[1], 0x44), b = _mm512_shuffle_f32x4(n[2], n[3], 0x44);
+  const __m512 c = _mm512_shuffle_f32x4(n[0], n[1], 0xEE), d = _mm512_shuffle_f32x4(n[2], n[3], 0xEE);
+  return {
+      {_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD), _mm512_shuffle_f32x4(c, d, 0x88),
+       _mm512_shuffle_f32x4(c, d, 0xDD)}};
+}
+
+// One block of channels along one row of the output, or two rows.
+struct Stretch {
+  const uint8_t* in;   // of the first pixel's first tap
+  int64_t second;      // bytes from there to the second row's, where the block is split
+  const int64_t* rows; // bytes to each row of the window, in fours
+  int64_t fours, last; // groups of four rows, and how many rows the last one has
+  int64_t step, tap;   // bytes from pixel to pixel of the output, and from tap to tap
+  int64_t columns;     // of the window
+  const int8_t* weight;
+  const int32_t* start;
+  uint8_t* out[2]; // the second is null where there is no second row
+  const uint8_t* residual[2];
+  int64_t out_step, residual_step;
+  int64_t count; // channels
+  Floats scale, offset;
+  __m512 residual_scale;
+  Rounding rounding;
+  const uint8_t* table;
+};
+
+template <bool kSplit>
+JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
+  if constexpr (kSplit) {
+    const __m256i lower = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i upper = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + second));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(lower), upper, 1);
+  } else {
+    return _mm512_loadu_si512(from);
+  }
+}
+
+// Bytes of one row, or of its residual, each in 32 bits: register i of the block's order.
+JIT_PASSES_VNNI_INLINE __m512i spread(__m512i bytes, int i) {
+  const int zero = static_cast<int>(0x80808000);
+  const __m512i index = _mm512_set4_epi32(zero + 4 * i + 3, zero + 4 * i + 2, zero + 4 * i + 1, zero + 4 * i);
+  return _mm512_shuffle_epi8(bytes, index);
+}
+
+// One column of four rows of the window, or of one: the four registers of the block.
+template <bool kSplit, bool kOneRow>
+JIT_PASSES_VNNI_INLINE void takeColumn(
+    const uint8_t* column, const Stretch& s, const int64_t* rows, __m512i (&v)[4]) {
+  if constexpr (kOneRow) {
+    const __m512i bytes = load<kSplit>(column + rows[0], s.second);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      v[i] = spread(bytes, i);
+    }
+    return;
+  }
+  const __m512i a = load<kSplit>(column + rows[0], s.second), b = load<kSplit>(column + rows[1], s.second);
+  const __m512i c = load<kSplit>(column + rows[2], s.second), d = load<kSplit>(column + rows[3], s.second);
+  const __m512i ab0 = _mm512_unpacklo_epi8(a, b), ab1 = _mm512_unpackhi_epi8(a, b);
+  const __m512i cd0 = _mm512_unpacklo_epi8(c, d), cd1 = _mm512_unpackhi_epi8(c, d);
+  v[0] = _mm512_unpacklo_epi16(ab0, cd0);
+  v[1] = _mm512_unpackhi_epi16(ab0, cd0);
+  v[2] = _mm512_unpacklo_epi16(ab1, cd1);
+  v[3] = _mm512_unpackhi_epi16(ab1, cd1);
+}
+
+template <bool kSplit>
+JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& s, int64_t x) {
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), s.scale.v[i], s.offset.v[i]);
+  }
+  const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
+  const auto half = static_cast<__mmask32>(lanes);
+  if (s.residual[0]) {
+    __m512i codes;
+    if constexpr (kSplit) {
+      const __m256i upper = s.out[1] ? _mm256_maskz_loadu_epi8(half, s.residual[1] + x * s.residual_step)
+                                     : _mm256_setzero_si256();
+      codes = _mm512_inserti64x4(
+          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(half, s.residual[0] + x * s.residual_step)), upper,
+          1);
+    } else {
+      codes = _mm512_maskz_loadu_epi8(lanes, s.residual[0] + x * s.residual_step);
+    }
+    for (int i = 0; i < 4; ++i) {
+      v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(spread(codes, i)), s.residual_scale, v[i]);
+    }
+  }
+  __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
+  if (s.table) {
+    codes = lookUp(codes, loadTable(s.table));
+  }
+  if constexpr (kSplit) {
+    _mm256_mask_storeu_epi8(s.out[0] + x * s.out_step, half, _mm512_castsi512_si256(codes));
+    if (s.out[1]) {
+      _mm256_mask_storeu_epi8(s.out[1] + x * s.out_step, half, _mm512_extracti64x4_epi64(codes, 1));
+    }
+  } else if (s.count == kWide) {
+    _mm512_storeu_si512(s.out[0] + x * s.out_step, codes);
+  } else {
+    _mm512_mask_storeu_epi8(s.out[0] + x * s.out_step, lanes, codes);
+  }
+}
+
+// Adds the products of four rows of the window, or of one, for neighbouring pixels. `kColumns` is the width of a
+// window without dilation, and 0 stands for any other one.
+template <int kColumns, int kStride, int kPixels, bool kSplit, bool kOneRow>
+JIT_PASSES_VNNI_INLINE void addRows(
+    const Stretch& s, const uint8_t* in, const int64_t* rows, const int8_t* weight,
+    __m512i (&sums)[kPixels][4]) {
+  __m512i v[4];
+  if constexpr (kColumns == 0) {
+    for (int64_t tap = 0; tap < s.columns; ++tap, weight += 4 * kWide) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kPixels; ++p) {
+        takeColumn<kSplit, kOneRow>(in + p * s.step + tap * s.tap, s, rows, v);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          sums[p][i] = _mm512_dpbusd_epi32(sums[p][i], v[i], _mm512_load_si512(weight + i * kWide));
+        }
+      }
+    }
+  } else {
+#pragma GCC unroll 32
+    for (int column = 0; column < (kPixels - 1) * kStride + kColumns; ++column) {
+      takeColumn<kSplit, kOneRow>(in + column * s.tap, s, rows, v);
+#pragma GCC unroll 8
+      for (int p = 0; p < kPixels; ++p) {
+        const int tap = column - p * kStride;
+        if (tap >= 0 && tap < kColumns) {
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) {
+            sums[p][i] =
+                _mm512_dpbusd_epi32(sums[p][i], v[i], _mm512_load_si512(weight + (4 * tap + i) * kWide));
+          }
+        }
+      }
+    }
+  }
+}
+
+// `kPixels` pixels from x on; those before `skip` are stored already.
+template <int kColumns, int kStride, int kPixels, bool kSplit>
+JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, int64_t x, int64_t skip) {
+  __m512i sums[kPixels][4];
+  for (int p = 0; p < kPixels; ++p) {
+    for (int i = 0; i < 4; ++i) {
+      sums[p][i] = _mm512_load_si512(s.start + 16 * i);
+    }
+  }
+  const int8_t* weight = s.weight;
+  const uint8_t* in = s.in + x * s.step;
+  const int64_t full = s.last == 1 ? s.fours - 1 : s.fours;
+  for (int64_t four = 0; four < full; ++four, weight += 4 * kWide * s.columns) {
+    addRows<kColumns, kStride, kPixels, kSplit, false>(s, in, s.rows + 4 * four, weight, sums);
+  }
+  if (full < s.fours) {
+    addRows<kColumns, kStride, kPixels, kSplit, true>(s, in, s.rows + 4 * full, weight, sums);
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < kPixels; ++p) {
+    if (p >= skip) {
+      storePixel<kSplit>(sums[p], s, x + p);
+    }
+  }
+}
+
+template <int kColumns, int kStride, bool kSplit>
+JIT_PASSES_VNNI void computeStretch(const Stretch& s, int64_t width) {
+  constexpr int kPixels = 4;
+  if (width < kPixels) {
+    for (int64_t x = 0; x < width; ++x) {
+      computePixels<kColumns, kStride, 1, kSplit>(s, x, 0);
+    }
+    return;
+  }
+  for (int64_t x = 0; x < width; x += kPixels) {
+    const int64_t begin = std::min(x, width - kPixels);
+    computePixels<kColumns, kStride, kPixels, kSplit>(s, begin, x - begin);
+  }
+}
+
+using ComputeStretch = void (*)(const Stretch&, int64_t);
+
+template <bool kSplit>
+ComputeStretch computeStretchFor(const Window& w) {
+  const int64_t key = w.dilation_w == 1 ? 10 * w.kernel_w + w.stride_w : 0;
+  switch (key) {
+    case 31: return computeStretch<3, 1, kSplit>;
+    case 32: return computeStretch<3, 2, kSplit>;
+    case 51: return computeStretch<5, 1, kSplit>;
+    case 52: return computeStretch<5, 2, kSplit>;
+    case 71: return computeStretch<7, 1, kSplit>;
+    default: return computeStretch<0, 0, kSplit>;
+  }
+}
+
+} // namespace
+
+void Convolution::packDepthwiseVnni(const int8_t* weight) {
+  const Window& w = window_;
+  const int64_t rows = w.kernel_d * w.kernel_h, fours = (rows + 3) / 4, taps = w.taps();
+  if (fours > kMostFours) {
+    form_ = Form::Plain;
+    packDepthwise(weight);
+    return;
+  }
+  AlignedVector<int32_t> start;
+  for (int64_t first = 0; first < out_channels_; first += kWide) {
+    const int64_t count = std::min(kWide, out_channels_ - first);
+    const bool split = count <= kWide / 2;
+    blocks_.push_back({first, count, split ? 2 : 1, first, static_cast<int64_t>(packed_.size())});
+    packed_.resize(packed_.size() + fours * w.kernel_w * kWide * 4);
+    start.resize(start.size() + kWide);
+    for (int64_t i = 0; i < kWide; ++i) {
+      const int64_t c = split ? channelAt(i) % (kWide / 2) : channelAt(i);
+      if (c >= count) {
+        continue;
+      }
+      start[start.size() - kWide + i] = start_[first + c];
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t x = 0; x < w.kernel_w; ++x) {
+          packed_[blocks_.back().weight + ((row / 4 * w.kernel_w + x) * kWide + i) * 4 + row % 4] =
+              weight[(first + c) * taps + row * w.kernel_w + x];
+        }
+      }
+    }
+  }
+  start_ = std::move(start);
+}
+
+// An item is a block of channels of two rows.
+int64_t Convolution::itemsDepthwiseVnni(const Image& out) const {
+  return (out.rows() + 1) / 2 * static_cast<int64_t>(blocks_.size());
+}
+
+JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
+    const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
+  const Window& w = window_;
+  const int64_t rows = w.kernel_d * w.kernel_h;
+  int64_t offsets[4 * kMostFours] = {};
+  Stretch s{};
+  s.rows = offsets;
+  s.fours = (rows + 3) / 4;
+  s.last = rows - 4 * (s.fours - 1);
+  for (int64_t row = 0; row < 4 * s.fours; ++row) {
+    const int64_t real = std::min(row, rows - 1);
+    offsets[row] = real / w.kernel_h * w.dilation_d * in.plane + real % w.kernel_h * w.dilation_h * in.row;
+  }
+  s.step = w.stride_w * in.pixel;
+  s.tap = w.dilation_w * in.pixel;
+  s.columns = w.kernel_w;
+  s.out_step = out.pixel;
+  s.residual_step = requantize.residual ? requantize.residual->pixel : 0;
+  s.residual_scale = _mm512_set1_ps(requantize.residual_multiplier);
+  s.rounding = roundingTo(requantize.low, requantize.high);
+  s.table = requantize.table;
+  const ComputeStretch whole = computeStretchFor<false>(w), split = computeStretchFor<true>(w);
+  const auto blocks = static_cast<int64_t>(blocks_.size());
+  for (int64_t item = begin; item < end; ++item) {
+    const Block& block = blocks_[item % blocks];
+    const bool both = block.columns == 2;
+    const int64_t first = item / blocks * 2, rows_here = std::min<int64_t>(2, out.rows() - first);
+    s.weight = packed_.data() + block.weight;
+    s.start = start_.data() + item % blocks * kWide;
+    s.count = block.count;
+    s.scale = mixed(requantize.multiplier + block.first, block.count, both);
+    s.offset = mixed(requantize.offset + block.first, block.count, both);
+    const uint8_t* from[2] = {};
+    for (int64_t i = 0; i < rows_here; ++i) {
+      const int64_t row = first + i, y = row % out.height, z = row / out.height % out.depth;
+      const int64_t n = row / out.height / out.depth;
+      from[i] = block.first + in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, -w.pad_left);
+      s.out[i] = out.at(n, z, y, 0) + block.first;
+      s.residual[i] = requantize.residual ? requantize.residual->at(n, z, y, 0) + block.first : nullptr;
+    }
+    s.in = from[0];
+    if (both) {
+      s.second = rows_here == 2 ? from[1] - from[0] : 0;
+      s.out[1] = rows_here == 2 ? s.out[1] : nullptr;
+      split(s, out.width);
+      continue;
+    }
+    whole(s, out.width);
+    if (rows_here == 2) {
+      s.in = from[1], s.out[0] = s.out[1], s.residual[0] = s.residual[1];
+      whole(s, out.width);
+    }
+  }
+}
+
+} // namespace jit_passes::x86
+
+#else
+
+namespace jit_passes::x86 {
+
+void Convolution::packDepthwiseVnni(const int8_t* weight) { packDepthwise(weight); }
+int64_t Convolution::itemsDepthwiseVnni(const Image& out) const { return out.rows(); }
+void Convolution::runDepthwiseVnni(const Image&, const Image&, const Requantize&, int64_t, int64_t) const {}
+
+} // namespace jit_passes::x86
+
+#endif

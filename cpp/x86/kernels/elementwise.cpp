@@ -1,0 +1,204 @@
+// Sums, products and tables of codes.
+#include <algorithm>
+#include <cstring>
+
+#include "plain.h"
+#include "vnni.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+JIT_PASSES_VECTORIZED void addRun(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
+  const float m = add.a_multiplier, k = add.b_multiplier, offset = add.offset, low = add.low, high = add.high;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = codeOf(__builtin_fmaf(a[i], m, __builtin_fmaf(b[i], k, offset)), low, high);
+  }
+  lookUpInPlace(out, count, add.table);
+}
+
+JIT_PASSES_VECTORIZED void multiplyRun(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {
+  const int32_t za = multiply.a_zero_point, zb = multiply.b_zero_point;
+  const float m = multiply.multiplier, offset = multiply.offset, low = multiply.low, high = multiply.high;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = codeOf(__builtin_fmaf((a[i] - za) * (b[i] - zb), m, offset), low, high);
+  }
+  lookUpInPlace(out, count, multiply.table);
+}
+
+JIT_PASSES_VECTORIZED void lookUpRun(const uint8_t* in, int64_t count, const uint8_t* table, uint8_t* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = table[in[i]];
+  }
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void storeCodes(
+    const __m512 (&v)[4], int64_t count, const Rounding& rounding, const uint8_t* table, uint8_t* out) {
+  __m512i codes = roundToCodes(v[0], v[1], v[2], v[3], rounding);
+  codes = table ? lookUp(codes, loadTable(table)) : codes;
+  if constexpr (kFull) {
+    _mm512_storeu_si512(out, codes);
+  } else {
+    _mm512_mask_storeu_epi8(out, firstLanes(count), codes);
+  }
+}
+
+// 16 codes of `count`, from `at` on, in 32 bits each.
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE __m512i quarter(const uint8_t* codes, int64_t at, int64_t count) {
+  if constexpr (kFull) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + at)));
+  } else {
+    const auto lanes = static_cast<__mmask16>(firstLanes(std::max<int64_t>(0, count - at)));
+    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, codes + at));
+  }
+}
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void addCodes64(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, const Rounding& rounding,
+    uint8_t* out) {
+  const __m512 m = _mm512_set1_ps(add.a_multiplier), k = _mm512_set1_ps(add.b_multiplier);
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512 x = _mm512_cvtepi32_ps(quarter<kFull>(a, 16 * i, count));
+    const __m512 y = _mm512_cvtepi32_ps(quarter<kFull>(b, 16 * i, count));
+    v[i] = _mm512_fmadd_ps(x, m, _mm512_fmadd_ps(y, k, _mm512_set1_ps(add.offset)));
+  }
+  storeCodes<kFull>(v, count, rounding, add.table, out);
+}
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void multiplyCodes64(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, const Rounding& rounding,
+    uint8_t* out) {
+  const __m512i za = _mm512_set1_epi32(multiply.a_zero_point), zb = _mm512_set1_epi32(multiply.b_zero_point);
+  const __m512 m = _mm512_set1_ps(multiply.multiplier), offset = _mm512_set1_ps(multiply.offset);
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512i x = _mm512_sub_epi32(quarter<kFull>(a, 16 * i, count), za);
+    const __m512i y = _mm512_sub_epi32(quarter<kFull>(b, 16 * i, count), zb);
+    // Differences fit in 16 bits; the sign bits above one of them are multiplied by 0.
+    const __m512i product = _mm512_madd_epi16(x, _mm512_and_si512(y, _mm512_set1_epi32(0xFFFF)));
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), m, offset);
+  }
+  storeCodes<kFull>(v, count, rounding, multiply.table, out);
+}
+
+JIT_PASSES_VNNI void addRunVnni(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
+  const Rounding rounding = roundingTo(add.low, add.high);
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    addCodes64<true>(a + i, b + i, 64, add, rounding, out + i);
+  }
+  if (i < count) {
+    addCodes64<false>(a + i, b + i, count - i, add, rounding, out + i);
+  }
+}
+
+JIT_PASSES_VNNI void multiplyRunVnni(
+    const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {
+  const Rounding rounding = roundingTo(multiply.low, multiply.high);
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    multiplyCodes64<true>(a + i, b + i, 64, multiply, rounding, out + i);
+  }
+  if (i < count) {
+    multiplyCodes64<false>(a + i, b + i, count - i, multiply, rounding, out + i);
+  }
+}
+
+JIT_PASSES_VNNI void lookUpRunVnni(const uint8_t* in, int64_t count, const uint8_t* table, uint8_t* out) {
+  const Table entries = loadTable(table);
+  for (int64_t i = 0; i < count; i += 64) {
+    const auto lanes = static_cast<__mmask64>(firstLanes(count - i));
+    _mm512_mask_storeu_epi8(out + i, lanes, lookUp(_mm512_maskz_loadu_epi8(lanes, in + i), entries));
+  }
+}
+
+#else
+constexpr auto addRunVnni = addRun;
+constexpr auto multiplyRunVnni = multiplyRun;
+constexpr auto lookUpRunVnni = lookUpRun;
+#endif
+
+// Up to `kChunk` codes of an operand: where it has one channel, as many copies of it.
+constexpr int64_t kChunk = 1024;
+
+const uint8_t* codesAt(
+    const Image& operand, const Image& out, const uint8_t* pixel, int64_t first, int64_t count,
+    uint8_t* copies) {
+  if (operand.channels == out.channels) {
+    return pixel + first;
+  }
+  std::memset(copies, *pixel, count);
+  return copies;
+}
+
+bool denseRow(const Image& image, const Image& out) {
+  return image.channels == out.channels && image.pixel == out.channels;
+}
+
+// run(a, b, count, out) for all that lies together. Operands have the rows of the output, whatever their own
+// sizes are: strides of 0 broadcast.
+template <typename Run>
+void overOperands(Image a, Image b, const Image& out, int64_t begin, int64_t end, const Run& run) {
+  for (Image* operand : {&a, &b}) {
+    operand->images = out.images, operand->depth = out.depth, operand->height = out.height;
+  }
+  uint8_t copies_a[kChunk], copies_b[kChunk];
+  const bool dense = denseRow(a, out) && denseRow(b, out) && denseRow(out, out);
+  const int64_t pixels = dense ? 1 : out.width, channels = dense ? out.width * out.channels : out.channels;
+  for (int64_t index = begin; index < end; ++index) {
+    const uint8_t *row_a = a.rowAt(index), *row_b = b.rowAt(index);
+    uint8_t* row = out.rowAt(index);
+    for (int64_t x = 0; x < pixels; ++x) {
+      for (int64_t c = 0; c < channels; c += kChunk) {
+        const int64_t count = std::min(kChunk, channels - c);
+        run(codesAt(a, out, row_a + x * a.pixel, c, count, copies_a),
+            codesAt(b, out, row_b + x * b.pixel, c, count, copies_b), count, row + x * out.pixel + c);
+      }
+    }
+  }
+}
+
+} // namespace
+
+void Add::run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? addRunVnni : addRun;
+  overOperands(a, b, out, begin, end, [&](const uint8_t* x, const uint8_t* y, int64_t count, uint8_t* to) {
+    run(x, y, count, *this, to);
+  });
+}
+
+void Multiply::run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? multiplyRunVnni : multiplyRun;
+  overOperands(a, b, out, begin, end, [&](const uint8_t* x, const uint8_t* y, int64_t count, uint8_t* to) {
+    run(x, y, count, *this, to);
+  });
+}
+
+void LookUp::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? lookUpRunVnni : lookUpRun;
+  const bool dense = in.pixel == out.channels && out.pixel == out.channels;
+  const int64_t pixels = dense ? 1 : out.width, count = dense ? out.width * out.channels : out.channels;
+  for (int64_t index = begin; index < end; ++index) {
+    const uint8_t* row = in.rowAt(index);
+    for (int64_t x = 0; x < pixels; ++x) {
+      const uint8_t* from = row + x * in.pixel;
+      uint8_t* to = out.rowAt(index) + x * out.pixel;
+      if (table) {
+        run(from, count, table, to);
+      } else if (from != to) {
+        std::memcpy(to, from, count);
+      }
+    }
+  }
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,274 @@
+// The edges of a region: float tensors to codes with channels innermost, and back.
+//
+// A row of the tensor is taken in tiles of pixels and channels, so that reading along the width, as NCHW has it,
+// and writing along the channels both stay within cache lines that are near. The form for AVX-512 has tiles of 16
+// pixels by 16 channels: 32 bits take the codes of four channels, and 4 x 4 of these are transposed in registers.
+#include <algorithm>
+
+#include "plain.h"
+#include "vnni.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kTile = 64;
+
+JIT_PASSES_VECTORIZED void quantizeRun(
+    const float* in, int64_t count, const Quantize& q, uint8_t* out, int64_t step) {
+  const float inverse = q.inverse_scale, zero_point = q.zero_point, low = q.low, high = q.high;
+  if (step == 1) {
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = codeOf(__builtin_fmaf(in[i], inverse, zero_point), low, high);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      out[i * step] = codeOf(__builtin_fmaf(in[i], inverse, zero_point), low, high);
+    }
+  }
+}
+
+JIT_PASSES_VECTORIZED void dequantizeRun(
+    const uint8_t* in, int64_t count, float scale, int32_t zero_point, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<float>(in[i] - zero_point) * scale;
+  }
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 x, const Quantize& q) {
+  const __m512 low = _mm512_set1_ps(static_cast<float>(q.low));
+  const __m512 high = _mm512_set1_ps(static_cast<float>(q.high));
+  const __m512 v = _mm512_fmadd_ps(x, _mm512_set1_ps(q.inverse_scale), _mm512_set1_ps(q.zero_point));
+  // The second operand of a maximum is taken where the first is a NaN.
+  return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, low), high));
+}
+
+JIT_PASSES_VNNI void quantizeRunVnni(
+    const float* in, int64_t count, const Quantize& q, uint8_t* out, int64_t /*step*/) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const auto lanes = static_cast<__mmask16>(firstLanes(count - i));
+    const __m128i codes = _mm512_cvtepi32_epi8(codesOf(_mm512_maskz_loadu_ps(lanes, in + i), q));
+    if (count - i >= 16) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), codes);
+    } else {
+      _mm_mask_storeu_epi8(out + i, lanes, codes);
+    }
+  }
+}
+
+JIT_PASSES_VNNI void dequantizeRunVnni(
+    const uint8_t* in, int64_t count, float scale, int32_t zero_point, float* out) {
+  const __m512i zero = _mm512_set1_epi32(zero_point);
+  const __m512 step = _mm512_set1_ps(scale);
+  for (int64_t i = 0; i < count; i += 16) {
+    const auto lanes = static_cast<__mmask16>(firstLanes(count - i));
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, in + i));
+    const __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(codes, zero)), step);
+    _mm512_mask_storeu_ps(out + i, lanes, x);
+  }
+}
+
+// t[i], lane L, dword j  <->  t[j], lane L, dword i
+JIT_PASSES_VNNI_INLINE void transposeDwords(__m512i (&t)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(t[0], t[1]), b = _mm512_unpackhi_epi32(t[0], t[1]);
+  const __m512i c = _mm512_unpacklo_epi32(t[2], t[3]), d = _mm512_unpackhi_epi32(t[2], t[3]);
+  t[0] = _mm512_unpacklo_epi64(a, c);
+  t[1] = _mm512_unpackhi_epi64(a, c);
+  t[2] = _mm512_unpacklo_epi64(b, d);
+  t[3] = _mm512_unpackhi_epi64(b, d);
+}
+
+// Where the codes of 16 dense pixels of up to four channels are, with one pixel in 32 bits, and the reverse.
+struct FewChannels {
+  constexpr explicit FewChannels(int channels) {
+    for (int i = 0; i < 16 * channels; ++i) {
+      packed[i] = static_cast<uint8_t>(i / channels * 4 + i % channels);
+      spread[packed[i]] = static_cast<uint8_t>(i);
+    }
+  }
+  alignas(64) uint8_t packed[64] = {}, spread[64] = {};
+};
+constexpr FewChannels kFewChannels[] = {
+    FewChannels(0), FewChannels(1), FewChannels(2), FewChannels(3), FewChannels(4)};
+
+// Up to 16 pixels and 16 channels of a row whose pixels are neighbours, `plane` floats from channel to channel.
+JIT_PASSES_VNNI void quantizeTile(
+    const float* in, int64_t plane, int64_t pixels, int64_t channels, const Quantize& q, uint8_t* out,
+    int64_t step) {
+  const auto columns = static_cast<__mmask16>(firstLanes(pixels));
+  __m512i t[4];
+  for (int64_t i = 0; i < 4; ++i) {
+    t[i] = _mm512_setzero_si512();
+    for (int64_t c = 4 * i; c < std::min(4 * i + 4, channels); ++c) {
+      const __m512i codes = codesOf(_mm512_maskz_loadu_ps(columns, in + c * plane), q);
+      t[i] =
+          _mm512_or_si512(t[i], _mm512_sllv_epi32(codes, _mm512_set1_epi32(static_cast<int>(8 * (c % 4)))));
+    }
+  }
+  if (channels <= 4 && step == channels) {
+    const __m512i codes = _mm512_permutexvar_epi8(_mm512_load_si512(kFewChannels[channels].packed), t[0]);
+    _mm512_mask_storeu_epi8(out, firstLanes(pixels * channels), codes);
+    return;
+  }
+  transposeDwords(t);
+  const auto lanes = static_cast<__mmask16>(firstLanes(channels));
+  alignas(64) uint8_t codes[16 * 16];
+  for (int64_t i = 0; i < 4; ++i) {
+    _mm512_store_si512(codes + 64 * i, t[i]);
+  }
+  for (int64_t p = 0; p < pixels; ++p) {
+    const __m128i pixel = _mm_load_si128(reinterpret_cast<const __m128i*>(codes + p % 4 * 64 + p / 4 * 16));
+    if (channels == 16) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + p * step), pixel);
+    } else {
+      _mm_mask_storeu_epi8(out + p * step, lanes, pixel);
+    }
+  }
+}
+
+JIT_PASSES_VNNI void dequantizeTile(
+    const uint8_t* in, int64_t step, int64_t pixels, int64_t channels, float scale, int32_t zero_point,
+    float* out, int64_t plane) {
+  const auto lanes = static_cast<__mmask16>(firstLanes(channels)),
+             columns = static_cast<__mmask16>(firstLanes(pixels));
+  __m512i t[4];
+  if (channels <= 4 && step == channels) {
+    const __m512i codes = _mm512_maskz_loadu_epi8(firstLanes(pixels * channels), in);
+    t[0] = _mm512_permutexvar_epi8(_mm512_load_si512(kFewChannels[channels].spread), codes);
+  } else {
+    alignas(64) uint8_t codes[16 * 16];
+    for (int64_t p = 0; p < pixels; ++p) {
+      _mm_store_si128(
+          reinterpret_cast<__m128i*>(codes + p % 4 * 64 + p / 4 * 16),
+          _mm_maskz_loadu_epi8(lanes, in + p * step));
+    }
+    for (int64_t i = 0; i < 4; ++i) {
+      t[i] = _mm512_load_si512(codes + 64 * i);
+    }
+    transposeDwords(t);
+  }
+  for (int64_t c = 0; c < channels; ++c) {
+    const __m512i shifted = _mm512_srlv_epi32(t[c / 4], _mm512_set1_epi32(static_cast<int>(8 * (c % 4))));
+    const __m512i code = _mm512_and_si512(shifted, _mm512_set1_epi32(255));
+    const __m512 x = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(zero_point)));
+    _mm512_mask_storeu_ps(out + c * plane, columns, _mm512_mul_ps(x, _mm512_set1_ps(scale)));
+  }
+}
+
+#else
+constexpr auto quantizeRunVnni = quantizeRun;
+constexpr auto dequantizeRunVnni = dequantizeRun;
+#endif
+
+void quantizePlane(
+    const float* in, const Strides& strides, const Image& out, const Quantize& q, uint8_t* to) {
+#ifdef JIT_PASSES_HAS_VNNI
+  if (q.form == Form::Vnni) {
+    for (int64_t x = 0; x < out.width; x += 16) {
+      for (int64_t c = 0; c < out.channels; c += 16) {
+        quantizeTile(
+            in + c * strides.channel + x, strides.channel, std::min<int64_t>(16, out.width - x),
+            std::min<int64_t>(16, out.channels - c), q, to + x * out.pixel + c, out.pixel);
+      }
+    }
+    return;
+  }
+#endif
+  for (int64_t x = 0; x < out.width; x += kTile) {
+    for (int64_t c = 0; c < out.channels; ++c) {
+      quantizeRun(
+          in + c * strides.channel + x, std::min(kTile, out.width - x), q, to + x * out.pixel + c, out.pixel);
+    }
+  }
+}
+
+void dequantizePlane(
+    const uint8_t* from, const Image& in, const Dequantize& d, float* to, const Strides& strides) {
+#ifdef JIT_PASSES_HAS_VNNI
+  if (d.form == Form::Vnni) {
+    for (int64_t x = 0; x < in.width; x += 16) {
+      for (int64_t c = 0; c < in.channels; c += 16) {
+        dequantizeTile(
+            from + x * in.pixel + c, in.pixel, std::min<int64_t>(16, in.width - x),
+            std::min<int64_t>(16, in.channels - c), d.scale, d.zero_point, to + c * strides.channel + x,
+            strides.channel);
+      }
+    }
+    return;
+  }
+#endif
+  uint8_t column[kTile];
+  for (int64_t x = 0; x < in.width; x += kTile) {
+    const int64_t count = std::min(kTile, in.width - x);
+    for (int64_t c = 0; c < in.channels; ++c) {
+      for (int64_t i = 0; i < count; ++i) {
+        column[i] = from[(x + i) * in.pixel + c];
+      }
+      dequantizeRun(column, count, d.scale, d.zero_point, to + c * strides.channel + x);
+    }
+  }
+}
+
+int64_t rowOffset(const Strides& strides, const Image& image, int64_t index) {
+  const int64_t y = index % image.height, z = index / image.height % image.depth;
+  return index / image.height / image.depth * strides.image + z * strides.depth + y * strides.height;
+}
+
+// Whether a row of both is one run of neighbours.
+bool oneRun(const Strides& strides, const Image& image) {
+  return image.pixel == image.channels && ((strides.channel == 1 && strides.width == image.channels) ||
+                                           (image.channels == 1 && strides.width == 1));
+}
+
+} // namespace
+
+void Quantize::run(
+    const float* in, const Strides& strides, const Image& out, int64_t begin, int64_t end) const {
+  const auto quantize = form == Form::Vnni ? quantizeRunVnni : quantizeRun;
+  for (int64_t index = begin; index < end; ++index) {
+    const float* from = in + rowOffset(strides, out, index);
+    uint8_t* to = out.rowAt(index);
+    if (oneRun(strides, out)) {
+      quantize(from, out.width * out.channels, *this, to, 1);
+    } else if (strides.channel == 1) {
+      for (int64_t x = 0; x < out.width; ++x) {
+        quantize(from + x * strides.width, out.channels, *this, to + x * out.pixel, 1);
+      }
+    } else if (strides.width == 1) {
+      quantizePlane(from, strides, out, *this, to);
+    } else {
+      for (int64_t x = 0; x < out.width; ++x) {
+        for (int64_t c = 0; c < out.channels; ++c) {
+          quantizeRun(from + x * strides.width + c * strides.channel, 1, *this, to + x * out.pixel + c, 1);
+        }
+      }
+    }
+  }
+}
+
+void Dequantize::run(const Image& in, float* out, const Strides& strides, int64_t begin, int64_t end) const {
+  const auto dequantize = form == Form::Vnni ? dequantizeRunVnni : dequantizeRun;
+  for (int64_t index = begin; index < end; ++index) {
+    const uint8_t* from = in.rowAt(index);
+    float* to = out + rowOffset(strides, in, index);
+    if (oneRun(strides, in)) {
+      dequantize(from, in.width * in.channels, scale, zero_point, to);
+    } else if (strides.channel == 1) {
+      for (int64_t x = 0; x < in.width; ++x) {
+        dequantize(from + x * in.pixel, in.channels, scale, zero_point, to + x * strides.width);
+      }
+    } else if (strides.width == 1) {
+      dequantizePlane(from, in, *this, to, strides);
+    } else {
+      for (int64_t x = 0; x < in.width; ++x) {
+        for (int64_t c = 0; c < in.channels; ++c) {
+          dequantizeRun(
+              from + x * in.pixel + c, 1, scale, zero_point, to + x * strides.width + c * strides.channel);
+        }
+      }
+    }
+  }
+}
+
+} // namespace jit_passes::x86

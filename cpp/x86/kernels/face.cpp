@@ -1,0 +1,163 @@
+// The kernels for callers without C++, by ctypes: tests and benchmarks. Images and parameters are the structs of
+// kernels.h, whose fields these callers repeat. All of a result is computed in one call on one thread, in parts
+// of `part` items.
+#include <algorithm>
+
+#include "vnni.h"
+
+#define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
+
+using namespace jit_passes::x86;
+
+namespace {
+
+template <typename Run>
+void inParts(int64_t items, int64_t part, const Run& run) {
+  for (int64_t begin = 0; begin < items; begin += part) {
+    run(begin, std::min(items, begin + part));
+  }
+}
+
+Form formOf(bool plain) { return plain ? Form::Plain : bestForm(); }
+
+std::vector<Span> spansAt(const Span*& spans, int64_t count) {
+  spans += count;
+  return {spans - count, spans};
+}
+
+} // namespace
+
+JIT_PASSES_FACE bool jit_passes_x86_vnni() { return bestForm() == Form::Vnni; }
+
+// 20 * 64 multiply-adds in registers, `count` times: the peak.
+JIT_PASSES_FACE void jit_passes_x86_multiply_add(int64_t count) {
+#ifdef JIT_PASSES_HAS_VNNI
+  asm volatile(
+      "1: .irp sum,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19\n"
+      "vpdpbusd %%zmm28, %%zmm29, %%zmm\\sum\n"
+      ".endr\n"
+      "dec %0\n"
+      "jnz 1b\n"
+      : "+r"(count)::"cc", "memory");
+#endif
+}
+
+JIT_PASSES_FACE void jit_passes_x86_fill_border(const Image* image, const Border* border, uint8_t value) {
+  const FillBorder fill{*border, value};
+  fill.run(*image, 0, fill.items(*image));
+}
+
+JIT_PASSES_FACE Convolution* jit_passes_x86_convolution(
+    const Window* window, int64_t in_channels, int64_t out_channels, const int8_t* weight, int32_t zero_point,
+    bool dense, bool plain) {
+  try {
+    return new Convolution(*window, in_channels, out_channels, weight, zero_point, dense, formOf(plain));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+JIT_PASSES_FACE void jit_passes_x86_convolution_delete(Convolution* convolution) { delete convolution; }
+
+JIT_PASSES_FACE void jit_passes_x86_convolution_border(
+    const Convolution* convolution, const Image* in, const Image* out, Border* border) {
+  *border = convolution->border(*in, *out);
+}
+
+JIT_PASSES_FACE void jit_passes_x86_convolution_run(
+    const Convolution* convolution, const Image* in, const Image* out, const Requantize* requantize,
+    int64_t part) {
+  inParts(convolution->items(*in, *out), part, [&](int64_t begin, int64_t end) {
+    convolution->run(*in, *out, *requantize, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_quantize(
+    const float* in, const Strides* strides, const Image* out, float inverse_scale, float zero_point,
+    int32_t low, int32_t high, bool plain, int64_t part) {
+  const Quantize quantize{inverse_scale, zero_point, low, high, formOf(plain)};
+  inParts(quantize.items(*out), part, [&](int64_t begin, int64_t end) {
+    quantize.run(in, *strides, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_dequantize(
+    const Image* in, float* out, const Strides* strides, float scale, int32_t zero_point, bool plain,
+    int64_t part) {
+  const Dequantize dequantize{scale, zero_point, formOf(plain)};
+  inParts(dequantize.items(*in), part, [&](int64_t begin, int64_t end) {
+    dequantize.run(*in, out, *strides, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_add(
+    const Image* a, const Image* b, const Image* out, float a_multiplier, float b_multiplier, float offset,
+    int32_t low, int32_t high, const uint8_t* table, bool plain, int64_t part) {
+  const Add add{a_multiplier, b_multiplier, offset, low, high, table, formOf(plain)};
+  inParts(add.items(*out), part, [&](int64_t begin, int64_t end) { add.run(*a, *b, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_multiply(
+    const Image* a, const Image* b, const Image* out, int32_t a_zero_point, int32_t b_zero_point,
+    float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table, bool plain,
+    int64_t part) {
+  const Multiply multiply{a_zero_point, b_zero_point, multiplier, offset, low, high, table, formOf(plain)};
+  inParts(multiply.items(*out), part, [&](int64_t begin, int64_t end) {
+    multiply.run(*a, *b, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_look_up(
+    const Image* in, const Image* out, const uint8_t* table, bool plain, int64_t part) {
+  const LookUp look_up{table, formOf(plain)};
+  inParts(look_up.items(*out), part, [&](int64_t begin, int64_t end) { look_up.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_resample(
+    const Image* in, const Image* out, const int64_t* z, const int64_t* y, const int64_t* x, int64_t part) {
+  const Resample resample{{z, z + out->depth}, {y, y + out->height}, {x, x + out->width}};
+  inParts(
+      resample.items(*out), part, [&](int64_t begin, int64_t end) { resample.run(*in, *out, begin, end); });
+}
+
+// Spans of one axis: adaptive ones where the kernel is 0.
+JIT_PASSES_FACE void jit_passes_x86_spans(
+    int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad_before,
+    int64_t pad_after, bool include_pad, Span* spans) {
+  const auto found = kernel
+                         ? windowSpans(in, out, kernel, stride, dilation, pad_before, pad_after, include_pad)
+                         : adaptiveSpans(in, out);
+  std::copy(found.begin(), found.end(), spans);
+}
+
+// `spans`: those of the depth, the height and the width, one after the other.
+JIT_PASSES_FACE void jit_passes_x86_max_pool(
+    const Image* in, const Image* out, const Span* spans, int64_t dilation_d, int64_t dilation_h,
+    int64_t dilation_w, bool plain, int64_t part) {
+  const MaxPool pool{
+      spansAt(spans, out->depth),
+      spansAt(spans, out->height),
+      spansAt(spans, out->width),
+      dilation_d,
+      dilation_h,
+      dilation_w,
+      formOf(plain)};
+  inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_average_pool(
+    const Image* in, const Image* out, const Span* spans, double ratio, int32_t in_zero_point,
+    int32_t out_zero_point, int64_t divisor, int32_t low, int32_t high, bool plain, int64_t part) {
+  const AveragePool pool{
+      spansAt(spans, out->depth),
+      spansAt(spans, out->height),
+      spansAt(spans, out->width),
+      ratio,
+      in_zero_point,
+      out_zero_point,
+      divisor,
+      low,
+      high,
+      formOf(plain)};
+  inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
+}

@@ -1,0 +1,29 @@
+// How the plain forms round and store: the definition of what every form computes.
+#pragma once
+
+#include "core/vectorize.h"
+#include "x86/kernels.h"
+
+namespace jit_passes::x86 {
+
+// A NaN becomes `low`. Clamping first is the same as rounding first, since the ends are integers.
+inline uint8_t codeOf(float v, float low, float high) {
+  const float above = v > low ? v : low;
+  return static_cast<uint8_t>(static_cast<int32_t>(__builtin_rintf(above < high ? above : high)));
+}
+
+inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {
+  for (int64_t i = 0; table && i < count; ++i) {
+    codes[i] = table[codes[i]];
+  }
+}
+
+// As many channels as the plain forms sum up at once.
+constexpr int64_t kPlainBlock = 64;
+
+// Codes of `count` sums: those of the channels from `first` on, of the pixel at `out`.
+void store(
+    const int32_t* sums, int64_t count, int64_t first, const Requantize& requantize, const uint8_t* residual,
+    uint8_t* out);
+
+} // namespace jit_passes::x86

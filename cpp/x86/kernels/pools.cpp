@@ -1,0 +1,219 @@
+// Pools: the maximum or the average of a window, block of channels by block of channels.
+#include <algorithm>
+
+#include "plain.h"
+#include "vnni.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+JIT_PASSES_VECTORIZED void takeLarger(const uint8_t* x, int64_t count, uint8_t* largest) {
+  for (int64_t c = 0; c < count; ++c) {
+    largest[c] = std::max(largest[c], x[c]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void addCodes(const uint8_t* x, int64_t count, int32_t* sums) {
+  for (int64_t c = 0; c < count; ++c) {
+    sums[c] += x[c];
+  }
+}
+
+JIT_PASSES_VECTORIZED void storeAverages(
+    const int32_t* sums, int64_t count, float multiplier, float offset, float low, float high, uint8_t* out) {
+  for (int64_t c = 0; c < count; ++c) {
+    out[c] = codeOf(__builtin_fmaf(sums[c], multiplier, offset), low, high);
+  }
+}
+
+// The pixels of one window, and a block of their channels.
+struct PoolWindow {
+  const uint8_t* first;
+  int64_t count;
+  int64_t size[3], step[3]; // taps, and bytes from one to the next, along each axis
+};
+
+void largestPlain(const PoolWindow& w, uint8_t* out) {
+  uint8_t largest[kPlainBlock] = {};
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      for (int64_t x = 0; x < w.size[2]; ++x) {
+        takeLarger(w.first + z * w.step[0] + y * w.step[1] + x * w.step[2], w.count, largest);
+      }
+    }
+  }
+  std::copy_n(largest, w.count, out);
+}
+
+// How an average becomes a code: round(fma(sum + start, multiplier, offset)).
+struct PoolScale {
+  int32_t start;
+  float multiplier, offset;
+  int32_t low, high;
+};
+
+void averagePlain(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
+  int32_t sums[kPlainBlock];
+  std::fill_n(sums, w.count, scale.start);
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      for (int64_t x = 0; x < w.size[2]; ++x) {
+        addCodes(w.first + z * w.step[0] + y * w.step[1] + x * w.step[2], w.count, sums);
+      }
+    }
+  }
+  storeAverages(
+      sums, w.count, scale.multiplier, scale.offset, static_cast<float>(scale.low),
+      static_cast<float>(scale.high), out);
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+JIT_PASSES_VNNI void largestVnni(const PoolWindow& w, uint8_t* out) {
+  const auto lanes = static_cast<__mmask64>(firstLanes(w.count));
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      const uint8_t* from = w.first + z * w.step[0] + y * w.step[1];
+      for (int64_t x = 0; x < w.size[2]; ++x, from += w.step[2]) {
+        largest = _mm512_max_epu8(largest, _mm512_maskz_loadu_epi8(lanes, from));
+      }
+    }
+  }
+  _mm512_mask_storeu_epi8(out, lanes, largest);
+}
+
+JIT_PASSES_VNNI_INLINE void addHalves(__m512i lower, __m512i upper, __m512i (&sums)[4]) {
+  const __m512i zero = _mm512_setzero_si512();
+  sums[0] = _mm512_add_epi32(sums[0], _mm512_unpacklo_epi16(lower, zero));
+  sums[1] = _mm512_add_epi32(sums[1], _mm512_unpackhi_epi16(lower, zero));
+  sums[2] = _mm512_add_epi32(sums[2], _mm512_unpacklo_epi16(upper, zero));
+  sums[3] = _mm512_add_epi32(sums[3], _mm512_unpackhi_epi16(upper, zero));
+}
+
+// Sums of 16 bits hold up to 257 codes; those of 32 bits have four neighbouring channels in each lane,
+// an order which packing undoes.
+JIT_PASSES_VNNI void averageVnni(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
+  constexpr int64_t kMost = 257;
+  const auto lanes = static_cast<__mmask64>(firstLanes(w.count));
+  const __m512i zero = _mm512_setzero_si512();
+  __m512i sums[4], lower = zero, upper = zero;
+  std::fill_n(sums, 4, _mm512_set1_epi32(scale.start));
+  int64_t room = kMost;
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      const uint8_t* from = w.first + z * w.step[0] + y * w.step[1];
+      for (int64_t left = w.size[2]; left > 0;) {
+        if (room == 0) {
+          addHalves(lower, upper, sums);
+          lower = upper = zero;
+          room = kMost;
+        }
+        const int64_t taps = std::min(left, room);
+        left -= taps, room -= taps;
+        for (int64_t x = 0; x < taps; ++x, from += w.step[2]) {
+          const __m512i codes = _mm512_maskz_loadu_epi8(lanes, from);
+          lower = _mm512_add_epi16(lower, _mm512_unpacklo_epi8(codes, zero));
+          upper = _mm512_add_epi16(upper, _mm512_unpackhi_epi8(codes, zero));
+        }
+      }
+    }
+  }
+  addHalves(lower, upper, sums);
+  const __m512 multiplier = _mm512_set1_ps(scale.multiplier), offset = _mm512_set1_ps(scale.offset);
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), multiplier, offset);
+  }
+  const __m512i codes = packCodes(v[0], v[1], v[2], v[3], roundingTo(scale.low, scale.high));
+  _mm512_mask_storeu_epi8(out, lanes, codes);
+}
+
+#else
+constexpr auto largestVnni = largestPlain;
+constexpr auto averageVnni = averagePlain;
+#endif
+
+int64_t poolBlocks(const Image& image) { return (image.channels + kPlainBlock - 1) / kPlainBlock; }
+
+// body(window, spans of z, y and x, out) for the outputs of these items.
+template <typename Pool, typename Body>
+void overOutputs(
+    const Pool& pool, const int64_t (&dilation)[3], const Image& in, const Image& out, int64_t begin,
+    int64_t end, const Body& body) {
+  const int64_t blocks = poolBlocks(out);
+  const int64_t strides[] = {in.plane, in.row, in.pixel};
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t first = item % blocks * kPlainBlock, row = item / blocks;
+    const int64_t y = row % out.height, z = row / out.height % out.depth, n = row / out.height / out.depth;
+    for (int64_t x = 0; x < out.width; ++x) {
+      const Span spans[] = {pool.z[z], pool.y[y], pool.x[x]};
+      PoolWindow window{
+          in.at(n, spans[0].begin, spans[1].begin, spans[2].begin) + first,
+          std::min(kPlainBlock, out.channels - first),
+          {},
+          {}};
+      for (int i = 0; i < 3; ++i) {
+        const int64_t reach = spans[i].end - spans[i].begin;
+        window.size[i] = dilation[i] == 1 ? reach : (reach + dilation[i] - 1) / dilation[i];
+        window.step[i] = dilation[i] * strides[i];
+      }
+      body(window, spans, out.at(n, z, y, x) + first);
+    }
+  }
+}
+
+} // namespace
+
+std::vector<Span> windowSpans(
+    int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad_before,
+    int64_t pad_after, bool include_pad) {
+  std::vector<Span> spans(out);
+  for (int64_t i = 0; i < out; ++i) {
+    const int64_t begin = i * stride - pad_before;
+    const int64_t end = std::min(begin + (kernel - 1) * dilation + 1, in + pad_after);
+    // The first tap inside of the image.
+    const int64_t inside = begin < 0 ? begin + (-begin + dilation - 1) / dilation * dilation : begin;
+    const int64_t last = std::min(end, in);
+    const int64_t taps = std::max<int64_t>(0, (last - inside + dilation - 1) / dilation);
+    spans[i] = {inside, last, include_pad ? (end - begin + dilation - 1) / dilation : taps};
+  }
+  return spans;
+}
+
+std::vector<Span> adaptiveSpans(int64_t in, int64_t out) {
+  std::vector<Span> spans(out);
+  for (int64_t i = 0; i < out; ++i) {
+    const int64_t begin = i * in / out, end = ((i + 1) * in + out - 1) / out;
+    spans[i] = {begin, end, end - begin};
+  }
+  return spans;
+}
+
+int64_t MaxPool::items(const Image& out) const { return out.rows() * poolBlocks(out); }
+
+void MaxPool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto largest = form == Form::Vnni ? largestVnni : largestPlain;
+  overOutputs(
+      *this, {dilation_d, dilation_h, dilation_w}, in, out, begin, end,
+      [&](const PoolWindow& window, const Span* /*spans*/, uint8_t* to) { largest(window, to); });
+}
+
+int64_t AveragePool::items(const Image& out) const { return out.rows() * poolBlocks(out); }
+
+void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto average = form == Form::Vnni ? averageVnni : averagePlain;
+  const auto offset = static_cast<float>(out_zero_point);
+  overOutputs(
+      *this, {1, 1, 1}, in, out, begin, end, [&](const PoolWindow& window, const Span* spans, uint8_t* to) {
+        const int64_t taps = window.size[0] * window.size[1] * window.size[2];
+        const int64_t by = divisor ? divisor : spans[0].count * spans[1].count * spans[2].count;
+        average(
+            window,
+            {static_cast<int32_t>(-taps * in_zero_point), static_cast<float>(ratio / static_cast<double>(by)),
+             offset, low, high},
+            to);
+      });
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,74 @@
+// Pieces that the AVX-512 VNNI forms share.
+#pragma once
+
+#include "x86/kernels.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define JIT_PASSES_HAS_VNNI 1
+#include <immintrin.h>
+// g++ 12 takes the unused operand of its own intrinsics for a variable that nobody has set.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#define JIT_PASSES_VNNI \
+  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,bmi2")))
+#define JIT_PASSES_VNNI_INLINE JIT_PASSES_VNNI inline __attribute__((always_inline))
+
+namespace jit_passes::x86 {
+
+// Floats to codes as codeOf does it, in packs of 64: low is applied to bytes, which packing has saturated at 0.
+// Only +inf and what int32 does not hold needs a float minimum first.
+struct Rounding {
+  __m512 high;
+  __m512i low, order;
+};
+
+// `order` puts back what packing within 128-bit lanes mixes up.
+JIT_PASSES_VNNI_INLINE Rounding roundingTo(int32_t low, int32_t high) {
+  return {
+      _mm512_set1_ps(static_cast<float>(high)), _mm512_set1_epi8(static_cast<char>(low)),
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)};
+}
+
+// 64 codes, where the 16 of a register are four in each lane.
+JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
+  const __m512i ab = _mm512_packs_epi32(
+      _mm512_cvtps_epi32(_mm512_min_ps(a, rounding.high)),
+      _mm512_cvtps_epi32(_mm512_min_ps(b, rounding.high)));
+  const __m512i cd = _mm512_packs_epi32(
+      _mm512_cvtps_epi32(_mm512_min_ps(c, rounding.high)),
+      _mm512_cvtps_epi32(_mm512_min_ps(d, rounding.high)));
+  return _mm512_max_epu8(_mm512_packus_epi16(ab, cd), rounding.low);
+}
+
+// 64 codes in the order of a, b, c and d.
+JIT_PASSES_VNNI_INLINE __m512i
+roundToCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
+  return _mm512_permutexvar_epi32(rounding.order, packCodes(a, b, c, d, rounding));
+}
+
+JIT_PASSES_VNNI_INLINE __m512 floatsOf(__m128i codes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
+}
+
+// A table of 256 codes in four registers.
+struct Table {
+  __m512i quarters[4];
+};
+
+JIT_PASSES_VNNI_INLINE Table loadTable(const uint8_t* table) {
+  return {
+      {_mm512_loadu_si512(table), _mm512_loadu_si512(table + 64), _mm512_loadu_si512(table + 128),
+       _mm512_loadu_si512(table + 192)}};
+}
+
+JIT_PASSES_VNNI_INLINE __m512i lookUp(__m512i codes, const Table& table) {
+  const __m512i lower = _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
+  const __m512i upper = _mm512_permutex2var_epi8(table.quarters[2], codes, table.quarters[3]);
+  return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
+}
+
+// The first `count` of 64, 32 or 16 lanes.
+inline uint64_t firstLanes(int64_t count) { return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1; }
+
+} // namespace jit_passes::x86
+#endif

@@ -1,0 +1,87 @@
+// From a program to steps over memory: which axis is innermost, which values are parts or other names of others, which
+// have a border, and where each lies in the arena.
+#pragma once
+
+#include "prepare.h"
+
+namespace jit_passes::x86 {
+
+// A value in memory, or one of its copies. Axes other than that of the channels follow one another as they do in the
+// sizes; channels are innermost. Axis -1: there are none, the last axis is innermost.
+struct Memory {
+  enum class Is { Own, Same, Slice };
+
+  Sizes sizes;
+  int64_t axis;
+  const Grid* grid;
+  Is is = Is::Own;
+  size_t parent = 0; // which has the same bytes, or of which it is a slice of channels
+  int64_t start = 0; // the first channel of a slice
+  Border border = {};
+  size_t first = SIZE_MAX, last = 0; // steps that write and read it
+  int64_t offset = 0;                // of the first pixel, in the arena
+  Sizes strides = {};                // in bytes
+
+  int64_t channels() const { return axis < 0 ? 1 : sizes[axis]; }
+};
+
+struct Step {
+  enum class Does {
+    Enter,
+    Convolve,
+    LookUp,
+    Add,
+    Multiply,
+    MaxPool,
+    Average,
+    Mean,
+    Resample,
+    Pad,
+    Copy,
+    Rename,
+    Exit
+  };
+
+  Does does;
+  size_t index; // of the operator
+  std::vector<size_t> inputs;
+  size_t output; // of Exit: the number of the output
+  const uint8_t* table = nullptr;
+  const Grid* grid = nullptr; // of the result before the table
+  std::shared_ptr<const Packed> packed = nullptr;
+  at::Tensor own_table = {};
+  // Of Copy: an axis of the result is that axis of the operand; and where in the result it begins.
+  Sizes axes = {};
+  int64_t along = 0, start = 0;
+};
+
+struct Lowered {
+  std::vector<Memory> memory;
+  std::vector<Step> steps;
+  int64_t bytes = 0; // of the arena
+};
+
+// `weights` may be asked for what convolutions need around their input.
+Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights);
+
+// The memory of which it is a part or another name, or itself.
+Memory& ownerOf(Lowered& lowered, size_t id);
+// Finds a place in the arena for all memory that steps touch.
+void placeMemory(Lowered& lowered);
+
+// Images, planes, rows and columns of a value: which axis each counts, and how many of its elements at once.
+struct Dim {
+  int64_t size = 1, axis = -1, factor = 1;
+};
+using Dims = std::array<Dim, 4>;
+
+// All axes but that of the channels, the last one being columns.
+Dims axisDims(const Sizes& sizes, int64_t axis);
+// The same for what works pixel by pixel: where there are few rows, the last axis is divided into some.
+Dims pixelDims(const Sizes& sizes, int64_t axis);
+// Of a batch of images, or of one: what is behind the channels is spatial.
+Dims imageDims(const Sizes& sizes, int64_t axis);
+// With these strides of the axes, in no memory yet.
+Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,45 @@
+#include "moves.h"
+
+namespace jit_passes::x86 {
+
+void copyAcross(const Image& in, int64_t channel, const Image& out, int64_t begin, int64_t end) {
+  for (int64_t index = begin; index < end; ++index) {
+    const uint8_t* from = in.rowAt(index);
+    uint8_t* to = out.rowAt(index);
+    for (int64_t x = 0; x < out.width; ++x) {
+      for (int64_t c = 0; c < out.channels; ++c) {
+        to[x * out.pixel + c] = from[x * in.pixel + c * channel];
+      }
+    }
+  }
+}
+
+void padRows(
+    const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
+    int64_t end) {
+  const auto inside = [](int64_t i, int64_t size) { return i >= 0 && i < size; };
+  for (int64_t index = begin; index < end; ++index) {
+    const int64_t y = index % out.height - offset[2], z = index / out.height % out.depth - offset[1];
+    const int64_t n = index / out.height / out.depth - offset[0];
+    const bool row = inside(n, in.images) && inside(z, in.depth) && inside(y, in.height);
+    for (int64_t x = 0; x < out.width; ++x) {
+      uint8_t* to = out.rowAt(index) + x * out.pixel;
+      if (row && inside(x - offset[3], in.width)) {
+        std::memcpy(to, in.at(n, z, y, x - offset[3]), out.channels);
+      } else {
+        std::memset(to, zero, out.channels);
+      }
+    }
+  }
+}
+
+std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor) {
+  const float scale = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
+  std::vector<int64_t> from(out);
+  for (int64_t i = 0; i < out; ++i) {
+    from[i] = std::min(static_cast<int64_t>(std::floor(i * scale)), in - 1);
+  }
+  return from;
+}
+
+} // namespace jit_passes::x86

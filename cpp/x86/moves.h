@@ -1,0 +1,20 @@
+// Codes that go elsewhere, where no kernel is worth while.
+#pragma once
+
+#include "core/jit.h"
+#include "kernels.h"
+
+namespace jit_passes::x86 {
+
+// y = x where channels of the operand are `channel` bytes apart. Items: rows.
+void copyAcross(const Image& in, int64_t channel, const Image& out, int64_t begin, int64_t end);
+
+// y = x at `offset` in images, planes, rows and columns, and `zero` around it. Items: rows.
+void padRows(
+    const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
+    int64_t end);
+
+// The element of an axis that each of the result is nearest to, as PyTorch computes it in float32.
+std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,125 @@
+#include "plan.h"
+
+#include <torch/custom_class.h>
+
+namespace jit_passes::x86 {
+namespace {
+
+// Sizes that a plan stays prepared for, and arenas that it keeps: as many calls may run at once without asking for
+// memory.
+constexpr size_t kSizes = 32, kArenas = 16;
+
+at::Tensor toFloat(const at::Tensor& x, size_t number) {
+  TORCH_CHECK(x.defined(), "input ", number, " of the plan is undefined");
+  TORCH_CHECK(
+      x.device().is_cpu() && x.layout() == at::kStrided, "input ", number,
+      " of the plan must be a dense tensor of the CPU, got ", x.toString(), ": call x.cpu() or x.to_dense()");
+  TORCH_CHECK(
+      x.is_floating_point(), "input ", number, " of the plan must have a floating-point dtype, got ",
+      x.scalar_type(), ": call x.float()");
+  return x.to(at::kFloat);
+}
+
+} // namespace
+
+Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {}
+
+std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
+  TORCH_CHECK(
+      int64_t(inputs.size()) == program_.inputs, "the plan takes ", program_.inputs, " tensors, got ",
+      inputs.size());
+  const at::AutoDispatchBelowAutograd no_gradients;
+  std::vector<at::Tensor> floats;
+  Key sizes;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    floats.push_back(toFloat(inputs[i], i));
+    sizes.push_back(inputs[i].sizes().vec());
+  }
+  const auto ready = prepared(sizes);
+  at::Tensor arena = takeArena(ready->bytes());
+  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), at::get_num_threads());
+  giveBack(std::move(arena));
+  return outputs;
+}
+
+std::shared_ptr<const Prepared> Plan::prepared(const Key& sizes) {
+  const auto find = [&] {
+    const auto found = std::find_if(
+        prepared_.begin(), prepared_.end(), [&](const auto& entry) { return entry.first == sizes; });
+    if (found != prepared_.end()) {
+      prepared_.splice(prepared_.begin(), prepared_, found);
+    }
+    return found != prepared_.end();
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (find()) {
+      return prepared_.front().second;
+    }
+  }
+  auto made = std::make_shared<const Prepared>(program_, weights_, sizes);
+  const std::lock_guard lock(mutex_);
+  if (!find()) { // another thread may have been faster
+    prepared_.emplace_front(sizes, std::move(made));
+    prepared_.resize(std::min(prepared_.size(), kSizes));
+  }
+  return prepared_.front().second;
+}
+
+at::Tensor Plan::takeArena(int64_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    while (!arenas_.empty()) {
+      at::Tensor arena = std::move(arenas_.back());
+      arenas_.pop_back();
+      if (arena.numel() >= bytes) {
+        return arena;
+      }
+    }
+  }
+  return at::empty({bytes}, at::kByte);
+}
+
+void Plan::giveBack(at::Tensor arena) {
+  const std::lock_guard lock(mutex_);
+  if (arenas_.size() < kArenas) {
+    arenas_.push_back(std::move(arena));
+  }
+}
+
+std::string Plan::toString() const {
+  std::ostringstream text;
+  for (const Operator& op : program_.operators) {
+    const Grid& grid = program_.grids[op.output];
+    text << "%" << op.output << " = " << nameOf(op.kind) << "(";
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      text << (i ? ", " : "") << (op.kind == Kind::Quantize ? "input " : "%") << op.inputs[i];
+    }
+    text << ") # " << op.name << ", scale " << grid.scale << ", zero point " << grid.zero_point << ", ["
+         << grid.low << ", " << grid.high << "]";
+    if (!op.tensors.empty() && op.tensors[0].dim() > 1) {
+      text << ", weights " << op.tensors[0].sizes();
+    }
+    text << "\n";
+  }
+  text << "return";
+  for (const int64_t output : program_.outputs) {
+    text << " %" << output;
+  }
+  return text.str();
+}
+
+namespace {
+
+TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
+  m.class_<Plan>("Plan")
+      .def("run", &Plan::run)
+      .def("__str__", &Plan::toString)
+      .def_pickle(
+          [](const c10::intrusive_ptr<Plan>& plan) { return plan->state(); },
+          [](const State& state) { return c10::make_intrusive<Plan>(programOf(state)); });
+}
+
+} // namespace
+
+} // namespace jit_passes::x86

@@ -1,0 +1,32 @@
+// torch.classes.jit_passes.Plan: a region of int8 operators, float tensors in, float tensors out.
+#pragma once
+
+#include "prepare.h"
+
+namespace jit_passes::x86 {
+
+// Any threads may call one plan. What it has prepared for sizes of inputs is kept for those used last.
+class Plan : public torch::CustomClassHolder {
+ public:
+  explicit Plan(Program program); // checked
+
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+  State state() const { return stateOf(program_); }
+  // A table for people: operators, grids and weights.
+  std::string toString() const;
+
+ private:
+  using Key = std::vector<Sizes>;
+
+  std::shared_ptr<const Prepared> prepared(const Key& sizes);
+  at::Tensor takeArena(int64_t bytes);
+  void giveBack(at::Tensor arena);
+
+  const Program program_;
+  Weights weights_;
+  std::mutex mutex_;
+  std::list<std::pair<Key, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front
+  std::vector<at::Tensor> arenas_;                                      // that no call uses
+};
+
+} // namespace jit_passes::x86

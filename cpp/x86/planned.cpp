@@ -1,0 +1,250 @@
+// The operators of reference models that a plan has, one function for each kind.
+#include "reader.h"
+
+#include "builder.h"
+#include "core/places.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// Numbers for depth, height and width, of the last axes; the others have `rest`.
+void setLast(std::vector<int64_t>& attributes, size_t at, const std::vector<int64_t>& numbers, int64_t rest) {
+  for (size_t i = 0; i < 3; ++i) {
+    const size_t unused = 3 - numbers.size();
+    attributes[at + i] = i < unused ? rest : numbers[i - unused];
+  }
+}
+
+std::vector<at::Tensor> weighted(const Reader& reader, const Node* node) {
+  const auto [weight, scales] = reader.weights(operandOf(node, "weight"));
+  return {weight, scales, reader.bias(operandOf(node, "bias"), weight.size(0))};
+}
+
+template <size_t Spatial>
+Planned convolution(const Reader& reader, Node* node) {
+  using A = ConvolutionAttributes;
+  std::vector<int64_t> a(A::Count);
+  auto tensors = weighted(reader, node);
+  at::Tensor& weight = tensors[kWeight];
+  refuseUnless(weight.dim() == int64_t(Spatial) + 2, "its weight has ", weight.dim(), " axes");
+  const auto stride = reader.integers(node, "stride", Spatial);
+  const auto dilation = reader.integers(node, "dilation", Spatial);
+  std::vector<int64_t> before, after;
+  const auto padding = reader.operand(node, "padding");
+  if (padding.isString()) {
+    const bool same = padding.toStringRef() == "same";
+    refuseUnless(same || padding.toStringRef() == "valid", "its padding is '", padding.toStringRef(), "'");
+    for (size_t i = 0; i < Spatial; ++i) {
+      const int64_t total = same ? dilation[i] * (weight.size(2 + i) - 1) : 0;
+      before.push_back(total / 2), after.push_back(total - total / 2);
+    }
+  } else {
+    before = after = reader.integers(node, "padding", Spatial);
+  }
+  a[A::Spatial] = Spatial, a[A::Groups] = reader.operand(node, "groups").toInt();
+  setLast(a, A::Stride, stride, 1), setLast(a, A::Dilation, dilation, 1);
+  setLast(a, A::PadBefore, before, 0), setLast(a, A::PadAfter, after, 0);
+  auto sizes = weight.sizes().vec();
+  sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
+  weight = weight.reshape(sizes);
+  return {{Kind::Convolution, "", {}, 0, a, tensors}, {node->input(0)}};
+}
+
+Planned linear(const Reader& reader, Node* node) {
+  auto tensors = weighted(reader, node);
+  refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
+  return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}};
+}
+
+Planned sum(const Reader& reader, Node* node, double sign) {
+  refuseUnless(
+      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it adds a number to what is no code");
+  const double alpha = reader.has(node, "alpha") ? reader.number(node, "alpha") : 1;
+  const auto factors = at::tensor({1.0, sign * alpha}, at::kDouble);
+  return {{Kind::Add, "", {}, 0, {}, {factors}}, {node->input(0), node->input(1)}};
+}
+
+Planned add(const Reader& reader, Node* node) { return sum(reader, node, 1); }
+Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
+
+Planned multiply(const Reader&, Node* node) {
+  refuseUnless(
+      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()),
+      "it multiplies by a number what is no code");
+  return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
+}
+
+template <size_t Spatial>
+std::vector<int64_t> poolAttributes(const Reader& reader, const Node* node) {
+  using A = PoolAttributes;
+  std::vector<int64_t> a(A::Count);
+  const auto kernel = reader.integers(node, "kernel_size", Spatial);
+  const auto given = reader.operand(node, "stride");
+  const bool default_stride = given.isIntList() && given.toIntVector().empty();
+  a[A::Spatial] = Spatial, a[A::Ceil] = reader.operand(node, "ceil_mode").toBool();
+  setLast(a, A::Kernel, kernel, 1);
+  setLast(a, A::Stride, default_stride ? kernel : reader.integers(node, "stride", Spatial), 1);
+  setLast(a, A::Pad, reader.integers(node, "padding", Spatial), 0);
+  setLast(a, A::Dilation, std::vector<int64_t>(Spatial, 1), 1);
+  return a;
+}
+
+template <size_t Spatial>
+Planned maxPool(const Reader& reader, Node* node) {
+  auto a = poolAttributes<Spatial>(reader, node);
+  setLast(a, PoolAttributes::Dilation, reader.integers(node, "dilation", Spatial), 1);
+  return {{Kind::MaxPool, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned averagePool(const Reader& reader, Node* node) {
+  auto a = poolAttributes<Spatial>(reader, node);
+  a[PoolAttributes::CountPadding] = reader.operand(node, "count_include_pad").toBool();
+  if (reader.has(node, "divisor_override")) {
+    a[PoolAttributes::Divisor] = reader.operand(node, "divisor_override").toInt();
+    refuseUnless(a[PoolAttributes::Divisor] > 0, "its divisor is not above 0");
+  }
+  return {{Kind::AveragePool, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned adaptiveAverage(const Reader& reader, Node* node) {
+  std::vector<int64_t> a{Spatial};
+  const auto sizes = reader.integers(node, "output_size", Spatial);
+  a.insert(a.end(), sizes.begin(), sizes.end());
+  return {{Kind::AdaptiveAverage, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned mean(const Reader& reader, Node* node) {
+  refuseUnless(operandOf(node, "dim") != nullptr, "it goes over all axes");
+  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
+  refuseUnless(reader.has(node, "dim"), "it goes over all axes");
+  const auto dims = reader.operand(node, "dim");
+  std::vector<int64_t> a{reader.operand(node, "keepdim").toBool()};
+  const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
+  refuseUnless(!axes.empty(), "it goes over all axes");
+  a.insert(a.end(), axes.begin(), axes.end());
+  return {{Kind::Mean, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned concat(const Reader& reader, Node* node) {
+  Node* list = node->input(0)->node();
+  refuseUnless(
+      list->kind() == c10::prim::ListConstruct && !reader.isWritten(node->input(0)),
+      "the list of its operands is made elsewhere");
+  const std::vector<int64_t> axis{reader.operand(node, "dim").toInt()};
+  return {{Kind::Concat, "", {}, 0, axis, {}}, list->inputs().vec()};
+}
+
+Planned flatten(const Reader& reader, Node* node) {
+  const std::vector<int64_t> axes{
+      reader.operand(node, "start_dim").toInt(), reader.operand(node, "end_dim").toInt()};
+  return {{Kind::Flatten, "", {}, 0, axes, {}}, {node->input(0)}};
+}
+
+Planned reshape(const Reader& reader, Node* node) {
+  return {{Kind::Reshape, "", {}, 0, reader.operand(node, "shape").toIntVector(), {}}, {node->input(0)}};
+}
+
+Planned permute(const Reader& reader, Node* node) {
+  return {{Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
+}
+
+Planned pad(const Reader& reader, Node* node) {
+  const auto mode = operandOf(node, "mode");
+  refuseUnless(
+      mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
+  refuseUnless(
+      !reader.has(node, "value") || reader.number(node, "value") == 0, "it pads with another number than 0");
+  const auto sizes = reader.operand(node, "pad").toIntVector();
+  refuseUnless(
+      !sizes.empty() && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
+      "it cuts values off");
+  return {{Kind::Pad, "", {}, 0, sizes, {}}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned resizeNearest(const Reader& reader, Node* node) {
+  std::vector<int64_t> a{Spatial};
+  std::vector<at::Tensor> tensors;
+  if (reader.has(node, "scale_factors")) {
+    const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
+    refuseUnless(factors.size() == Spatial, "it has ", factors.size(), " factors");
+    tensors.push_back(at::tensor(factors, at::kDouble));
+  } else {
+    refuseUnless(
+        !reader.has(node, "scales") && !reader.has(node, "scales_h") && !reader.has(node, "scales_w"),
+        "it has a size and factors");
+    const auto sizes = reader.integers(node, "output_size", Spatial);
+    a.insert(a.end(), sizes.begin(), sizes.end());
+  }
+  return {{Kind::ResizeNearest, "", {}, 0, a, tensors}, {node->input(0)}};
+}
+
+struct Planner {
+  Planned (*plan)(const Reader&, Node*);
+  bool moves;
+};
+
+const std::unordered_map<c10::Symbol, Planner>& planners() {
+  static const auto table = [] {
+    std::unordered_map<c10::Symbol, Planner> found;
+    const std::pair<const char*, Planner> rows[] = {
+        {"conv1d", {convolution<1>, false}},
+        {"conv2d", {convolution<2>, false}},
+        {"conv3d", {convolution<3>, false}},
+        {"linear", {linear, false}},
+        {"add", {add, false}},
+        {"sub", {sub, false}},
+        {"mul", {multiply, false}},
+        {"max_pool1d", {maxPool<1>, true}},
+        {"max_pool2d", {maxPool<2>, true}},
+        {"max_pool3d", {maxPool<3>, true}},
+        {"avg_pool2d", {averagePool<2>, false}},
+        {"avg_pool3d", {averagePool<3>, false}},
+        {"adaptive_avg_pool1d", {adaptiveAverage<1>, false}},
+        {"adaptive_avg_pool2d", {adaptiveAverage<2>, false}},
+        {"adaptive_avg_pool3d", {adaptiveAverage<3>, false}},
+        {"mean", {mean, false}},
+        {"cat", {concat, false}},
+        {"flatten", {flatten, true}},
+        {"reshape", {reshape, true}},
+        {"permute", {permute, true}},
+        {"constant_pad_nd", {pad, true}},
+        {"pad", {pad, true}},
+        {"upsample_nearest1d", {resizeNearest<1>, true}},
+        {"upsample_nearest2d", {resizeNearest<2>, true}},
+        {"upsample_nearest3d", {resizeNearest<3>, true}},
+    };
+    for (const auto& [name, planner] : rows) {
+      found.emplace(c10::Symbol::fromQualString(std::string("aten::") + name), planner);
+    }
+    return found;
+  }();
+  return table;
+}
+
+} // namespace
+
+bool isPlanned(const Node* node) { return planners().count(node->kind()) > 0; }
+
+std::map<std::string, bool> plannedKinds() {
+  std::map<std::string, bool> kinds;
+  for (const auto& [kind, planner] : planners()) {
+    kinds.emplace(kind.toQualString(), planner.moves);
+  }
+  return kinds;
+}
+
+bool movesCodes(const Node* node) {
+  const auto found = planners().find(node->kind());
+  return found != planners().end() && found->second.moves;
+}
+
+Planned plannedOperator(const Reader& reader, Node* node) {
+  const auto found = planners().find(node->kind());
+  refuseUnless(found != planners().end(), "a plan has no such operator");
+  return found->second.plan(reader, node);
+}
+
+} // namespace jit_passes::x86

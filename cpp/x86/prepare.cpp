@@ -1,0 +1,394 @@
+#include "lower.h"
+#include "moves.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+using Does = Step::Does;
+
+Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel) {
+  const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
+  // Of one column only, the next one would be behind its channels.
+  return {
+      stride(dims[0]), stride(dims[1]), stride(dims[2]), dims[3].axis < 0 ? channel : stride(dims[3]),
+      channel};
+}
+
+// An image by its offset in the arena.
+struct Placed {
+  Image image;
+  int64_t offset;
+
+  Image in(const Call& call) const {
+    Image placed = image;
+    placed.data = call.arena + offset;
+    return placed;
+  }
+};
+
+// Makes the phases: a step each, and the border of what it is the first to write.
+class Preparation {
+ public:
+  Preparation(const Program& program, Lowered lowered) : program_(program), lowered_(std::move(lowered)) {}
+
+  std::vector<Phase> run() {
+    std::vector<Phase> phases;
+    for (size_t i = 0; i < lowered_.steps.size(); ++i) {
+      const Step& step = lowered_.steps[i];
+      Phase phase{partOf(step)};
+      if (step.does != Does::Exit) {
+        fillBorder(ownerOf(lowered_, step.output), i, phase);
+      }
+      phases.push_back(std::move(phase));
+    }
+    return phases;
+  }
+
+ private:
+  Part partOf(const Step& step) {
+    switch (step.does) {
+      case Does::Enter: return enter(step);
+      case Does::Convolve: return convolve(step);
+      case Does::LookUp: return lookUp(step);
+      case Does::Add: return add(step);
+      case Does::Multiply: return multiply(step);
+      case Does::MaxPool: return maxPool(step);
+      case Does::Average: return average(step);
+      case Does::Mean: return mean(step);
+      case Does::Resample: return resample(step);
+      case Does::Pad: return pad(step);
+      case Does::Copy: return copy(step);
+      case Does::Exit: return exit(step);
+      case Does::Rename: break;
+    }
+    TORCH_INTERNAL_ASSERT(false, "no step");
+  }
+
+  const Operator& operatorOf(const Step& step) const { return program_.operators[step.index]; }
+  const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
+  const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
+
+  static Placed image(const Memory& memory, const Dims& dims) {
+    return {imageOf(dims, memory.strides, memory.channels()), memory.offset};
+  }
+  static Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
+
+  template <typename Kernel>
+  static Part unary(Kernel kernel, const Placed& in, const Placed& out) {
+    const int64_t items = kernel.items(out.image);
+    return {items, [kernel = std::move(kernel), in, out](const Call& call, int64_t begin, int64_t end) {
+              kernel.run(in.in(call), out.in(call), begin, end);
+            }};
+  }
+
+  static void fillBorder(const Memory& memory, size_t step, Phase& phase) {
+    if (memory.first != step || memory.border == Border{}) {
+      return;
+    }
+    const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
+    const Placed whole = image(memory);
+    phase.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
+                       fill.run(whole.in(call), begin, end);
+                     }});
+  }
+
+  Part enter(const Step& step) {
+    const Memory& to = out(step);
+    const auto source = static_cast<size_t>(operatorOf(step).inputs[0]);
+    const Dims dims = pixelDims(to.sizes, to.axis);
+    const Placed codes = image(to, dims);
+    const Quantize kernel{
+        1 / static_cast<float>(to.grid->scale), static_cast<float>(to.grid->zero_point),
+        static_cast<int32_t>(to.grid->low), static_cast<int32_t>(to.grid->high)};
+    const int64_t axis = to.axis;
+    return {kernel.items(codes.image), [=](const Call& call, int64_t begin, int64_t end) {
+              const auto& [x, strides] = call.sources[source];
+              const Strides own = floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]);
+              kernel.run(x, own, codes.in(call), begin, end);
+            }};
+  }
+
+  Part exit(const Step& step) {
+    const Memory& from = in(step);
+    const Dims dims = pixelDims(from.sizes, from.axis);
+    const Placed codes = image(from, dims);
+    Sizes strides(from.sizes.size(), 1);
+    for (size_t i = strides.size(); i-- > 1;) {
+      strides[i - 1] = strides[i] * from.sizes[i];
+    }
+    const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
+    const Dequantize kernel{
+        static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
+    return {
+        kernel.items(codes.image), [=, number = step.output](const Call& call, int64_t begin, int64_t end) {
+          kernel.run(codes.in(call), call.results[number], to, begin, end);
+        }};
+  }
+
+  // Rows of a matrix with the same distance between all of them.
+  static bool isUniform(const Memory& memory) {
+    int64_t stride = -1;
+    for (int64_t axis = int64_t(memory.sizes.size()) - 2; axis >= 0; --axis) {
+      if (stride >= 0 && memory.sizes[axis] != 1 && memory.strides[axis] != stride) {
+        return false;
+      }
+      stride = (stride < 0 ? memory.strides[axis] : stride) * memory.sizes[axis];
+    }
+    return true;
+  }
+
+  static Placed matrix(const Memory& memory) {
+    Image image;
+    image.channels = memory.channels();
+    image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
+    image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
+    return {image, memory.offset};
+  }
+
+  Part convolve(const Step& step) {
+    const Memory &from = in(step), &to = out(step);
+    const bool linear = operatorOf(step).kind == Kind::Linear, rows = isUniform(from) && isUniform(to);
+    const auto view = [&](const Memory& memory) {
+      return !linear ? image(memory)
+             : rows  ? matrix(memory)
+                     : image(memory, axisDims(memory.sizes, memory.axis));
+    };
+    const Placed x = view(from), y = view(to);
+    Requantize requantize;
+    requantize.multiplier = step.packed->multiplier.data();
+    requantize.offset = step.packed->offset.data();
+    requantize.low = step.grid->low, requantize.high = step.grid->high;
+    requantize.table = step.table;
+    const int64_t items = step.packed->kernel.items(x.image, y.image);
+    return {items, [=, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
+              packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
+            }};
+  }
+
+  Part lookUp(const Step& step) {
+    const Memory &from = in(step), &to = out(step);
+    const Dims dims = pixelDims(to.sizes, to.axis);
+    return unary(LookUp{step.table}, image(from, dims), image(to, dims));
+  }
+
+  // The operand of an operator that broadcasts, with the axes of the result.
+  static Placed operand(const Memory& from, const Memory& to, const Dims& dims) {
+    const size_t missing = to.sizes.size() - from.sizes.size();
+    Sizes strides(to.sizes.size(), 0);
+    for (size_t i = 0; i < from.sizes.size(); ++i) {
+      strides[i + missing] = from.sizes[i] == 1 ? 0 : from.strides[i];
+    }
+    const int64_t axis = to.axis - static_cast<int64_t>(missing);
+    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset};
+  }
+
+  template <typename Kernel>
+  Part binary(const Step& step, Kernel kernel) const {
+    const Memory& to = out(step);
+    const Dims dims = pixelDims(to.sizes, to.axis);
+    const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
+    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.table = step.table;
+    return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+              kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
+            }};
+  }
+
+  Part add(const Step& step) const {
+    const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
+    const double* factors = operatorOf(step).tensors[0].const_data_ptr<double>();
+    const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
+    const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
+    Add kernel{};
+    kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
+    kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
+    return binary(step, kernel);
+  }
+
+  Part multiply(const Step& step) const {
+    const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
+    Multiply kernel{};
+    kernel.a_zero_point = a.zero_point, kernel.b_zero_point = b.zero_point;
+    kernel.multiplier = static_cast<double>(static_cast<float>(a.scale)) * static_cast<float>(b.scale) /
+                        static_cast<float>(step.grid->scale);
+    kernel.offset = step.grid->zero_point;
+    return binary(step, kernel);
+  }
+
+  // Sizes along depth, height and width, from 0 to 2.
+  static int64_t sizeOf(const Image& image, size_t i) {
+    return i == 0 ? image.depth : i == 1 ? image.height : image.width;
+  }
+
+  std::array<std::vector<Span>, 3> spans(const Operator& op, const Image& x, const Image& y) const {
+    using A = PoolAttributes;
+    const auto& a = op.attributes;
+    std::array<std::vector<Span>, 3> spans;
+    for (size_t i = 0; i < 3; ++i) {
+      const int64_t from = sizeOf(x, i), to = sizeOf(y, i);
+      spans[i] = op.kind == Kind::AdaptiveAverage
+                     ? adaptiveSpans(from, to)
+                     : windowSpans(
+                           from, to, a[A::Kernel + i], a[A::Stride + i], a[A::Dilation + i], a[A::Pad + i],
+                           a[A::Pad + i], a[A::CountPadding] != 0);
+    }
+    return spans;
+  }
+
+  Part maxPool(const Step& step) const {
+    const Placed x = image(in(step)), y = image(out(step));
+    const Operator& op = operatorOf(step);
+    auto [z_spans, y_spans, x_spans] = spans(op, x.image, y.image);
+    const int64_t* dilation = &op.attributes[PoolAttributes::Dilation];
+    return unary(MaxPool{z_spans, y_spans, x_spans, dilation[0], dilation[1], dilation[2]}, x, y);
+  }
+
+  Part averageOf(
+      const Step& step, const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x,
+      const Placed& y) const {
+    const Grid &from = *in(step).grid, &to = *step.grid;
+    int64_t pixels = 1;
+    for (const auto& along : spans) {
+      int64_t longest = 0;
+      for (const Span& span : along) {
+        longest = std::max(longest, span.end - span.begin);
+      }
+      pixels *= longest;
+    }
+    constexpr int64_t kMaxPixels = 1 << 22; // their sum fits in int32
+    TORCH_CHECK(
+        pixels <= kMaxPixels, operatorOf(step).name, " averages ", pixels, " values, more than ", kMaxPixels);
+    AveragePool kernel{};
+    kernel.z = spans[0], kernel.y = spans[1], kernel.x = spans[2];
+    kernel.ratio = static_cast<double>(static_cast<float>(from.scale)) / static_cast<float>(to.scale);
+    kernel.in_zero_point = from.zero_point, kernel.out_zero_point = to.zero_point;
+    kernel.divisor = divisor;
+    kernel.low = to.low, kernel.high = to.high;
+    return unary(std::move(kernel), x, y);
+  }
+
+  Part average(const Step& step) const {
+    const Placed x = image(in(step)), y = image(out(step));
+    const Operator& op = operatorOf(step);
+    const int64_t divisor = op.kind == Kind::AveragePool ? op.attributes[PoolAttributes::Divisor] : 0;
+    return averageOf(step, spans(op, x.image, y.image), divisor, x, y);
+  }
+
+  Part mean(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    const Operator& op = operatorOf(step);
+    const int64_t rank = from.sizes.size();
+    // The strides of the result along the axes of the operand.
+    Sizes strides(rank, 0);
+    Dims dims = axisDims(from.sizes, from.axis), reduced = dims;
+    for (int64_t axis = 0, kept = 0; axis < rank; ++axis) {
+      if (!isReduced(op, axis, rank)) {
+        strides[axis] = to.strides[kept];
+      }
+      kept += op.attributes[0] || !isReduced(op, axis, rank);
+    }
+    std::array<std::vector<Span>, 3> spans;
+    for (size_t i = 0; i < dims.size(); ++i) {
+      const bool whole = dims[i].axis >= 0 && isReduced(op, dims[i].axis, rank);
+      reduced[i].size = whole ? 1 : dims[i].size;
+      if (i > 0) {
+        spans[i - 1] = whole ? adaptiveSpans(dims[i].size, 1) : adaptiveSpans(dims[i].size, dims[i].size);
+      }
+    }
+    return averageOf(
+        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
+  }
+
+  Part resample(const Step& step) const {
+    const Placed x = image(in(step)), y = image(out(step));
+    const Operator& op = operatorOf(step);
+    Resample kernel;
+    std::vector<int64_t>* const from[] = {&kernel.from_z, &kernel.from_y, &kernel.from_x};
+    const size_t unused = 3 - op.attributes[0];
+    for (size_t i = 0; i < 3; ++i) {
+      const bool factor = !op.tensors.empty() && i >= unused;
+      *from[i] = nearest(
+          sizeOf(x.image, i), sizeOf(y.image, i),
+          factor ? std::optional(op.tensors[0].const_data_ptr<double>()[i - unused]) : std::nullopt);
+    }
+    return unary(std::move(kernel), x, y);
+  }
+
+  Part pad(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    const auto& attributes = operatorOf(step).attributes;
+    const Dims dims = axisDims(to.sizes, to.axis);
+    std::array<int64_t, 4> offset{};
+    for (size_t i = 0; i < dims.size(); ++i) {
+      const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
+      offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
+    }
+    const Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+    const auto zero = static_cast<uint8_t>(to.grid->zero_point);
+    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+              padRows(x.in(call), offset, zero, y.in(call), begin, end);
+            }};
+  }
+
+  // Into a part of the result, where it is one of a concatenation.
+  Part copy(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    Sizes sizes, strides;
+    for (const int64_t axis : step.axes) {
+      sizes.push_back(from.sizes[axis]);
+      strides.push_back(from.strides[axis]);
+    }
+    const Dims dims = pixelDims(sizes, to.axis);
+    const int64_t channels = to.axis < 0 ? 1 : sizes[to.axis], channel = to.axis < 0 ? 1 : strides[to.axis];
+    const Placed x{imageOf(dims, strides, channels), from.offset};
+    const Placed y{
+        imageOf(dims, to.strides, channels),
+        to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
+    if (channel == 1 || channels == 1) {
+      Part part = unary(LookUp{step.table}, x, y);
+      return {
+          part.items, [run = part.run, table = step.own_table](const Call& call, int64_t begin, int64_t end) {
+            run(call, begin, end);
+          }};
+    }
+    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+              copyAcross(x.in(call), channel, y.in(call), begin, end);
+            }};
+  }
+
+  const Program& program_;
+  Lowered lowered_;
+};
+
+} // namespace
+
+Prepared::Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
+  const auto sizes = inferSizes(program, inputs);
+  bool empty = true;
+  for (const int64_t output : program.outputs) {
+    output_sizes_.push_back(sizes[output]);
+    empty = empty && countOf(sizes[output]) == 0;
+  }
+  if (!empty) {
+    auto lowered = lower(program, sizes, weights);
+    bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
+    phases_ = Preparation(program, std::move(lowered)).run();
+  }
+}
+
+std::vector<at::Tensor> Prepared::run(
+    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const {
+  Call call{arena, {}, {}};
+  std::vector<at::Tensor> outputs;
+  for (const Sizes& sizes : output_sizes_) {
+    outputs.push_back(at::empty(sizes, at::kFloat));
+    call.results.push_back(outputs.back().mutable_data_ptr<float>());
+  }
+  for (const at::Tensor& input : inputs) {
+    call.sources.push_back({input.const_data_ptr<float>(), input.strides()});
+  }
+  execute(phases_, call, threads);
+  return outputs;
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,47 @@
+// A program for inputs of given sizes: kernels, where their operands lie, and in which order they run.
+#pragma once
+
+#include "execute.h"
+#include "kernels.h"
+#include "shapes.h"
+
+namespace jit_passes::x86 {
+
+// A convolution that is ready to run, for images of any size.
+struct Packed {
+  Convolution kernel;
+  std::vector<float> multiplier, offset;
+};
+
+// The packed weights of a program, made once, when they are needed first. Any thread may ask.
+class Weights {
+ public:
+  explicit Weights(const Program& program) : program_(program) {}
+
+  // `dense`: its input has no other channels in between. `zero_point` is that of the input.
+  std::shared_ptr<const Packed> packed(size_t index, bool dense);
+
+ private:
+  const Program& program_;
+  std::mutex mutex_;
+  std::map<std::pair<size_t, bool>, std::shared_ptr<const Packed>> packed_;
+};
+
+// Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate
+// values lie in one block: those that are never needed at the same time share their place.
+class Prepared {
+ public:
+  Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
+
+  // Of the arena that `run` needs.
+  int64_t bytes() const { return bytes_; }
+  // Float32 tensors of the sizes that it is prepared for, with any strides.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const;
+
+ private:
+  std::vector<Phase> phases_; // none for a batch of none
+  std::vector<Sizes> output_sizes_;
+  int64_t bytes_ = 0;
+};
+
+} // namespace jit_passes::x86

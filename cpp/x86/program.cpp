@@ -1,0 +1,344 @@
+#include "program.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kFormat = 1;
+// Sizes and numbers of things beyond these are mistakes, and products of a few of them fit 64 bits.
+constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kMaxCount = int64_t{1} << 20;
+// Sums of products and what stands for the zero point each stay below this.
+constexpr int64_t kMaxSum = int64_t{1} << 30;
+
+// What the state of an operator must have, in the order of `Kind`.
+struct Form {
+  const char* name;
+  size_t min_inputs, max_inputs;
+  size_t min_attributes, max_attributes;
+  size_t min_tensors, max_tensors;
+};
+
+constexpr Form kForms[] = {
+    {"quantize", 1, 1, 0, 0, 0, 0},
+    {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
+    {"linear", 1, 1, 0, 0, 3, 3},
+    {"table", 1, 1, 0, 0, 1, 1},
+    {"add", 2, 2, 0, 0, 1, 1},
+    {"multiply", 2, 2, 0, 0, 0, 0},
+    {"max_pool", 1, 1, PoolAttributes::Count, PoolAttributes::Count, 0, 0},
+    {"average_pool", 1, 1, PoolAttributes::Count, PoolAttributes::Count, 0, 0},
+    {"adaptive_average", 1, 1, 2, 4, 0, 0},
+    {"mean", 1, 1, 2, 9, 0, 0},
+    {"concat", 1, 4096, 1, 1, 0, 0},
+    {"flatten", 1, 1, 2, 2, 0, 0},
+    {"reshape", 1, 1, 0, 8, 0, 0},
+    {"permute", 1, 1, 1, 8, 0, 0},
+    {"pad", 1, 1, 2, 10, 0, 0},
+    {"resize_nearest", 1, 1, 1, 4, 0, 1},
+};
+constexpr size_t kKinds = std::size(kForms);
+static_assert(kKinds == static_cast<size_t>(Kind::ResizeNearest) + 1);
+
+const Form& formOf(Kind kind) { return kForms[static_cast<size_t>(kind)]; }
+
+bool between(int64_t number, int64_t low, int64_t high) { return number >= low && number <= high; }
+
+// "not a plan: conv1:conv2d (convolution): ..."
+class Checker {
+ public:
+  explicit Checker(const Program& program) : program_(program), computed_(program.grids.size()) {}
+
+  void check() {
+    TORCH_CHECK(between(program_.inputs, 1, kMaxCount), "not a plan: ", program_.inputs, " inputs");
+    TORCH_CHECK(
+        program_.grids.size() <= size_t(kMaxCount) && program_.operators.size() <= size_t(kMaxCount),
+        "not a plan: more than ", kMaxCount, " values or operators");
+    for (size_t i = 0; i < program_.grids.size(); ++i) {
+      checkGrid(program_.grids[i], i);
+    }
+    for (const Operator& op : program_.operators) {
+      checkOperator(op);
+    }
+    TORCH_CHECK(
+        between(program_.outputs.size(), 1, kMaxCount), "not a plan: ", program_.outputs.size(), " outputs");
+    for (const int64_t output : program_.outputs) {
+      TORCH_CHECK(isComputed(output), "not a plan: it returns value ", output, ", which is not computed");
+    }
+  }
+
+ private:
+  static void checkGrid(const Grid& grid, size_t index) {
+    // As a number of float32 too, which kernels compute with.
+    const auto scale = static_cast<float>(grid.scale);
+    TORCH_CHECK(
+        std::isfinite(scale) && scale > 0 && std::isfinite(1 / scale) && grid.low <= grid.high &&
+            between(grid.low, 0, 255) && between(grid.high, 0, 255) && between(grid.zero_point, 0, 255),
+        "not a plan: value ", index, " has the scale ", grid.scale, ", the zero point ", grid.zero_point,
+        " and the codes [", grid.low, ", ", grid.high, "]: a scale is above 0, codes are in [0, 255]");
+  }
+
+  void checkOperator(const Operator& op) {
+    op_ = &op;
+    require(static_cast<size_t>(op.kind) < kKinds, "its kind is none");
+    const Form& form = formOf(op.kind);
+    const auto count = [&](size_t found, size_t min, size_t max, const char* of) {
+      require(found >= min && found <= max, found, " ", of, ", and it has ", min, " to ", max);
+    };
+    count(op.inputs.size(), form.min_inputs, form.max_inputs, "inputs");
+    count(op.attributes.size(), form.min_attributes, form.max_attributes, "attributes");
+    count(op.tensors.size(), form.min_tensors, form.max_tensors, "tensors");
+    for (const int64_t input : op.inputs) {
+      op.kind == Kind::Quantize
+          ? require(between(input, 0, program_.inputs - 1), "input ", input, " of ", program_.inputs)
+          : require(isComputed(input), "its operand, value ", input, ", is not computed before it");
+    }
+    require(
+        between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ", op.output,
+        " is none, or has been computed already");
+    for (const at::Tensor& tensor : op.tensors) {
+      require(
+          tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+              !tensor.is_quantized() && tensor.is_contiguous() && !tensor.requires_grad(),
+          "its tensors must be plain, dense and of the CPU");
+      // A file may say that a tensor is larger than what it holds.
+      require(
+          tensor.numel() == 0 || tensor.storage().nbytes() >=
+                                     size_t(tensor.storage_offset() + tensor.numel()) * tensor.element_size(),
+          "a tensor is larger than its storage");
+    }
+    checkKind(op);
+    computed_[op.output] = true;
+  }
+
+  void checkKind(const Operator& op) {
+    switch (op.kind) {
+      case Kind::Convolution: return checkConvolution(op);
+      case Kind::Linear: return checkWeights(op, 2);
+      case Kind::Table: return checkTable(op);
+      case Kind::Add: return checkNumbers(op.tensors[0], 2, "factors");
+      case Kind::MaxPool:
+      case Kind::AveragePool: return checkPool(op);
+      case Kind::AdaptiveAverage:
+      case Kind::ResizeNearest: return checkSizes(op);
+      case Kind::Mean:
+        require(between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
+        return checkAxes(op, 1);
+      case Kind::Pad:
+        require(op.attributes.size() % 2 == 0, "a padding on one side only");
+        return each(op.attributes, 0, kMaxWindow, "a padding");
+      case Kind::Concat:
+      case Kind::Permute:
+      case Kind::Flatten: return checkAxes(op, 0);
+      case Kind::Reshape:
+        require(
+            std::count(op.attributes.begin(), op.attributes.end(), -1) <= 1, "more than one size is open");
+        return each(op.attributes, -1, kMaxSize, "a size");
+      default: return;
+    }
+  }
+
+  void checkConvolution(const Operator& op) {
+    using A = ConvolutionAttributes;
+    const auto& a = op.attributes;
+    checkWeights(op, 5);
+    const auto& weight = op.tensors[kWeight];
+    checkAxesOf(a[A::Spatial]);
+    require(
+        between(a[A::Groups], 1, weight.size(0)) && weight.size(0) % a[A::Groups] == 0, weight.size(0),
+        " results in ", a[A::Groups], " groups");
+    for (size_t i = 0; i < 3; ++i) {
+      const int64_t kernel = weight.size(2 + i);
+      checkWindow(kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
+      require(between(a[A::PadAfter + i], 0, kMaxWindow), "a padding of ", a[A::PadAfter + i]);
+      require(
+          i + a[A::Spatial] >= 3 || (kernel == 1 && a[A::Stride + i] == 1 && a[A::PadBefore + i] == 0 &&
+                                     a[A::PadAfter + i] == 0 && a[A::Dilation + i] == 1),
+          "a window in more than its ", a[A::Spatial], " spatial axes");
+    }
+  }
+
+  void checkAxesOf(int64_t spatial) {
+    require(between(spatial, 1, 3), "it has 1 to 3 spatial axes, not ", spatial);
+  }
+
+  void checkWindow(int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
+    require(
+        between(kernel, 1, kMaxWindow) && between(stride, 1, kMaxWindow) && between(pad, 0, kMaxWindow) &&
+            between(dilation, 1, kMaxWindow),
+        "a window of ", kernel, ", a stride of ", stride, ", a padding of ", pad, ", a dilation of ",
+        dilation);
+  }
+
+  void checkWeights(const Operator& op, int64_t dims) {
+    const auto &weight = op.tensors[kWeight], &bias = op.tensors[kBias];
+    require(
+        weight.scalar_type() == at::kChar && weight.dim() == dims && weight.numel() > 0,
+        "weights are int8 with ", dims, " axes, not ", weight.scalar_type(), " of the shape ",
+        weight.sizes());
+    for (const int64_t size : weight.sizes()) {
+      require(between(size, 1, kMaxSize), "weights of the shape ", weight.sizes());
+    }
+    checkNumbers(op.tensors[kWeightScales], weight.size(0), "scales of weights");
+    require((op.tensors[kWeightScales] > 0).all().item<bool>(), "a scale of its weights is not above 0");
+    require(
+        bias.scalar_type() == at::kFloat && bias.dim() == 1 && bias.size(0) == weight.size(0),
+        "the bias is float32, a number for each of ", weight.size(0), " results");
+    require(at::isfinite(bias).all().item<bool>(), "its bias is not finite");
+    const auto sums = weight.to(at::kShort).abs().reshape({weight.size(0), -1}).sum(1, false, at::kLong);
+    require(
+        sums.max().item<int64_t>() < kMaxSum / 255,
+        "its weights are too many or too large for sums in int32");
+  }
+
+  void checkTable(const Operator& op) {
+    const auto& table = op.tensors[0];
+    require(
+        table.scalar_type() == at::kByte && table.dim() == 1 && table.size(0) == 256,
+        "a table is uint8 with 256 entries");
+  }
+
+  void checkNumbers(const at::Tensor& numbers, int64_t count, const char* what) {
+    require(
+        numbers.scalar_type() == at::kDouble && numbers.dim() == 1 && numbers.size(0) == count, what,
+        " are float64, ", count, " of them, not ", numbers.scalar_type(), " of the shape ", numbers.sizes());
+    require(at::isfinite(numbers.to(at::kFloat)).all().item<bool>(), what, " are not finite");
+  }
+
+  void checkPool(const Operator& op) {
+    using A = PoolAttributes;
+    const auto& a = op.attributes;
+    checkAxesOf(a[A::Spatial]);
+    require(
+        between(a[A::Ceil], 0, 1) && between(a[A::CountPadding], 0, 1) && between(a[A::Divisor], 0, kMaxSize),
+        "a switch that is not 0 or 1, or a divisor below 0");
+    for (size_t i = 0; i < 3; ++i) {
+      const int64_t kernel = a[A::Kernel + i], pad = a[A::Pad + i];
+      checkWindow(kernel, a[A::Stride + i], pad, a[A::Dilation + i]);
+      require(pad <= kernel / 2, "a padding of more than half of the window");
+      require(op.kind == Kind::MaxPool || a[A::Dilation + i] == 1, "an average with a dilation");
+      require(
+          i + a[A::Spatial] >= 3 || (kernel == 1 && a[A::Stride + i] == 1 && a[A::Dilation + i] == 1),
+          "a window in more than its ", a[A::Spatial], " spatial axes");
+    }
+  }
+
+  void checkSizes(const Operator& op) {
+    const int64_t spatial = op.attributes[0], sizes = op.attributes.size() - 1;
+    checkAxesOf(spatial);
+    if (op.tensors.empty()) {
+      require(sizes == spatial, sizes, " sizes of ", spatial, " axes");
+    } else {
+      require(sizes == 0, "sizes and factors");
+      checkNumbers(op.tensors[0], spatial, "factors");
+      const auto& factors = op.tensors[0];
+      require(
+          at::logical_and(factors > 0, factors <= double(kMaxWindow)).all().item<bool>(),
+          "a factor is not above 0, or too large");
+    }
+    for (int64_t i = 1; i <= sizes; ++i) {
+      const int64_t size = op.attributes[i];
+      require(
+          between(size, 1, kMaxSize) || (size == -1 && op.kind == Kind::AdaptiveAverage), "a size of ", size);
+    }
+  }
+
+  void checkAxes(const Operator& op, size_t from) {
+    each({op.attributes.begin() + from, op.attributes.end()}, -8, 7, "an axis");
+  }
+
+  void each(const std::vector<int64_t>& numbers, int64_t low, int64_t high, const char* what) {
+    for (const int64_t number : numbers) {
+      require(between(number, low, high), what, " of ", number);
+    }
+  }
+
+  bool isComputed(int64_t value) const {
+    return between(value, 0, int64_t(computed_.size()) - 1) && computed_[value];
+  }
+
+  template <typename... Message>
+  void require(bool condition, const Message&... message) {
+    TORCH_CHECK(
+        condition, "not a plan: ", op_->name, static_cast<size_t>(op_->kind) < kKinds ? " (" : "",
+        static_cast<size_t>(op_->kind) < kKinds ? nameOf(op_->kind) : "",
+        static_cast<size_t>(op_->kind) < kKinds ? ")" : "", ": ", message...);
+  }
+
+  const Program& program_;
+  std::vector<bool> computed_;
+  const Operator* op_ = nullptr;
+};
+
+Kind kindOf(const std::string& name) {
+  for (size_t kind = 0; kind < kKinds; ++kind) {
+    if (name == kForms[kind].name) {
+      return static_cast<Kind>(kind);
+    }
+  }
+  TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
+}
+
+} // namespace
+
+int64_t codeOf(float x, const Grid& grid) {
+  const float inverse = 1 / static_cast<float>(grid.scale);
+  const float code = __builtin_rintf(__builtin_fmaf(x, inverse, static_cast<float>(grid.zero_point)));
+  return static_cast<int64_t>(std::clamp(code, static_cast<float>(grid.low), static_cast<float>(grid.high)));
+}
+
+at::Tensor rescaled(const Grid& from, const Grid& to) {
+  auto table = at::empty({256}, at::kByte);
+  for (int64_t code = 0; code < 256; ++code) {
+    const float x = static_cast<float>(code - from.zero_point) * static_cast<float>(from.scale);
+    table.mutable_data_ptr<uint8_t>()[code] = static_cast<uint8_t>(codeOf(x, to));
+  }
+  return table;
+}
+
+const char* nameOf(Kind kind) { return formOf(kind).name; }
+
+void check(const Program& program) { Checker(program).check(); }
+
+State stateOf(const Program& program) {
+  std::vector<double> scales;
+  std::vector<int64_t> codes;
+  for (const Grid& grid : program.grids) {
+    scales.push_back(grid.scale);
+    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high});
+  }
+  std::vector<OperatorState> operators;
+  for (const Operator& op : program.operators) {
+    operators.emplace_back(
+        std::vector<std::string>{nameOf(op.kind), op.name},
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, op.tensors);
+  }
+  return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
+}
+
+Program programOf(const State& state) {
+  const auto& [lists, scales, operators] = state;
+  TORCH_CHECK(lists.size() == 3 && lists[0].size() == 2, "not a plan: its state has another form");
+  const int64_t format = lists[0][0];
+  TORCH_CHECK(
+      format == kFormat, "the plan has the format ", format, ", and this jit_passes reads ", kFormat,
+      ": load it with the version that wrote it, or quantize the model anew");
+  const auto& codes = lists[1];
+  TORCH_CHECK(
+      codes.size() == 3 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
+      " zero points and ends of codes");
+  Program program;
+  program.inputs = lists[0][1];
+  for (size_t i = 0; i < scales.size(); ++i) {
+    program.grids.push_back({scales[i], codes[3 * i], codes[3 * i + 1], codes[3 * i + 2]});
+  }
+  for (const auto& [texts, numbers, tensors] : operators) {
+    TORCH_CHECK(
+        texts.size() == 2 && numbers.size() == 3 && numbers[1].size() == 1,
+        "not a plan: the state of an operator has another form");
+    program.operators.push_back({kindOf(texts[0]), texts[1], numbers[0], numbers[1][0], numbers[2], tensors});
+  }
+  program.outputs = lists[2];
+  check(program);
+  return program;
+}
+
+} // namespace jit_passes::x86

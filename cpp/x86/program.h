@@ -1,0 +1,105 @@
+// A region of int8 operators as data.
+//
+// A value is a tensor of codes, x = (code - zero_point) * scale, stored as uint8: codes of int8 are kept with
+// 128 added, zero points too. Operators stand in an order in which they can be computed. Weights are int8 and
+// symmetric.
+#pragma once
+
+#include "core/jit.h"
+
+namespace jit_passes::x86 {
+
+struct Grid {
+  double scale;
+  int64_t zero_point, low, high; // codes lie in [low, high], the zero point in [0, 255]
+};
+
+// The code that quantize gives a number, and the table that makes codes of one grid into those of another.
+int64_t codeOf(float x, const Grid& grid);
+at::Tensor rescaled(const Grid& from, const Grid& to);
+
+enum class Kind {
+  Quantize,        // inputs: the number of an input of the plan
+  Convolution,     // see ConvolutionAttributes
+  Linear,          // over the last axis
+  Table,           // a function of codes
+  Add,             // first * factors[0] + second * factors[1], which broadcast
+  Multiply,        // of two tensors, which broadcast
+  MaxPool,         // see PoolAttributes
+  AveragePool,     // see PoolAttributes
+  AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
+  Mean,            // attributes: whether axes are kept, axes
+  Concat,          // attributes: axis
+  Flatten,         // attributes: first and last axis
+  Reshape,         // attributes: sizes; at most one is -1, which is open
+  Permute,         // attributes: axes
+  Pad,             // with zeros; attributes: before and behind, from the last axis on
+  ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
+};
+
+// Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
+// the last ones; the others are those of an axis of size 1.
+struct ConvolutionAttributes {
+  enum : size_t {
+    Spatial,
+    Groups,
+    Stride,
+    PadBefore = Stride + 3,
+    PadAfter = PadBefore + 3,
+    Dilation = PadAfter + 3,
+    Count = Dilation + 3
+  };
+};
+
+struct PoolAttributes {
+  enum : size_t {
+    Spatial,
+    Ceil,         // whether a last window may begin inside and end outside
+    CountPadding, // for averages
+    Divisor,      // for averages; 0: the size of the window
+    Kernel,
+    Stride = Kernel + 3,
+    Pad = Stride + 3,
+    Dilation = Pad + 3, // 1 for averages
+    Count = Dilation + 3
+  };
+};
+
+// Positions in `tensors` of operators with weights.
+enum : size_t { kWeight, kWeightScales, kBias, kWeightedTensors };
+
+struct Operator {
+  Kind kind;
+  std::string name; // of the node, for messages
+  std::vector<int64_t> inputs;
+  int64_t output;
+  std::vector<int64_t> attributes;
+  // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
+  // the bias. Of the table: uint8 [256]. Of the factors: float64 [count].
+  std::vector<at::Tensor> tensors;
+};
+
+struct Program {
+  int64_t inputs = 0;      // float tensors that it takes
+  std::vector<Grid> grids; // of each value
+  std::vector<Operator> operators;
+  std::vector<int64_t> outputs; // values that it returns, dequantized
+};
+
+const char* nameOf(Kind kind);
+
+// Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
+// tensor of another shape or dtype, a number out of range.
+void check(const Program& program);
+
+// Of an operator: kind and name; inputs, output and attributes; tensors.
+using OperatorState =
+    std::tuple<std::vector<std::string>, std::vector<std::vector<int64_t>>, std::vector<at::Tensor>>;
+// The format and the number of inputs, (zero point, low, high) of each value, outputs; scales; operators.
+using State = std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
+
+State stateOf(const Program& program);
+// Checked.
+Program programOf(const State& state);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,165 @@
+#include "reader.h"
+
+#include "core/operators.h"
+#include "core/places.h"
+#include "passes/dialect.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+const auto dequantize_per_channel = c10::Symbol::fromQualString("jit_passes::dequantize_per_channel");
+
+constexpr int64_t kSignedShift = 128;
+
+// What stands for the dtype of codes; nothing for those that do not fit in a byte.
+std::optional<int64_t> shiftOf(at::ScalarType dtype) {
+  return dtype == at::kByte   ? std::optional<int64_t>(0)
+         : dtype == at::kChar ? std::optional(kSignedShift)
+                              : std::nullopt;
+}
+
+bool isDequantize(const Node* node) {
+  return node->kind() == dequantize || node->kind() == dequantize_per_channel;
+}
+
+} // namespace
+
+std::optional<c10::IValue> Reader::find(const Value* value) const {
+  if (isConstant(value)) {
+    return torch::jit::toIValue(value);
+  }
+  const Node* node = value->node();
+  if (node->kind() == c10::prim::ListConstruct && !known_.isWritten(value)) {
+    std::vector<c10::IValue> elements;
+    for (const Value* element : node->inputs()) {
+      auto found = find(element);
+      if (!found) {
+        return std::nullopt;
+      }
+      elements.push_back(std::move(*found));
+    }
+    c10::impl::GenericList list(value->type()->expectRef<c10::ListType>().getElementType());
+    for (auto& element : elements) {
+      list.push_back(std::move(element));
+    }
+    return list;
+  }
+  return known_.parameter(value);
+}
+
+c10::IValue Reader::operand(const Node* node, const std::string& name) const {
+  const Value* value = operandOf(node, name);
+  refuseUnless(value != nullptr, "it has no operand '", name, "'");
+  auto found = find(value);
+  refuseUnless(found.has_value(), "its operand '", name, "' is computed by the model");
+  return std::move(*found);
+}
+
+bool Reader::has(const Node* node, const std::string& name) const {
+  const Value* value = operandOf(node, name);
+  return value != nullptr && !isNone(value);
+}
+
+double Reader::number(const Node* node, const std::string& name) const {
+  const auto value = operand(node, name);
+  if (value.isTensor() && value.toTensor().numel() == 1) {
+    return value.toTensor().item<double>();
+  }
+  refuseUnless(value.isScalar(), "its operand '", name, "' is no number");
+  return value.toScalar().toDouble();
+}
+
+std::vector<int64_t> Reader::integers(const Node* node, const std::string& name, size_t count) const {
+  const auto value = operand(node, name);
+  refuseUnless(value.isInt() || value.isIntList(), "its operand '", name, "' is no list of integers");
+  auto numbers = value.isInt() ? std::vector{value.toInt()} : value.toIntVector();
+  if (numbers.size() == 1) {
+    numbers.resize(count, numbers[0]);
+  }
+  refuseUnless(
+      numbers.size() == count, "its operand '", name, "' has ", numbers.size(), " numbers for ", count,
+      " axes");
+  return numbers;
+}
+
+Codes Reader::codesOf(const Node* quantize) const {
+  const auto shift = shiftOf(static_cast<at::ScalarType>(operand(quantize, "dtype").toInt()));
+  refuseUnless(shift.has_value(), "its codes are not of 8 bits");
+  const double scale = number(quantize, "scale");
+  const int64_t zero_point = operand(quantize, "zero_point").toInt() + *shift;
+  const int64_t low = operand(quantize, "quant_min").toInt() + *shift;
+  const int64_t high = operand(quantize, "quant_max").toInt() + *shift;
+  refuseUnless(
+      zero_point >= 0 && zero_point <= 255 && low >= 0 && low <= high && high <= 255,
+      "its zero point or its range does not fit its dtype");
+  return {{scale, zero_point, low, high}, *shift};
+}
+
+std::pair<double, int64_t> Reader::scaleOf(const Node* dequantize) const {
+  return {number(dequantize, "scale"), operand(dequantize, "zero_point").toInt()};
+}
+
+std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value) const {
+  const Node* node = value->node();
+  refuseUnless(isDequantize(node), "its weight is in float");
+  const auto codes = operand(node, "q");
+  refuseUnless(codes.isTensor() && codes.toTensor().scalar_type() == at::kChar, "its weights are not int8");
+  const at::Tensor weight = codes.toTensor().contiguous();
+  refuseUnless(weight.dim() >= 2 && weight.numel() > 0, "its weight is empty");
+  at::Tensor scales;
+  if (node->kind() == dequantize) {
+    const auto [scale, zero_point] = scaleOf(node);
+    refuseUnless(zero_point == 0, "its weights have the zero point ", zero_point, ", which is not 0");
+    scales = at::full({weight.size(0)}, scale, at::kDouble);
+  } else {
+    const int64_t axis = operand(node, "axis").toInt();
+    refuseUnless(
+        axis == 0 || axis == -weight.dim(), "its weights have a scale for each index of axis ", axis);
+    refuseUnless(
+        operand(node, "zero_points").toTensor().eq(0).all().item<bool>(), "its weights have zero points");
+    scales = operand(node, "scales").toTensor().to(at::kDouble).contiguous();
+  }
+  refuseUnless(
+      scales.dim() == 1 && scales.size(0) == weight.size(0), "its weights have ", scales.numel(), " scales");
+  return {weight, scales};
+}
+
+at::Tensor Reader::bias(const Value* value, int64_t count) const {
+  if (isNone(value)) {
+    return at::zeros({count}, at::kFloat);
+  }
+  auto known = find(value);
+  if (const Node* node = value->node(); !known && isDequantize(node)) {
+    torch::jit::Stack stack;
+    for (const auto& argument : node->schema().arguments()) {
+      stack.push_back(operand(node, argument.name()));
+    }
+    node->getOperation()(stack);
+    known = stack.back();
+  }
+  refuseUnless(known.has_value(), "its bias is computed by the model");
+  if (known->isNone()) {
+    return at::zeros({count}, at::kFloat);
+  }
+  const auto bias = known->toTensor().detach().to(at::kFloat).contiguous();
+  refuseUnless(bias.dim() == 1 && bias.size(0) == count, "its bias has the shape ", bias.sizes());
+  return bias;
+}
+
+std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node) {
+  const auto row = operatorTable().find(node->kind().toQualString());
+  if (row == operatorTable().end() || !row->second.clip) {
+    return std::nullopt;
+  }
+  const auto end = [&](const Bound& bound, double none) {
+    if (const auto* number = std::get_if<double>(&bound)) {
+      return *number;
+    }
+    const auto* name = std::get_if<const char*>(&bound);
+    return name && reader.has(node, *name) ? reader.number(node, *name) : none;
+  };
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  return std::pair(end(row->second.clip->low, -infinity), end(row->second.clip->high, infinity));
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,74 @@
+// What a plan has to know of the nodes of a reference model before it runs.
+#pragma once
+
+#include "core/known_values.h"
+#include "program.h"
+
+namespace jit_passes::x86 {
+
+using torch::jit::Node;
+using torch::jit::Value;
+
+// Why a node cannot be part of a plan. The one who walks over the nodes adds which it is.
+struct Refusal {
+  std::string reason;
+};
+
+template <typename... Message>
+void refuseUnless(bool condition, const Message&... message) {
+  if (!condition) {
+    throw Refusal{c10::str(message...)};
+  }
+}
+
+// Codes of a dtype: `shift` is added to them where they are stored, and to their zero point.
+struct Codes {
+  Grid grid;
+  int64_t shift;
+};
+
+class Reader {
+ public:
+  explicit Reader(const PassContext& context) : known_(context) {}
+
+  // Constants, attributes that nobody changes, and lists of these.
+  std::optional<c10::IValue> find(const Value* value) const;
+  // The operand of that name. Refuses one that is not known.
+  c10::IValue operand(const Node* node, const std::string& name) const;
+  double number(const Node* node, const std::string& name) const;
+  // A number for each of `count` axes, or one for all of them.
+  std::vector<int64_t> integers(const Node* node, const std::string& name, size_t count) const;
+  bool has(const Node* node, const std::string& name) const; // and not None
+
+  // What quantize makes, what dequantize reads.
+  Codes codesOf(const Node* quantize) const;
+  std::pair<double, int64_t> scaleOf(const Node* dequantize) const;
+
+  // int8 weights and a scale for each result, of a value that is dequantized.
+  std::pair<at::Tensor, at::Tensor> weights(const Value* value) const;
+  // The bias in float32, as the reference model computes it.
+  at::Tensor bias(const Value* value, int64_t count) const;
+
+  bool isWritten(const Value* value) const { return known_.isWritten(value); }
+
+ private:
+  KnownValues known_;
+};
+
+// An operator of a plan, without inputs and output, and the values that it reads.
+struct Planned {
+  Operator op;
+  std::vector<Value*> operands;
+};
+
+// Whether a plan may have the node as an operator.
+bool isPlanned(const Node* node);
+// Whether its result has the codes of its operand.
+bool movesCodes(const Node* node);
+// Refuses by way of `Refusal`.
+Planned plannedOperator(const Reader& reader, Node* node);
+
+// The ends of a node that limits its operand, infinite where it has none; nothing for others.
+std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node);
+
+} // namespace jit_passes::x86

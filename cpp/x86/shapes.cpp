@@ -1,0 +1,266 @@
+#include "shapes.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// More codes than that in one value are a mistake.
+constexpr int64_t kMaxCodes = int64_t{1} << 36;
+
+class Inference {
+ public:
+  Inference(const Operator& op, const std::vector<Sizes>& sizes, const std::vector<Sizes>& inputs) : op_(op) {
+    for (const int64_t input : op.inputs) {
+      operands_.push_back(&(op.kind == Kind::Quantize ? inputs : sizes)[input]);
+    }
+  }
+
+  Sizes result() const {
+    Sizes sizes = infer();
+    require(sizes.size() <= 5, "gives a tensor with ", sizes.size(), " axes; a plan takes 5 at most");
+    int64_t codes = 1;
+    for (const int64_t size : sizes) {
+      // No factor is negative, and a product of two numbers below these limits does not overflow.
+      require(
+          size <= kMaxCodes && (codes *= std::max<int64_t>(size, 1)) <= kMaxCodes,
+          "gives a tensor of the shape ", sizes, ", which is too large");
+    }
+    return sizes;
+  }
+
+ private:
+  Sizes infer() const {
+    switch (op_.kind) {
+      case Kind::Convolution: return convolution();
+      case Kind::Linear: return linear();
+      case Kind::Add:
+      case Kind::Multiply: return broadcast();
+      case Kind::MaxPool:
+      case Kind::AveragePool: return pool();
+      case Kind::AdaptiveAverage:
+      case Kind::ResizeNearest: return resized();
+      case Kind::Mean: return mean();
+      case Kind::Concat: return concat();
+      case Kind::Flatten: return flatten();
+      case Kind::Reshape: return reshape();
+      case Kind::Permute: return permute();
+      case Kind::Pad: return pad();
+      case Kind::Quantize:
+      case Kind::Table: return first();
+    }
+    return {};
+  }
+
+  const Sizes& first() const { return *operands_[0]; }
+
+  // The first spatial axis of an operand with a batch or without one.
+  size_t spatialAxis(int64_t spatial, bool may_be_empty = false) const {
+    const int64_t rank = first().size();
+    require(
+        rank == spatial + 1 || rank == spatial + 2, "takes ", spatial + 1, " or ", spatial + 2,
+        " axes, and got the shape ", first());
+    for (int64_t axis = rank - spatial - 1; axis < rank && !may_be_empty; ++axis) {
+      require(first()[axis] > 0, "takes no empty axes but that of the batch, and got the shape ", first());
+    }
+    return rank - spatial;
+  }
+
+  Sizes convolution() const {
+    using A = ConvolutionAttributes;
+    const auto& a = op_.attributes;
+    const auto& weight = op_.tensors[kWeight];
+    const size_t axis = spatialAxis(a[A::Spatial]), unused = 3 - a[A::Spatial];
+    Sizes sizes = first();
+    const int64_t channels = weight.size(1) * a[A::Groups];
+    require(sizes[axis - 1] == channels, "takes ", channels, " channels, and got the shape ", first());
+    sizes[axis - 1] = weight.size(0);
+    for (size_t i = unused; i < 3; ++i) {
+      int64_t& size = sizes[axis + i - unused];
+      const int64_t window = a[A::Dilation + i] * (weight.size(2 + i) - 1) + 1;
+      const int64_t padded = size + a[A::PadBefore + i] + a[A::PadAfter + i];
+      require(padded >= window, "has a window larger than its padded input of the shape ", first());
+      size = (padded - window) / a[A::Stride + i] + 1;
+    }
+    return sizes;
+  }
+
+  Sizes linear() const {
+    const auto& weight = op_.tensors[kWeight];
+    Sizes sizes = first();
+    require(
+        !sizes.empty() && sizes.back() == weight.size(1), "takes ", weight.size(1),
+        " features, and got the shape ", first());
+    sizes.back() = weight.size(0);
+    return sizes;
+  }
+
+  Sizes broadcast() const {
+    const Sizes &a = first(), &b = *operands_[1];
+    Sizes sizes = a.size() < b.size() ? b : a;
+    const Sizes& other = a.size() < b.size() ? a : b;
+    for (size_t i = 1; i <= other.size(); ++i) {
+      int64_t& size = sizes[sizes.size() - i];
+      const int64_t with = other[other.size() - i];
+      require(
+          size == with || size == 1 || with == 1, "got the shapes ", a, " and ", b,
+          ", which do not broadcast");
+      size = size == 1 ? with : size;
+    }
+    return sizes;
+  }
+
+  Sizes pool() const {
+    using A = PoolAttributes;
+    const auto& a = op_.attributes;
+    const size_t axis = spatialAxis(a[A::Spatial]), unused = 3 - a[A::Spatial];
+    Sizes sizes = first();
+    for (size_t i = unused; i < 3; ++i) {
+      int64_t& size = sizes[axis + i - unused];
+      const int64_t stride = a[A::Stride + i], pad = a[A::Pad + i];
+      const int64_t window = a[A::Dilation + i] * (a[A::Kernel + i] - 1) + 1, rest = size + 2 * pad - window;
+      require(rest >= 0, "has a window larger than its padded input of the shape ", first());
+      int64_t out = rest / stride + 1;
+      if (a[A::Ceil] && rest % stride != 0 && out * stride < size + pad) {
+        ++out; // the last window begins inside of the input or of the padding in front of it
+      }
+      size = out;
+    }
+    return sizes;
+  }
+
+  Sizes resized() const {
+    const int64_t spatial = op_.attributes[0];
+    const size_t axis = spatialAxis(spatial);
+    Sizes sizes = first();
+    for (int64_t i = 0; i < spatial; ++i) {
+      if (!op_.tensors.empty()) {
+        sizes[axis + i] = static_cast<int64_t>(sizes[axis + i] * op_.tensors[0].const_data_ptr<double>()[i]);
+      } else if (op_.attributes[1 + i] >= 0) {
+        sizes[axis + i] = op_.attributes[1 + i];
+      }
+      require(sizes[axis + i] > 0, "gives an empty image for the shape ", first());
+    }
+    return sizes;
+  }
+
+  Sizes mean() const {
+    const int64_t rank = first().size();
+    for (size_t i = 1; i < op_.attributes.size(); ++i) {
+      checkAxis(op_.attributes[i], rank);
+    }
+    Sizes sizes;
+    for (int64_t axis = 0; axis < rank; ++axis) {
+      const bool reduced = isReduced(op_, axis, rank);
+      require(!reduced || first()[axis] > 0, "is a mean of no values for the shape ", first());
+      if (!reduced || op_.attributes[0]) {
+        sizes.push_back(reduced ? 1 : first()[axis]);
+      }
+    }
+    return sizes;
+  }
+
+  Sizes concat() const {
+    const int64_t rank = first().size(), axis = checkAxis(op_.attributes[0], rank);
+    Sizes sizes = first();
+    sizes[axis] = 0;
+    for (const Sizes* operand : operands_) {
+      require(int64_t(operand->size()) == rank, "got the shapes ", first(), " and ", *operand);
+      for (int64_t i = 0; i < rank; ++i) {
+        require(i == axis || (*operand)[i] == first()[i], "got the shapes ", first(), " and ", *operand);
+      }
+      sizes[axis] += (*operand)[axis];
+    }
+    return sizes;
+  }
+
+  Sizes flatten() const {
+    const int64_t rank = first().size();
+    require(rank > 0, "takes no number");
+    const int64_t begin = checkAxis(op_.attributes[0], rank), end = checkAxis(op_.attributes[1], rank);
+    require(begin <= end, "flattens the axes ", begin, " to ", end);
+    Sizes sizes(first().begin(), first().begin() + begin);
+    sizes.push_back(1);
+    for (int64_t i = begin; i <= end; ++i) {
+      sizes.back() *= first()[i];
+    }
+    sizes.insert(sizes.end(), first().begin() + end + 1, first().end());
+    return sizes;
+  }
+
+  Sizes reshape() const {
+    Sizes sizes = op_.attributes;
+    const auto open = std::find(sizes.begin(), sizes.end(), -1);
+    const int64_t count = countOf(first());
+    __int128 known = 1; // a hostile shape must not wrap around
+    for (const int64_t size : sizes) {
+      known = std::min<__int128>(known * (size == -1 ? 1 : size), __int128{1} << 62);
+    }
+    if (open != sizes.end()) {
+      require(known > 0 && count % known == 0, "got the shape ", first(), ", which is not ", op_.attributes);
+      *open = count / static_cast<int64_t>(known);
+    } else {
+      require(known == count, "got the shape ", first(), ", which is not ", op_.attributes);
+    }
+    return sizes;
+  }
+
+  Sizes permute() const {
+    const int64_t rank = first().size();
+    require(
+        int64_t(op_.attributes.size()) == rank, "takes ", op_.attributes.size(), " axes, and got the shape ",
+        first());
+    Sizes sizes;
+    std::vector<bool> seen(rank);
+    for (const int64_t axis : op_.attributes) {
+      const int64_t from = checkAxis(axis, rank);
+      require(!seen[from], "has the axis ", axis, " twice");
+      seen[from] = true;
+      sizes.push_back(first()[from]);
+    }
+    return sizes;
+  }
+
+  Sizes pad() const {
+    Sizes sizes = first();
+    require(
+        op_.attributes.size() <= 2 * sizes.size(), "pads more axes than there are, got the shape ", first());
+    for (size_t i = 0; i < op_.attributes.size(); ++i) {
+      sizes[sizes.size() - 1 - i / 2] += op_.attributes[i];
+    }
+    return sizes;
+  }
+
+  int64_t checkAxis(int64_t axis, int64_t rank) const {
+    require(axis >= -rank && axis < rank, "works along axis ", axis, ", and got the shape ", first());
+    return axisOf(axis, rank);
+  }
+
+  template <typename... Message>
+  void require(bool condition, const Message&... message) const {
+    TORCH_CHECK(condition, op_.name, " (", nameOf(op_.kind), ") ", message...);
+  }
+
+  const Operator& op_;
+  std::vector<const Sizes*> operands_;
+};
+
+} // namespace
+
+bool isReduced(const Operator& mean, int64_t axis, int64_t rank) {
+  return std::any_of(mean.attributes.begin() + 1, mean.attributes.end(), [&](int64_t reduced) {
+    return axisOf(reduced, rank) == axis;
+  });
+}
+
+int64_t countOf(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+std::vector<Sizes> inferSizes(const Program& program, const std::vector<Sizes>& inputs) {
+  std::vector<Sizes> sizes(program.grids.size());
+  for (const Operator& op : program.operators) {
+    sizes[op.output] = Inference(op, sizes, inputs).result();
+  }
+  return sizes;
+}
+
+} // namespace jit_passes::x86

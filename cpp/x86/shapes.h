@@ -1,0 +1,22 @@
+// The sizes of a program's values.
+#pragma once
+
+#include "program.h"
+
+namespace jit_passes::x86 {
+
+using Sizes = std::vector<int64_t>;
+
+// Of all values, for those of the inputs. Throws, with the name of the operator, where an operator cannot have
+// such operands.
+std::vector<Sizes> inferSizes(const Program& program, const std::vector<Sizes>& inputs);
+
+// The axis from 0 on of one that may count from the end.
+inline int64_t axisOf(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
+
+// Whether the axis is one that a mean goes over.
+bool isReduced(const Operator& mean, int64_t axis, int64_t rank);
+
+int64_t countOf(const Sizes& sizes);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,338 @@
+"""Which operators of a reference model a backend computes on integers, and which hand on integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..graph.view import GraphView, NodeView, ValueView
+from ..quantizers.capability import Capability, Spec
+from ..quantizers.disjoint import DisjointSets
+from ..quantizers.selection import clipped_output, origin_of
+from ..quantizers.support import OperatorSupport, Role
+from ..specification.grid import DTYPES
+from ..specification.parameters import QParams
+from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
+
+QUANTIZE = "jit_passes::quantize"
+DEQUANTIZE = "jit_passes::dequantize"
+PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
+
+_WEIGHT = 1
+
+
+@dataclass
+class IntegerOperators:
+    """Operators that a backend computes on integers.
+
+    Attributes:
+        units: the nodes of each: with a clip that it absorbs, or all functions of one table.
+        links: numbers of two where one hands integers to the other, or both read the same ones.
+    """
+
+    units: list[list[NodeView]] = field(default_factory=list)
+    links: list[tuple[int, int]] = field(default_factory=list)
+
+    def regions(self, module: Any, method: str) -> list[list[list[NodeView]]]:
+        """Return the units of each region: the largest sets that links hold together.
+
+        No path leaves a region and comes back, and none crosses a block or a value that is written
+        in place. A region that only rearranges values is none.
+
+        Args:
+            module: the C++ module whose graph they were found in.
+            method: whose graph.
+        """
+        indices = [[node.index for node in unit] for unit in self.units]
+        found: dict[int, list[list[NodeView]]] = {}
+        numbers = _C.find_regions(module, method, indices, self.links)
+        for unit, number in zip(self.units, numbers, strict=True):
+            if number >= 0:
+                found.setdefault(number, []).append(unit)
+        regions = (found[number] for number in sorted(found))
+        return [r for r in regions if not all(node.moves_data for unit in r for node in unit)]
+
+
+def quantizer_of(value: ValueView) -> NodeView | None:
+    """Return the quantize whose codes a value stands for, as they are or rearranged."""
+    maker = origin_of(value, ()).producer
+    if maker is None or maker.kind != DEQUANTIZE:
+        return None
+    source = maker.inputs[0].producer
+    known = source is not None and all(value.is_constant for value in source.inputs[1:])
+    return source if known and source is not None and source.kind == QUANTIZE else None
+
+
+def parameters_of(quantize: NodeView) -> QParams:
+    """Return the parameters of an activation."""
+    scale, zero_point, low, high, dtype = (value.constant for value in quantize.inputs[1:])
+    name = ("uint8", "int8", "int16", "int32")[dtype]
+    return QParams(scale, zero_point, None, low, high, name)
+
+
+def show_constants(graph: GraphView) -> None:
+    """Let what a reference model dequantizes of constants count as constants in a snapshot."""
+    for node in graph.nodes:
+        if node.kind not in (DEQUANTIZE, PER_CHANNEL) or not node.inputs[0].is_constant:
+            continue
+        operands = [value.constant for value in node.inputs]
+        operator = getattr(torch.ops.jit_passes, node.kind.removeprefix("jit_passes::"))
+        node.output.is_constant, node.output.constant = True, operator(*operands)
+
+
+class Reader:
+    """Finds the operators of a reference model that a backend computes on integers.
+
+    Attributes:
+        found: those.
+        refused: why the other operators are not among them, by name.
+    """
+
+    def __init__(self, graph: GraphView, target: Any) -> None:
+        self.graph = graph
+        self.target = target
+        self.capability: Capability = target.capability
+        self.found = IntegerOperators()
+        self.refused: dict[str, str] = {}
+        self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
+        self._results: dict[int, ValueView] = {}
+        self._clips: dict[int, NodeView] = {}  # an operator, by its clip's index
+        show_constants(graph)
+
+    def read(self) -> Reader:
+        """Fill what it finds."""
+        for node in self.graph.nodes:
+            if self.is_operator(node):
+                reason = self._refusal(node)
+                if reason:
+                    self.refused[node.name] = reason
+        self._drop_unquantized()
+        self._make_units()
+        return self
+
+    def is_operator(self, node: NodeView) -> bool:
+        """Say whether a node computes on tensors, by itself."""
+        return (
+            not node.kind.startswith(("prim::", "jit_passes::"))
+            and any(value.is_tensor for value in node.outputs)
+            and any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
+            and not node.traits.asks_for_shape
+            and node.index not in self._clips
+        )
+
+    def _refusal(self, node: NodeView) -> str | None:
+        """Say why an operator is no candidate; note it where it is one."""
+        row = self.capability.operators.get(node.kind)
+        if any(value.written for value in (*node.inputs, *node.outputs)):
+            return "it reads or gives a value that is written in place"
+        if row is None and node.moves_data:
+            reason = self.capability.move_refusal(node)
+            if reason is None and quantizer_of(node.inputs[0]) is None:
+                reason = _float(node.inputs[0])
+        else:
+            reason = self.target.refusal(node)
+            if reason is None:
+                assert row is not None
+                reason = self._refusal_of_operands(node, row)
+        if reason is not None:
+            return str(reason).replace("the target", f"the target '{self.target.name}'", 1)
+        self._candidates[node.index] = row
+        if row is not None:
+            value = clipped_output(node, row)
+            self._results[node.index] = value
+            if value is not node.output and value.producer is not None:
+                self._clips[value.producer.index] = node
+        return None
+
+    def _refusal_of_operands(self, node: NodeView, row: OperatorSupport) -> str | None:
+        if row.role is Role.WEIGHTED and (why := self._refusal_of_weight(node)):
+            return why
+        floats = 0
+        operands = [
+            (position, value)
+            for position, _, value in node.operands
+            if position in row.operands and not (row.elementwise and value.is_constant)
+        ]
+        for position, value in operands:
+            source = quantizer_of(value)
+            if source is not None:
+                if why := self._misfit(node, position, source):
+                    return f"its operand '{source.inputs[0].name}' is {why}"
+            elif not (row.elementwise and self._inner(value) is not None):
+                floats += 1
+                if not self.capability.mixed or floats == len(operands):
+                    return _float(value)
+        return None if operands else "it has no operand"
+
+    def _refusal_of_weight(self, node: NodeView) -> str | None:
+        maker = node.inputs[_WEIGHT].producer
+        if maker is None or maker.kind not in (DEQUANTIZE, PER_CHANNEL):
+            return "its weight is in float"
+        support = self.capability.specs(node, _WEIGHT)
+        why = None if support is None else _first(support.refusal, _specs_of_weight(maker))
+        return f"its weight is {why}" if why else None
+
+    def _misfit(self, node: NodeView, operand: int | None, quantize: NodeView) -> str | None:
+        """Say which codes of an activation the backend does not have."""
+        support = self.capability.specs(node, operand)
+        return None if support is None else _first(support.refusal, _specs_of(quantize))
+
+    def _inner(self, value: ValueView) -> NodeView | None:
+        """Return the elementwise candidate that makes a value on the way to another one's."""
+        maker = value.producer
+        if maker is not None:
+            maker = self._clips.get(maker.index, maker)
+        row = None if maker is None else self._candidates.get(maker.index)
+        return maker if row is not None and row.elementwise else None
+
+    def _quantizers(self, node: NodeView) -> list[NodeView]:
+        """Return the operators that quantize a candidate's result."""
+        users = [user for user, _ in self._results[node.index].uses]
+        behind = [u for user in users if user.kind == ROUND for u, _ in user.output.uses]
+        return [user for user in (*users, *behind) if user.kind == QUANTIZE]
+
+    def _drop_unquantized(self) -> None:
+        """Drop candidates whose results are not quantized, nor read by what is only computed with.
+
+        Those that read them come behind, so that one walk from the end finds all.
+        """
+        nodes = {node.index: node for node in self.graph.nodes}
+        for index in sorted(self._candidates, reverse=True):
+            row, node = self._candidates[index], nodes[index]
+            if row is None:
+                continue
+            if reason := self._refusal_of_result(node, row):
+                self.refused[node.name] = reason
+                del self._candidates[index]
+        kept = self._candidates
+        for index in sorted(kept):  # what reads only those that are gone is in float
+            row, node = kept[index], nodes[index]
+            inner = row is not None and row.elementwise
+            values = [v for _, _, v in node.operands if v.is_tensor and not v.is_constant]
+            if inner and not all(quantizer_of(v) or self._inner(v) for v in values):
+                self.refused[node.name] = "what it reads is computed in float"
+                del kept[index]
+
+    def _refusal_of_result(self, node: NodeView, row: OperatorSupport) -> str | None:
+        value = self._results[node.index]
+        quantizers = self._quantizers(node)
+        others = [
+            user
+            for user, _ in value.uses
+            if user.kind not in (QUANTIZE, ROUND) and not user.traits.asks_for_shape
+        ]
+        if self.capability.mixed and not quantizers:
+            return None
+        if row.elementwise and others and not value.is_result:
+            if all(user.block == node.block and self._is_table(user) for user in others):
+                return None
+        if value.is_result or others or not quantizers:
+            return "its result is not quantized"
+        if any(quantize.block != node.block for quantize in quantizers):
+            return "its result is quantized in another branch or loop"
+        for quantize in quantizers:
+            if why := self._misfit(node, None, quantize):
+                return f"its result is {why}"
+            if why := self._other_grid(node, row, quantize):
+                return why
+        return None
+
+    def _is_table(self, node: NodeView) -> bool:
+        row = self._candidates.get(node.index)
+        return row is not None and row.elementwise
+
+    def _other_grid(self, node: NodeView, row: OperatorSupport, result: NodeView) -> str | None:
+        """Say that a result does not have the parameters that the table asks for."""
+        own = parameters_of(result)
+        if row.role is Role.FIXED and row.fixed is not None:
+            fixed = (row.fixed.scale, row.fixed.zero_point)
+            if (own.scale, own.zero_point) != fixed:
+                return f"its result has other parameters than scale {fixed[0]:g}, zero {fixed[1]}"
+        source = quantizer_of(node.inputs[0])
+        if row.role is Role.SHARED and source is not None and parameters_of(source) != own:
+            return None if self.capability.mixed else "its result has not its operand's parameters"
+        return None
+
+    def _make_units(self) -> None:
+        """Group the candidates with what is computed together with them."""
+        nodes = {node.index: node for node in self.graph.nodes}
+        sets: DisjointSets[int] = DisjointSets()
+        for index, row in self._candidates.items():
+            sets.root(index)
+            if row is None:
+                continue
+            result = self._results[index]
+            assert result.producer is not None
+            sets.unite(result.producer.index, index)
+            for user in (user for user, _ in result.uses if user.kind == ROUND):
+                sets.unite(user.index, index)
+            for _, _, value in nodes[index].operands if row.elementwise else ():
+                if maker := self._inner(value):
+                    sets.unite(maker.index, index)
+        units: dict[int, list[NodeView]] = {}
+        for index in sorted(sets):
+            units.setdefault(sets.root(index), []).append(nodes[index])
+        self.found.units = list(units.values())
+        self._link({n.index: k for k, unit in enumerate(self.found.units) for n in unit})
+
+    def _link(self, number: dict[int, int]) -> None:
+        """Link the units, those first of which one hands integers to the other."""
+        shared: list[tuple[int, int]] = []
+        readers: dict[int, int] = {}  # the first unit that reads a quantized value
+        for own, unit in enumerate(self.found.units):
+            for value in (value for node in unit for _, _, value in node.operands):
+                maker = value.producer
+                if maker is not None and maker.kind == "prim::ListUnpack":
+                    maker = maker.inputs[0].producer
+                source = quantizer_of(value)
+                if maker is not None and maker.kind == DEQUANTIZE and source is not None:
+                    maker = source.inputs[0].producer
+                    shared.append((readers.setdefault(source.index, own), own))
+                if maker is not None and maker.index in number:
+                    self.found.links.append((number[maker.index], own))
+        links = dict.fromkeys((*self.found.links, *shared))
+        self.found.links = [(one, other) for one, other in links if one != other]
+
+
+def _float(value: ValueView) -> str:
+    return f"its operand '{value.name}' is in float"
+
+
+def _first(refusal: Any, specs: Iterable[Spec]) -> str | None:
+    """Return None if one of the specifications passes, else why the first does not."""
+    reasons = [refusal(spec) for spec in specs]
+    return None if None in reasons else str(reasons[0])
+
+
+def _specs_of(quantize: NodeView) -> list[Spec]:
+    """Return the specifications that an activation's parameters may have come from."""
+    p = parameters_of(quantize)
+    assert isinstance(p.scale, float) and isinstance(p.zero_point, int)
+    schemes = ["per_tensor_affine"]
+    if p.zero_point == (p.quant_min + p.quant_max + 1) // 2:
+        schemes.append("per_tensor_symmetric")
+    if math.frexp(p.scale)[0] == 0.5:
+        schemes.append("per_tensor_power_of_two")
+    grid = (p.scale, p.zero_point, p.dtype, p.quant_min, p.quant_max)
+    return [FixedQParamsQuantizationSpec(*grid, scheme) for scheme in schemes]
+
+
+def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
+    """Return those of a weight; of its codes, those that occur."""
+    codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
+    per = "channel" if axis else "tensor"
+    schemes = [f"per_{per}_affine"]
+    if not torch.as_tensor(zero_point).any():
+        schemes.append(f"per_{per}_symmetric")
+        if bool((torch.frexp(torch.as_tensor(scale)).mantissa == 0.5).all()):
+            schemes.append(f"per_{per}_power_of_two")
+    dtype = next(name for name, known in DTYPES.items() if known == codes.dtype)
+    low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 1)
+    grid = (dtype, low, max(high, low + 1))
+    return [QuantizationSpec(*grid, scheme, axis[0] if axis else None) for scheme in schemes]

@@ -1,0 +1,260 @@
+"""Regions of a reference model that a backend takes as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError, count_of
+from ..graph.view import GraphView, ValueView
+from ..passes.pipeline import Pipeline
+from ..passes.steps import PassCall
+from ..passes.subject import Remark, wrap
+from ..specification.parameters import QParams
+from .integer_operators import (
+    DEQUANTIZE,
+    QUANTIZE,
+    Reader,
+    parameters_of,
+    quantizer_of,
+)
+from .target import Target
+
+
+@dataclass(frozen=True)
+class RegionValue:
+    """What a region takes or gives.
+
+    Attributes:
+        name: of the value in the model.
+        parameters: of the codes that the region has for it; None for what it has none for.
+    """
+
+    name: str
+    parameters: QParams | None
+
+    def __str__(self) -> str:
+        p = self.parameters
+        if p is None:
+            return self.name
+        return f"{self.name} ({p.dtype}, scale {p.scale:g}, zero point {p.zero_point})"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Operators of a reference model that a compiler can take as a whole.
+
+    The module takes and gives floats. Its graph begins with `jit_passes::quantize` of what it takes
+    and ends with `jit_passes::dequantize` of what it gives; in between stand float operators, each
+    of which computes on integers as `dequantize, operator, quantize`. Weights and biases are
+    integer constants that go through `dequantize` or `dequantize_per_channel`.
+
+    Attributes:
+        name: of the attribute of the model that holds it.
+        module: the region, which runs, and can be saved. Its forward gives a tensor, or a tuple.
+        operators: the names that its operators have in the model.
+        inputs: what it takes, in order.
+        outputs: what it gives, in order.
+    """
+
+    name: str
+    module: torch.jit.ScriptModule
+    operators: tuple[str, ...]
+    inputs: tuple[RegionValue, ...]
+    outputs: tuple[RegionValue, ...]
+
+    def __str__(self) -> str:
+        ends = " to ".join(dict.fromkeys((self.operators[0], self.operators[-1])))
+        lines = [f"{self.name}: {count_of(len(self.operators), 'operator')}, {ends}"]
+        lines += [f"  takes {value}" for value in self.inputs]
+        lines += [f"  gives {value}" for value in self.outputs]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An operator that stays outside of the regions.
+
+    Attributes:
+        name: its name.
+        kind: `aten::cos`.
+        reason: why.
+        source: `file:line` of the model's code.
+    """
+
+    name: str
+    kind: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A reference model whose regions are submodules; printing it gives a table.
+
+    Attributes:
+        target: whose regions they are.
+        model: the model, which computes what it did.
+        regions: in program order; `model.region_0` is the module of the first.
+        refused: the other operators that compute on tensors.
+    """
+
+    target: Target
+    model: torch.jit.ScriptModule
+    regions: tuple[Region, ...]
+    refused: tuple[Refusal, ...]
+
+    def __str__(self) -> str:
+        inside = sum(len(region.operators) for region in self.regions)
+        lines = [
+            f"{inside} of {count_of(inside + len(self.refused), 'operator')} in "
+            f"{count_of(len(self.regions), 'region')} of the target '{self.target.name}'",
+            *map(str, self.regions),
+        ]
+        columns = [(refusal.name, refusal.kind) for refusal in self.refused]
+        widths = [max(map(len, column)) for column in zip(*columns, strict=True)] or [0, 0]
+        for refusal, texts in zip(self.refused, columns, strict=True):
+            cells = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]
+            where = f" ({refusal.source})" if refusal.source else ""
+            lines.append("  ".join((*cells, refusal.reason + where)))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A C++ module with its regions outlined."""
+
+    module: Any
+    regions: tuple[Region, ...]
+    refused: tuple[Refusal, ...]
+
+
+def cut(
+    module: Any, method: str, target: Target, names: dict[int, str] | None = None,
+    keep: frozenset[int] | None = None,
+) -> Cut:  # fmt: skip
+    """Outline the regions of a reference model.
+
+    Args:
+        module: a C++ module that no one else holds: its graph is edited.
+        method: whose graph.
+        target: whose regions.
+        names: names of nodes by index, where the graph does not know them.
+        keep: numbers of the regions that are outlined; None for all.
+    """
+    graph = GraphView.of(module, method)
+    reader = Reader(graph, target).read()
+    regions = reader.found.regions(module, method)
+    regions = [r for i, r in enumerate(regions) if keep is None or i in keep]
+    known = names or {}
+    operators = [
+        tuple(
+            known.get(node.index, node.name)
+            for node in sorted((n for unit in r for n in unit), key=lambda node: node.index)
+            if node.name
+        )
+        for r in regions
+    ]
+    inside = {node.index for region in regions for unit in region for node in unit}
+    refused = tuple(
+        Refusal(
+            known.get(node.index, node.name),
+            node.kind,
+            reader.refused.get(node.name, "it stands alone"),
+            node.source,
+        )
+        for node in graph.nodes
+        if node.index not in inside and reader.is_operator(node)
+    )
+    indices = [[node.index for unit in region for node in unit] for region in regions]
+    if indices:
+        call = PassCall("outline_regions", regions=indices)
+        outline = Pipeline("partition", ("remove_unused_attributes", call))
+        module = outline.run(module, method).module
+    return Cut(module, tuple(_regions(module, method, operators)), refused)
+
+
+def _regions(module: Any, method: str, operators: list[tuple[str, ...]]) -> Iterator[Region]:
+    outer = GraphView.of(module, method)
+    calls = [node for node in outer.nodes if node.kind == "prim::CallMethod"]
+    given: dict[int, str] = {}  # names of results, by id
+    for call, names in zip(calls, operators, strict=True):
+        name = call.name
+        region = wrap(getattr(module, name))
+        graph = GraphView.of(region)
+        inputs = tuple(
+            RegionValue(given.get(value.id, value.name), _quantized(inner))
+            for value, inner in zip(call.inputs[1:], graph.inputs, strict=True)
+        )
+        (result,) = graph.outputs
+        maker = result.producer
+        several = maker is not None and maker.kind == "prim::TupleConstruct"
+        results = maker.inputs if several and maker is not None else [result]
+        outputs = tuple(_result(value) for value in results)
+        if several:
+            for user, _ in call.output.uses:
+                given[user.output.id] = outputs[user.inputs[1].constant].name
+        else:
+            given[call.output.id] = outputs[0].name
+        yield Region(name, region, names, inputs, outputs)
+
+
+def _quantized(value: ValueView) -> QParams | None:
+    found = (user for user, _ in value.uses if user.kind == QUANTIZE)
+    return next(map(parameters_of, found), None)
+
+
+def _result(value: ValueView) -> RegionValue:
+    source, maker = quantizer_of(value), value.producer
+    if source is None:
+        return RegionValue(value.name, None)
+    moved = maker is not None and maker.kind != DEQUANTIZE
+    return RegionValue(value.name if moved else source.inputs[0].name, parameters_of(source))
+
+
+class CompileRegions:
+    """A step of `Target.lowering`: each region becomes what `Target.compile` makes of it.
+
+    Operators with weights that are in none, or in one that was not compiled, get a remark.
+
+    Args:
+        target: whose regions.
+    """
+
+    name = "compile_regions"
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def run_on(self, module: Any, method: str) -> tuple[Any, bool, list[Remark]]:
+        """Return the module with its regions compiled, whether there are some, and remarks."""
+        found = cut(_C.clone(module, method), method, self.target)
+        compiled: dict[int, Any] = {}
+        remarks = [Remark(refusal.name, refusal.reason) for refusal in found.refused]
+        for number, region in enumerate(found.regions):
+            result = self.target.compile(region.module)
+            if result is None:
+                reason = f"the target '{self.target.name}' has not compiled its region"
+                remarks += [Remark(name, reason) for name in region.operators]
+                continue
+            self._check(result)
+            compiled[number] = result
+        if not compiled:
+            return module, False, remarks
+        if len(compiled) < len(found.regions):
+            found = cut(module, method, self.target, keep=frozenset(compiled))
+        for region, result in zip(found.regions, compiled.values(), strict=True):
+            held = result._c if isinstance(result, torch.jit.ScriptModule) else result
+            _C.replace_region(found.module, method, region.name, held)
+        return found.module, True, remarks
+
+    def _check(self, result: Any) -> None:
+        if not isinstance(result, torch.jit.ScriptModule | torch.ScriptObject):
+            raise JitPassesError(
+                f"the target '{self.target.name}' compiled a region to {type(result).__name__}: "
+                "return a ScriptModule, an object of a TorchScript custom class, or None"
+            )

@@ -1,0 +1,147 @@
+"""Whole regions of int8 operators as plans, with kernels of this package.
+
+The lowered model holds objects of the class `torch.classes.jit_passes.Plan`, so this package, or
+its library, has to be loaded before the model is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+
+from .. import _C
+from ..errors import first_line, warn
+from ..graph.traits import kinds
+from ..graph.view import NodeView
+from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..quantizers.capability import Capability, is_constant_behind
+from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..specification.specification import FixedQParamsQuantizationSpec
+from .partition import CompileRegions
+from .target import Target
+
+CLIPS = ("aten::relu", "aten::clamp")
+WEIGHTS = SpecSupport(
+    {"int8": (-127, 127)},
+    tuple(
+        f"per_{granularity}_{scheme}"
+        for granularity in ("tensor", "channel")
+        for scheme in ("symmetric", "power_of_two")
+    ),
+)
+FIXED = {
+    "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
+    "aten::hardsigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
+    "aten::tanh": FixedQParamsQuantizationSpec(1 / 128, 128),
+}
+_OWN, _SHARED = Role.OWN, Role.SHARED
+
+
+def _options(node: NodeView) -> str | None:
+    return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
+
+
+def _convolution(node: NodeView) -> str | None:
+    return None if is_constant_behind(node, 3) else "one of its options is computed by the model"
+
+
+def _tensors(node: NodeView) -> str | None:
+    values = node.inputs[:2]
+    if all(value.is_constant and isinstance(value.constant, torch.Tensor) for value in values[1:]):
+        return "one of its operands is a constant"
+    return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
+
+
+def _mean(node: NodeView) -> str | None:
+    if len(node.inputs) < 4 or not is_constant_behind(node, 1):
+        return "it goes over all axes, or over some that the model computes"
+    dims, dtype = node.inputs[1].constant, node.inputs[3].constant
+    return None if dims and dtype is None else "it goes over all axes, or changes the dtype"
+
+
+def _pad(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    return None if min(node.inputs[1].constant) >= 0 else "it cuts values off"
+
+
+@cache
+def _capability() -> Capability:
+    functions = kinds(lambda traits: traits.elementwise == 1)
+    rows = [OperatorSupport(kind, _OWN, check=_options, elementwise=True) for kind in functions]
+    rows += [
+        OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 2, n + 2),
+                        check=_convolution)
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    rows += [
+        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, 8)),
+        *(
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, check=_tensors, elementwise=True)
+            for op in ("add", "sub", "mul")
+        ),
+        OperatorSupport("aten::cat", _OWN, clips=CLIPS, check=_options_of_lists),
+        OperatorSupport("aten::max_pool3d", _SHARED, ranks=(5, 5), check=_options),
+        *(
+            OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 2, n + 2), check=_options)
+            for n in (2, 3)
+        ),
+        *(
+            OperatorSupport(f"aten::adaptive_avg_pool{n}d", _OWN, (0,), ranks=(n + 2, n + 2),
+                            check=_options)
+            for n in (1, 2, 3)
+        ),
+        OperatorSupport("aten::mean", _OWN, check=_mean),
+        *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
+        *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
+    ]  # fmt: skip
+    moves = ("max_pool1d", "max_pool2d", "flatten", "reshape", "permute")
+    moves += ("upsample_nearest2d", "upsample_nearest3d", "contiguous", "detach", "alias")
+    return Capability(
+        {row.kind: row for row in rows},  # what is spelled out comes after, and wins
+        SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
+        WEIGHTS,
+        moves={
+            **{f"aten::{kind}": _options for kind in moves},
+            **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
+        },
+    )
+
+
+def _options_of_lists(node: NodeView) -> str | None:
+    maker = node.inputs[0].producer
+    if maker is None or maker.kind != "prim::ListConstruct" or node.inputs[0].written:
+        return "the list of its operands is made elsewhere"
+    return _options(node)
+
+
+@dataclass(frozen=True)
+class X86(Target):
+    """Plans of whole regions, computed by kernels of this package on plain integer tensors.
+
+    uint8 activations, int8 weights with a scale for each output channel. A region is prepared for
+    the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
+    are taken where the processor has it, and give the same bits as the plain ones.
+
+    A file needs this package: `import jit_passes` before `torch.jit.load`.
+    """
+
+    name: ClassVar[str] = "x86"
+
+    @property
+    def capability(self) -> Capability:
+        return _capability()
+
+    def compile(self, region: torch.jit.ScriptModule) -> Any:
+        try:
+            return _C.build_plan(region._c)
+        except RuntimeError as error:
+            warn(f"a region of the target 'x86' stays as it is: {first_line(error)}")
+            return None
+
+    def lowering(self) -> Pipeline:
+        steps = ("fold_constant_lists", CompileRegions(self), *CLEAN_UP)
+        return Pipeline("lower_x86", steps)

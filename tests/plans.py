@@ -1,0 +1,104 @@
+"""Regions of int8 operators for tests of plans: reference models, made by hand or by quantizing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import _C
+from jit_passes.passes.pipeline import Pipeline
+
+Q = torch.ops.jit_passes
+
+
+class Grid(nn.Module):
+    """Quantize and dequantize."""
+
+    def __init__(self, scale: float, zero_point: int, dtype: torch.dtype = torch.uint8) -> None:
+        super().__init__()
+        ends = torch.iinfo(dtype)
+        self.scale, self.zero_point, self.dtype = scale, zero_point, dtype
+        self.low, self.high = int(ends.min), int(ends.max)
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes = Q.quantize(x, self.scale, self.zero_point, self.low, self.high, self.dtype)
+        return Q.dequantize(codes, self.scale, self.zero_point)
+
+
+class Weighted(nn.Module):
+    """A layer on int8 weights, with a scale for each result."""
+
+    def __init__(self, layer: nn.Module, exact: bool = False) -> None:
+        super().__init__()
+        shape = layer.weight.shape
+        codes = torch.randint(-127, 128, shape, dtype=torch.int8)
+        scales = 2.0 ** torch.randint(-6, -3, shape[:1]) if exact else torch.rand(shape[0]) * 0.02
+        layer.weight = None
+        layer.bias = (
+            None if layer.bias is None else nn.Parameter(torch.randint(-64, 65, shape[:1]) / 8)
+        )
+        self.layer = layer
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.register_buffer("scales", scales.double())
+        self.register_buffer("zero_points", torch.zeros(shape[0], dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = Q.dequantize_per_channel(self.codes, self.scales, self.zero_points, 0)
+        layer = self.layer
+        if isinstance(layer, nn.Linear):
+            return nn.functional.linear(x, weight, layer.bias)
+        function = getattr(nn.functional, f"conv{len(layer.kernel_size)}d")
+        options = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return function(x, weight, layer.bias, *options)
+
+
+# The canonical form, but nothing is computed ahead: weights stay integers.
+CANONICAL = Pipeline(
+    "canonical",
+    (
+        "freeze",
+        "fold_constant_lists",
+        "canonicalize_convolution",
+        "canonicalize_padding",
+        "canonicalize_clamp",
+        "canonicalize_view",
+    ),
+)
+
+
+def traced(module: nn.Module, *inputs: Tensor) -> Any:
+    """Return the module's graph in canonical form, for any sizes."""
+    with torch.no_grad():
+        return CANONICAL.run(torch.jit.trace(module.eval(), inputs, check_trace=False)).module
+
+
+def reference(module: nn.Module, batches: Sequence[Tensor]) -> Any:
+    """Return the reference model."""
+    model = torch.jit.trace(module.eval(), batches[0], check_trace=False)
+    return jit_passes.quantize_script(model, list(batches), target="reference")
+
+
+def plan_of(region: Any) -> Any:
+    return _C.build_plan(region._c)
+
+
+class Called(nn.Module):
+    """A module that calls a plan."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.plan.run([x])[0]
+
+
+def last_step(region: Any) -> float:
+    """Return the scale with which the region's result is dequantized."""
+    node = next(region.graph.outputs()).node()
+    assert node.kind() == "jit_passes::dequantize"
+    return float(list(node.inputs())[1].toIValue())

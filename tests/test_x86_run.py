@@ -1,0 +1,204 @@
+"""Running plans: threads, many callers, sizes that change, and inputs of all sorts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jit_passes import _C
+from tests.plans import Grid, Weighted, plan_of, reference, traced
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 20, 3, padding=1)
+        self.two = nn.Conv2d(20, 20, 3, padding=1, groups=20)
+        self.head = nn.Linear(20, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.one(x))
+        x = F.max_pool2d(F.relu(self.two(x) + x), 3, 2)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+@pytest.fixture(scope="module")
+def region() -> Any:
+    torch.manual_seed(0)
+    return reference(Net(), [torch.randn(2, 3, 19, 23) for _ in range(3)])
+
+
+@pytest.fixture(scope="module")
+def plan(region: Any) -> Any:
+    return plan_of(region)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_any_number_of_threads_gives_the_same_bits(plan: Any, two_threads: None) -> None:
+    x = torch.randn(3, 3, 37, 41)
+    (two,) = plan.run([x])
+    for threads in (1, 3, 7):
+        torch.set_num_threads(threads)
+        assert torch.equal(plan.run([x])[0], two)
+
+
+def test_many_callers_and_sizes(plan: Any, two_threads: None) -> None:
+    """More sizes than the plan keeps prepared, in turn and at once."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(1 + i % 3, 3, 8 + i, 30 - i) for i in range(20)]
+    expected = [plan.run([x])[0] for x in inputs]
+
+    def call(i: int) -> bool:
+        return torch.equal(plan.run([inputs[i]])[0], expected[i])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, [i * 7 % 20 for i in range(600)]))
+
+
+def test_results_are_not_overwritten(plan: Any) -> None:
+    x = torch.randn(2, 3, 19, 23)
+    (first,) = plan.run([x])
+    kept = first.clone()
+    plan.run([x + 1])
+    assert torch.equal(first, kept)
+
+
+def test_layouts_and_dtypes(plan: Any, region: Any) -> None:
+    x = torch.randn(4, 3, 19, 23)
+    (expected,) = plan.run([x])
+    same = [
+        x.to(memory_format=torch.channels_last),
+        x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        torch.stack([x, x], -1)[..., 0],
+        torch.cat([x, x])[4:],
+        x.double(),
+    ]
+    for other in same:
+        assert torch.equal(plan.run([other])[0], expected)
+    one = x[:1].expand(4, -1, -1, -1)
+    assert torch.equal(plan.run([one])[0], plan.run([one.clone()])[0])
+    with torch.no_grad():
+        assert torch.equal(plan.run([x.half()])[0], plan.run([x.half().float()])[0])
+
+
+def test_modes(plan: Any) -> None:
+    """Like quantized operators, a plan has no gradient."""
+    x = torch.randn(2, 3, 19, 23)
+    (expected,) = plan.run([x])
+    (result,) = plan.run([x.clone().requires_grad_()])
+    assert not result.requires_grad and torch.equal(result, expected)
+    with torch.inference_mode():
+        assert torch.equal(plan.run([x])[0], expected)
+    with torch.autocast("cpu"):
+        assert torch.equal(plan.run([x])[0], expected)
+
+
+def test_empty_batches(plan: Any) -> None:
+    (result,) = plan.run([torch.zeros(0, 3, 19, 23)])
+    assert result.shape == (0, 5)
+
+
+def test_infinite_inputs_are_clipped(plan: Any) -> None:
+    x = torch.randn(1, 3, 19, 23)
+    ends = x.clone()
+    ends[0, 0, 0, 0], ends[0, 0, 0, 1] = float("inf"), float("-inf")
+    large = x.clone()
+    large[0, 0, 0, 0], large[0, 0, 0, 1] = 1e30, -1e30
+    assert torch.equal(plan.run([ends])[0], plan.run([large])[0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "the plan takes 1 tensors, got 0"),
+        ([torch.zeros(1, 3, 9, 9)] * 2, "the plan takes 1 tensors, got 2"),
+        ([torch.zeros(1, 4, 9, 9)], "one:conv2d (convolution) takes 3 channels"),
+        ([torch.zeros(3, 9)], "one:conv2d (convolution) takes 3 or 4 axes"),
+        ([torch.zeros(1, 3, 9, 9, 1, 1)], "a plan takes 5 at most"),
+        ([torch.zeros(1, 3, 2, 9)], "has a window larger than its padded input"),
+        ([torch.zeros(1, 3, 0, 9)], "takes no empty axes"),
+        ([torch.zeros(1, 3, 9, 9, dtype=torch.int64)], "call x.float()"),
+        ([torch.zeros(1, 3, 9, 9, device="meta")], "call x.cpu()"),
+        ([torch.zeros(1, 3, 9, 9).to_sparse()], "call x.cpu() or x.to_dense()"),
+        ([torch.zeros(1, 3, 9, 9, dtype=torch.complex64)], "call x.float()"),
+    ],
+)
+def test_bad_inputs(plan: Any, inputs: list[Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        plan.run(inputs)
+
+
+class Between(nn.Module):
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.x, self.operator, self.y = Grid(0.1, 100), operator, Grid(0.1, 90)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.y(self.operator(self.x(x)))
+
+
+class Float(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Between(Float()), "aten::softmax.*cannot be part of a plan: a plan has no such"),
+        (
+            Between(nn.Conv2d(3, 4, 3)),
+            "aten::conv2d.*part of a plan: its weight is in float",
+        ),
+        (
+            nn.Sequential(Grid(0.1, 100), Weighted(nn.Conv2d(3, 4, 3))),
+            "its result is read in float",
+        ),
+        (nn.Sequential(Grid(0.1, 100, torch.int16)), "its codes are not of 8 bits"),
+        (nn.Identity(), "a region returns the result of"),
+    ],
+)
+def test_refusals_name_the_operator(module: nn.Module, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        plan_of(traced(module, torch.randn(1, 3, 8, 8)))
+
+
+class TwoEnds(nn.Module):
+    """Two inputs and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Grid(0.05, 100), Grid(0.03, -7, torch.int8)
+        self.sum, self.product = Grid(0.07, 120), Grid(0.02, 9)
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = self.a(a), self.b(b)
+        total = self.sum(a + b)
+        return total, self.product(total * b)
+
+
+def test_several_inputs_and_results() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4)
+    region = traced(TwoEnds(), a, b)
+    got, expected = plan_of(region).run([a, b]), region(a, b)
+    assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
+
+
+def test_kinds() -> None:
+    """The kinds that the package asks for are those that plans have."""
+    kinds = _C.planned_kinds()
+    assert kinds["aten::max_pool2d"] and not kinds["aten::conv2d"]

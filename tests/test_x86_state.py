@@ -1,0 +1,203 @@
+"""What a plan keeps, and what becomes of bad ones: files are not trusted."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.plans import Called, plan_of, reference
+
+
+class Net(nn.Module):
+    """Most kinds of operators of a plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 8, 3, 2, 1)
+        self.two = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2)
+        self.gate = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.one(x))
+        y = F.max_pool2d(F.hardswish(self.two(x)) + x, 2)
+        y = y * torch.sigmoid(self.gate(F.adaptive_avg_pool2d(y, 1)))
+        y = F.interpolate(F.pad(y, (1, 0, 0, 1)), scale_factor=2.0)
+        y = torch.cat([F.avg_pool2d(y, 3, 2, 1), F.max_pool2d(y, 2)], 1)
+        return self.head(y.mean((2, 3)).flatten(1))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Any:
+    torch.manual_seed(0)
+    return plan_of(reference(Net(), [torch.randn(2, 3, 16, 12) for _ in range(3)]))
+
+
+X = torch.linspace(-3, 3, 2 * 3 * 16 * 12).reshape(2, 3, 16, 12).sin()
+
+
+def restored(state: Any) -> Any:
+    """Return the plan of a state, the way a file is loaded."""
+    plan = torch.ScriptObject.__new__(torch.ScriptObject)
+    plan.__setstate__((state, "__torch__.torch.classes.jit_passes.Plan"))
+    return plan
+
+
+def test_copies_and_files(plan: Any) -> None:
+    (expected,) = plan.run([X])
+    for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert torch.equal(other.run([X])[0], expected)
+    model = torch.jit.script(Called(plan)).eval()
+    for module in (model, torch.jit.freeze(model), copy.deepcopy(model)):
+        buffer = io.BytesIO()
+        torch.jit.save(module, buffer)
+        buffer.seek(0)
+        loaded = torch.jit.load(buffer)
+        assert torch.equal(loaded(X), expected)
+        again = io.BytesIO()
+        torch.jit.save(loaded, again)
+        again.seek(0)
+        assert torch.equal(torch.jit.load(again)(X), expected)
+
+
+def test_the_state_is_plain(plan: Any) -> None:
+    """Nothing that was prepared is in the state, so nothing of the machine."""
+    before = plan.__getstate__()[0]
+    plan.run([X])
+    after = plan.__getstate__()[0]
+    assert before[:2] == after[:2]
+    plain = (int, float, str, Tensor)
+
+    def check(state: Any) -> None:
+        if isinstance(state, list | tuple):
+            for part in state:
+                check(part)
+        else:
+            assert isinstance(state, plain), type(state)
+
+    check(after)
+
+
+def leaves(state: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """Return the path of each number, text, tensor and list of a state."""
+    found = [path] if path else []
+    if isinstance(state, list | tuple):
+        for i, part in enumerate(state):
+            found += leaves(part, (*path, i))
+    return found
+
+
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    255,
+    256,
+    1 << 15,
+    1 << 30,
+    1 << 31,
+    1 << 40,
+    (1 << 63) - 1,
+    -(1 << 63),
+]
+REALS = [0.0, -1.0, 1e-40, 1e300, float("inf"), float("nan"), 0.5]
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """Return something else of the same type."""
+    if isinstance(value, int):
+        return draw.choice([value + 1, value - 1, *NUMBERS])
+    if isinstance(value, float):
+        return draw.choice(REALS)
+    if isinstance(value, str):
+        return draw.choice(["", "convolution", "add", "concat", "reshape", "mean", "no such thing"])
+    if isinstance(value, Tensor):
+        return draw.choice(
+            [
+                value[:-1] if value.dim() else value,
+                value.float() * 1e30,
+                value.to(torch.int8),
+                torch.zeros(0, dtype=value.dtype),
+                value.unsqueeze(0),
+                value.expand(2, *value.shape),
+                torch.full_like(value, float("nan"))
+                if value.is_floating_point()
+                else value * 0 - 128,
+                value.t() if value.dim() == 2 else value.to(torch.float64),
+                value.to_sparse(),
+                torch.empty(value.shape, dtype=value.dtype, device="meta"),
+            ]
+        )
+    changes = [value[:-1], [*value, *value[-1:]], value[::-1], []]
+    return draw.choice(changes) if isinstance(value, list) else value
+
+
+def replaced(state: Any, path: tuple[int, ...], draw: random.Random) -> Any:
+    """Return a state with another value at the path."""
+    if not path:
+        return mutated(state, draw)
+    parts = list(state)
+    parts[path[0]] = replaced(parts[path[0]], path[1:], draw)
+    return type(state)(parts)
+
+
+def test_mutated_states(plan: Any) -> None:
+    """Each is an error when it is restored or run, or a plan that runs; none is a crash."""
+    draw = random.Random(0)
+    state = plan.__getstate__()[0]
+    paths = leaves(state)
+    refused = ran = 0
+    for _ in range(1500):
+        other = state
+        for _ in range(draw.choice([1, 1, 1, 2, 4])):
+            try:
+                other = replaced(other, draw.choice(paths), draw)
+            except (IndexError, TypeError):
+                continue  # an earlier change took it away
+        try:
+            damaged = restored(other)
+        except RuntimeError:
+            refused += 1
+            continue
+        try:
+            damaged.run([X])
+            ran += 1
+        except RuntimeError as error:
+            assert "INTERNAL ASSERT" not in str(error), error
+    assert refused > 500 and ran > 50
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((0, 0, 0), 2, "has the format 2"),
+        ((0, 0, 1), 0, "0 inputs"),
+        ((0, 2), [99], "returns value 99"),
+        ((1, 0), float("nan"), "value 0 has the scale nan"),
+        ((2, 1, 0, 0), "conv9d", "no operator is called 'conv9d'"),
+        ((2, 1, 1, 0), [5], r"one:conv2d \(convolution\): its operand, value 5, is not computed"),
+        ((2, 1, 1, 1), [0], "has been computed already"),
+        ((2, 1, 2), [], "0 tensors"),
+    ],
+)
+def test_messages(plan: Any, path: tuple[int, ...], value: Any, message: str) -> None:
+    def put(state: Any, path: tuple[int, ...]) -> Any:
+        if not path:
+            return value
+        parts = list(state)
+        parts[path[0]] = put(parts[path[0]], path[1:])
+        return type(state)(parts)
+
+    with pytest.raises(RuntimeError, match=message):
+        restored(put(plan.__getstate__()[0], path))

@@ -884,6 +884,7 @@ MALFORMED = {
         "version: 1\n---\nversion: 1\n",
         "3:1: one document is expected",
     ),
+    "control behind others": ("version: 1\n# \u00e9\u4e2d \x07\n", "2:6: this is not YAML"),
     "control": ("version: 1\n# \x07\n", "2:3: this is not YAML: control characters"),
     "alias": ("version: 1\nrules: *a\n", "2:8: this is not YAML: .*undefined alias"),
     "own alias": (

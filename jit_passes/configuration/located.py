@@ -186,8 +186,10 @@ def documents(data: str | bytes, name: str) -> list[Located]:
         what = ", ".join(part for part in (error.context, error.problem) if part)
         raise JitPassesError(f"{place}: this is not YAML: {what}") from error
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
+        # libyaml counts bytes.
+        bytes_before = text.encode()[: error.position].decode(errors="ignore")
+        before = text[: error.position] if _Loader is yaml.SafeLoader else bytes_before
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise JitPassesError(f"{name}:{line}:{column}: this is not YAML: {error.reason}") from error
 
 

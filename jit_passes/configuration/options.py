@@ -19,6 +19,7 @@ from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
 )
+from .located import brief
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
@@ -328,17 +329,17 @@ def _whole(name: str, value: Any, *ends: int) -> int:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or (ends and not ends[0] <= int(value) <= ends[1]):
         which = f" from {ends[0]} to {ends[1]}" if ends else ""
-        raise OptionError(name, f"{name} is a whole number{which}, not {value!r}")
+        raise OptionError(name, f"{name} is a whole number{which}, not {brief(value)}")
     return int(value)
 
 
 def _finite(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise OptionError(name, f"{name} is made of numbers, not {value!r}")
+        raise OptionError(name, f"{name} is made of numbers, not {brief(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise OptionError(name, f"{name} is finite, not {value!r}")
+        raise OptionError(name, f"{name} is finite, not {brief(value)}")
     return number

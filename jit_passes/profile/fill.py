@@ -121,7 +121,10 @@ class _Observer:
         self.range: Tensor = operands["range"]
         self.histogram: Tensor | None = operands.get("histogram")
         self.value = origin(self.edge)
-        self.name = sites.names[self.value.id]
+
+    @property
+    def name(self) -> str:
+        return self.sites.names[self.value.id]
 
     def find(self, profile: Profile) -> ValueProfile | None:
         """Return what the profile has on what the observer sees; None for nothing."""

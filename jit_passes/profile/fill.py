@@ -170,7 +170,7 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
     if observer.value.is_constant:
         buffers_of = {"range": range_} | ({} if histogram is None else {"histogram": histogram})
         operands = {name: what for name, what in observer.operands.items() if name != "x"}
-        measure(observer.op, observer.value.constant, operands | buffers_of, observer.name)
+        measure(observer.op, observer.value.constant, operands | buffers_of, operands["name"])
         return
     found = observer.find(profile)
     if found is None or not (found.reached or found.ranks or not found.finite):

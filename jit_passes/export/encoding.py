@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -143,9 +143,6 @@ class Layer:
     output: Encoding | None = None
 
 
-Item = TypeVar("Item", Encoding, Layer)
-
-
 @dataclass(frozen=True)
 class Encodings:
     """How a model is quantized: all encodings, and which of them its layers use.
@@ -186,7 +183,11 @@ class Encodings:
         Raises:
             JitPassesError: there is none.
         """
-        return _named(self.encodings, name, "value")
+        for encoding in self.encodings:
+            if encoding.name == name:
+                return encoding
+        names = [encoding.name for encoding in self.encodings]
+        raise JitPassesError(f"no value '{name}' is quantized: {nearest(name, names)}")
 
     def __contains__(self, name: object) -> bool:
         return any(encoding.name == name for encoding in self.encodings)
@@ -203,7 +204,11 @@ class Encodings:
         Raises:
             JitPassesError: there is none.
         """
-        return _named(self.layers, name, "layer")
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        names = [layer.name for layer in self.layers]
+        raise JitPassesError(f"no layer '{name}' is quantized: {nearest(name, names)}")
 
     @property
     def activations(self) -> tuple[Encoding, ...]:
@@ -253,13 +258,6 @@ class Encodings:
             return cls(tuple(encodings), tuple(layers))
         except ValueError as error:
             raise source.error(str(error)) from error
-
-
-def _named(known: Sequence[Item], name: str, what: str) -> Item:
-    names = [item.name for item in known]
-    if name not in names:
-        raise JitPassesError(f"no {what} '{name}' is quantized: {nearest(name, names)}")
-    return known[names.index(name)]
 
 
 def middle(quant_min: int, quant_max: int) -> int:

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -52,7 +51,6 @@ class Stage(Enum):
     AFTER_FUSION = "after fusion"
 
 
-@dataclass(eq=False, repr=False)
 class ScheduledPass:
     """A pass that was scheduled: the handle to switch it off and on, and to take it back.
 
@@ -65,21 +63,30 @@ class ScheduledPass:
             on, but not their type.
     """
 
-    _pipeline: Pipeline
-    _options: dict[str, Any]
-    stage: Stage
-    _where: Where | None
-    _order: int
-    _everywhere: bool
-    runs: int = field(default=0, init=False)
-    changed: int = field(default=0, init=False)
-    error: PassError | None = field(default=None, init=False)
-    _enabled: bool = field(default=True, init=False)
-    _removed: bool = field(default=False, init=False)
-    _number: int = field(default_factory=itertools.count().__next__, init=False)
+    _numbers = itertools.count()
 
-    def __post_init__(self) -> None:
-        self.name = self._pipeline.name
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        options: dict[str, Any],
+        stage: Stage,
+        where: Where | None,
+        order: int,
+        everywhere: bool,
+    ) -> None:
+        self.name = pipeline.name
+        self.stage = stage
+        self.runs = 0
+        self.changed = 0
+        self.error: PassError | None = None
+        self._order = order
+        self._everywhere = everywhere
+        self._where = where
+        self._pipeline = pipeline
+        self._options = options
+        self._enabled = True
+        self._removed = False
+        self._number = next(self._numbers)
 
     @property
     def enabled(self) -> bool:

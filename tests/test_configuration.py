@@ -884,6 +884,11 @@ MALFORMED = {
         "version: 1\n---\nversion: 1\n",
         "3:1: one document is expected",
     ),
+    "many digits": (
+        "version: 1\nglobal:\n  bits: 0x" + "f" * 6000 + "\n",
+        "3:9: bits is a whole number from 2 to 16, not a number of very many digits",
+    ),
+    "control behind others": ("version: 1\n# \u00e9\u4e2d \x07\n", "2:6: this is not YAML"),
     "control": ("version: 1\n# \x07\n", "2:3: this is not YAML: control characters"),
     "alias": ("version: 1\nrules: *a\n", "2:8: this is not YAML: .*undefined alias"),
     "own alias": (

@@ -22,11 +22,18 @@ from models import CASES, Case
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import JitPassesError, JitPassesWarning, Profile, ValueProfile
+from jit_passes import GraphView, JitPassesError, JitPassesWarning, Profile, ValueProfile
 from jit_passes.observers import Entropy, Histogram, MinMax, MovingAverageMinMax, Observer
 from jit_passes.profile.sites import Sites
 from jit_passes.profile.value import State, spread
-from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
+from jit_passes.quantizer import (
+    Annotations,
+    BackendQuantizer,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+    SharedQuantizationSpec,
+)
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import TargetQuantizer, resolve_target
 
@@ -229,6 +236,32 @@ def test_weights_of_one_scale(observer: Observer) -> None:
     filled = jit_passes.prepare(script, quantizer=quantizer)
     jit_passes.fill(filled, jit_passes.profile(script, data))
     calibrated = jit_passes.calibrate(jit_passes.prepare(script, quantizer=quantizer), data)
+    assert finish(filled) == finish(calibrated)
+
+
+class OneScale(Quantizer):
+    """A linear whose weight has the parameters of its input."""
+
+    def annotate(self, graph: GraphView) -> Annotations:
+        annotations = Annotations()
+        for node in graph.nodes:
+            if node.kind == "aten::linear":
+                x, weight = node.inputs[:2]
+                spec = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric")
+                shared = SharedQuantizationSpec((x, node))
+                annotations[node] = QuantizationAnnotation({x: spec, weight: shared})
+        return annotations
+
+
+def test_a_weight_of_the_scale_of_activations() -> None:
+    """It is measured in the model too, and has no name of its own there."""
+    script = torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval())
+    data = [torch.randn(2, 4, generator=torch.Generator().manual_seed(0)) / 9]  # weights are larger
+    options = {"quantizer": OneScale(), "target": "reference"}
+    filled = jit_passes.fill(
+        jit_passes.prepare(script, **options), jit_passes.profile(script, data)
+    )
+    calibrated = jit_passes.calibrate(jit_passes.prepare(script, **options), data)
     assert finish(filled) == finish(calibrated)
 
 

@@ -127,10 +127,11 @@ def _hinted(source: Located, what: str, known: tuple[str, ...]) -> dict[str, Loc
 
 def _layer(source: Located, what: str, known: tuple[str, ...]) -> LayerOptions:
     entries = _hinted(source, what, known)
-    tensors = {
-        name: _tensor(entries[name], name) if name in entries else TensorOptions()
-        for name in TENSORS
-    }
+    tensors = dict.fromkeys(TENSORS, TensorOptions())
+    for name in TENSORS:
+        if name in entries:
+            entries[name].mapping(name, TENSOR_KEYS)
+            tensors[name] = _tensor_options(entries[name])
     if "bits" in entries:
         bits = _checked(entries, {"bits": _given("bits", entries["bits"])}, source)
         for name in ("input", "weight", "output"):
@@ -139,19 +140,11 @@ def _layer(source: Located, what: str, known: tuple[str, ...]) -> LayerOptions:
     return LayerOptions(**tensors, keep_float=None if keep is None else keep.boolean("keep_float"))
 
 
-def _tensor(source: Located, what: str) -> TensorOptions:
-    source.mapping(what, TENSOR_KEYS)
-    return _tensor_options(source)
-
-
 def _tensor_options(source: Located) -> TensorOptions:
     entries: dict[str, Located] = source.content
-    options = {}
-    for name in TENSOR_KEYS:
-        if name not in entries:
-            continue
-        value = _given(name, entries[name])
-        options[name] = _calibration(entries[name]) if name == "calibration" else value
+    options = {name: _given(name, entries[name]) for name in TENSOR_KEYS if name in entries}
+    if "calibration" in options:
+        options["calibration"] = _calibration(entries["calibration"])
     return _checked(entries, options, source)
 
 

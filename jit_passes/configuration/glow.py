@@ -13,12 +13,16 @@ from .located import Located, from_file, from_python
 from .options import LayerOptions
 from .selector import Selector, only
 
-# Kinds of Glow's nodes, as its command line names them, and globs of the operators that they are.
+# Kinds of Glow's nodes, as its command line names them, that are called as the operator is.
+_SAME = (
+    *("Abs", "Add", "Div", "Embedding", "Exp", "Gelu", "HardSwish", "Log", "Mul", "Neg"),
+    *("PRelu", "Pow", "Relu", "Sigmoid", "SoftMax", "SoftPlus", "Sqrt", "Sub", "Tanh"),
+)
+# All kinds, and globs of the operators that they are.
 GLOW_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "Abs": ("abs",),
+        **{kind: (kind.lower(),) for kind in _SAME},
         "AdaptiveAvgPool": ("adaptive_avg_pool?d",),
-        "Add": ("add",),
         "AvgPool": ("avg_pool?d",),
         "BatchMatMul": ("bmm", "matmul"),
         "BatchNormalization": ("batch_norm",),
@@ -29,36 +33,19 @@ GLOW_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ConvTranspose": ("conv_transpose?d",),
         "Convolution": ("conv?d",),
         "Convolution3D": ("conv3d",),
-        "Div": ("div",),
-        "Embedding": ("embedding",),
-        "Exp": ("exp",),
         "FullyConnected": ("linear",),
-        "Gelu": ("gelu",),
-        "HardSwish": ("hardswish",),
         "InstanceNormalization": ("instance_norm",),
         "LayerNormalization": ("layer_norm",),
         "LeakyRelu": ("leaky_relu",),
         "LocalResponseNormalization": ("local_response_norm",),
-        "Log": ("log",),
         "LogSoftMax": ("log_softmax",),
         "MatMul": ("matmul", "mm"),
         "Max": ("max", "maximum"),
         "MaxPool": ("max_pool?d",),
         "Min": ("min", "minimum"),
-        "Mul": ("mul",),
-        "Neg": ("neg",),
-        "PRelu": ("prelu",),
-        "Pow": ("pow",),
-        "Relu": ("relu",),
         "ResizeBilinear": ("upsample_bilinear2d",),
         "ResizeNearest": ("upsample_nearest?d",),
-        "Sigmoid": ("sigmoid",),
-        "SoftMax": ("softmax",),
-        "SoftPlus": ("softplus",),
-        "Sqrt": ("sqrt",),
-        "Sub": ("sub",),
         "Swish": ("silu",),
-        "Tanh": ("tanh",),
     }
 )
 NODE_PRECISION_KEY = "FP16NodeInstanceNames"

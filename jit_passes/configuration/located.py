@@ -49,7 +49,7 @@ class Located:
             return "a list"
         if self.content is None:
             return "nothing"
-        return _brief(self.content)
+        return brief(self.content)
 
     @property
     def empty(self) -> bool:
@@ -186,8 +186,10 @@ def documents(data: str | bytes, name: str) -> list[Located]:
         what = ", ".join(part for part in (error.context, error.problem) if part)
         raise JitPassesError(f"{place}: this is not YAML: {what}") from error
     except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - (before.rfind("\n") + 1) + 1
+        # libyaml counts bytes.
+        bytes_before = text.encode()[: error.position].decode(errors="ignore")
+        before = text[: error.position] if _Loader is yaml.SafeLoader else bytes_before
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise JitPassesError(f"{name}:{line}:{column}: this is not YAML: {error.reason}") from error
 
 
@@ -211,7 +213,8 @@ def _check_depth(text: str, name: str) -> None:
             raise JitPassesError(f"{name}: it is nested too deeply")
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Return what a message calls a value: short, whatever it is."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print very long numbers
@@ -242,7 +245,7 @@ def _from_node(
         try:
             content = node.value if tag in _AS_TEXT else loader.construct_object(node)
         except (ValueError, KeyError, IndexError) as error:
-            raise JitPassesError(f"{place}: {_brief(node.value)} is no {tag}") from error
+            raise JitPassesError(f"{place}: {brief(node.value)} is no {tag}") from error
         found = Located(place, content, text="" if node.style else node.value)
     else:
         raise JitPassesError(f"{place}: the tag '{tag}' does not fit what it stands before")

@@ -19,6 +19,7 @@ from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
 )
+from .located import brief
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
@@ -110,9 +111,7 @@ class TensorOptions:
 
     def _check_numbers(self) -> None:
         if self.bits is not None:
-            self._set("bits", _whole("bits", self.bits, "from 2 to 16"))
-            if not 2 <= self.bits <= 16:
-                raise OptionError("bits", f"bits is a whole number from 2 to 16, not {self.bits}")
+            self._set("bits", _whole("bits", self.bits, 2, 16))
         if self.scale is not None:
             self._set("scale", _finite("scale", self.scale))
             if self.scale <= 0:
@@ -120,35 +119,27 @@ class TensorOptions:
         if self.zero_point is not None:
             self._set("zero_point", _whole("zero_point", self.zero_point))
         if self.range is not None:
-            if not isinstance(self.range, tuple | list) or len(self.range) != 2:
-                raise OptionError(
-                    "range", f"range is two numbers, low and high, not {self.range!r}"
-                )
-            low, high = (_finite("range", end) for end in self.range)
-            if low > high:
-                raise OptionError(
-                    "range", f"range is [low, high] with low <= high, not [{low}, {high}]"
-                )
-            self._set("range", (low, high))
+            two = isinstance(self.range, tuple | list) and len(self.range) == 2
+            ends = tuple(_finite("range", end) for end in self.range) if two else ()
+            if list(ends) != sorted(ends) or not two:
+                wanted = "two numbers, [low, high] with low <= high"
+                raise OptionError("range", f"range is {wanted}, not {self.range!r}")
+            self._set("range", ends)
 
     def _check_together(self) -> None:
         if self.dtype == FLOAT and len(given := self.given()) > 1:
             other = next(name for name in given if name != "dtype")
-            raise OptionError(
-                other,
-                f"dtype float leaves the tensor as it is, so {other} has no meaning: drop one",
-            )
+            why = f"dtype float leaves the tensor as it is, so {other} has no meaning: drop one"
+            raise OptionError(other, why)
         if self.bits is not None and self.dtype is not None and self.bits > _width(self.dtype):
-            raise OptionError(
-                "bits", f"bits is {self.bits}, and {self.dtype} has {_width(self.dtype)}"
-            )
+            why = f"bits is {self.bits}, and {self.dtype} has {_width(self.dtype)}"
+            raise OptionError("bits", why)
         for option in ("scale", "range", "signed"):
             for other in _REPLACES[option]:
                 if getattr(self, option) is not None and getattr(self, other) is not None:
-                    fixed = "" if option == "signed" else "a fixed "
-                    raise OptionError(
-                        other, f"{fixed}{option} and {other} exclude each other: drop one of them"
-                    )
+                    name = option if option == "signed" else f"a fixed {option}"
+                    why = f"{name} and {other} exclude each other: drop one of them"
+                    raise OptionError(other, why)
         if self.zero_point is not None and self.scale is None:
             raise OptionError("zero_point", "zero_point belongs to a fixed scale: give a scale too")
         if self.scale is not None and self.zero_point is None:
@@ -234,15 +225,11 @@ class TensorOptions:
         if self.scale is not None:
             assert self.zero_point is not None
             if not quant_min <= self.zero_point <= quant_max:
-                raise OptionError(
-                    "zero_point",
-                    f"zero_point is one of the codes {quant_min} to {quant_max}, "
-                    f"not {self.zero_point}",
-                )
+                codes = f"one of the codes {quant_min} to {quant_max}, not {self.zero_point}"
+                raise OptionError("zero_point", f"zero_point is {codes}")
             if spec.rounding != "half_even":
-                raise OptionError(
-                    "scale", f"a fixed scale cannot round as {spec.rounding}: give a range"
-                )
+                why = f"a fixed scale cannot round as {spec.rounding}: give a range"
+                raise OptionError("scale", why)
             return FixedQParamsQuantizationSpec(
                 self.scale, self.zero_point, dtype, quant_min, quant_max
             )
@@ -258,6 +245,7 @@ class TensorOptions:
                 f"{type(self.calibration).__name__} finds one range for a whole tensor: set "
                 "channelwise to false, or calibrate with min_max",
             )
+        observer = spec.observer if self.calibration is None else self.calibration
         return replace(
             spec,
             dtype=dtype,
@@ -265,7 +253,7 @@ class TensorOptions:
             quant_max=quant_max,
             qscheme=f"per_{'tensor' if axis is None else 'channel'}_{scheme}",
             ch_axis=axis,
-            observer=self._observer(spec),
+            observer=observer if self.range is None else Fixed(*self.range),
             rounding=self.rounding or spec.rounding,
         )
 
@@ -285,11 +273,6 @@ class TensorOptions:
         low = -(2 ** (bits - 1)) if signed else 0
         dtype = self.dtype or QuantizationSpec.of_bits(bits, signed).dtype
         return dtype, low + narrow, low + 2**bits - 1
-
-    def _observer(self, spec: QuantizationSpec) -> Observer:
-        if self.range is not None:
-            return Fixed(*self.range)
-        return spec.observer if self.calibration is None else self.calibration
 
 
 _NAMES = tuple(option.name for option in fields(TensorOptions) if option.compare)
@@ -342,20 +325,21 @@ def _width(dtype: str) -> int:
     return torch.iinfo(DTYPES[dtype]).bits
 
 
-def _whole(name: str, value: Any, which: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        which = f" {which}" if which else ""
-        raise OptionError(name, f"{name} is a whole number{which}, not {value!r}")
+def _whole(name: str, value: Any, *ends: int) -> int:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or (ends and not ends[0] <= int(value) <= ends[1]):
+        which = f" from {ends[0]} to {ends[1]}" if ends else ""
+        raise OptionError(name, f"{name} is a whole number{which}, not {brief(value)}")
     return int(value)
 
 
 def _finite(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise OptionError(name, f"{name} is made of numbers, not {value!r}")
+        raise OptionError(name, f"{name} is made of numbers, not {brief(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise OptionError(name, f"{name} is finite, not {value!r}")
+        raise OptionError(name, f"{name} is finite, not {brief(value)}")
     return number

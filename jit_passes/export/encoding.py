@@ -303,12 +303,10 @@ def read_json(path: str | os.PathLike[str]) -> Located:
 def _read_encoding(source: Located) -> Encoding:
     found = source.complete("an encoding", ENCODING_KEYS)
     try:
+        name, kind = (found[key].name(key) for key in ("name", "kind"))
+        bits, low, high = (found[key].whole(key) for key in ("bits", "quant_min", "quant_max"))
         return Encoding(
-            found["name"].name("name"),
-            found["kind"].name("kind"),
-            found["bits"].whole("bits"),
-            found["quant_min"].whole("quant_min"),
-            found["quant_max"].whole("quant_max"),
+            *(name, kind, bits, low, high),
             found["symmetric"].boolean("symmetric"),
             tuple(item.number("a scale") for item in found["scale"].items("scale")),
             tuple(item.whole("a zero point") for item in found["zero_point"].items("zero_point")),

@@ -46,7 +46,7 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
         JitPassesError: the model says nothing of scales and zero points: a backend's kernels do. Or
             it has seen no data, or was changed after it was converted.
     """
-    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    report = Report.read(model)
     if report is not None and report.stage in _CONVERTED:
         model = convert(model)
         report = Report.read(model)

@@ -14,19 +14,7 @@ from ..specification.parameters import QParams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .moving_average import by_range
-from .place import (
-    CORRECTIONS,
-    ENABLED,
-    Operator,
-    State,
-    TrainingPlace,
-    by_channel,
-    fold_operands,
-    group_operand,
-    observe_operand,
-    trained_grid,
-    unset,
-)
+from .place import Operator, State, TrainingPlace, by_channel, trained_grid, unset
 
 ACTIVATIONS = ("auto", "lsq", "max", "klj", "mean_squared_error", "three_sigma")
 WEIGHTS = ("auto", "lsq", "max", "three_sigma")
@@ -102,17 +90,11 @@ class LSQ(FakeQuantizer):
             "train_lsq",
             {
                 "scale": State("scale", initial, trained=True),
-                "corrections": CORRECTIONS,
-                **fold_operands(place),
-                "observe": observe_operand(place),
-                "enabled": ENABLED,
                 "rule": rule,
                 "per_sample": self.per_sample and not place.is_parameter,
                 "zero_point": spec.quant_min - low,
                 "quant_min": low,
                 "quant_max": high,
-                "ch_axis": spec.ch_axis,
-                "group": group_operand(place),
             },
             scale=("scale", low, high),
         )

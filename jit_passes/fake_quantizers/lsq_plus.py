@@ -11,17 +11,7 @@ from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import LSQ, positive, scale_qparams
 from .moving_average import by_range
-from .place import (
-    CORRECTIONS,
-    ENABLED,
-    Operator,
-    State,
-    TrainingPlace,
-    codes,
-    group_operand,
-    observe_operand,
-    unset,
-)
+from .place import Operator, State, TrainingPlace, unset
 
 
 @dataclass(frozen=True)
@@ -35,9 +25,8 @@ class LSQPlus(FakeQuantizer):
     the first batch that has the least squared error. The offset is rounded to whole steps, with a
     straight-through gradient, so that it is a zero point: both gradients are the equations above at
     the rounded offset. One that a step takes beyond the range of a zero point is put back to its
-    end. Weights, and activations with a symmetric
-    scheme, have no offset; those of weights begin with max(|mean - 3 std|, |mean + 3 std|) over the
-    largest code.
+    end. Weights, and activations with a symmetric scheme, have no offset; scales of weights begin
+    with max(|mean - 3 std|, |mean + 3 std|) over the largest code.
 
     Attributes:
         per_sample: see `LSQ`.
@@ -64,12 +53,7 @@ class LSQPlus(FakeQuantizer):
             {
                 "scale": State("scale", unset(place), trained=True),
                 "offset": State("offset", unset(place) * 0, trained=True),
-                "corrections": CORRECTIONS,
-                "observe": observe_operand(place),
-                "enabled": ENABLED,
                 "per_sample": self.per_sample,
-                **codes(spec),
-                "group": group_operand(place),
             },
             scale=("scale", spec.quant_min, spec.quant_max),
         )

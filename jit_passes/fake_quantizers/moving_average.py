@@ -13,16 +13,7 @@ from ..specification.parameters import QParams
 from ..specification.qparams import choose_qparams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
-from .place import (
-    ENABLED,
-    Operator,
-    State,
-    TrainingPlace,
-    codes,
-    fold_operands,
-    group_operand,
-    observe_operand,
-)
+from .place import Operator, State, TrainingPlace
 
 
 @dataclass(frozen=True)
@@ -55,25 +46,21 @@ class MovingAverage(FakeQuantizer):
         constant = self.averaging_constant
         if isinstance(spec.observer, MovingAverageMinMax):
             constant = spec.observer.averaging_constant
-        observe = observe_operand(place, always=place.is_parameter)
         range_ = unseen(place)
+        observe: dict[str, Any] = {}
         if isinstance(spec.observer, Fixed):
             range_[0], range_[1] = spec.observer.low, spec.observer.high
-            observe = False
+            observe = {"observe": False}
+        elif place.is_parameter:
+            observe = {"observe": place.place.observed}
         return Operator(
             "fake_quantize_moving_average",
             {
                 "range": State("range", range_, trained=False),
-                **fold_operands(place),
-                "observe": observe,
-                "enabled": ENABLED,
+                **observe,
                 "averaging_constant": 1.0 if place.is_parameter else constant,
                 "pair_sums": isinstance(spec.observer, PairSums),
-                **codes(spec),
                 "qscheme": spec.qscheme,
-                "ch_axis": spec.ch_axis,
-                "rounding": spec.rounding,
-                "group": group_operand(place),
             },
             scale=(spec.qscheme, spec.quant_min, spec.quant_max),
         )

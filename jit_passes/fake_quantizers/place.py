@@ -74,6 +74,7 @@ class State:
 
 # Operands that the model supplies while it runs: see cpp/core/insertion.h.
 OBSERVE, ENABLED, CORRECTIONS, GROUP = ("observe",), ("enabled",), ("corrections",), ("group",)
+_OF_SPEC = ("quant_min", "quant_max", "qscheme", "ch_axis", "rounding")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Operator:
         kind: name of the operator, in the namespace jit_passes unless it says another. The last
             argument of its schema is `str spec`.
         operands: by the names of its arguments behind the value: constants, a `State` that the
-            model keeps, or one of those above. `name` and `spec` are the place's.
+            model keeps, or one of those above. Those in `common_operands` can be left out.
         scale: (rule, smallest code, largest code) by which its scale follows from the first of its
             states: "scale", "log2_threshold", or the scheme of a range.
         method: the record of the training method that it is of: see `FakeQuantizer.at`.
@@ -101,20 +102,22 @@ class Operator:
         return [what for what in self.operands.values() if isinstance(what, State)]
 
 
-def fold_operands(place: TrainingPlace) -> dict[str, Any]:
-    """Return the operands `fold` and `fold_axis`."""
-    fold = None if place.fold is None else ("fold", place.fold, place.fold_axis)
-    return {"fold": fold, "fold_axis": place.fold_axis}
+def common_operands(place: TrainingPlace) -> dict[str, Any]:
+    """Return the operands that a place has whatever the method; an operator takes those it names.
 
-
-def observe_operand(place: TrainingPlace, always: bool = False) -> Any:
-    """Return the operand `observe`: in training while its switch is on, or always, or never."""
-    return (always or OBSERVE) if place.place.observed else False
-
-
-def group_operand(place: TrainingPlace) -> Any:
-    """Return the operand `group`: none for weights, which are the same on all ranks."""
-    return "" if place.is_parameter else GROUP
+    `observe` is on in training while its switch is, or never. Weights have no `group`: they are the
+    same on all ranks.
+    """
+    return {
+        **{name: getattr(place.spec, name, None) for name in _OF_SPEC},
+        "fold": None if place.fold is None else ("fold", place.fold, place.fold_axis),
+        "fold_axis": place.fold_axis,
+        "observe": OBSERVE if place.place.observed else False,
+        "enabled": ENABLED,
+        "corrections": CORRECTIONS,
+        "group": "" if place.is_parameter else GROUP,
+        "name": place.name,
+    }
 
 
 def zero_point(spec: QuantizationSpec, signed: bool) -> int:
@@ -149,16 +152,8 @@ def fixed_or_derived(place: TrainingPlace) -> Operator | None:
     if isinstance(spec, GroupDerivation) or place.later:
         return Operator("derive_quantization", {})
     if isinstance(spec, FixedQParamsQuantizationSpec):
-        fixed = {"scale": float(spec.scale), "zero_point": spec.zero_point}
-        return Operator("train_fixed", {**fixed, "enabled": ENABLED, **codes(spec)})
+        return Operator("train_fixed", {"scale": float(spec.scale), "zero_point": spec.zero_point})
     return None
-
-
-def codes(
-    spec: FixedQParamsQuantizationSpec | QuantizationSpec | GroupDerivation,
-) -> dict[str, Any]:
-    """Return the operands `quant_min` and `quant_max`."""
-    return {"quant_min": spec.quant_min, "quant_max": spec.quant_max}
 
 
 def unset(place: TrainingPlace) -> torch.Tensor:

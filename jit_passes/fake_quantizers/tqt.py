@@ -15,18 +15,7 @@ from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
 from .lsq import check_rule, scale_qparams
 from .moving_average import by_range
-from .place import (
-    ENABLED,
-    Operator,
-    State,
-    TrainingPlace,
-    by_channel,
-    fold_operands,
-    group_operand,
-    observe_operand,
-    trained_grid,
-    unset,
-)
+from .place import Operator, State, TrainingPlace, by_channel, trained_grid, unset
 
 ACTIVATIONS = ("klj", "max", "three_sigma", "mean_squared_error")
 WEIGHTS = ("three_sigma", "max")
@@ -72,8 +61,6 @@ class TQT(FakeQuantizer):
 
     def operator(self, place: TrainingPlace) -> Operator:
         """Return train_tqt."""
-        spec = place.spec
-        assert isinstance(spec, QuantizationSpec)
         if (ranged := by_range(place)) is not None:
             return ranged
         low, high = trained_grid(place)
@@ -88,14 +75,9 @@ class TQT(FakeQuantizer):
             "train_tqt",
             {
                 "log2_threshold": State("log2_threshold", initial, trained=True),
-                **fold_operands(place),
-                "observe": observe_operand(place),
-                "enabled": ENABLED,
                 "rule": self.weights if place.is_parameter else self.activations,
                 "quant_min": low,
                 "quant_max": high,
-                "ch_axis": spec.ch_axis,
-                "group": group_operand(place),
             },
             scale=("log2_threshold", low, high),
         )

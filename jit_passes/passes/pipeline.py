@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ class Pipeline:
     def _run(
         self, steps: list[BoundStep], subject: Subject, dump: str | os.PathLike[str] | None
     ) -> list[PassRecord]:
-        run = _Run(self, subject, _Dump(self.name, dump))
+        run = _Run(self, subject, dump or os.environ.get("JIT_PASSES_DUMP"))
         for step in steps:
             run.step(step)
         run.finish()
@@ -269,34 +269,17 @@ class PipelineResult:
 
 
 @dataclass
-class _Dump:
-    """Writes numbered IR files, or nothing when no folder was asked for."""
-
-    pipeline: str
-    folder: str | os.PathLike[str] | None
-    count: int = 0
-
-    def write(self, label: str, graph: Callable[[], Any]) -> None:
-        folder = self.folder or os.environ.get("JIT_PASSES_DUMP")
-        if folder:
-            path = Path(folder)
-            path.mkdir(parents=True, exist_ok=True)
-            (path / f"{self.pipeline}.{self.count:02d}.{label}.ir").write_text(str(graph()))
-            self.count += 1
-
-
-@dataclass
 class _Run:
     """One run of a pipeline: the module as it is by now."""
 
     pipeline: Pipeline
     subject: Subject
-    dump: _Dump
+    folder: str | os.PathLike[str] | None
     records: list[PassRecord] = field(default_factory=list)
 
     def step(self, step: BoundStep) -> None:
         if not self.records:
-            self.dump.write("before", self.subject.graph)
+            self.dump(0, "before")
         try:
             self.check(step.requires, "it requires")
             start = time.perf_counter()
@@ -308,7 +291,14 @@ class _Run:
         except Exception as error:
             raise self.failure(f"pass '{step.name}' of", step.name, error) from error
         self.records.append(PassRecord(step.name, changed, seconds, self.subject.count(), remarks))
-        self.dump.write(step.name, self.subject.graph)
+        self.dump(len(self.records), step.name)
+
+    def dump(self, number: int, label: str) -> None:
+        """Write the graph into the folder, if one was asked for."""
+        if self.folder:
+            path = Path(self.folder, f"{self.pipeline.name}.{number:02d}.{label}.ir")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(str(self.subject.graph()))
 
     def finish(self) -> None:
         try:

@@ -141,7 +141,8 @@ class RewriteRule:
             pattern = _graph(self.pattern, "pattern")
             replacement = _graph(self.replacement, "replacement")
             own = dataclasses.replace(self)  # the compiled rule keeps it, and this one keeps that
-            check = own._check if self._has_check() else None
+            checks = self.check is not None or self.modules != "*" or self.module_types
+            check = own._check if checks else None
             compute = own._compute if self.compute is not None else None
             rule = _C.rule(
                 self.name, pattern, replacement, self.alternatives, check, compute, self.repeat
@@ -154,9 +155,6 @@ class RewriteRule:
                 "pattern does not use and no compute gives"
             )
         return rule
-
-    def _has_check(self) -> bool:
-        return self.check is not None or self.modules != "*" or bool(self.module_types)
 
     def _check(self, record: tuple[Any, ...]) -> str | None:
         match = Match._of(record)

@@ -269,7 +269,7 @@ def scheduled_passes() -> Schedule:
     """
     stages = list(Stage)
     with _lock:
-        handles = [handle for handle in _handles if _holds(handle)]
+        handles = [h for h in _handles if h._everywhere or h in _here.get()]
     return Schedule(sorted(handles, key=lambda h: (stages.index(h.stage), h.order, h._number)))
 
 
@@ -307,10 +307,6 @@ def _view(subject: Subject) -> GraphView:
     if isinstance(subject, ModuleSubject):
         return GraphView.of(subject.module, subject.method)
     return GraphView.of_graph(subject.held)
-
-
-def _holds(handle: ScheduledPass) -> bool:
-    return handle._everywhere or handle in _here.get()
 
 
 def _active(stage: Stage) -> list[ScheduledPass]:

@@ -93,13 +93,7 @@ Step = str | PassCall | RuleSet | Rule | ModuleStep | Callable[..., bool | None]
 
 @dataclass(frozen=True)
 class BoundStep:
-    """A step whose names have been looked up and whose options have been checked.
-
-    Attributes:
-        name: for records, messages and dumps.
-        run: runs it.
-        requires, ensures: invariants before and after it.
-    """
+    """A step whose names have been looked up and whose options have been checked."""
 
     name: str
     run: Callable[[Subject], Outcome]

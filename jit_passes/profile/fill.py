@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import _C
 from ..errors import JitPassesError, nearest, shortened, warn
-from ..graph.view import NodeView, ValueView
+from ..graph.view import NodeView
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, NOTHING, REACH, fresh_range, measure, qualified
@@ -83,12 +83,8 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
                 f"{sites.weights}: its ranges may not be those of this model; profile it again"
             )
         return
-    lacking = [
-        observer.name
-        for observer in observers
-        if not observer.value.is_constant and observer.find(profile) is None
-    ]
-    lacking = list(dict.fromkeys(lacking))
+    observed = [observer for observer in observers if not observer.value.is_constant]
+    lacking = list(dict.fromkeys(o.name for o in observed if o.find(profile) is None))
     if not partial:
         names = set(sites.names.values())
         own = [
@@ -117,41 +113,22 @@ def _check_names(sites: Sites, profile: Profile) -> None:
             )
 
 
-@dataclass(frozen=True)
 class _Observer:
     """An observer of the prepared graph, with its buffers."""
 
-    sites: Sites
-    node: NodeView
-    op: str
-    operands: Mapping[str, Any]
-
-    @property
-    def range(self) -> Tensor:
-        range_: Tensor = self.operands["range"]
-        return range_
-
-    @property
-    def histogram(self) -> Tensor | None:
-        return self.operands.get("histogram")
-
-    @property
-    def value(self) -> ValueView:
-        return origin(self.node.inputs[0])
+    def __init__(self, sites: Sites, node: NodeView, op: str, operands: Mapping[str, Any]) -> None:
+        self.sites, self.edge, self.op, self.operands = sites, node.inputs[0], op, operands
+        self.range: Tensor = operands["range"]
+        self.histogram: Tensor | None = operands.get("histogram")
+        self.value = origin(self.edge)
 
     @property
     def name(self) -> str:
         return self.sites.names[self.value.id]
 
-    @property
-    def ranks(self) -> tuple[int, int]:
-        """The numbers of dimensions that its target can do."""
-        return Place.from_text(self.operands["spec"]).ranks
-
     def find(self, profile: Profile) -> ValueProfile | None:
         """Return what the profile has on what the observer sees; None for nothing."""
-        value, edge = self.value, self.node.inputs[0]
-        names = []
+        value, edge, names = self.value, self.edge, []
         if edge.producer is not None and edge.producer.kind == EDGE:
             block = edge.producer.block
             uses = self.sites.uses(edge)[:1]  # if it is written, each edge is of one use
@@ -191,13 +168,16 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
     range_ = buffers.fresh(observer.range)
     histogram = None if observer.histogram is None else buffers.fresh(observer.histogram)
     if observer.value.is_constant:
-        _measure(observer, range_, histogram)
+        buffers_of = {"range": range_} | ({} if histogram is None else {"histogram": histogram})
+        operands = {name: what for name, what in observer.operands.items() if name != "x"}
+        measure(observer.op, observer.value.constant, operands | buffers_of, operands["name"])
         return
     found = observer.find(profile)
     if found is None or not (found.reached or found.ranks or not found.finite):
         return
     _check(observer, found, profile)
-    lowest, highest = found.ranks or observer.ranks
+    # Where none are known: those that its target can do.
+    lowest, highest = found.ranks or Place.from_text(observer.operands["spec"]).ranks
     seen = bool(range_[0] <= range_[1])  # by others that share the buffers
     if observer.op == REACH:
         if not seen:
@@ -217,15 +197,6 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
             histogram.copy_(state.histogram)
     range_[2] = min(float(range_[2]), lowest)
     range_[3] = max(float(range_[3]), highest)
-
-
-def _measure(observer: _Observer, range_: Tensor, histogram: Tensor | None) -> None:
-    """Run an observer of a constant."""
-    operands = {name: what for name, what in observer.operands.items() if name != "x"}
-    operands["range"] = range_
-    if histogram is not None:
-        operands["histogram"] = histogram
-    measure(observer.op, observer.value.constant, operands, observer.name)
 
 
 def _check(observer: _Observer, found: ValueProfile, profile: Profile) -> None:

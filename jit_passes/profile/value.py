@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import JitPassesError
+from ..observers import ObserverState
 
 INFINITY = math.inf
 EXPONENTS = (-149, 128)  # of powers of two around all float32
@@ -135,15 +136,9 @@ class ValueProfile:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """The buffers of an observer of histograms.
+class State(ObserverState):
+    """The buffers of an observer of histograms."""
 
-    Attributes:
-        range: float64 [6], as in `ObserverState`.
-        histogram: int64 [bins].
-    """
-
-    range: Tensor
     histogram: Tensor
 
     @classmethod

@@ -26,12 +26,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class Flow:
-    """A value: who makes it, and who reads it.
-
-    Attributes:
-        maker: INTEGERS, FLOAT, or an operator that may be either.
-        readers: the same.
-    """
+    """Who makes a value, and who reads it: INTEGERS, FLOAT, or an operator that may be either."""
 
     maker: Hashable
     readers: tuple[Hashable, ...]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
 from ..configuration.options import TensorOptions
-from ..errors import JitPassesError
+from ..errors import JitPassesError, nearest
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
 from ..specification.annotation import Annotations, QuantizationAnnotation
@@ -113,7 +112,7 @@ class SlotQuantizer(Quantizer):
         correlations = [node for node in graph.nodes if node.kind == CORRELATION]
         others = (node.name for node in graph.nodes if node.kind != CORRELATION)
         annotations = Annotations(dict.fromkeys(others, "only convolutions have slots"))
-        chosen = [node for node in correlations if self._matches(node.module)]
+        chosen = [n for n in correlations if any(fnmatchcase(n.module, p) for p in self.where)]
         if not chosen:
             raise JitPassesError(self._nothing_matches([node.module for node in correlations]))
         for node in correlations:
@@ -160,19 +159,12 @@ class SlotQuantizer(Quantizer):
                 return f"its {slot} is to be {reason}"
         return None
 
-    def _matches(self, path: str) -> bool:
-        return any(fnmatchcase(path, pattern) for pattern in self.where)
-
     def _nothing_matches(self, paths: list[str]) -> str:
         if not paths:
             return "the method has no convolution that could be split"
         wanted = ", ".join(map(repr, self.where))
-        near = [
-            p for pattern in self.where for p in difflib.get_close_matches(pattern, paths, 5, 0.3)
-        ]
-        some = list(dict.fromkeys(near or paths))[:5]
-        names = ", ".join(repr(path) for path in some)
-        return f"no convolution is in a module that matches {wanted}; there are {names}"
+        near = nearest(self.where[0], paths)
+        return f"no convolution is in a module that matches {wanted}: {near}"
 
 
 def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..graph.view import NodeView
-from ..specification.grid import SCHEMES
+from ..specification.grid import DTYPES, SCHEMES, check_grid
 from ..specification.specification import (
     ROUNDINGS,
     FixedQParamsQuantizationSpec,
@@ -77,11 +77,11 @@ class SpecSupport:
 
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
         """Say what the backend cannot do about a specification; None when it can."""
-        grid = self.grids.get(spec.dtype)
-        codes = (spec.quant_min, spec.quant_max)
-        if grid is None or (codes != grid if self.whole else not _within(codes, grid)):
+        low, high = self.grids.get(spec.dtype, (0, 0))
+        whole = (spec.quant_min, spec.quant_max) == (low, high)
+        if not (whole if self.whole else low <= spec.quant_min and spec.quant_max <= high):
             can = " or ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
-            return f"{spec.dtype} [{codes[0]}, {codes[1]}], and the target has {can}"
+            return f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}], and the target has {can}"
         if spec.qscheme not in self.qschemes:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
@@ -94,17 +94,8 @@ def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
     return replace(spec, qscheme=spec.qscheme.replace("per_channel", "per_tensor"), ch_axis=None)
 
 
-def _within(codes: tuple[int, int], grid: tuple[int, int]) -> bool:
-    return grid[0] <= codes[0] and codes[1] <= grid[1]
-
-
 PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
-DIALECT_GRIDS = {
-    "uint8": (0, 255),
-    "int8": (-128, 127),
-    "int16": (-(2**15), 2**15 - 1),
-    "int32": (-(2**31), 2**31 - 1),
-}
+DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
 # The reference model computes everything.
 ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS)
 

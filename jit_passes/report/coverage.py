@@ -7,10 +7,9 @@ from collections import Counter
 import torch
 
 from ..errors import count_of
-from ..graph.view import GraphView
 from ..specification.annotation import Annotations
-from ..stages.module import OperatorRecord, Report, check_module
-from ..stages.normalize import normalize
+from ..stages.module import OperatorRecord, Report
+from ..stages.normalize import normalized_graph
 from ..stages.records import operator_records
 
 
@@ -60,10 +59,9 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
     Raises:
         JitPassesError: not a ScriptModule.
     """
-    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    report = Report.read(model)
     if report is not None:
         return Coverage(report.operators)
-    check_module(model, method)
-    graph = GraphView.of(normalize(model._c, method).module, method)
+    graph = normalized_graph(model, method)
     nothing = Annotations(reasons={node.name: "not quantized yet" for node in graph.nodes})
     return Coverage(operator_records(graph, nothing))

@@ -122,14 +122,11 @@ def value_of(place: ValueOrNode) -> ValueView:
     if isinstance(place, ValueView):
         return place
     if not isinstance(place, NodeView):
-        raise JitPassesError(
-            f"a value or node of the graph is expected, got {type(place).__name__}"
-        )
+        found = type(place).__name__
+        raise JitPassesError(f"a value or node of the graph is expected, got {found}")
     if len(place.outputs) != 1:
-        raise JitPassesError(
-            f"'{place.name}' ({place.kind}) has {len(place.outputs)} results: say which one with "
-            "node.outputs[i]"
-        )
+        results = f"{len(place.outputs)} results: say which one with node.outputs[i]"
+        raise JitPassesError(f"'{place.name}' ({place.kind}) has {results}")
     return place.output
 
 

@@ -40,7 +40,8 @@ def derivation_name(function: Derivation) -> str:
     name = _name_of(function)
     if _MARKED.get(name) is function:
         return name
-    if _is_at_the_top(name, function):
+    module = sys.modules.get(function.__module__)
+    if getattr(module, name.removeprefix(f"{function.__module__}."), None) is function:
         _LOCAL[name] = function
         return name
     for known, other in _LOCAL.items():
@@ -76,12 +77,6 @@ def find_derivation(name: str) -> Derivation:
             "@jit_passes.quantizer.derivation and import the module it is in"
         )
     return function
-
-
-def _is_at_the_top(name: str, function: Derivation) -> bool:
-    """Say whether a module has the function under its own name."""
-    module = sys.modules.get(function.__module__)
-    return getattr(module, name.removeprefix(f"{function.__module__}."), None) is function
 
 
 def _name_of(function: Derivation) -> str:

@@ -79,14 +79,13 @@ def place_at(node: NodeView) -> Place | None:
 def quantized_behind(result: ValueView) -> list[NodeView]:
     """Return the operators, one behind the other, that quantize a result for all who see it."""
     found: list[NodeView] = []
-    while len(result.uses) == 1 and _quantizes(result.uses[0][0]):
-        found.append(result.uses[0][0])
-        result = found[-1].output
+    while len(result.uses) == 1:
+        user = result.uses[0][0]
+        if not user.kind.startswith(_QUANTIZES) and place_at(user) is None:
+            break
+        found.append(user)
+        result = user.output
     return found
-
-
-def _quantizes(node: NodeView) -> bool:
-    return node.kind.startswith(_QUANTIZES) or place_at(node) is not None
 
 
 def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:

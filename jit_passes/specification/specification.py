@@ -177,9 +177,7 @@ class FixedQParamsQuantizationSpec:
     Attributes:
         scale: input units per step.
         zero_point: the q that means 0.
-        dtype: integer type that stores q, by name or as torch.dtype.
-        quant_min: smallest q; None for the dtype's.
-        quant_max: largest q; None for the dtype's.
+        dtype, quant_min, quant_max: as in `QuantizationSpec`.
         qscheme: "per_tensor_affine", or another per-tensor one: for those who read it.
 
     Raises:
@@ -214,11 +212,7 @@ class DerivedQuantizationSpec:
             numbers, or tensors [channels] with ch_axis. A prepared model keeps the function's name;
             one that is loaded in another process needs the module that defines it imported, and
             the function marked with `derivation`.
-        dtype: integer type that stores q, by name or as torch.dtype.
-        quant_min: smallest q; None for the dtype's.
-        quant_max: largest q; None for the dtype's.
-        qscheme: per_tensor_affine, per_channel_symmetric, ...
-        ch_axis: the channel axis, for per-channel schemes only.
+        dtype, quant_min, quant_max, qscheme, ch_axis: as in `QuantizationSpec`.
 
     Raises:
         ValueError: the range does not fit the dtype, nothing is derived from, or ch_axis and

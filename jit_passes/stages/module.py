@@ -111,8 +111,8 @@ class Report:
         _C.set_string_attribute(module, REPORT, json.dumps(fields))
 
     @classmethod
-    def read(cls, module: torch.jit.ScriptModule) -> Report | None:
-        """Return the record of a module, or None for one that no stage has seen."""
+    def read(cls, module: Any) -> Report | None:
+        """Return the record of a module; None for one that no stage has seen, or no module."""
         text = getattr(module, REPORT, None)
         if not isinstance(text, str):
             return None
@@ -147,7 +147,7 @@ def check_module(model: Any, method: str) -> None:
 
 def stage_of(model: Any, wanted: ModelStage | tuple[ModelStage, ...], instead: str) -> Report:
     """Return the record of a module that must have reached a stage, or one of several."""
-    report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
+    report = Report.read(model)
     stages = (wanted,) if isinstance(wanted, ModelStage) else wanted
     if report is None or report.stage not in stages:
         found = "a module that was not prepared" if report is None else f"a {report.stage} one"

@@ -97,7 +97,8 @@ def shared(w: Writer) -> None:
     """A convolution called again, with another value or its own result."""
     member, shape, _ = w.choice(w.shared)
     fits = [k for k, v in w.tensors().items() if v.dim() == len(shape) and v.shape[1] == shape[1]]
-    w.add(f"{w.new()} = self.{member}({w.choice(fits)})")
+    x = w.choice(fits)
+    w.add(f"{w.new()} = self.{member}({x})")
 
 
 def linear(w: Writer) -> None:
@@ -161,7 +162,7 @@ def convolution_norm(w: Writer) -> None:
 
 
 def other_norm(w: Writer) -> None:
-    x, member = w.pick((2, 3, 4, 5)), w.new("norm")
+    member, x = w.new("norm"), w.pick((2, 3, 4, 5))
     shape = w.shape(x)
     groups = w.rng.choice([g for g in range(1, shape[1] + 1) if shape[1] % g == 0])
     kind = w.rng.choice(
@@ -184,7 +185,7 @@ def dropout(w: Writer) -> None:
 
 
 def pool(w: Writer) -> None:
-    x, member, y = w.pick((3, 4, 5)), w.new("pool"), w.new()
+    member, y, x = w.new("pool"), w.new(), w.pick((3, 4, 5))
     rank = len(w.shape(x)) - 2
     kind = w.rng.choice(
         (f"MaxPool{rank}d(2)", f"MaxPool{rank}d(3, stride=1, padding=1)", f"AvgPool{rank}d(2)",

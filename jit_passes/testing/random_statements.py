@@ -53,7 +53,7 @@ def elementwise(w: Writer) -> None:
 
 
 def activation_module(w: Writer) -> None:
-    x, member = w.pick(made=True), w.new("act")
+    member, x = w.new("act"), w.pick(made=True)
     kind = w.rng.choice(
         ("ReLU()", "ReLU(inplace=True)", "ReLU6()", "Hardtanh(-0.5, 1.5)", "LeakyReLU(0.1)",
          "ELU()", "Hardswish()", "Sigmoid()", "Tanh()", "Softmax(-1)",
@@ -95,7 +95,7 @@ def alias_and_write(w: Writer) -> None:
 
 
 def resize(w: Writer) -> None:
-    x, y = w.pick((3, 4, 5)), w.new()
+    y, x = w.new(), w.pick((3, 4, 5))
     rank = len(w.shape(x)) - 2
     smooth = {1: "linear", 2: "bilinear", 3: "trilinear"}[rank]
     line = w.rng.choice(

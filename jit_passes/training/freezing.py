@@ -21,19 +21,12 @@ _MOMENTUM = 0.9999
 
 @dataclass(eq=False)
 class _Threshold:
-    """A threshold and what is known of it.
-
-    Attributes:
-        parameter: the log2 threshold.
-        average: exponential moving average of its value, float64.
-        total: sum of its gradients since the last decision, float64.
-        seen: how many gradients that is.
-    """
+    """A log2 threshold and what is known of it."""
 
     parameter: Parameter
-    average: Tensor
-    total: Tensor = field(init=False)
-    seen: int = 0
+    average: Tensor  # exponential moving average of its value, float64
+    total: Tensor = field(init=False)  # sum of its gradients since the last decision, float64
+    seen: int = 0  # how many gradients that is
 
     def __post_init__(self) -> None:
         self.total = torch.zeros_like(self.average)

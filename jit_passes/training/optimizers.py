@@ -18,18 +18,12 @@ _PATIENCE = 2  # steps with the weights, before the first one with quantization 
 
 @dataclass(eq=False)
 class _Watched:
-    """The parameters of a prepared module.
+    """Parameters of a prepared module by id. They are held, so an id is not given to another."""
 
-    Attributes:
-        module: to forget it with.
-        weights: by id. They are held, so an id is not given to another.
-        quantization: likewise.
-        steps: of each optimizer that knows weights and no quantization parameters.
-    """
-
-    module: weakref.ref[Any]
+    module: weakref.ref[Any]  # to forget it with
     weights: dict[int, Parameter]
     quantization: dict[int, Parameter]
+    # Of each optimizer that knows weights and no quantization parameters.
     steps: weakref.WeakKeyDictionary[Optimizer, int] = field(
         default_factory=weakref.WeakKeyDictionary
     )

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, Operator, State, TrainingPlace
-from ..fake_quantizers.place import ENABLED, codes
+from ..fake_quantizers.place import common_operands
 from ..graph.view import GraphView, NodeView
 from ..quantizers.deferred import real_use
 from ..quantizers.signs import can_be_negative
@@ -18,27 +18,20 @@ from ..specification.derivation import derivation_name
 from ..specification.qparams import bias_qparams
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec, ResolvedSpec
-from ..stages.prepare import request
+from ..stages.prepare import operands_of, request
 
 ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded in training
 
 
 @dataclass
 class Plan:
-    """The options of the pass insert_fake_quantize.
+    """The options of the pass insert_fake_quantize."""
 
-    Attributes:
-        graph: the graph, with parameters as constants.
-        attribute: gives a tensor of the model by its path.
-        method: decides which operator stands at each place.
-        requests: one for each place.
-        states: the tensors that they keep: (name, node, tensor, whether it is trained).
-    """
-
-    graph: GraphView
-    attribute: Callable[[str], torch.Tensor]
-    method: FakeQuantizer
-    requests: list[dict[str, Any]] = field(default_factory=list)
+    graph: GraphView  # with parameters as constants
+    attribute: Callable[[str], torch.Tensor]  # gives a tensor of the model by its path
+    method: FakeQuantizer  # decides which operator stands at each place
+    requests: list[dict[str, Any]] = field(default_factory=list)  # one for each place
+    # The tensors that they keep: (name, node, tensor, whether it is trained).
     states: list[tuple[Any, ...]] = field(default_factory=list)
     by_group: dict[int, Operator] = field(default_factory=dict)
 
@@ -56,7 +49,7 @@ class Plan:
                 self.add(quantization, place, home)
         for quantization, place, home in derived:  # once it is known what from
             operator = self.bias(place.spec) or self.method.at(place)
-            self.insert(quantization, operator, home)
+            self.insert(quantization, place, operator, home)
 
     def add(self, quantization: Quantization, place: TrainingPlace, home: NodeView) -> None:
         """Plan one place, whose parameters belong to the module of `home`."""
@@ -72,7 +65,7 @@ class Plan:
                 operands[name] = self.state(f"{place.place.slot}_{state.name}", state, home)
         operator = replace(operator, operands=operands)
         self.by_group.setdefault(place.place.group, operator)
-        self.insert(quantization, operator, home)
+        self.insert(quantization, place, operator, home)
 
     def state(self, name: str, state: State, home: NodeView) -> tuple[str, int]:
         """Return the operand that is a tensor which the model keeps."""
@@ -80,11 +73,14 @@ class Plan:
         self.states.append((name, home.index, initial, state.trained))
         return "state", len(self.states) - 1
 
-    def insert(self, quantization: Quantization, operator: Operator, home: NodeView) -> None:
+    def insert(
+        self, quantization: Quantization, place: TrainingPlace, operator: Operator, home: NodeView
+    ) -> None:
         """Plan one operator."""
         uses = [real_use(use) for use in quantization.uses]
-        place = replace(quantization.place, method=operator.method)
-        known = {**operator.operands, "name": place.name, "spec": place.to_text()}
+        spec = replace(place.place, method=operator.method).to_text()
+        known = operands_of(operator.kind, {**common_operands(place), "spec": spec})
+        known |= operator.operands
         value = quantization.value.id
         self.requests.append(request(value, uses, home.index, operator.kind, known))
 
@@ -95,7 +91,7 @@ class Plan:
         """
         if not isinstance(spec, GroupDerivation) or spec.function != ACCUMULATOR:
             return None
-        operands: dict[str, Any] = {"enabled": ENABLED, **codes(spec)}
+        operands: dict[str, Any] = {}
         for name, group in zip(("input", "weight"), spec.groups, strict=True):
             scale = self.scale_of(group)
             if scale is None:

@@ -13,7 +13,7 @@ from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..passes.pipeline import Pipeline, own
 from ..passes.subject import check_script
 from ..quantizers.slots import RECIPES, SlotQuantizer
-from ..specification.slots import CORRELATION
+from ..specification.slots import CORRELATION, SLOTS
 from ..stages.annotate import Mode, annotate
 from ..targets import Target, resolve_target
 from .prepare import train_at
@@ -97,9 +97,7 @@ def quantize_slots(
     Source: the slots of Graffitist (Jain et al. 2019); the gradient of Bengio et al. 2013,
     "Estimating or propagating gradients through stochastic neurons".
     """
-    given = {
-        "input": input, "weight": weight, "correlation": correlation, "bias": bias, "sum": sum,
-    }  # fmt: skip
+    given = dict(zip(SLOTS, (input, weight, correlation, bias, sum), strict=True))
     trainer, backend = fake_quantizer_of(fake_quantizer), resolve_target(target)
     quantizer = SlotQuantizer(_choose_slots(recipe, given), where, backend)
     annotated = annotate(model, method, SPLITTING, quantizer, backend, strict=False)

@@ -116,6 +116,11 @@ CASES = {
     "3x3, dilated": Case((1, 12, 11), 8, 16, (1, 3, 3), dilation=(1, 2, 3), pad=(0, 2, 3)),
     "3x3, all odd": Case((1, 10, 19), 6, 9, (1, 3, 2), (1, 3, 2), (1, 1, 3), (0, 2, 0), 3),
     "groups": Case((1, 8, 8), 32, 64, (1, 3, 3), pad=(0, 1, 1), groups=4),
+    "groups of four": Case((1, 5, 9), 32, 32, (1, 3, 3), pad=(0, 1, 1), groups=8),
+    "groups of one, 20 for each": Case((1, 5, 9), 5, 100, (1, 3, 3), pad=(0, 1, 1), groups=5),
+    "groups of many to one": Case((1, 5, 9), 60, 6, (1, 1, 3), groups=6),
+    "groups of two, dense": Case((1, 5, 9), 6, 6, (1, 3, 3), pad=(0, 1, 1), groups=3),
+    "groups of two, in a slice": Case((1, 5, 9), 6, 6, (1, 3, 3), pad=(0, 1, 1), groups=3, gap=1),
     "groups of odd numbers": Case((1, 5, 6), 15, 35, (1, 3, 3), pad=(0, 1, 1), groups=5),
     "many outputs for a channel": Case((1, 5, 6), 6, 12, (1, 3, 3), pad=(0, 1, 1), groups=6),
     "first layer": Case((1, 20, 22), 3, 32, (1, 7, 7), (1, 2, 2), pad=(0, 3, 3)),
@@ -634,6 +639,7 @@ ADAPTIVE: list[tuple[Triple, Triple]] = [
     ((1, 7, 9), (1, 3, 4)),
     ((5, 6, 4), (2, 4, 4)),
     ((1, 3, 2), (1, 5, 3)),
+    ((3, 25, 31), (1, 1, 1)),
 ]
 
 

@@ -21,6 +21,7 @@ constexpr Form kForms[] = {
     {"quantize", 1, 1, 0, 0, 0, 0},
     {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
     {"linear", 1, 1, 0, 0, 3, 3},
+    {"affine", 1, 1, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
     {"multiply", 2, 2, 0, 0, 0, 0},
@@ -113,6 +114,9 @@ class Checker {
     switch (op.kind) {
       case Kind::Convolution: return checkConvolution(op);
       case Kind::Linear: return checkWeights(op, 2);
+      case Kind::Affine:
+        checkWeights(op, 2);
+        return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
       case Kind::Table: return checkTable(op);
       case Kind::Add: return checkNumbers(op.tensors[0], 2, "factors");
       case Kind::MaxPool:

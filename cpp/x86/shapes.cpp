@@ -44,6 +44,7 @@ class Inference {
       case Kind::Reshape: return reshape();
       case Kind::Permute: return permute();
       case Kind::Pad: return pad();
+      case Kind::Affine: return affine();
       case Kind::Quantize:
       case Kind::Table: return first();
     }
@@ -91,6 +92,14 @@ class Inference {
         " features, and got the shape ", first());
     sizes.back() = weight.size(0);
     return sizes;
+  }
+
+  Sizes affine() const {
+    const int64_t channels = op_.tensors[kWeight].size(0);
+    require(
+        first().size() >= 2 && first()[1] == channels, "takes ", channels, " channels, and got the shape ",
+        first());
+    return first();
   }
 
   Sizes broadcast() const {

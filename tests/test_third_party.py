@@ -573,9 +573,7 @@ class Beside(nn.Module):
 
     def __init__(self, region: torch.jit.ScriptModule) -> None:
         super().__init__()
-        *_, last = (
-            n for n in jit_passes.GraphView.of(region).nodes if n.kind.endswith("dequantize")
-        )
+        *_, last = (n for n in jit_passes.GraphView.of(region).nodes if n.kind.endswith("dequantize"))
         self.region, self.error = region, 2 * last.inputs[1].constant
 
     def forward(self, x: Tensor) -> Tensor:

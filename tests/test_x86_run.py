@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -68,6 +70,18 @@ def test_many_callers_and_sizes(plan: Any, two_threads: None) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, [i * 7 % 20 for i in range(600)]))
+
+
+def test_a_forked_process_has_its_own_threads(plan: Any, two_threads: None) -> None:
+    """OpenMP's threads do not come along."""
+    x = torch.randn(2, 3, 19, 23)
+    (expected,) = plan.run([x])
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that waits for threads would wait for good
+        os._exit(0 if torch.equal(plan.run([x])[0], expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(plan.run([x])[0], expected)
 
 
 def test_results_are_not_overwritten(plan: Any) -> None:

@@ -4,7 +4,7 @@ namespace jit_passes::x86 {
 namespace {
 
 // More codes than that in one value are a mistake.
-constexpr int64_t kMaxCodes = int64_t{1} << 36;
+constexpr int64_t kMaxCodes = int64_t{1} << 32;
 
 class Inference {
  public:

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from tests.test_x86_kernels import Case
+from tests.test_x86_convolution import Case
 from tests.x86_kernels import Convolution, Image, Strides, call, requantize, spans
 
 SECONDS = 0.1  # for each row

@@ -7,6 +7,7 @@ import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from jit_passes import _C
@@ -218,3 +219,27 @@ def spans(
     found = np.zeros((out, 3), np.int64)
     call("spans", size, out, kernel, stride, dilation, *pad, include_pad, found)
     return found
+
+
+Triple = tuple[int, int, int]
+vnni = pytest.mark.skipif(not HAS_VNNI, reason="no AVX-512 VNNI here")
+FORMS = [
+    True,
+    pytest.param(False, marks=vnni),
+]
+PARTS = [1, 3, 1 << 40]
+forms = pytest.mark.parametrize("plain", FORMS, ids=lambda plain: "plain" if plain else "vnni")
+
+
+def random_codes(rng: np.random.Generator, *shape: int) -> Codes:
+    return rng.integers(0, 256, shape, dtype=np.uint8)
+
+
+def assert_rounds_to(
+    found: Codes, value: NDArray[np.float64], low: int = 0, high: int = 255
+) -> None:
+    """Found codes are the clamped values, rounded, where these are no ties."""
+    clamped = np.clip(value, low, high)
+    assert found.min() >= low
+    assert found.max() <= high
+    assert np.abs(found - clamped).max() <= 0.5 + 1e-3

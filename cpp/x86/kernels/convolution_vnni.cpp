@@ -155,12 +155,24 @@ struct Place {
   }
 };
 
+// As many neighbouring groups as fill a register are one, with weights of 0 between them: that takes no more
+// products, since a register is multiplied as a whole.
+int64_t mergedGroups(int64_t groups, int64_t out_group) {
+  int64_t merged = 1;
+  for (int64_t i = 2; i * out_group <= kLanes; ++i) {
+    merged = groups % i == 0 ? i : merged;
+  }
+  return merged;
+}
+
 } // namespace
 
 void Convolution::packVnni(const int8_t* weight) {
   const Window& w = window_;
-  const int64_t in_group = in_channels_ / w.groups, out_group = out_channels_ / w.groups;
-  const bool joined = dense_ && w.groups == 1 && w.dilation_w == 1;
+  const int64_t merged = mergedGroups(w.groups, out_channels_ / w.groups), groups = w.groups / merged;
+  const int64_t in_group = in_channels_ / groups, out_group = out_channels_ / groups;
+  const int64_t in_own = in_group / merged;
+  const bool joined = dense_ && groups == 1 && w.dilation_w == 1;
   runs_ = joined ? w.kernel_d * w.kernel_h : w.taps();
   const int64_t length = joined ? w.kernel_w * in_group : in_group;
   quads_ = (length + 3) / 4;
@@ -177,11 +189,14 @@ void Convolution::packVnni(const int8_t* weight) {
     blocks_.push_back({first, count, columns, group * in_group, static_cast<int64_t>(packed_.size())});
     packed_.resize(packed_.size() + runs_ * quads_ * columns * kLanes * 4);
     int8_t* to = packed_.data() + blocks_.back().weight;
-    for (int64_t run = 0; run < runs_; ++run) {
-      for (int64_t i = 0; i < 4 * quads_; ++i) {
-        for (int64_t c = 0; i < length && c < count; ++c) {
-          to[((run * quads_ + i / 4) * columns * kLanes + c) * 4 + i % 4] =
-              weight[((first + c) * runs_ + run) * length + i];
+    for (int64_t c = 0; c < count; ++c) {
+      const int64_t own = (first + c) % out_group / (out_group / merged);
+      for (int64_t tap = 0; tap < w.taps(); ++tap) {
+        const int64_t run = joined ? tap / w.kernel_w : tap;
+        const int64_t begin = own * in_own + (joined ? tap % w.kernel_w * in_group : 0);
+        const int8_t* from = weight + ((first + c) * w.taps() + tap) * in_own;
+        for (int64_t i = begin; i < begin + in_own; ++i) {
+          to[((run * quads_ + i / 4) * columns * kLanes + c) * 4 + i % 4] = *from++;
         }
       }
     }

@@ -36,24 +36,29 @@ JIT_PASSES_VECTORIZED void dequantizeRun(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 x, const Quantize& q) {
-  const __m512 low = _mm512_set1_ps(static_cast<float>(q.low));
-  const __m512 high = _mm512_set1_ps(static_cast<float>(q.high));
+// The second operand of a maximum is taken where the first is a NaN.
+JIT_PASSES_VNNI_INLINE __m512 scaled(__m512 x, const Quantize& q) {
   const __m512 v = _mm512_fmadd_ps(x, _mm512_set1_ps(q.inverse_scale), _mm512_set1_ps(q.zero_point));
-  // The second operand of a maximum is taken where the first is a NaN.
-  return _mm512_cvtps_epi32(_mm512_min_ps(_mm512_max_ps(v, low), high));
+  return _mm512_max_ps(v, _mm512_set1_ps(static_cast<float>(q.low)));
+}
+
+JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 x, const Quantize& q) {
+  return _mm512_cvtps_epi32(_mm512_min_ps(scaled(x, q), _mm512_set1_ps(static_cast<float>(q.high))));
 }
 
 JIT_PASSES_VNNI void quantizeRunVnni(
     const float* in, int64_t count, const Quantize& q, uint8_t* out, int64_t /*step*/) {
-  for (int64_t i = 0; i < count; i += 16) {
+  const Rounding rounding = roundingTo(q.low, q.high);
+  int64_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    const __m512 a = scaled(_mm512_loadu_ps(in + i), q), b = scaled(_mm512_loadu_ps(in + i + 16), q);
+    const __m512 c = scaled(_mm512_loadu_ps(in + i + 32), q), d = scaled(_mm512_loadu_ps(in + i + 48), q);
+    _mm512_storeu_si512(out + i, roundToCodes(a, b, c, d, rounding));
+  }
+  for (; i < count; i += 16) {
     const auto lanes = static_cast<__mmask16>(firstLanes(count - i));
-    const __m128i codes = _mm512_cvtepi32_epi8(codesOf(_mm512_maskz_loadu_ps(lanes, in + i), q));
-    if (count - i >= 16) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), codes);
-    } else {
-      _mm_mask_storeu_epi8(out + i, lanes, codes);
-    }
+    const __m512i codes = codesOf(_mm512_maskz_loadu_ps(lanes, in + i), q);
+    _mm_mask_storeu_epi8(out + i, lanes, _mm512_cvtepi32_epi8(codes));
   }
 }
 

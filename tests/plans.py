@@ -102,3 +102,4 @@ def last_step(region: Any) -> float:
     node = next(region.graph.outputs()).node()
     assert node.kind() == "jit_passes::dequantize"
     return float(list(node.inputs())[1].toIValue())
+

@@ -160,18 +160,9 @@ class Float(nn.Module):
     ("module", "message"),
     [
         (Between(Float()), "aten::softmax.*cannot be part of a plan: a plan has no such operator"),
-        (
-            Between(nn.Conv2d(3, 4, 3)),
-            "aten::conv2d.*cannot be part of a plan: its weight is in float",
-        ),
-        (
-            nn.Sequential(Grid(0.1, 100), Weighted(nn.Conv2d(3, 4, 3))),
-            "its result is read in float",
-        ),
-        (
-            nn.Sequential(Grid(0.1, 100), nn.AdaptiveAvgPool2d((None, 3)), Grid(0.1, 3)),
-            "no list of",
-        ),
+        (Between(nn.Conv2d(3, 4, 3)), "aten::conv2d.*cannot be part of a plan: its weight is in float"),
+        (nn.Sequential(Grid(0.1, 100), Weighted(nn.Conv2d(3, 4, 3))), "its result is read in float"),
+        (nn.Sequential(Grid(0.1, 100), nn.AdaptiveAvgPool2d((None, 3)), Grid(0.1, 3)), "no list of"),
         (nn.Sequential(Grid(0.1, 100, torch.int16)), "its codes are not of 8 bits"),
         (nn.Identity(), "a region returns the result of"),
     ],

@@ -95,22 +95,7 @@ def leaves(state: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     return found
 
 
-NUMBERS = [
-    0,
-    1,
-    -1,
-    2,
-    3,
-    7,
-    255,
-    256,
-    1 << 15,
-    1 << 30,
-    1 << 31,
-    1 << 40,
-    (1 << 63) - 1,
-    -(1 << 63),
-]
+NUMBERS = [0, 1, -1, 2, 3, 7, 255, 256, 1 << 15, 1 << 30, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63)]
 REALS = [0.0, -1.0, 1e-40, 1e300, float("inf"), float("nan"), 0.5]
 
 
@@ -131,9 +116,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
                 torch.zeros(0, dtype=value.dtype),
                 value.unsqueeze(0),
                 value.expand(2, *value.shape),
-                torch.full_like(value, float("nan"))
-                if value.is_floating_point()
-                else value * 0 - 128,
+                torch.full_like(value, float("nan")) if value.is_floating_point() else value * 0 - 128,
                 value.t() if value.dim() == 2 else value.to(torch.float64),
                 value.to_sparse(),
                 torch.empty(value.shape, dtype=value.dtype, device="meta"),

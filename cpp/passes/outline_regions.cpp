@@ -222,7 +222,8 @@ class Outline {
     const auto unit = root._ivalue()->compilation_unit();
     Module region(c10::QualifiedName("__torch__.jit_passes.Region"), unit, /*shouldMangle=*/true);
     self->setType(region.type());
-    region.type()->addMethod(unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_));
+    region.type()->addMethod(
+        unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_));
     return region;
   }
 

@@ -105,8 +105,10 @@ def _capability() -> Capability:
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
-    moves = ("max_pool1d", "max_pool2d", "flatten", "reshape", "permute")
-    moves += ("upsample_nearest2d", "upsample_nearest3d", "contiguous", "detach", "alias")
+    moves = (
+        *("max_pool1d", "max_pool2d", "flatten", "reshape", "permute", "contiguous", "detach"),
+        *("alias", "upsample_nearest2d", "upsample_nearest3d"),
+    )
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),

@@ -272,6 +272,14 @@ class Checker {
   const Operator* op_ = nullptr;
 };
 
+std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors) {
+    copies.push_back(tensor.clone());
+  }
+  return copies;
+}
+
 Kind kindOf(const std::string& name) {
   for (size_t kind = 0; kind < kKinds; ++kind) {
     if (name == kForms[kind].name) {
@@ -313,7 +321,7 @@ State stateOf(const Program& program) {
   for (const Operator& op : program.operators) {
     operators.emplace_back(
         std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, op.tensors);
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copied(op.tensors));
   }
   return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
 }
@@ -342,6 +350,9 @@ Program programOf(const State& state) {
   }
   program.outputs = lists[2];
   check(program);
+  for (Operator& op : program.operators) {
+    op.tensors = copied(op.tensors); // a file may have other names for them, and change what was checked
+  }
   return program;
 }
 

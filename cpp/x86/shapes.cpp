@@ -5,6 +5,8 @@ namespace {
 
 // More codes than that in one value are a mistake.
 constexpr int64_t kMaxCodes = int64_t{1} << 32;
+// Along an axis that is resized.
+constexpr int64_t kMaxResized = int64_t{1} << 24;
 
 class Inference {
  public:
@@ -146,7 +148,9 @@ class Inference {
       } else if (op_.attributes[1 + i] >= 0) {
         sizes[axis + i] = op_.attributes[1 + i];
       }
-      require(sizes[axis + i] > 0, "gives an empty image for the shape ", first());
+      require(
+          sizes[axis + i] > 0 && sizes[axis + i] <= kMaxResized,
+          "gives an image that is empty or too large for the shape ", first());
     }
     return sizes;
   }

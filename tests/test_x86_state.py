@@ -106,7 +106,8 @@ def test_a_padding_beyond_all_memory(plan: Any) -> None:
     huge = [numbers[0], numbers[1], [3, 1, *[1 << 15] * 3, *[1 << 15] * 6, 1, 1, 1]]
     weight = torch.ones(8, 3, 1, 3, 3, dtype=torch.int8)
     first = (kind, huge, [weight, *tensors[1:]])
-    damaged = restored((state[0], state[1], [state[2][0], first, *state[2][2:]]))
+    lists = [*state[0][:2], numbers[1]]
+    damaged = restored((lists, state[1], [state[2][0], first]))
     x = torch.zeros(4096, 3, 4, 4, 4)
     with pytest.raises(RuntimeError, match=r"what pads it take \S+ bytes"):
         damaged.run([x])

@@ -153,6 +153,19 @@ AVERAGES = {
 }
 
 
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_batch_norms(rank: int) -> None:
+    """Of any sign, and none."""
+    torch.manual_seed(0)
+    norm = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[rank - 2](6)
+    norm.weight.data = torch.tensor([1.0, -0.7, 0.0, 2.0, 0.3, -1.5])
+    for numbers in (norm.bias.data, norm.running_mean):
+        numbers.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    x = torch.randn((3, 6, 9, 4, 5)[:rank])
+    assert_steps(traced(Unary(nn.Sequential(norm, nn.ReLU()), Grid(0.021, 60)), x), [x], 1)
+
+
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages(name: str) -> None:
     operator, rank = AVERAGES[name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jit_passes import _C
+from jit_passes.targets.x86 import X86
 from tests.plans import Grid, Weighted, plan_of, reference, traced
 
 
@@ -67,6 +70,18 @@ def test_many_callers_and_sizes(plan: Any, two_threads: None) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, [i * 7 % 20 for i in range(600)]))
+
+
+def test_a_forked_process_has_its_own_threads(plan: Any, two_threads: None) -> None:
+    """OpenMP's threads do not come along."""
+    x = torch.randn(2, 3, 19, 23)
+    (expected,) = plan.run([x])
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that waits for threads would wait for good
+        os._exit(0 if torch.equal(plan.run([x])[0], expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(plan.run([x])[0], expected)
 
 
 def test_results_are_not_overwritten(plan: Any) -> None:
@@ -198,7 +213,13 @@ def test_several_inputs_and_results() -> None:
     assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
 
 
-def test_kinds() -> None:
-    """The kinds that the package asks for are those that plans have."""
+def test_the_target_asks_for_what_plans_have() -> None:
+    """The table of the target and that of the builder name the same operators."""
     kinds = _C.planned_kinds()
-    assert kinds["aten::max_pool2d"] and not kinds["aten::conv2d"]
+    capability = X86().capability
+    rows = {kind for kind, row in capability.operators.items() if not row.elementwise}
+    rows |= {"aten::add", "aten::sub", "aten::mul"}
+    moves = set(capability.moves or ())
+    identities = {"aten::contiguous", "aten::detach", "aten::alias"}
+    assert rows <= set(kinds)
+    assert moves - identities <= {kind for kind, moves_codes in kinds.items() if moves_codes}

@@ -86,6 +86,33 @@ def test_the_state_is_plain(plan: Any) -> None:
     check(after)
 
 
+def test_nobody_else_holds_the_weights(plan: Any) -> None:
+    """What is checked stays as it is, whatever becomes of the tensors of a state."""
+    state = plan.__getstate__()[0]
+    other = restored(state)
+    (expected,) = plan.run([X])
+    tensors = [tensor for _, _, tensors in state[2] for tensor in tensors]
+    for tensor in (*tensors, *(t for _, _, ts in plan.__getstate__()[0][2] for t in ts)):
+        tensor.resize_(0)
+    assert torch.equal(other.run([X])[0], expected)
+    assert torch.equal(restored(plan.__getstate__()[0]).run([X])[0], expected)
+
+
+def test_a_padding_beyond_all_memory(plan: Any) -> None:
+    """Sizes multiply to more than 64 bits hold."""
+    state = plan.__getstate__()[0]
+    kind, numbers, tensors = state[2][1]
+    assert kind[0] == "convolution"
+    huge = [numbers[0], numbers[1], [3, 1, *[1 << 15] * 3, *[1 << 15] * 6, 1, 1, 1]]
+    weight = torch.ones(8, 3, 1, 3, 3, dtype=torch.int8)
+    first = (kind, huge, [weight, *tensors[1:]])
+    lists = [*state[0][:2], numbers[1]]
+    damaged = restored((lists, state[1], [state[2][0], first]))
+    x = torch.zeros(4096, 3, 4, 4, 4)
+    with pytest.raises(RuntimeError, match=r"what pads it take \S+ bytes"):
+        damaged.run([x])
+
+
 def leaves(state: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     """Return the path of each number, text, tensor and list of a state."""
     found = [path] if path else []

@@ -6,6 +6,7 @@ namespace {
 using Is = Memory::Is;
 
 constexpr int64_t kAlignment = 64;
+constexpr double kMaxBytes = 1e12; // of one value
 
 void layOutDense(Memory& memory) {
   memory.strides.assign(memory.sizes.size(), 1);
@@ -25,6 +26,13 @@ int64_t layOutOwn(Memory& memory) {
     return countOf(memory.sizes);
   }
   const Dims dims = imageDims(memory.sizes, memory.axis);
+  const Border& border = memory.border;
+  // In a number that a hostile padding cannot make wrap around.
+  const double bytes = double(dims[0].size) * double(dims[1].size + border.front + border.back) *
+                       double(dims[2].size + border.top + border.bottom) *
+                       double(dims[3].size + border.left + border.right) * double(memory.channels());
+  TORCH_CHECK(
+      bytes < kMaxBytes, "a value of the shape ", memory.sizes, " and what pads it take ", bytes, " bytes");
   const Layout layout = layOut(
       nullptr, dims[0].size, dims[1].size, dims[2].size, dims[3].size, memory.channels(), memory.border);
   const Image& image = layout.image;
@@ -35,7 +43,6 @@ int64_t layOutOwn(Memory& memory) {
       memory.strides[dims[i].axis] = strides[i];
     }
   }
-  const Border& border = memory.border;
   memory.offset = border.front * image.plane + border.top * image.row + border.left * image.pixel;
   return layout.bytes;
 }

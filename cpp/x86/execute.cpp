@@ -1,6 +1,7 @@
 #include "execute.h"
 
 #include <omp.h>
+#include <pthread.h>
 
 namespace jit_passes::x86 {
 namespace {
@@ -36,6 +37,13 @@ class Barrier {
   alignas(64) std::atomic<int> round_{0};
 };
 
+// OpenMP's threads are not there any more after a fork, and a parallel region would wait for them for good.
+bool isForked() {
+  static std::atomic<bool> forked{false};
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  return registered != 0 || forked;
+}
+
 void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
   for (const Part& part : phase) {
     const int64_t begin = part.items * thread / threads, end = part.items * (thread + 1) / threads;
@@ -48,7 +56,7 @@ void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t thre
 } // namespace
 
 void execute(const std::vector<Phase>& phases, const Call& call, int threads) {
-  if (threads <= 1 || at::in_parallel_region()) {
+  if (threads <= 1 || at::in_parallel_region() || isForked()) {
     for (const Phase& phase : phases) {
       runShare(phase, call, 0, 1);
     }

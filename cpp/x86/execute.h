@@ -27,7 +27,7 @@ struct Part {
 using Phase = std::vector<Part>;
 
 // One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and
-// then sleeps. Results are the same for any number of threads. On one thread where a parallel region runs already.
+// then sleeps. Results are the same for any number of threads. On one thread within a parallel region, and in a process that was forked after a call.
 void execute(const std::vector<Phase>& phases, const Call& call, int threads);
 
 } // namespace jit_passes::x86

@@ -28,15 +28,16 @@ int64_t countInFront(const Sizes& sizes, int64_t axis) {
 
 int64_t lastAxis(const Sizes& sizes) { return static_cast<int64_t>(sizes.size()) - 1; }
 
-// The spatial axes that an operator works on; nothing for those that have none.
-std::optional<int64_t> spatialAxes(const Operator& op) {
+// The axis that an operator wants innermost, of an operand with so many; nothing for those that take any.
+std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
   switch (op.kind) {
     case Kind::Convolution:
     case Kind::MaxPool:
     case Kind::AveragePool:
     case Kind::AdaptiveAverage:
-    case Kind::ResizeNearest: return op.attributes[0];
-    case Kind::Linear: return 0;
+    case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
+    case Kind::Linear: return rank - 1;
+    case Kind::Affine: return 1;
     default: return std::nullopt;
   }
 }
@@ -76,8 +77,8 @@ class Lowering {
         if (op.kind != Kind::Quantize) {
           uses_[input].push_back(index);
           const int64_t rank = sizes_[input].size();
-          if (const auto spatial = spatialAxes(op)) {
-            wanted_[input] = rank - 1 - *spatial;
+          if (const auto axis = channelAxis(op, rank)) {
+            wanted_[input] = *axis;
           } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
             wanted_[input] = wanted_[op.output];
           }
@@ -147,11 +148,11 @@ class Lowering {
       case Kind::Quantize: return emit(Does::Enter, index, {}, wanted_[op.output]);
       case Kind::Convolution:
       case Kind::Linear:
-        return emitWithTable(Does::Convolve, index, wantAll(op), rank - 1 - *spatialAxes(op));
-      case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), rank - 1 - *spatialAxes(op));
+      case Kind::Affine: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
-      case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), rank - 1 - *spatialAxes(op));
-      case Kind::ResizeNearest: return emit(Does::Resample, index, wantAll(op), rank - 1 - *spatialAxes(op));
+      case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::ResizeNearest: return emit(Does::Resample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::Table: {
         const size_t input = primary_[op.inputs[0]];
         emit(Does::LookUp, index, {input}, memory(input).axis);
@@ -172,7 +173,7 @@ class Lowering {
   std::vector<size_t> wantAll(const Operator& op) {
     std::vector<size_t> operands;
     for (const int64_t input : op.inputs) {
-      operands.push_back(want(input, int64_t(sizes_[input].size()) - 1 - *spatialAxes(op)));
+      operands.push_back(want(input, *channelAxis(op, sizes_[input].size())));
     }
     return operands;
   }
@@ -332,7 +333,7 @@ class Lowering {
       }
       const Memory& in = memory(step.inputs[0]);
       step.packed = weights_.packed(step.index, in.is != Is::Slice);
-      if (program_.operators[step.index].kind == Kind::Convolution) {
+      if (program_.operators[step.index].kind != Kind::Linear) {
         const Memory& out = memory(step.output);
         const Border border = step.packed->kernel.border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),

@@ -56,6 +56,28 @@ Planned linear(const Reader& reader, Node* node) {
   return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}};
 }
 
+// factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).
+Planned batchNorm(const Reader& reader, Node* node) {
+  refuseUnless(!reader.operand(node, "training").toBool(), "it trains");
+  const auto numbers = [&](const char* name) {
+    const auto value = reader.operand(node, name);
+    refuseUnless(value.isTensor() && value.toTensor().dim() == 1, "its operand '", name, "' is not given");
+    return value.toTensor().detach().to(at::kDouble);
+  };
+  const auto mean = numbers("running_mean");
+  auto factor = at::rsqrt(numbers("running_var") + reader.number(node, "eps"));
+  factor = reader.has(node, "weight") ? factor * numbers("weight") : factor;
+  auto bias = -mean * factor;
+  bias = reader.has(node, "bias") ? bias + numbers("bias") : bias;
+  refuseUnless(
+      at::logical_and(at::isfinite(factor), at::isfinite(bias)).all().item<bool>(),
+      "its numbers are not finite");
+  const auto scales = at::where(factor == 0, 1.0, factor.abs());
+  return {
+      {Kind::Affine, "", {}, 0, {}, {factor.sign().to(at::kChar).unsqueeze(1), scales, bias.to(at::kFloat)}},
+      {node->input(0)}};
+}
+
 Planned sum(const Reader& reader, Node* node, double sign) {
   refuseUnless(
       node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it adds a number to what is no code");
@@ -194,6 +216,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"conv2d", {convolution<2>, false}},
         {"conv3d", {convolution<3>, false}},
         {"linear", {linear, false}},
+        {"batch_norm", {batchNorm, false}},
         {"add", {add, false}},
         {"sub", {sub, false}},
         {"mul", {multiply, false}},

@@ -21,6 +21,7 @@ constexpr Form kForms[] = {
     {"quantize", 1, 1, 0, 0, 0, 0},
     {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
     {"linear", 1, 1, 0, 0, 3, 3},
+    {"affine", 1, 1, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
     {"multiply", 2, 2, 0, 0, 0, 0},
@@ -113,6 +114,9 @@ class Checker {
     switch (op.kind) {
       case Kind::Convolution: return checkConvolution(op);
       case Kind::Linear: return checkWeights(op, 2);
+      case Kind::Affine:
+        checkWeights(op, 2);
+        return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
       case Kind::Table: return checkTable(op);
       case Kind::Add: return checkNumbers(op.tensors[0], 2, "factors");
       case Kind::MaxPool:
@@ -268,6 +272,14 @@ class Checker {
   const Operator* op_ = nullptr;
 };
 
+std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors) {
+    copies.push_back(tensor.clone());
+  }
+  return copies;
+}
+
 Kind kindOf(const std::string& name) {
   for (size_t kind = 0; kind < kKinds; ++kind) {
     if (name == kForms[kind].name) {
@@ -309,7 +321,7 @@ State stateOf(const Program& program) {
   for (const Operator& op : program.operators) {
     operators.emplace_back(
         std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, op.tensors);
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copied(op.tensors));
   }
   return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
 }
@@ -338,6 +350,9 @@ Program programOf(const State& state) {
   }
   program.outputs = lists[2];
   check(program);
+  for (Operator& op : program.operators) {
+    op.tensors = copied(op.tensors); // a file may have other names for them, and change what was checked
+  }
   return program;
 }
 

@@ -22,6 +22,7 @@ enum class Kind {
   Quantize,        // inputs: the number of an input of the plan
   Convolution,     // see ConvolutionAttributes
   Linear,          // over the last axis
+  Affine,          // a factor and a number for each channel, of axis 1; weights are -1, 0 or 1
   Table,           // a function of codes
   Add,             // first * factors[0] + second * factors[1], which broadcast
   Multiply,        // of two tensors, which broadcast

@@ -4,7 +4,9 @@ namespace jit_passes::x86 {
 namespace {
 
 // More codes than that in one value are a mistake.
-constexpr int64_t kMaxCodes = int64_t{1} << 36;
+constexpr int64_t kMaxCodes = int64_t{1} << 32;
+// Along an axis that is resized.
+constexpr int64_t kMaxResized = int64_t{1} << 24;
 
 class Inference {
  public:
@@ -44,6 +46,7 @@ class Inference {
       case Kind::Reshape: return reshape();
       case Kind::Permute: return permute();
       case Kind::Pad: return pad();
+      case Kind::Affine: return affine();
       case Kind::Quantize:
       case Kind::Table: return first();
     }
@@ -93,6 +96,14 @@ class Inference {
     return sizes;
   }
 
+  Sizes affine() const {
+    const int64_t channels = op_.tensors[kWeight].size(0);
+    require(
+        first().size() >= 2 && first()[1] == channels, "takes ", channels, " channels, and got the shape ",
+        first());
+    return first();
+  }
+
   Sizes broadcast() const {
     const Sizes &a = first(), &b = *operands_[1];
     Sizes sizes = a.size() < b.size() ? b : a;
@@ -137,7 +148,9 @@ class Inference {
       } else if (op_.attributes[1 + i] >= 0) {
         sizes[axis + i] = op_.attributes[1 + i];
       }
-      require(sizes[axis + i] > 0, "gives an empty image for the shape ", first());
+      require(
+          sizes[axis + i] > 0 && sizes[axis + i] <= kMaxResized,
+          "gives an image that is empty or too large for the shape ", first());
     }
     return sizes;
   }

@@ -7,7 +7,8 @@ namespace {
 Window windowOf(const Operator& op) {
   using A = ConvolutionAttributes;
   Window window;
-  if (op.kind == Kind::Linear) {
+  if (op.kind != Kind::Convolution) {
+    window.groups = op.kind == Kind::Affine ? op.tensors[kWeight].size(0) : 1;
     return window;
   }
   const auto& a = op.attributes;
@@ -28,7 +29,7 @@ std::shared_ptr<const Packed> pack(const Operator& op, const Grid& in, const Gri
   const auto& weight = op.tensors[kWeight];
   const Window window = windowOf(op);
   const int64_t outputs = weight.size(0), inputs = weight.size(1) * window.groups;
-  const auto ordered = op.kind == Kind::Linear ? weight : weight.permute({0, 2, 3, 4, 1}).contiguous();
+  const auto ordered = op.kind != Kind::Convolution ? weight : weight.permute({0, 2, 3, 4, 1}).contiguous();
   auto packed = std::make_shared<Packed>(Packed{
       Convolution(
           window, inputs, outputs, ordered.const_data_ptr<int8_t>(), static_cast<int32_t>(in.zero_point),

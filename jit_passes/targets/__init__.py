@@ -15,6 +15,7 @@ from .target import Target
 from .x86 import X86
 
 __all__ = [
+    "X86",
     "CompileRegions",
     "Partition",
     "PowerOfTwoQuantizer",
@@ -25,7 +26,6 @@ __all__ = [
     "Stock",
     "Target",
     "TargetQuantizer",
-    "X86",
     "X86Quantizer",
     "make_target",
     "resolve_target",

@@ -1,4 +1,4 @@
-"""Which operators of a reference model a backend computes on integers, and which hand on integers."""
+"""The operators of a reference model that a backend computes on integers."""
 
 from __future__ import annotations
 
@@ -229,9 +229,9 @@ class Reader:
         ]
         if self.capability.mixed and not quantizers:
             return None
-        if row.elementwise and others and not value.is_result:
-            if all(user.block == node.block and self._is_table(user) for user in others):
-                return None
+        tables = all(user.block == node.block and self._is_table(user) for user in others)
+        if row.elementwise and others and tables and not value.is_result:
+            return None
         if value.is_result or others or not quantizers:
             return "its result is not quantized"
         if any(quantize.block != node.block for quantize in quantizers):

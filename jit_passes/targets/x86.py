@@ -62,6 +62,12 @@ def _mean(node: NodeView) -> str | None:
     return None if dims and dtype is None else "it goes over all axes, or changes the dtype"
 
 
+def _batch_norm(node: NodeView) -> str | None:
+    if not is_constant_behind(node, 1):
+        return "one of its parameters is computed by the model"
+    return "it is in training mode" if node.operand("training").constant is not False else None
+
+
 def _pad(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
@@ -95,11 +101,14 @@ def _capability() -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, check=_mean),
+        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, check=_batch_norm),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
-    moves = ("max_pool1d", "max_pool2d", "flatten", "reshape", "permute")
-    moves += ("upsample_nearest2d", "upsample_nearest3d", "contiguous", "detach", "alias")
+    moves = (
+        *("max_pool1d", "max_pool2d", "flatten", "reshape", "permute", "contiguous", "detach"),
+        *("alias", "upsample_nearest2d", "upsample_nearest3d"),
+    )
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),

@@ -1,0 +1,235 @@
+"""The target x86: models become plans, which compute what the reference model does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import _C, JitPassesError, JitPassesWarning
+from jit_passes.targets import X86
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Around(nn.Module):
+    """A function between two convolutions."""
+
+    def __init__(self, function: Function | nn.Module, channels: int = 8) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(channels, 5, 1)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (2, 3, 12, 10)), generator=torch.Generator().manual_seed(2))
+
+
+def stages(model: nn.Module, *inputs: Tensor) -> tuple[torch.jit.ScriptModule, ...]:
+    """The reference model, and the lowered one."""
+    torch.manual_seed(0)
+    script = torch.jit.trace(model.eval(), inputs, check_trace=False)
+    prepared = jit_passes.prepare(script, target="x86")
+    reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
+    return reference, jit_passes.lower(reference)
+
+
+def kinds_of(model: torch.jit.ScriptModule) -> set[str]:
+    kinds = {node.kind for node in jit_passes.GraphView.of(model).nodes}
+    return kinds - {"prim::Constant", "prim::GetAttr", "prim::CallMethod"}
+
+
+def steps_apart(
+    reference: torch.jit.ScriptModule, lowered: torch.jit.ScriptModule, x: Tensor
+) -> float:
+    *_, last = jit_passes.encodings_of(reference).activations
+    apart = (reference(x) - lowered(x)).abs().max() / last.scale[0]
+    return float(apart)
+
+
+FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
+    "relu": (torch.relu, 8),
+    "relu6": (F.relu6, 8),
+    "hardswish": (F.hardswish, 8),
+    "silu": (F.silu, 8),
+    "x sigmoid(x)": (lambda x: x * torch.sigmoid(x), 8),
+    "gelu and tanh": (lambda x: torch.tanh(F.gelu(x)), 8),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.1), 8),
+    "conv, dilated": (nn.Conv2d(8, 6, 3, padding=2, dilation=2), 6),
+    "conv, groups": (nn.Conv2d(8, 12, 3, stride=2, groups=4), 12),
+    "conv, depthwise": (nn.Conv2d(8, 8, 5, padding=2, groups=8), 8),
+    "conv, same": (nn.Conv2d(8, 6, (2, 4), padding="same"), 6),
+    "sum": (lambda x: x + F.hardtanh(x), 8),
+    "difference": (lambda x: F.max_pool2d(x, 3, 1, 1) - x, 8),
+    "product": (lambda x: x * F.max_pool2d(x, 3, 1, 1), 8),
+    "product with numbers": (lambda x: torch.relu(x * 0.5 + 1), 8),
+    "gate": (lambda x: x * torch.sigmoid(F.adaptive_avg_pool2d(x, 1)), 8),
+    "max_pool": (lambda x: F.max_pool2d(x, 3, 2, 1), 8),
+    "avg_pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), 8),
+    "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), 8),
+    "mean": (lambda x: x.mean([2, 3], keepdim=True), 8),
+    "cat": (lambda x: torch.cat([x, torch.relu(x), F.max_pool2d(x, 3, 1, 1)], 1), 24),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), 8),
+    "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), 8),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators(name: str) -> None:
+    """All of the model is one plan; few values are a step from the reference model's."""
+    function, channels = FUNCTIONS[name]
+    x = images()
+    reference, lowered = stages(Around(function, channels), x)
+    assert not kinds_of(lowered), str(jit_passes.partition(reference, "x86"))
+    for inputs in (x, images(1, 3, 12, 10), images(5, 3, 9, 17) * 3):
+        assert lowered(inputs).shape == reference(inputs).shape
+        assert steps_apart(reference, lowered, inputs) <= 2.01
+        different = (reference(inputs) != lowered(inputs)).float().mean()
+        assert different < 0.2
+    assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
+
+
+class Sequence(nn.Module):
+    """Convolutions in one dimension, and linears over the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(3, 8, 3), nn.Conv1d(8, 8, 5, groups=8, padding=2)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.second(F.relu6(self.first(x))))
+        return self.head(F.max_pool1d(x, 2).mean(2))
+
+
+def test_sequences() -> None:
+    x = images(2, 3, 31)
+    reference, lowered = stages(Sequence(), x)
+    assert not kinds_of(lowered), str(jit_passes.partition(reference, "x86"))
+    assert steps_apart(reference, lowered, images(3, 3, 40)) <= 3
+
+
+class Classifier(nn.Module):
+    """A residual network with an operator in float in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = (nn.Conv2d(c, 8, 3, padding=1) for c in (3, 8, 8))
+        self.norm, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(self.a(x) + x)
+        x = self.norm(x)
+        x = self.b(x)
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+def test_a_model_with_an_operator_in_float() -> None:
+    """Two plans around it; the report, the file, copies and parity know of both."""
+    x = images()
+    torch.manual_seed(0)
+    script = torch.jit.script(Classifier().eval())
+    lowered = jit_passes.quantize_script(script, [x], target=X86(), progress=False)
+    calls = [n for n in jit_passes.GraphView.of(lowered).nodes if n.kind == "prim::CallMethod"]
+    assert [node.name for node in calls] == ["region_0", "region_1"]
+    assert isinstance(lowered.region_0.compiled, torch.ScriptObject)
+    assert len(jit_passes.coverage(lowered).int8) == 4
+    inspected = jit_passes.inspect(script, target="x86")
+    assert [len(names) for names in inspected.regions] == [3, 3]
+    file = io.BytesIO()
+    torch.jit.save(lowered, file)
+    expected = lowered(x)
+    for model in (torch.jit.load(io.BytesIO(file.getvalue())), copy.deepcopy(lowered)):
+        assert torch.equal(model(x), expected)
+        assert jit_passes.coverage(model) == jit_passes.coverage(lowered)
+    assert torch.equal(torch.jit.freeze(lowered)(x), expected)
+    qat = jit_passes.prepare_qat(script, target="x86").train()
+    qat(x)
+    found = jit_passes.parity(qat, jit_passes.lower(jit_passes.convert(qat.eval())), [x])
+    assert found.largest_own_steps <= 4, str(found)
+    assert {"a:relu#1", "relu#1"} & {row.name for row in found.rows}, str(found)
+
+
+def test_a_file_says_what_it_needs(tmp_path: Path) -> None:
+    """Without this package, loading it fails with a message that names it."""
+    _, lowered = stages(Around(torch.relu), images())
+    path = tmp_path / "model.pt"
+    torch.jit.save(lowered, path)
+    code = "import sys, torch; {} print(torch.jit.load(sys.argv[1])(torch.ones(1, 3, 8, 8)).sum())"
+    for first in ("", "import jit_passes;"):
+        found = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code.format(first), str(path)],
+            capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent,
+        )  # fmt: skip
+        if first:
+            assert found.stdout.strip() == str(lowered(torch.ones(1, 3, 8, 8)).sum()), found.stderr
+        else:
+            assert found.returncode != 0 and "jit_passes" in found.stderr
+
+
+class Refused(nn.Module):
+    """Operators that no plan has, among others that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.up = nn.ConvTranspose2d(4, 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.roll(self.a(x), 1, 2)
+        return self.up(self.b(x))
+
+
+def test_what_stays_in_float() -> None:
+    x = images()
+    torch.manual_seed(0)
+    script = torch.jit.script(Refused().eval())
+    prepared = jit_passes.calibrate(jit_passes.prepare(script, target="x86"), [x], progress=False)
+    reference = jit_passes.convert(prepared)
+    found = jit_passes.partition(reference, "x86")
+    reasons = {refusal.name: refusal.reason for refusal in found.refused}
+    assert "no int8 form" in reasons["roll"]
+    lowered = jit_passes.lower(reference)
+    assert steps_apart(reference, lowered, x) <= 3
+    rows = {row.name: row for row in jit_passes.coverage(lowered)}
+    assert rows["up:conv_transpose2d"].reason == "the target 'x86' has no int8 form of it"
+
+
+def test_a_region_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays as it is, and the user is told."""
+    x = images()
+    reference, _ = stages(Around(torch.relu), x)
+
+    def fail(region: object) -> None:
+        raise RuntimeError("aten::conv2d of first cannot be part of a plan: its weight is odd")
+
+    monkeypatch.setattr(_C, "build_plan", fail)
+    with pytest.warns(JitPassesWarning, match="stays as it is: aten::conv2d .* its weight is odd"):
+        lowered = jit_passes.lower(reference)
+    assert torch.equal(lowered(x), reference(x))
+    assert all("not compiled its region" in row.reason for row in jit_passes.coverage(lowered))
+
+
+def test_bad_input() -> None:
+    """Of a lowered model: an error that says what is wrong, and the model goes on."""
+    x = images()
+    _, lowered = stages(Around(torch.relu), x)
+    expected = lowered(x)
+    for wrong in (x[:, :2], x[0, 0], x.int(), torch.ones(2, 3, 0, 4)):
+        with pytest.raises((RuntimeError, JitPassesError)):
+            lowered(wrong)
+    assert torch.equal(lowered(x), expected)
+    assert torch.equal(lowered(x.transpose(2, 3).contiguous().transpose(2, 3)), expected)

@@ -124,7 +124,7 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "negative": (wrong_code(-9, torch.int32, 9), "and the input holds -9"),
     "matrix": ((some_codes(torch.int8, 2), torch.zeros(2, 50), 3), "one dimension.*2, 50"),
     "empty": ((some_codes(torch.int8, 2), torch.zeros(0), 3), "no entries"),
-    "float codes": ((torch.zeros(3), torch.zeros(5), 0), "not Float: jit_passes::quantize gives these"),
+    "float codes": ((torch.zeros(3), torch.zeros(5), 0), "not Float: jit_passes::quantize"),
     "complex": ((some_codes(torch.int8, 2), torch.zeros(5) * 1j * 1.0, 0), ""),
     "first": ((some_codes(torch.int8, 2), torch.zeros(5), 2**40), "codes that no dtype holds"),
 }

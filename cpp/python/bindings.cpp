@@ -253,13 +253,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bindPasses(m);
   bindRewriting(m);
   bindPlans(m);
-  m.def("node_kinds", [](const Module& module, const std::string& method) {
-    py::dict kinds;
-    for (const auto& [node, name] : nodeNames(*module.get_method(method).graph())) {
-      kinds[py::str(name)] = node->kind().toQualString();
-    }
-    return kinds;
-  });
   m.def("names_by_kind", [](const Module& module, const std::string& method) {
     const auto graph = module.get_method(method).graph();
     const auto names = nodeNames(*graph);

@@ -212,6 +212,45 @@ def test_what_moves_codes_is_exact(name: str) -> None:
         assert_equal(traced(Unary(operator, y), x), x)
 
 
+class Dense(nn.Module):
+    """Convolutions that read slices of concatenations, some of them nested; all on one grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self.grid, self.last = grid, Grid(2.0, 99)
+
+        def conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Weighted:
+            layer = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups)
+            return Weighted(layer, exact=True)
+
+        self.one, self.two, self.three = conv(3, 5, 3), conv(5, 8, 5), conv(13, 4, 3)
+        self.deep, self.mix, self.end = conv(8, 8, 3, 8), conv(17, 6, 1), conv(23, 3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.grid(x)
+        one = self.grid(self.one(x))
+        two = self.grid(self.two(one))
+        inner = torch.cat([one, two], 1)
+        three = self.grid(self.three(inner))
+        outer = torch.cat([inner, three], 1)
+        mixed = self.grid(self.mix(outer))
+        deep = F.max_pool2d(self.grid(self.deep(two)), 3, 1, 1)
+        end = self.last(self.end(torch.cat([outer, mixed], 1)))
+        return end, inner, deep, one.flatten(1), two.permute(0, 2, 3, 1)
+
+
+def test_slices_of_concatenations() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 11, 14) * 30
+    net = Dense(Grid(0.5, 131))
+    region = traced(net, x)
+    for size in ((11, 14), (5, 21)):
+        x = torch.randn(2, 3, *size) * 30
+        got, expected = plan_of(region).run([x]), region(x)
+        assert [g.shape for g in got] == [e.shape for e in expected]
+        assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
+
+
 class Residual(nn.Module):
     """A residual block, an inverted one, a concatenation with a shortcut, a head."""
 

@@ -36,22 +36,27 @@ class Weighted(nn.Module):
         super().__init__()
         shape = layer.weight.shape
         codes = torch.randint(-127, 128, shape, dtype=torch.int8)
-        scales = 2.0 ** torch.randint(-6, -3, shape[:1]) if exact else torch.rand(shape[0]) * 0.02
+        self.axis = int(getattr(layer, "transposed", False))  # of the results
+        outputs = (shape[self.axis],)
+        scales = 2.0 ** torch.randint(-6, -3, outputs) if exact else torch.rand(outputs) * 0.02
         layer.weight = None
-        layer.bias = (
-            None if layer.bias is None else nn.Parameter(torch.randint(-64, 65, shape[:1]) / 8)
-        )
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(torch.randint(-64, 65, outputs) / 8)
         self.layer = layer
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.register_buffer("scales", scales.double())
-        self.register_buffer("zero_points", torch.zeros(shape[0], dtype=torch.long))
+        self.register_buffer("zero_points", torch.zeros(outputs, dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = Q.dequantize_per_channel(self.codes, self.scales, self.zero_points, 0)
+        weight = Q.dequantize_per_channel(self.codes, self.scales, self.zero_points, self.axis)
         layer = self.layer
         if isinstance(layer, nn.Linear):
             return nn.functional.linear(x, weight, layer.bias)
-        function = getattr(nn.functional, f"conv{len(layer.kernel_size)}d")
+        dims = len(layer.kernel_size)
+        if self.axis:
+            function = getattr(nn.functional, f"conv_transpose{dims}d")
+            return function(x, weight, layer.bias, layer.stride)
+        function = getattr(nn.functional, f"conv{dims}d")
         options = (layer.stride, layer.padding, layer.dilation, layer.groups)
         return function(x, weight, layer.bias, *options)
 

@@ -87,6 +87,21 @@ def test_linear_is_exact(seed: int) -> None:
         assert_equal(region, torch.randn(shape) * 40)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_transposed_convolutions_are_exact(seed: int) -> None:
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    dims = draw.choice([1, 2, 2, 3])
+    kernel = tuple(draw.randint(1, 3) for _ in range(dims))
+    inputs, outputs = draw.randint(1, 40), draw.randint(1, 40)
+    layers = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    layer = layers[dims - 1](inputs, outputs, kernel, kernel, bias=draw.random() < 0.7)
+    size = [draw.randint(1, 12) for _ in range(dims)]
+    region = traced(Weights(layer, draw), torch.randn(2, inputs, *size))
+    assert_equal(region, torch.randn(3, inputs, *size) * 40)
+    assert_equal(region, torch.randn(inputs, *size) * 40)
+
+
 class Binary(nn.Module):
     def __init__(self, operator: str, a: Grid, b: Grid, y: Grid) -> None:
         super().__init__()
@@ -210,6 +225,45 @@ def test_what_moves_codes_is_exact(name: str) -> None:
     x = torch.randn((2, 6, 9, 11, 8)[:rank])
     for y in (None, Grid(0.027, 77), Grid(0.05, -3, torch.int8)):
         assert_equal(traced(Unary(operator, y), x), x)
+
+
+class Dense(nn.Module):
+    """Convolutions that read slices of concatenations, some of them nested; all on one grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self.grid, self.last = grid, Grid(2.0, 99)
+
+        def conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> Weighted:
+            layer = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups)
+            return Weighted(layer, exact=True)
+
+        self.one, self.two, self.three = conv(3, 5, 3), conv(5, 8, 5), conv(13, 4, 3)
+        self.deep, self.mix, self.end = conv(8, 8, 3, 8), conv(17, 6, 1), conv(23, 3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.grid(x)
+        one = self.grid(self.one(x))
+        two = self.grid(self.two(one))
+        inner = torch.cat([one, two], 1)
+        three = self.grid(self.three(inner))
+        outer = torch.cat([inner, three], 1)
+        mixed = self.grid(self.mix(outer))
+        deep = F.max_pool2d(self.grid(self.deep(two)), 3, 1, 1)
+        end = self.last(self.end(torch.cat([outer, mixed], 1)))
+        return end, inner, deep, one.flatten(1), two.permute(0, 2, 3, 1)
+
+
+def test_slices_of_concatenations() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 11, 14) * 30
+    net = Dense(Grid(0.5, 131))
+    region = traced(net, x)
+    for size in ((11, 14), (5, 21)):
+        x = torch.randn(2, 3, *size) * 30
+        got, expected = plan_of(region).run([x]), region(x)
+        assert [g.shape for g in got] == [e.shape for e in expected]
+        assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
 
 
 class Residual(nn.Module):

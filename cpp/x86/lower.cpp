@@ -32,6 +32,7 @@ int64_t lastAxis(const Sizes& sizes) { return static_cast<int64_t>(sizes.size())
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
   switch (op.kind) {
     case Kind::Convolution:
+    case Kind::Upsampling:
     case Kind::MaxPool:
     case Kind::AveragePool:
     case Kind::AdaptiveAverage:
@@ -149,6 +150,7 @@ class Lowering {
       case Kind::Convolution:
       case Kind::Linear:
       case Kind::Affine: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Upsampling: return emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
       case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), *channelAxis(op, rank));

@@ -27,6 +27,7 @@ struct Memory {
 
 struct Step {
   enum class Does {
+    Upsample,
     Enter,
     Convolve,
     LookUp,

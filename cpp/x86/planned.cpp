@@ -50,6 +50,26 @@ Planned convolution(const Reader& reader, Node* node) {
   return {{Kind::Convolution, "", {}, 0, a, tensors}, {node->input(0)}};
 }
 
+template <int64_t Spatial>
+Planned transposedConvolution(const Reader& reader, Node* node) {
+  auto [weight, scales] = reader.weights(operandOf(node, "weight"), 1);
+  refuseUnless(weight.dim() == Spatial + 2, "its weight has ", weight.dim(), " axes");
+  const auto all = [&](const char* name, int64_t number) {
+    const auto numbers = reader.integers(node, name, Spatial);
+    return std::count(numbers.begin(), numbers.end(), number) == Spatial;
+  };
+  refuseUnless(
+      reader.integers(node, "stride", Spatial) == weight.sizes().slice(2).vec() && all("padding", 0) &&
+          all("output_padding", 0) && all("dilation", 1) && reader.operand(node, "groups").toInt() == 1,
+      "a plan has transposed convolutions whose stride is their window, without padding, dilation or groups");
+  weight = weight.transpose(0, 1);
+  auto sizes = weight.sizes().vec();
+  sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
+  weight = weight.reshape(sizes).contiguous();
+  const auto bias = reader.bias(operandOf(node, "bias"), weight.size(0));
+  return {{Kind::Upsampling, "", {}, 0, {Spatial}, {weight, scales, bias}}, {node->input(0)}};
+}
+
 Planned linear(const Reader& reader, Node* node) {
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
@@ -215,6 +235,9 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"conv1d", {convolution<1>, false}},
         {"conv2d", {convolution<2>, false}},
         {"conv3d", {convolution<3>, false}},
+        {"conv_transpose1d", {transposedConvolution<1>, false}},
+        {"conv_transpose2d", {transposedConvolution<2>, false}},
+        {"conv_transpose3d", {transposedConvolution<3>, false}},
         {"linear", {linear, false}},
         {"batch_norm", {batchNorm, false}},
         {"add", {add, false}},

@@ -29,13 +29,14 @@ struct Placed {
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
-  Preparation(const Program& program, Lowered lowered) : program_(program), lowered_(std::move(lowered)) {}
+  Preparation(const Program& program, Weights& weights, Lowered lowered)
+      : program_(program), weights_(weights), lowered_(std::move(lowered)) {}
 
   std::vector<Phase> run() {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
-      Phase phase{partOf(step)};
+      Phase phase = step.does == Does::Upsample ? upsample(step) : Phase{partOf(step)};
       if (step.does != Does::Exit) {
         fillBorder(ownerOf(lowered_, step.output), i, phase);
       }
@@ -59,6 +60,7 @@ class Preparation {
       case Does::Pad: return pad(step);
       case Does::Copy: return copy(step);
       case Does::Exit: return exit(step);
+      case Does::Upsample:
       case Does::Rename: break;
     }
     TORCH_INTERNAL_ASSERT(false, "no step");
@@ -153,16 +155,41 @@ class Preparation {
              : rows  ? matrix(memory)
                      : image(memory, axisDims(memory.sizes, memory.axis));
     };
-    const Placed x = view(from), y = view(to);
+    return convolution(step, step.packed, view(from), view(to));
+  }
+
+  static Part convolution(
+      const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y) {
     Requantize requantize;
-    requantize.multiplier = step.packed->multiplier.data();
-    requantize.offset = step.packed->offset.data();
+    requantize.multiplier = packed->multiplier.data();
+    requantize.offset = packed->offset.data();
     requantize.low = step.grid->low, requantize.high = step.grid->high;
     requantize.table = step.table;
-    const int64_t items = step.packed->kernel.items(x.image, y.image);
-    return {items, [=, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
+    const int64_t items = packed->kernel.items(x.image, y.image);
+    return {items, [=](const Call& call, int64_t begin, int64_t end) {
               packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
             }};
+  }
+
+  // Each tap of the window makes pixels of its own.
+  Phase upsample(const Step& step) {
+    const Memory &from = in(step), &to = out(step);
+    const Operator& op = operatorOf(step);
+    const auto kernel = op.tensors[kWeight].sizes().slice(2);
+    const Placed x = image(from), whole = image(to);
+    const Image& all = whole.image;
+    Placed y = whole;
+    y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;
+    y.image.plane = all.plane * kernel[0], y.image.row = all.row * kernel[1];
+    y.image.pixel = all.pixel * kernel[2];
+    Phase phase;
+    for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
+      const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
+      y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
+      phase.push_back(
+          convolution(step, weights_.packed(step.index, from.is != Memory::Is::Slice, tap), x, y));
+    }
+    return phase;
   }
 
   Part lookUp(const Step& step) {
@@ -357,6 +384,7 @@ class Preparation {
   }
 
   const Program& program_;
+  Weights& weights_;
   Lowered lowered_;
 };
 
@@ -372,7 +400,7 @@ Prepared::Prepared(const Program& program, Weights& weights, const std::vector<S
   if (!empty) {
     auto lowered = lower(program, sizes, weights);
     bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
-    phases_ = Preparation(program, std::move(lowered)).run();
+    phases_ = Preparation(program, weights, std::move(lowered)).run();
   }
 }
 

@@ -20,6 +20,7 @@ struct Form {
 constexpr Form kForms[] = {
     {"quantize", 1, 1, 0, 0, 0, 0},
     {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
+    {"upsampling", 1, 1, 1, 1, 3, 3},
     {"linear", 1, 1, 0, 0, 3, 3},
     {"affine", 1, 1, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
@@ -113,6 +114,7 @@ class Checker {
   void checkKind(const Operator& op) {
     switch (op.kind) {
       case Kind::Convolution: return checkConvolution(op);
+      case Kind::Upsampling: return checkUpsampling(op);
       case Kind::Linear: return checkWeights(op, 2);
       case Kind::Affine:
         checkWeights(op, 2);
@@ -157,6 +159,17 @@ class Checker {
           i + a[A::Spatial] >= 3 || (kernel == 1 && a[A::Stride + i] == 1 && a[A::PadBefore + i] == 0 &&
                                      a[A::PadAfter + i] == 0 && a[A::Dilation + i] == 1),
           "a window in more than its ", a[A::Spatial], " spatial axes");
+    }
+  }
+
+  void checkUpsampling(const Operator& op) {
+    checkWeights(op, 5);
+    checkAxesOf(op.attributes[0]);
+    for (int64_t i = 0; i < 3; ++i) {
+      const int64_t kernel = op.tensors[kWeight].size(2 + i);
+      require(
+          between(kernel, 1, i + op.attributes[0] >= 3 ? kMaxWindow : 1), "a window of ", kernel, " in ",
+          op.attributes[0], " spatial axes");
     }
   }
 

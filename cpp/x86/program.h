@@ -21,6 +21,7 @@ at::Tensor rescaled(const Grid& from, const Grid& to);
 enum class Kind {
   Quantize,        // inputs: the number of an input of the plan
   Convolution,     // see ConvolutionAttributes
+  Upsampling,      // transposed convolution, stride as large as its window; attributes: spatial axes
   Linear,          // over the last axis
   Affine,          // a factor and a number for each channel, of axis 1; weights are -1, 0 or 1
   Table,           // a function of codes

@@ -99,7 +99,7 @@ std::pair<double, int64_t> Reader::scaleOf(const Node* dequantize) const {
   return {number(dequantize, "scale"), operand(dequantize, "zero_point").toInt()};
 }
 
-std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value) const {
+std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
   const Node* node = value->node();
   refuseUnless(isDequantize(node), "its weight is in float");
   const auto codes = operand(node, "q");
@@ -110,17 +110,18 @@ std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value) const {
   if (node->kind() == dequantize) {
     const auto [scale, zero_point] = scaleOf(node);
     refuseUnless(zero_point == 0, "its weights have the zero point ", zero_point, ", which is not 0");
-    scales = at::full({weight.size(0)}, scale, at::kDouble);
+    scales = at::full({weight.size(axis)}, scale, at::kDouble);
   } else {
-    const int64_t axis = operand(node, "axis").toInt();
+    const int64_t own = operand(node, "axis").toInt();
     refuseUnless(
-        axis == 0 || axis == -weight.dim(), "its weights have a scale for each index of axis ", axis);
+        own == axis || own == axis - weight.dim(), "its weights have a scale for each index of axis ", own);
     refuseUnless(
         operand(node, "zero_points").toTensor().eq(0).all().item<bool>(), "its weights have zero points");
     scales = operand(node, "scales").toTensor().to(at::kDouble).contiguous();
   }
   refuseUnless(
-      scales.dim() == 1 && scales.size(0) == weight.size(0), "its weights have ", scales.numel(), " scales");
+      scales.dim() == 1 && scales.size(0) == weight.size(axis), "its weights have ", scales.numel(),
+      " scales");
   return {weight, scales};
 }
 

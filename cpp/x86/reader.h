@@ -44,8 +44,8 @@ class Reader {
   Codes codesOf(const Node* quantize) const;
   std::pair<double, int64_t> scaleOf(const Node* dequantize) const;
 
-  // int8 weights and a scale for each result, of a value that is dequantized.
-  std::pair<at::Tensor, at::Tensor> weights(const Value* value) const;
+  // int8 weights and a scale for each result, of a value that is dequantized. Results lie along that axis.
+  std::pair<at::Tensor, at::Tensor> weights(const Value* value, int64_t axis = 0) const;
   // The bias in float32, as the reference model computes it.
   at::Tensor bias(const Value* value, int64_t count) const;
 

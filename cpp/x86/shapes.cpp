@@ -33,6 +33,7 @@ class Inference {
   Sizes infer() const {
     switch (op_.kind) {
       case Kind::Convolution: return convolution();
+      case Kind::Upsampling: return upsampled();
       case Kind::Linear: return linear();
       case Kind::Add:
       case Kind::Multiply: return broadcast();
@@ -82,6 +83,21 @@ class Inference {
       const int64_t padded = size + a[A::PadBefore + i] + a[A::PadAfter + i];
       require(padded >= window, "has a window larger than its padded input of the shape ", first());
       size = (padded - window) / a[A::Stride + i] + 1;
+    }
+    return sizes;
+  }
+
+  Sizes upsampled() const {
+    const auto& weight = op_.tensors[kWeight];
+    const int64_t spatial = op_.attributes[0];
+    const size_t axis = spatialAxis(spatial);
+    Sizes sizes = first();
+    require(
+        sizes[axis - 1] == weight.size(1), "takes ", weight.size(1), " channels, and got the shape ",
+        first());
+    sizes[axis - 1] = weight.size(0);
+    for (int64_t i = 0; i < spatial; ++i) {
+      sizes[axis + i] *= weight.size(5 - spatial + i);
     }
     return sizes;
   }

@@ -24,12 +24,15 @@ Window windowOf(const Operator& op) {
 }
 
 // Scales are rounded to float32 first, as those of the reference are.
-std::shared_ptr<const Packed> pack(const Operator& op, const Grid& in, const Grid& out, bool dense) {
+std::shared_ptr<const Packed> pack(
+    const Operator& op, const Grid& in, const Grid& out, bool dense, int64_t tap) {
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
   const Window window = windowOf(op);
   const int64_t outputs = weight.size(0), inputs = weight.size(1) * window.groups;
-  const auto ordered = op.kind != Kind::Convolution ? weight : weight.permute({0, 2, 3, 4, 1}).contiguous();
+  const auto ordered = op.kind == Kind::Convolution  ? weight.permute({0, 2, 3, 4, 1}).contiguous()
+                       : op.kind == Kind::Upsampling ? weight.flatten(2).select(2, tap).contiguous()
+                                                     : weight;
   auto packed = std::make_shared<Packed>(Packed{
       Convolution(
           window, inputs, outputs, ordered.const_data_ptr<int8_t>(), static_cast<int32_t>(in.zero_point),
@@ -47,12 +50,12 @@ std::shared_ptr<const Packed> pack(const Operator& op, const Grid& in, const Gri
 
 } // namespace
 
-std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense) {
+std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense, int64_t tap) {
   const std::lock_guard lock(mutex_);
-  auto& packed = packed_[{index, dense}];
+  auto& packed = packed_[{index, dense, tap}];
   if (!packed) {
     const Operator& op = program_.operators[index];
-    packed = pack(op, program_.grids[op.inputs[0]], program_.grids[op.output], dense);
+    packed = pack(op, program_.grids[op.inputs[0]], program_.grids[op.output], dense, tap);
   }
   return packed;
 }

@@ -48,6 +48,17 @@ def _convolution(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 3) else "one of its options is computed by the model"
 
 
+def _transposed(node: NodeView) -> str | None:
+    if reason := _convolution(node):
+        return reason
+    stride, padding, output_padding, groups, dilation = (v.constant for v in node.inputs[3:8])
+    weight = node.inputs[1].constant
+    plain = not any((*padding, *output_padding)) and groups == 1 and set(dilation) == {1}
+    if plain and tuple(stride) == tuple(weight.shape[2:]):
+        return None
+    return "its stride is not its window, or it has padding, dilation or groups"
+
+
 def _tensors(node: NodeView) -> str | None:
     values = node.inputs[:2]
     if all(value.is_constant and isinstance(value.constant, torch.Tensor) for value in values[1:]):
@@ -84,6 +95,11 @@ def _capability() -> Capability:
         for n in (1, 2, 3)
     ]  # fmt: skip
     rows += [
+        *(
+            OperatorSupport(f"aten::conv_transpose{n}d", Role.WEIGHTED, clips=CLIPS,
+                            ranks=(n + 2, n + 2), check=_transposed)
+            for n in (1, 2, 3)
+        ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, 8)),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, check=_tensors, elementwise=True)

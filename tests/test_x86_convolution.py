@@ -272,7 +272,13 @@ def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
 @forms
 def test_residual_in_place(plain: bool) -> None:
     """The result may take the residual's memory, in widths that are no multiple of anything too."""
-    for case in (Case((1, 5, 9), 16, 40), Case((1, 5, 9), 16, 40, (1, 3, 3), pad=(0, 1, 1))):
+    for case in (
+        Case((1, 5, 9), 16, 40),
+        Case((1, 5, 9), 16, 40, (1, 3, 3), pad=(0, 1, 1)),
+        Case((1, 5, 9), 88, 88, (1, 3, 3), pad=(0, 1, 1), groups=88),
+        Case((1, 5, 7), 30, 30, (1, 5, 5), (1, 2, 2), pad=(0, 2, 2), groups=30),
+        Case((1, 4, 1), 30, 30, (1, 3, 3), pad=(0, 1, 1), groups=30),
+    ):
         prepared = Prepared(case, plain)
         multiplier, offset = prepared.scales()
         residual = random_codes(np.random.default_rng(5), *prepared.out.shape)

@@ -9,8 +9,7 @@
 // g++ 12 takes the unused operand of its own intrinsics for a variable that nobody has set.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#define JIT_PASSES_VNNI \
-  __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,bmi2")))
+#define JIT_PASSES_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")))
 #define JIT_PASSES_VNNI_INLINE JIT_PASSES_VNNI inline __attribute__((always_inline))
 
 namespace jit_passes::x86 {

@@ -11,7 +11,7 @@ FILES = files()
 # Report a change without looking: PyTorch does not tell, and freezing makes a new module.
 SILENT = {"remove_dead_code", "freeze"}
 # Insert again what they are asked to, and erase the shapes of the constants that they made.
-NOT_TWICE = {"insert_observers", "insert_fake_quantize", "freeze"}
+NOT_TWICE = {"insert_observers", "insert_fake_quantize", "freeze", "outline_regions"}
 # Change nothing, and say why not.
 REMARKS_ONLY = {"remark_float"}
 

@@ -205,7 +205,7 @@ def test_what_stays_in_float() -> None:
     lowered = jit_passes.lower(reference)
     assert steps_apart(reference, lowered, x) <= 3
     rows = {row.name: row for row in jit_passes.coverage(lowered)}
-    assert rows["up:conv_transpose2d"].reason == "the target 'x86' has no int8 form of it"
+    assert "its stride is not its window" in rows["up:conv_transpose2d"].reason
 
 
 def test_a_region_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,12 @@ constexpr int64_t kFewRows = 16, kRowBytes = 256;
 
 } // namespace
 
+void widen(Border& border, const Border& by) {
+  border.top = std::max(border.top, by.top), border.bottom = std::max(border.bottom, by.bottom);
+  border.left = std::max(border.left, by.left), border.right = std::max(border.right, by.right);
+  border.front = std::max(border.front, by.front), border.back = std::max(border.back, by.back);
+}
+
 Dims axisDims(const Sizes& sizes, int64_t axis) {
   Dims dims;
   size_t at = dims.size();

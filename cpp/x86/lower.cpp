@@ -347,12 +347,6 @@ class Lowering {
     }
   }
 
-  static void widen(Border& border, const Border& by) {
-    border.top = std::max(border.top, by.top), border.bottom = std::max(border.bottom, by.bottom);
-    border.left = std::max(border.left, by.left), border.right = std::max(border.right, by.right);
-    border.front = std::max(border.front, by.front), border.back = std::max(border.back, by.back);
-  }
-
   // A value has the bytes of another where both are dense; else it is copied, through one that is.
   void settleNames() {
     std::vector<Step> steps;

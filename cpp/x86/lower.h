@@ -70,6 +70,12 @@ Memory& ownerOf(Lowered& lowered, size_t id);
 // Finds a place in the arena for all memory that steps touch.
 void placeMemory(Lowered& lowered);
 
+// What runs the steps.
+std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered);
+
+// Makes a border at least as wide as another.
+void widen(Border& border, const Border& by);
+
 // Images, planes, rows and columns of a value: which axis each counts, and how many of its elements at once.
 struct Dim {
   int64_t size = 1, axis = -1, factor = 1;

@@ -390,33 +390,8 @@ class Preparation {
 
 } // namespace
 
-Prepared::Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
-  const auto sizes = inferSizes(program, inputs);
-  bool empty = true;
-  for (const int64_t output : program.outputs) {
-    output_sizes_.push_back(sizes[output]);
-    empty = empty && countOf(sizes[output]) == 0;
-  }
-  if (!empty) {
-    auto lowered = lower(program, sizes, weights);
-    bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
-    phases_ = Preparation(program, weights, std::move(lowered)).run();
-  }
-}
-
-std::vector<at::Tensor> Prepared::run(
-    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const {
-  Call call{arena, {}, {}};
-  std::vector<at::Tensor> outputs;
-  for (const Sizes& sizes : output_sizes_) {
-    outputs.push_back(at::empty(sizes, at::kFloat));
-    call.results.push_back(outputs.back().mutable_data_ptr<float>());
-  }
-  for (const at::Tensor& input : inputs) {
-    call.sources.push_back({input.const_data_ptr<float>(), input.strides()});
-  }
-  execute(phases_, call, threads);
-  return outputs;
+std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered) {
+  return Preparation(program, weights, std::move(lowered)).run();
 }
 
 } // namespace jit_passes::x86

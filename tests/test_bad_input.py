@@ -414,4 +414,4 @@ def test_one_operator() -> None:
     """Messages count in English."""
     assert str(
         jit_passes.inspect(torch.jit.script(nn.Sequential(nn.Linear(4, 4)).eval()))
-    ).startswith("1 of 1 operator on integers, in 1 island; 1 value quantized")
+    ).startswith("1 of 1 operator on integers, in 1 region; 1 value quantized")

@@ -1,4 +1,4 @@
-"""What is wrong with annotations is said: the value, the line, and what to do."""
+"""Errors about annotations: the value, the line, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares parameters with whom: by annotation, by operator, and by default not."""
+"""Shared parameters: by annotation, by operator, and by default none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say what a row of the table of models for freezing holds, and draw its arguments."""
+"""Rows of the table of models for freezing, and their arguments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

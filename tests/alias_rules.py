@@ -6,28 +6,11 @@ import contextlib
 import copy
 
 import torch
+from rewriting import NEG_NEG, RELU_RELU
 from torch import Tensor, nn
 
 from jit_passes import RewriteRule
 
-NEG_NEG = RewriteRule(
-    "neg_neg",
-    """graph(%x):
-  %a = aten::neg(%x)
-  %b = aten::neg(%a)
-  return (%b)""",
-    "graph(%x):\n  return (%x)",
-)
-RELU_RELU = RewriteRule(
-    "relu_relu",
-    """graph(%x):
-  %a = aten::relu(%x)
-  %b = aten::relu(%a)
-  return (%b)""",
-    """graph(%x):
-  %a = aten::relu(%x)
-  return (%a)""",
-)
 TIMES_ONE = RewriteRule(
     "times_one",
     """graph(%x):

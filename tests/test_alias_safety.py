@@ -6,13 +6,13 @@ import pytest
 import torch
 from alias_rules import (
     IN_PLACE,
-    NEG_NEG,
     RELU_TO_FUNCTIONAL,
     SELF_ADD,
     SIBLINGS,
     assert_same,
     scripted,
 )
+from rewriting import NEG_NEG
 from torch import Tensor, nn
 
 from jit_passes import RewriteRule

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from alias_rules import (
     IN_PLACE,
-    NEG_NEG,
     RELU_OF_NEG,
-    RELU_RELU,
     RELU_TO_FUNCTIONAL,
     assert_same,
     scripted,
 )
+from rewriting import NEG_NEG, RELU_RELU
 from torch import Tensor, nn
 
 from jit_passes import RewriteRule, rewrite

@@ -43,6 +43,7 @@ def scaled(value: Any) -> RewriteRule:
 
 def test_computed_parameters(tmp_path: Path) -> None:
     """Of the layer that the match stands in; they train, and survive a file."""
+    torch.manual_seed(0)
     module = torch.jit.script(Layers())
     names = list(module.state_dict())
     rule = scaled(lambda match: nn.Parameter(match.constants["w"].detach().mean() + 2))

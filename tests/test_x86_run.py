@@ -84,6 +84,23 @@ def test_a_forked_process_has_its_own_threads(plan: Any, two_threads: None) -> N
     assert torch.equal(plan.run([x])[0], expected)
 
 
+def test_a_fork_before_the_first_call(plan: Any, two_threads: None) -> None:
+    """Threads that torch has begun do not come along either."""
+    torch.randn(1000, 1000).matmul(torch.randn(1000, 1000)).sin()
+    x = torch.randn(2, 3, 19, 23)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if plan.run([x])[0].isfinite().all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_negated_view(plan: Any) -> None:
+    x = torch.randn(2, 3, 19, 23, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    assert torch.equal(plan.run([x])[0], plan.run([x.clone().resolve_neg()])[0])
+
+
 def test_results_are_not_overwritten(plan: Any) -> None:
     x = torch.randn(2, 3, 19, 23)
     (first,) = plan.run([x])

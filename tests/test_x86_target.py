@@ -82,6 +82,9 @@ FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
     "mean": (lambda x: x.mean([2, 3], keepdim=True), 8),
     "cat": (lambda x: torch.cat([x, torch.relu(x), F.max_pool2d(x, 3, 1, 1)], 1), 24),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), 8),
+    "nearest, rounded to twice": (lambda x: F.interpolate(x, scale_factor=2.01), 8),
+    "nearest, rounded to the same": (lambda x: F.interpolate(x, scale_factor=1.05), 8),
+    "conv, one weight": (lambda x: F.conv2d(x, torch.full((8, 1, 3, 3), 1 / 9), groups=8), 8),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), 8),
 }
 
@@ -99,6 +102,39 @@ def test_operators(name: str) -> None:
         different = (reference(inputs) != lowered(inputs)).float().mean()
         assert different < 0.2
     assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
+
+
+def windows(x: Tensor) -> Tensor:
+    """In six axes, as a transformer cuts images into windows."""
+    n, c, h, w = x.shape
+    return x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 2, 4, 3, 5).reshape(n, c, h, w)
+
+
+REFUSED: dict[str, tuple[Function, str]] = {
+    "six axes": (windows, "more than 5 axes"),
+    "padding of five axes": (lambda x: F.pad(x[None], (1, 0) * 5)[1, 1:, 1:], "pads all of 5 axes"),
+    "clip of a padding": (lambda x: F.hardtanh(F.pad(F.relu6(x), (1, 1)), 0.5, 2.0), ""),
+    "table of a padding": (lambda x: F.hardswish(F.pad(F.hardtanh(x, 0.5, 2.0), (1, 1))), ""),
+}
+
+
+@pytest.mark.filterwarnings("ignore:a region")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_plan_has(name: str) -> None:
+    """The model computes what the reference model does, at the same sizes and at others."""
+    function, reason = REFUSED[name]
+    reference, lowered = stages(Around(function), images())
+    assert reason in str(jit_passes.partition(reference, "x86"))
+    for x in (images(), images() * 3):
+        assert steps_apart(reference, lowered, x) <= 1.01
+
+
+def test_sums_that_int32_may_not_hold() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 70_000)
+    with pytest.warns(JitPassesWarning, match="stays as it is.*too many or too large"):
+        reference, lowered = stages(nn.Linear(70_000, 3), x)
+    assert torch.equal(lowered(x), reference(x))
 
 
 class Sequence(nn.Module):

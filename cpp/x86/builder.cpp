@@ -187,6 +187,7 @@ class Walk {
     grid.high = std::isfinite(pending.high) ? std::max(codeOf(pending.high, whole), grid.low) : grid.high;
     int64_t value = emit(pending.op, pending.op.inputs, grid);
     for (const Operator& move : pending.moves) {
+      grid = movedGrid(move.kind, grid);
       value = emit(move, {value}, grid);
     }
     return value;
@@ -259,6 +260,10 @@ class Walk {
     const auto [low, high] = *clipOf(reader_, node);
     if (const auto found = pending_.find(node->input(0)); found != pending_.end()) {
       Pending pending = found->second;
+      const bool pads = std::any_of(pending.moves.begin(), pending.moves.end(), [](const Operator& op) {
+        return op.kind == Kind::Pad;
+      });
+      refuseUnless(!pads || (low <= 0 && high >= 0), "it clips the zeros of a padding");
       pending.low = std::min(std::max(pending.low, low), high);
       pending.high = std::min(std::max(pending.high, low), high);
       pending_.emplace(node->output(), std::move(pending));
@@ -307,7 +312,7 @@ class Walk {
   std::optional<Grid> ownGrid(const Node* node, const Operator& op) const {
     Grid grid = program_.grids[op.inputs[0]];
     if (movesCodes(node)) {
-      return grid;
+      return movedGrid(op.kind, grid);
     }
     for (const int64_t input : op.inputs) {
       const Grid& other = program_.grids[input];
@@ -315,6 +320,14 @@ class Walk {
         return std::nullopt;
       }
       grid.low = std::min(grid.low, other.low), grid.high = std::max(grid.high, other.high);
+    }
+    return grid;
+  }
+
+  // What is padded has the zero point too.
+  static Grid movedGrid(Kind kind, Grid grid) {
+    if (kind == Kind::Pad) {
+      grid.low = std::min(grid.low, grid.zero_point), grid.high = std::max(grid.high, grid.zero_point);
     }
     return grid;
   }

@@ -37,12 +37,10 @@ class Barrier {
   alignas(64) std::atomic<int> round_{0};
 };
 
-// OpenMP's threads are not there any more after a fork, and a parallel region would wait for them for good.
-bool isForked() {
-  static std::atomic<bool> forked{false};
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  return registered != 0 || forked;
-}
+// OpenMP's threads are not there any more after a fork, and a parallel region would wait for them for good,
+// whoever began them. So this is asked for when the library is loaded.
+std::atomic<bool> is_forked{false};
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 
 void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
   for (const Part& part : phase) {
@@ -56,7 +54,7 @@ void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t thre
 } // namespace
 
 void execute(const std::vector<Phase>& phases, const Call& call, int threads) {
-  if (threads <= 1 || at::in_parallel_region() || isForked()) {
+  if (threads <= 1 || at::in_parallel_region() || is_forked) {
     for (const Phase& phase : phases) {
       runShare(phase, call, 0, 1);
     }

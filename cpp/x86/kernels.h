@@ -24,6 +24,9 @@ Form bestForm();
 // Kernels may read so many bytes behind the last one of an image or of its border, and never use them.
 constexpr int64_t kSlack = 64;
 
+// So many products at most make a sum, which int32 holds whatever they are.
+constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1;
+
 // Codes [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column to the next,
 // `row`, `plane` (used where depth > 1) and `image`. `pixel` is larger than `channels` in a slice of a
 // concatenation, `row` larger than width * pixel where a border surrounds the image, and strides of 0

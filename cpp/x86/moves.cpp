@@ -33,11 +33,12 @@ void padRows(
   }
 }
 
-std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor) {
+std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat) {
   const float scale = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
   std::vector<int64_t> from(out);
   for (int64_t i = 0; i < out; ++i) {
-    from[i] = std::min(static_cast<int64_t>(std::floor(i * scale)), in - 1);
+    const int64_t scaled = std::min(static_cast<int64_t>(std::floor(i * scale)), in - 1);
+    from[i] = flat && out == in ? i : flat && out == 2 * in ? i / 2 : scaled;
   }
   return from;
 }

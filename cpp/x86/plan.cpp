@@ -17,7 +17,7 @@ at::Tensor toFloat(const at::Tensor& x, size_t number) {
   TORCH_CHECK(
       x.is_floating_point(), "input ", number, " of the plan must have a floating-point dtype, got ",
       x.scalar_type(), ": call x.float()");
-  return x.to(at::kFloat);
+  return x.to(at::kFloat).resolve_neg();
 }
 
 } // namespace

@@ -336,7 +336,8 @@ class Preparation {
       const bool factor = !op.tensors.empty() && i >= unused;
       *from[i] = nearest(
           sizeOf(x.image, i), sizeOf(y.image, i),
-          factor ? std::optional(op.tensors[0].const_data_ptr<double>()[i - unused]) : std::nullopt);
+          factor ? std::optional(op.tensors[0].const_data_ptr<double>()[i - unused]) : std::nullopt,
+          op.attributes[0] == 2);
     }
     return unary(std::move(kernel), x, y);
   }

@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include "kernels.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -10,14 +12,14 @@ constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kM
 constexpr int64_t kMaxSum = int64_t{1} << 30;
 
 // What the state of an operator must have, in the order of `Kind`.
-struct Form {
+struct Signature {
   const char* name;
   size_t min_inputs, max_inputs;
   size_t min_attributes, max_attributes;
   size_t min_tensors, max_tensors;
 };
 
-constexpr Form kForms[] = {
+constexpr Signature kSignatures[] = {
     {"quantize", 1, 1, 0, 0, 0, 0},
     {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
     {"upsampling", 1, 1, 1, 1, 3, 3},
@@ -29,18 +31,23 @@ constexpr Form kForms[] = {
     {"max_pool", 1, 1, PoolAttributes::Count, PoolAttributes::Count, 0, 0},
     {"average_pool", 1, 1, PoolAttributes::Count, PoolAttributes::Count, 0, 0},
     {"adaptive_average", 1, 1, 2, 4, 0, 0},
-    {"mean", 1, 1, 2, 9, 0, 0},
+    {"mean", 1, 1, 2, 4, 0, 0},
     {"concat", 1, 4096, 1, 1, 0, 0},
     {"flatten", 1, 1, 2, 2, 0, 0},
-    {"reshape", 1, 1, 0, 8, 0, 0},
-    {"permute", 1, 1, 1, 8, 0, 0},
-    {"pad", 1, 1, 2, 10, 0, 0},
+    {"reshape", 1, 1, 0, 5, 0, 0},
+    {"permute", 1, 1, 1, 5, 0, 0},
+    {"pad", 1, 1, 2, 8, 0, 0},
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
 };
-constexpr size_t kKinds = std::size(kForms);
+constexpr size_t kKinds = std::size(kSignatures);
 static_assert(kKinds == static_cast<size_t>(Kind::ResizeNearest) + 1);
 
-const Form& formOf(Kind kind) { return kForms[static_cast<size_t>(kind)]; }
+const Signature& signatureOf(Kind kind) { return kSignatures[static_cast<size_t>(kind)]; }
+
+bool liesWithin(const at::Tensor& tensor, int64_t elements) {
+  const int64_t offset = tensor.storage_offset();
+  return offset >= 0 && tensor.numel() <= elements && offset <= elements - tensor.numel();
+}
 
 bool between(int64_t number, int64_t low, int64_t high) { return number >= low && number <= high; }
 
@@ -81,7 +88,7 @@ class Checker {
   void checkOperator(const Operator& op) {
     op_ = &op;
     require(static_cast<size_t>(op.kind) < kKinds, "its kind is none");
-    const Form& form = formOf(op.kind);
+    const Signature& form = signatureOf(op.kind);
     const auto count = [&](size_t found, size_t min, size_t max, const char* of) {
       require(found >= min && found <= max, found, " ", of, ", and it has ", min, " to ", max);
     };
@@ -103,8 +110,7 @@ class Checker {
           "its tensors must be plain, dense and of the CPU");
       // A file may say that a tensor is larger than what it holds.
       require(
-          tensor.numel() == 0 || tensor.storage().nbytes() >=
-                                     size_t(tensor.storage_offset() + tensor.numel()) * tensor.element_size(),
+          tensor.numel() == 0 || liesWithin(tensor, tensor.storage().nbytes() / tensor.element_size()),
           "a tensor is larger than its storage");
     }
     checkKind(op);
@@ -202,7 +208,7 @@ class Checker {
     require(at::isfinite(bias).all().item<bool>(), "its bias is not finite");
     const auto sums = weight.to(at::kShort).abs().reshape({weight.size(0), -1}).sum(1, false, at::kLong);
     require(
-        sums.max().item<int64_t>() < kMaxSum / 255,
+        sums.max().item<int64_t>() < kMaxSum / 255 && weight.numel() / weight.size(0) <= kMostProducts,
         "its weights are too many or too large for sums in int32");
   }
 
@@ -295,7 +301,7 @@ std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
 
 Kind kindOf(const std::string& name) {
   for (size_t kind = 0; kind < kKinds; ++kind) {
-    if (name == kForms[kind].name) {
+    if (name == kSignatures[kind].name) {
       return static_cast<Kind>(kind);
     }
   }
@@ -319,7 +325,7 @@ at::Tensor rescaled(const Grid& from, const Grid& to) {
   return table;
 }
 
-const char* nameOf(Kind kind) { return formOf(kind).name; }
+const char* nameOf(Kind kind) { return signatureOf(kind).name; }
 
 void check(const Program& program) { Checker(program).check(); }
 

@@ -334,5 +334,7 @@ def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
             schemes.append(f"per_{per}_power_of_two")
     dtype = next(name for name, known in DTYPES.items() if known == codes.dtype)
     low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 1)
-    grid = (dtype, low, max(high, low + 1))
+    if low == high:  # a grid has two codes at least
+        low, high = (low - 1, high) if low > torch.iinfo(codes.dtype).min else (low, high + 1)
+    grid = (dtype, low, high)
     return [QuantizationSpec(*grid, scheme, axis[0] if axis else None) for scheme in schemes]

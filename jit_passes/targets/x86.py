@@ -24,6 +24,8 @@ from .partition import CompileRegions
 from .target import Target
 
 CLIPS = ("aten::relu", "aten::clamp")
+MOST_AXES = 5  # of a tensor
+RANKS = (1, MOST_AXES)
 WEIGHTS = SpecSupport(
     {"int8": (-127, 127)},
     tuple(
@@ -42,6 +44,13 @@ _OWN, _SHARED = Role.OWN, Role.SHARED
 
 def _options(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
+
+
+def _axes(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    few = len(node.inputs[1].constant) <= MOST_AXES
+    return None if few else f"it gives more than {MOST_AXES} axes"
 
 
 def _convolution(node: NodeView) -> str | None:
@@ -82,13 +91,19 @@ def _batch_norm(node: NodeView) -> str | None:
 def _pad(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
-    return None if min(node.inputs[1].constant) >= 0 else "it cuts values off"
+    padding = node.inputs[1].constant
+    if len(padding) >= 2 * MOST_AXES:
+        return f"it pads all of {MOST_AXES} axes"
+    return None if min(padding) >= 0 else "it cuts values off"
 
 
 @cache
 def _capability() -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
-    rows = [OperatorSupport(kind, _OWN, check=_options, elementwise=True) for kind in functions]
+    rows = [
+        OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
+        for kind in functions
+    ]
     rows += [
         OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 2, n + 2),
                         check=_convolution)
@@ -100,12 +115,12 @@ def _capability() -> Capability:
                             ranks=(n + 2, n + 2), check=_transposed)
             for n in (1, 2, 3)
         ),
-        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, 8)),
+        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES)),
         *(
-            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, check=_tensors, elementwise=True)
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, elementwise=True)
             for op in ("add", "sub", "mul")
         ),
-        OperatorSupport("aten::cat", _OWN, clips=CLIPS, check=_options_of_lists),
+        OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists),
         OperatorSupport("aten::max_pool3d", _SHARED, ranks=(5, 5), check=_options),
         *(
             OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 2, n + 2), check=_options)
@@ -116,13 +131,13 @@ def _capability() -> Capability:
                             check=_options)
             for n in (1, 2, 3)
         ),
-        OperatorSupport("aten::mean", _OWN, check=_mean),
-        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, check=_batch_norm),
+        OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
+        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
     moves = (
-        *("max_pool1d", "max_pool2d", "flatten", "reshape", "permute", "contiguous", "detach"),
+        *("max_pool1d", "max_pool2d", "flatten", "contiguous", "detach"),
         *("alias", "upsample_nearest2d", "upsample_nearest3d"),
     )
     return Capability(
@@ -131,6 +146,7 @@ def _capability() -> Capability:
         WEIGHTS,
         moves={
             **{f"aten::{kind}": _options for kind in moves},
+            **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
     )

@@ -45,8 +45,6 @@ namespace {
 // Rows are filled up with zeros to whole vectors: what is left of a loop takes longer than these.
 constexpr int64_t padded(int64_t products) { return (products + 63) / 64 * 64; }
 
-constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1; // of which int32 holds the sum
-
 // sums[c] = start[c] + sum over i of x[i] * weight[c][i]. With codes of 16 bits the compiler finds the instruction
 // that adds products of pairs.
 JIT_PASSES_VECTORIZED void multiplyRows(

@@ -112,7 +112,7 @@ def windows(x: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Function, str]] = {
     "six axes": (windows, "more than 5 axes"),
-    "padding of five axes": (lambda x: F.pad(x[None], (1, 0) * 5)[1, 1:, 1:], "pads all of 5 axes"),
+    "padding of five axes": (lambda x: F.pad(x[None], (1, 0) * 5)[1, 1:, 1:], ""),
     "clip of a padding": (lambda x: F.hardtanh(F.pad(F.relu6(x), (1, 1)), 0.5, 2.0), ""),
     "table of a padding": (lambda x: F.hardswish(F.pad(F.hardtanh(x, 0.5, 2.0), (1, 1))), ""),
 }

@@ -27,7 +27,7 @@ from benchmarks.measure import alternate, alternate_once, ratios, spread
 from benchmarks.models import MODELS, conv_relu_chain
 from benchmarks.runtimes import RUNTIMES
 from benchmarks.runtimes.base import THREADS, missing_requirement
-from benchmarks.runtimes.jit_passes_stock import import_jit_passes, quantize_with_jit_passes
+from benchmarks.runtimes.jit_passes import import_jit_passes, quantize_with_jit_passes
 from benchmarks.runtimes.quantize_jit import (
     prepare_with_quantize_jit,
     quantize_with_quantize_jit,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.runtimes.base import Built, Runtime, Workload, first_line
-from benchmarks.runtimes.jit_passes_stock import JitPassesRuntime
+from benchmarks.runtimes.jit_passes import JitPassesRuntime
 from benchmarks.runtimes.onnx_runtime import OnnxRuntime
 from benchmarks.runtimes.openvino_nncf import OpenVinoRuntime
 from benchmarks.runtimes.quantize_jit import QuantizeJitRuntime
@@ -28,6 +28,7 @@ _ALL: list[Runtime] = [
     *(QuantizeJitRuntime(engine) for engine in _TORCH_ENGINES),
     JitPassesRuntime(engine=None),
     *(JitPassesRuntime(engine) for engine in _TORCH_ENGINES if engine != "x86"),
+    JitPassesRuntime(target="x86"),
     OnnxRuntime(),
     OpenVinoRuntime(),
 ]

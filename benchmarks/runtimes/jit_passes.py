@@ -1,4 +1,4 @@
-"""This project: ``jit_passes.quantize_script`` onto PyTorch's stock quantized operators."""
+"""This project: ``jit_passes.quantize_script`` onto PyTorch's operators, or onto its own plans."""
 
 from __future__ import annotations
 
@@ -16,27 +16,33 @@ from benchmarks.runtimes.torch_script import quantized_engine, save_and_load
 
 
 class JitPassesRuntime:
-    """jit_passes with the ``Stock`` target; ``engine=None`` lets the target choose."""
+    """jit_passes with a target; for ``stock``, ``engine=None`` lets the target choose."""
 
     requires: tuple[str, ...] = ("jit_passes",)
 
-    def __init__(self, engine: str | None) -> None:
-        self.name = "jit_passes" if engine is None else f"jit_passes_{engine}"
-        self._engine = engine
+    def __init__(self, engine: str | None = None, target: str = "stock") -> None:
+        parts = ["jit_passes", *([f"target_{target}"] if target != "stock" else [])]
+        self.name = "_".join([*parts, *([engine] if engine else [])])
+        self._engine, self._target = engine, target
 
     def build(self, workload: Workload, directory: Path) -> Built:
         start = perf_counter()
-        module = quantize_with_jit_passes(workload.scripted, workload.calibration, self._engine)
+        module = quantize_with_jit_passes(
+            workload.scripted, workload.calibration, self._engine, self._target
+        )
         seconds = perf_counter() - start
         return save_and_load(module, directory / f"{self.name}.pt", self._engine, seconds)
 
 
 def quantize_with_jit_passes(
-    scripted: torch.jit.ScriptModule, calibration: Iterable[Tensor], engine: str | None
+    scripted: torch.jit.ScriptModule,
+    calibration: Iterable[Tensor],
+    engine: str | None,
+    name: str = "stock",
 ) -> torch.jit.ScriptModule:
-    """``scripted`` quantized for the ``Stock`` target of ``engine``."""
+    """``scripted`` quantized for the target of that name, ``Stock`` with ``engine``."""
     jit_passes = import_jit_passes()
-    target = jit_passes.targets.Stock(engine=engine)
+    target = jit_passes.targets.Stock(engine=engine) if name == "stock" else name
     with quantized_engine(engine):
         module: torch.jit.ScriptModule = jit_passes.quantize_script(
             scripted, calibration, target=target, progress=False

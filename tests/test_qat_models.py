@@ -88,12 +88,7 @@ def test_odd_models(case: Case, trainer: str, request: pytest.FixtureRequest) ->
     frontend = case.frontends[METHODS.index(trainer) % len(case.frontends)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            worst = check(case.build(frontend), case.arguments(4, seed=1), trainer, case.method)
-        except RuntimeError as error:
-            if "derivative for aten::" not in str(error):
-                raise
-            pytest.skip("traced in eval mode, it has PyTorch's kernels for that, without gradients")
+        worst = check(case.build(frontend), case.arguments(4, seed=1), trainer, case.method)
     assert (worst is None) <= (case.floor is None), "refused"
     assert worst is None or worst <= STEPS
 

@@ -297,6 +297,20 @@ torch.jit.save(jit_passes.convert(prepared), sys.argv[2])
 """
 
 
+def converted_elsewhere(
+    model: torch.jit.ScriptModule, folder: Path, module: str, what: str
+) -> Path:
+    """The file that another process makes, which is refused without the module."""
+    files = (folder / "model.pt", folder / "reference.pt")
+    torch.jit.save(model, files[0])
+    refused = elsewhere(CONVERT.replace("IMPORT", ""), *files)
+    assert refused.returncode != 0
+    assert f"{what} of the module {module}, which this process does not have" in refused.stderr
+    done = elsewhere(CONVERT.replace("IMPORT", f"import {module}"), *files)
+    assert done.returncode == 0, done.stderr
+    return files[1]
+
+
 def test_an_observer_goes_all_the_way(script: torch.jit.ScriptModule, tmp_path: Path) -> None:
     """In Python, from a profile, from a file in another process; lowered for stock."""
     data = batches()
@@ -304,22 +318,11 @@ def test_an_observer_goes_all_the_way(script: torch.jit.ScriptModule, tmp_path: 
     quantizer = Stock().quantizer().set_global(LayerOptions(input=mine, output=mine))
     prepared = jit_passes.prepare(script, quantizer=quantizer)
     jit_passes.calibrate(prepared, data, progress=False)
-    files = (tmp_path / "prepared.pt", tmp_path / "reference.pt")
-    torch.jit.save(prepared, files[0])
-    refused = elsewhere(CONVERT.replace("IMPORT", ""), *files)
-    assert (
-        refused.returncode != 0
-        and (
-            "the calibration method 'core_range', the class CoreRange of the module "
-            "third_party.core_range, which this process does not have"
-        )
-        in refused.stderr
-    )
-    done = elsewhere(CONVERT.replace("IMPORT", "import third_party.core_range"), *files)
-    assert done.returncode == 0, done.stderr
+    what = "the calibration method 'core_range', the class CoreRange"
+    file = converted_elsewhere(prepared, tmp_path, "third_party.core_range", what)
     reference = jit_passes.convert(prepared)
     outputs = reference(data[0])
-    assert torch.equal(torch.jit.load(files[1])(data[0]), outputs)
+    assert torch.equal(torch.jit.load(file)(data[0]), outputs)
     assert (jit_passes.lower(reference)(data[0]) - outputs).abs().max() < 0.05
     profile = jit_passes.profile(script, data, progress=False)
     filled = jit_passes.fill(jit_passes.prepare(script, quantizer=quantizer), profile)
@@ -359,20 +362,9 @@ def test_a_method_trains(
 def test_a_method_in_another_process(script: torch.jit.ScriptModule, tmp_path: Path) -> None:
     x = batches()[0]
     qat = trained(script, CoarseSteps(3.0))
-    files = (tmp_path / "qat.pt", tmp_path / "reference.pt")
-    torch.jit.save(qat, files[0])
-    refused = elsewhere(CONVERT.replace("IMPORT", ""), *files)
-    assert (
-        refused.returncode != 0
-        and (
-            "the training method 'coarse_steps', the class CoarseSteps of the module "
-            "third_party.coarse_steps, which this process does not have"
-        )
-        in refused.stderr
-    )
-    done = elsewhere(CONVERT.replace("IMPORT", "import third_party.coarse_steps"), *files)
-    assert done.returncode == 0, done.stderr
-    assert torch.equal(torch.jit.load(files[1])(x), jit_passes.convert(qat)(x))
+    what = "the training method 'coarse_steps', the class CoarseSteps"
+    file = converted_elsewhere(qat, tmp_path, "third_party.coarse_steps", what)
+    assert torch.equal(torch.jit.load(file)(x), jit_passes.convert(qat)(x))
 
 
 def test_what_a_method_says_of_its_parameters_holds(script: torch.jit.ScriptModule) -> None:

@@ -171,7 +171,7 @@ class Inliner {
     }
   }
 
-  // What knows no module but its own has no path to keep, and PyTorch inlines and simplifies it once for all.
+  // A function that knows no module but its own has no path to keep. PyTorch inlines and simplifies it once.
   Graph& bodyOf(GraphFunction& function) {
     auto& body = bodies_[&function];
     if (body == nullptr) {

@@ -18,7 +18,7 @@ const Node* findCall(Graph& graph);
 
 // A region that was outlined: a module which holds operators of its caller, and is inlined as if it were not there.
 bool isRegion(const c10::TypePtr& type);
-// What a compiler has made of one: see compiled_region.h. Calls of it stay, wherever others are inlined.
+// A module that a compiler has made of a region: see compiled_region.h. Its calls stay where others are inlined.
 bool isCompiledRegion(const c10::TypePtr& type);
 inline bool callsCompiledRegion(const Node* node) {
   return node->kind() == prim::CallMethod && isCompiledRegion(node->input(0)->type());

@@ -8,7 +8,7 @@
 //   region_0.forward(%x): quantize, dequantize, conv2d, quantize, dequantize
 //
 // A region takes and gives floats: it quantizes what it reads, and dequantizes what it gives. The codes are the
-// same, since quantize gives the codes back that dequantize of the same grid has read. What is read in codes comes
+// same, since quantize gives the codes back that dequantize of the same grid has read. A value in codes comes
 // in as it was before it was quantized, or where a rearrangement lies in between, as it is after that. Constants,
 // and attributes that nothing changes and that need no gradient, move in.
 //
@@ -133,7 +133,7 @@ class Outline {
     return made;
   }
 
-  // What the region has for a value.
+  // Returns the region's own value for one of the caller's.
   Value* take(Value* value) {
     if (const auto found = inside_.find(value); found != inside_.end()) {
       return found->second;
@@ -295,7 +295,7 @@ std::vector<Nodes> regionsOf(const c10::IValue& option, const Nodes& nodes) {
   return regions;
 }
 
-// What a region gives is on the grid already, so quantized and dequantized again it is the same.
+// A result of a region is on the grid already, so quantized and dequantized again it is the same.
 void readDirectly(const Order& order, const Nodes& quantized) {
   for (Node* codes : quantized) {
     const auto uses = codes->output()->uses(); // a copy: the loop edits the list

@@ -3,6 +3,7 @@
 #include "core/registry.h"
 #include "passes/dialect.h"
 #include "reader.h"
+#include "simplify.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -63,7 +64,7 @@ class Walk {
         program_.outputs.push_back(known->second);
       }
     }
-    removeUnused();
+    simplify(program_);
     check(program_);
     return std::move(program_);
   }
@@ -96,43 +97,6 @@ class Walk {
     } else {
       visitOperator(node);
     }
-  }
-
-  // Nothing reads what a convolution has taken in.
-  void removeUnused() {
-    std::vector<bool> used(program_.grids.size());
-    for (const int64_t output : program_.outputs) {
-      used[output] = true;
-    }
-    std::vector<Operator> kept;
-    for (size_t i = program_.operators.size(); i-- > 0;) {
-      Operator& op = program_.operators[i];
-      if (used[op.output]) {
-        for (const int64_t input : op.inputs) {
-          if (op.kind != Kind::Quantize) {
-            used[input] = true;
-          }
-        }
-        kept.push_back(std::move(op));
-      }
-    }
-    program_.operators.assign(std::make_move_iterator(kept.rbegin()), std::make_move_iterator(kept.rend()));
-  }
-
-  // A convolution pads its operand itself.
-  void absorbPadding(Operator& op) const {
-    using A = ConvolutionAttributes;
-    const auto made = std::find_if(
-        program_.operators.rbegin(), program_.operators.rend(),
-        [&](const Operator& other) { return other.output == op.inputs[0]; });
-    if (op.kind != Kind::Convolution || made == program_.operators.rend() || made->kind != Kind::Pad ||
-        int64_t(made->attributes.size()) > 2 * op.attributes[A::Spatial]) {
-      return;
-    }
-    for (size_t i = 0; i < made->attributes.size(); ++i) {
-      op.attributes[(i % 2 ? A::PadAfter : A::PadBefore) + 2 - i / 2] += made->attributes[i];
-    }
-    op.inputs = made->inputs;
   }
 
   int64_t addValue(const Grid& grid) {
@@ -298,7 +262,6 @@ class Walk {
       refuseUnless(coded != floats_.end(), "its operand ", operand->debugName(), " is in float");
       planned.op.inputs.push_back(coded->second);
     }
-    absorbPadding(planned.op);
     if (const auto grid = ownGrid(node, planned.op)) {
       const auto inputs = planned.op.inputs;
       floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
@@ -324,7 +287,7 @@ class Walk {
     return grid;
   }
 
-  // What is padded has the zero point too.
+  // A padding adds the zero point to the codes.
   static Grid movedGrid(Kind kind, Grid grid) {
     if (kind == Kind::Pad) {
       grid.low = std::min(grid.low, grid.zero_point), grid.high = std::max(grid.high, grid.zero_point);

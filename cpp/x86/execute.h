@@ -5,7 +5,7 @@
 
 namespace jit_passes::x86 {
 
-// What one call computes with: memory, and the tensors that it takes and gives.
+// The operands of one call: memory, and the tensors that it takes and gives.
 struct Call {
   struct Source {
     const float* data;

@@ -68,7 +68,7 @@ class Lowering {
   }
 
  private:
-  // Who reads a value, and which axis its first reader wants innermost.
+  // Finds the readers of each value, and the axis that the first of them wants innermost.
   void readUses() {
     const size_t count = program_.grids.size();
     uses_.resize(count), wanted_.assign(count, -2), primary_.resize(count);
@@ -327,7 +327,7 @@ class Lowering {
     result_.steps.back().axes = axes;
   }
 
-  // What convolutions read around their operands.
+  // Finds the borders that convolutions read around their operands.
   void findBorders() {
     for (Step& step : result_.steps) {
       if (step.does != Does::Convolve) {

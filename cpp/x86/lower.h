@@ -70,7 +70,7 @@ Memory& ownerOf(Lowered& lowered, size_t id);
 // Finds a place in the arena for all memory that steps touch.
 void placeMemory(Lowered& lowered);
 
-// What runs the steps.
+// Makes kernels of the steps.
 std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered);
 
 // Makes a border at least as wide as another.

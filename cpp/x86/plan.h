@@ -5,7 +5,7 @@
 
 namespace jit_passes::x86 {
 
-// Any threads may call one plan. What it has prepared for sizes of inputs is kept for those used last.
+// Any threads may call one plan. It keeps what it has prepared for the sizes of inputs used last.
 class Plan : public torch::CustomClassHolder {
  public:
   explicit Plan(Program program); // checked

@@ -11,7 +11,7 @@ constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kM
 // Sums of products and what stands for the zero point each stay below this.
 constexpr int64_t kMaxSum = int64_t{1} << 30;
 
-// What the state of an operator must have, in the order of `Kind`.
+// Counts that the state of an operator must have, in the order of `Kind`.
 struct Signature {
   const char* name;
   size_t min_inputs, max_inputs;

@@ -11,7 +11,7 @@ const auto dequantize_per_channel = c10::Symbol::fromQualString("jit_passes::deq
 
 constexpr int64_t kSignedShift = 128;
 
-// What stands for the dtype of codes; nothing for those that do not fit in a byte.
+// The number that is added to codes of a dtype; nothing for dtypes that do not fit in a byte.
 std::optional<int64_t> shiftOf(at::ScalarType dtype) {
   return dtype == at::kByte   ? std::optional<int64_t>(0)
          : dtype == at::kChar ? std::optional(kSignedShift)

@@ -1,4 +1,4 @@
-// What a plan has to know of the nodes of a reference model before it runs.
+// Facts about the nodes of a reference model that are known before it runs.
 #pragma once
 
 #include "core/known_values.h"
@@ -40,7 +40,7 @@ class Reader {
   std::vector<int64_t> integers(const Node* node, const std::string& name, size_t count) const;
   bool has(const Node* node, const std::string& name) const; // and not None
 
-  // What quantize makes, what dequantize reads.
+  // The grid of the codes that quantize makes; scale and zero point that dequantize reads.
   Codes codesOf(const Node* quantize) const;
   std::pair<double, int64_t> scaleOf(const Node* dequantize) const;
 

@@ -26,7 +26,7 @@ UNBOUNDED = 1 << 30
 
 @dataclass(frozen=True)
 class Flow:
-    """Who makes a value, and who reads it: INTEGERS, FLOAT, or an operator that may be either."""
+    """The maker and the readers of a value: INTEGERS, FLOAT, or an operator that may be either."""
 
     maker: Hashable
     readers: tuple[Hashable, ...]

@@ -27,7 +27,7 @@ from .target import Target
 
 @dataclass(frozen=True)
 class RegionValue:
-    """What a region takes or gives.
+    """A value that a region takes or gives.
 
     Attributes:
         name: of the value in the model.

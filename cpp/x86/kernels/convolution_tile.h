@@ -15,7 +15,7 @@ namespace jit_passes::x86 {
 
 constexpr int64_t kHalf = 7, kLanes = 16, kMostRuns = 256;
 
-// What one tile reads: addresses of both halves' first pixels, bytes between pixels, and from the end of each
+// The operands of one tile: addresses of both halves' first pixels, bytes between pixels, and from the end of each
 // run to the beginning of the next.
 struct Tile {
   const uint8_t* half[2];

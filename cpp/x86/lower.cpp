@@ -14,20 +14,24 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
     case Kind::Affine: return 1;
-    case Kind::Shuffle: return axisOf(op.attributes[0], rank);
+    case Kind::Shuffle:
+    case Kind::Softmax: return axisOf(op.attributes[0], rank);
+    case Kind::LayerNorm:
+    case Kind::MatrixProduct: return rank - 1;
     default: return std::nullopt;
   }
 }
 
-class Lowering : public Moves {
+class Lowering : public Products {
  public:
   Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : Moves(program, sizes), weights_(weights) {}
+      : Products(program, sizes), weights_(weights) {}
 
   Lowered run() {
     readUses();
+    findViews();
     for (size_t index = 0; index < program_.operators.size(); ++index) {
-      if (!fused_.count(index)) {
+      if (!fused_.count(index) && !isView(index)) {
         lowerOperator(index);
       }
     }
@@ -92,17 +96,10 @@ class Lowering : public Moves {
       case Kind::Add: return lowerBroadcast(Does::Add, index);
       case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
       case Kind::Mean: return lowerMean(index);
-      case Kind::Concat: return lowerConcat(index);
-      case Kind::Flatten:
-      case Kind::Reshape:
-      case Kind::Unflatten: return lowerReshape(index);
-      case Kind::Permute:
-      case Kind::Transpose: return lowerPermute(index);
-      case Kind::Shuffle: return lowerShuffle(index);
-      case Kind::Slice:
-      case Kind::Narrow:
-      case Kind::Part: return lowerPart(index);
-      case Kind::Pad: return lowerPad(index);
+      case Kind::MatrixProduct: return lowerProduct(index);
+      case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::LayerNorm: return emit(Does::Normalize, index, wantAll(op), *channelAxis(op, rank));
+      default: return lowerMove(index);
     }
   }
 
@@ -112,20 +109,6 @@ class Lowering : public Moves {
       operands.push_back(want(input, *channelAxis(op, sizes_[input].size())));
     }
     return operands;
-  }
-
-  // The table that alone reads the result becomes part of the step.
-  void emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
-    emit(does, index, std::move(inputs), axis);
-    const auto& uses = uses_[program_.operators[index].output];
-    if (uses.size() == 1 && uses[0] != SIZE_MAX && program_.operators[uses[0]].kind == Kind::Table) {
-      const Operator& table = program_.operators[uses[0]];
-      fused_.insert(uses[0]);
-      Step& step = result_.steps.back();
-      step.table = table.tensors[0].const_data_ptr<uint8_t>();
-      primary_[table.output] = step.output;
-      memory(step.output).grid = &program_.grids[table.output];
-    }
   }
 
   void lowerBroadcast(Does does, size_t index) {
@@ -221,6 +204,19 @@ class Lowering : public Moves {
 };
 
 } // namespace
+
+void Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
+  emit(does, index, std::move(inputs), axis);
+  const auto& uses = uses_[program_.operators[index].output];
+  if (uses.size() == 1 && uses[0] != SIZE_MAX && program_.operators[uses[0]].kind == Kind::Table) {
+    const Operator& table = program_.operators[uses[0]];
+    fused_.insert(uses[0]);
+    Step& step = result_.steps.back();
+    step.table = table.tensors[0].const_data_ptr<uint8_t>();
+    primary_[table.output] = step.output;
+    memory(step.output).grid = &program_.grids[table.output];
+  }
+}
 
 Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights) {
   return Lowering(program, sizes, weights).run();

@@ -2,8 +2,8 @@
 // have a border, and where each lies in the arena.
 #pragma once
 
-#include "parts.h"
 #include "prepare.h"
+#include "views.h"
 
 namespace jit_passes::x86 {
 
@@ -40,6 +40,10 @@ struct Step {
     Resample,
     Pad,
     Interleave,
+    Pack, // of the right operand of a product
+    Product,
+    Softmax,
+    Normalize,
     Copy,
     Rename,
     Exit
@@ -54,10 +58,12 @@ struct Step {
   std::shared_ptr<const Packed> packed = nullptr;
   // Of Copy and Interleave: of each operand, undefined where its codes stay.
   std::vector<at::Tensor> own_tables = {};
-  // Of Copy: an axis of the result is that axis of the operand; and where in the result it begins.
+  // Of Copy and Product: an axis of the result is that axis of the operand; and where in the result it begins.
   Sizes axes = {};
   int64_t along = 0, start = 0;
   std::optional<Range> range = {}; // of the operand
+  // Of Pack and Product: what stands between memory and each operand.
+  std::vector<std::vector<Rearranged>> views = {};
 };
 
 struct Lowered {

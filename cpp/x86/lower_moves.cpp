@@ -7,6 +7,23 @@ bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zer
 
 } // namespace
 
+void Moves::lowerMove(size_t index) {
+  switch (program_.operators[index].kind) {
+    case Kind::Concat: return lowerConcat(index);
+    case Kind::Flatten:
+    case Kind::Reshape:
+    case Kind::Unflatten: return lowerReshape(index);
+    case Kind::Permute:
+    case Kind::Transpose: return lowerPermute(index);
+    case Kind::Shuffle: return lowerShuffle(index);
+    case Kind::Slice:
+    case Kind::Narrow:
+    case Kind::Part: return lowerPart(index);
+    case Kind::Pad: return lowerPad(index);
+    default: TORCH_INTERNAL_ASSERT(false, "it moves nothing");
+  }
+}
+
 void Moves::lowerConcat(size_t index) {
   const Operator& op = program_.operators[index];
   if (isShuffledAlone(op)) {

@@ -48,6 +48,10 @@ class Preparation {
       case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
       case Does::Copy: return copied(step, in(step), out(step));
       case Does::Interleave: return interleaved(step, lowered_.memory);
+      case Does::Pack: return packedOperand(step, lowered_.memory);
+      case Does::Product: return product(step, lowered_.memory);
+      case Does::Softmax: return softmaxed(step, in(step), out(step));
+      case Does::Normalize: return normalized(operatorOf(step), step, in(step), out(step));
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;

@@ -43,6 +43,9 @@ enum class Kind {
   Part,            // see PartAttributes
   Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
+  MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
+  Softmax,       // attributes: axis
+  LayerNorm, // over the last axis, see NormTensors
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -88,6 +91,11 @@ struct PartAttributes {
 // Positions in `tensors` of operators with weights.
 enum : size_t { kWeight, kWeightScales, kBias, kWeightedTensors };
 
+// Positions in `tensors` of layer norm: float32, a number for each channel; float64, one number.
+struct NormTensors {
+  enum : size_t { Weight, Bias, Eps, Count };
+};
+
 struct Operator {
   Kind kind;
   std::string name; // of the node, for messages
@@ -107,6 +115,8 @@ struct Program {
 };
 
 const char* nameOf(Kind kind);
+// Throws where there is none of that name.
+Kind kindNamed(const std::string& name);
 
 // Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
 // tensor of another shape or dtype, a number out of range.

@@ -54,6 +54,7 @@ GRADIENTS_REORDERED = 1e-9
 REORDERS = {
     "canonicalize_linear",
     "fold_batch_norm",
+    "fold_scale",
     "freeze",  # PyTorch picks another kernel where a weight needs no gradient
     "merge_conv_bias",
     "split_conv_bias",

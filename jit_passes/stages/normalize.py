@@ -37,6 +37,7 @@ NORMALIZE = Pipeline(
         "replace_inplace",
         *CANONICAL_FORM,
         "fold_batch_norm",
+        "fold_scale",
         *CLEAN_UP,
     ),
     ensures=("inlined", "canonical"),

@@ -155,6 +155,59 @@ def test_a_product_of_a_value_that_others_read() -> None:
         assert torch.equal(got, wanted)
 
 
+class Chain(nn.Module):
+    """Products of whatever was computed before, rearranged, of which any may be results too."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        self.seed, self.x = seed, Grid(0.25, 121)
+        self.grids = nn.ModuleList([Grid(2.0 ** draw.randint(4, 9), 131) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        draw = random.Random(self.seed)
+        values = [self.x(x)]
+        for grid in self.grids:
+            a, b = (self.moved(draw, draw.choice(values)) for _ in range(2))
+            if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+                b = a.transpose(-1, -2)
+            y = grid(a @ b)
+            values.append(torch.relu(y) if draw.random() < 0.2 else y)
+            values.append(self.moved(draw, values[-1]))
+        return tuple(draw.sample(values[1:], 2))
+
+    @staticmethod
+    def moved(draw: random.Random, x: Tensor) -> Tensor:
+        for _ in range(draw.randint(0, 3)):
+            axis = draw.randrange(x.dim())
+            size = int(x.shape[axis])
+            kind = draw.choice(["transpose", "permute", "unflatten", "chunk", "slice", "select"])
+            if kind == "transpose":
+                x = x.transpose(axis, draw.randrange(x.dim()))
+            elif kind == "permute":
+                x = x.permute(draw.sample(range(x.dim()), x.dim()))
+            elif kind == "unflatten" and x.dim() < 5 and size % 2 == 0:
+                x = x.unflatten(axis, draw.choice([(2, -1), (-1, 2)]))
+            elif kind == "chunk" and size > 3:
+                x = draw.choice(x.chunk(2, axis))
+            elif kind == "slice" and size > 4:
+                x = x[(slice(None),) * axis + (slice(1, -1, draw.choice([1, 2])),)]
+            elif kind == "select" and x.dim() > 3:
+                x = x.select(axis, draw.randrange(size))
+        return x
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_chains_of_products_are_exact(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(2, 3, 8, 12) * 10
+    region = traced(Chain(seed), x)
+    with torch.no_grad():
+        expected = region(x)
+    for got, wanted in zip(plan_of(region).run([x]), expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
 class Between(nn.Module):
     """A layer between two grids."""
 

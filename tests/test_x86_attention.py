@@ -197,6 +197,7 @@ class Chain(nn.Module):
         return x
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("seed", range(60))
 def test_chains_of_products_are_exact(seed: int) -> None:
     torch.manual_seed(seed)

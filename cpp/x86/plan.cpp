@@ -25,6 +25,25 @@ at::Tensor toFloat(const at::Tensor& x, size_t number) {
 Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {}
 
 std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
+  std::shared_ptr<const Prepared> ready;
+  return run(inputs, ready, nullptr);
+}
+
+Plan::Profile Plan::profile(const std::vector<at::Tensor>& inputs) {
+  std::shared_ptr<const Prepared> ready;
+  std::vector<int64_t> nanoseconds;
+  run(inputs, ready, &nanoseconds);
+  Profile profile;
+  for (size_t i = 0; i < nanoseconds.size(); ++i) {
+    const Phase& phase = ready->phases()[i];
+    profile.emplace_back(phase.name, phase.kernel, phase.sizes, phase.products, nanoseconds[i]);
+  }
+  return profile;
+}
+
+std::vector<at::Tensor> Plan::run(
+    const std::vector<at::Tensor>& inputs, std::shared_ptr<const Prepared>& ready,
+    std::vector<int64_t>* nanoseconds) {
   TORCH_CHECK(
       int64_t(inputs.size()) == program_.inputs, "the plan takes ", program_.inputs, " tensors, got ",
       inputs.size());
@@ -35,9 +54,9 @@ std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
     floats.push_back(toFloat(inputs[i], i));
     sizes.push_back(inputs[i].sizes().vec());
   }
-  const auto ready = prepared(sizes);
+  ready = prepared(sizes);
   at::Tensor arena = takeArena(ready->bytes());
-  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), at::get_num_threads());
+  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), at::get_num_threads(), nanoseconds);
   giveBack(std::move(arena));
   return outputs;
 }
@@ -113,7 +132,10 @@ namespace {
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.class_<Plan>("Plan")
-      .def("run", &Plan::run)
+      .def(
+          "run", [](const c10::intrusive_ptr<Plan>& plan,
+                    const std::vector<at::Tensor>& inputs) { return plan->run(inputs); })
+      .def("profile", &Plan::profile)
       .def("__str__", &Plan::toString)
       .def_pickle(
           [](const c10::intrusive_ptr<Plan>& plan) { return plan->state(); },

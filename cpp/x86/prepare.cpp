@@ -1,5 +1,5 @@
-#include "lower.h"
 #include "moves.h"
+#include "phases.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -14,18 +14,6 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
       channel};
 }
 
-// An image by its offset in the arena.
-struct Placed {
-  Image image;
-  int64_t offset;
-
-  Image in(const Call& call) const {
-    Image placed = image;
-    placed.data = call.arena + offset;
-    return placed;
-  }
-};
-
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
@@ -36,9 +24,14 @@ class Preparation {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
-      Phase phase = step.does == Does::Upsample ? upsample(step) : Phase{partOf(step)};
+      Phase phase = describe(program_, lowered_, step);
+      if (step.does == Does::Upsample) {
+        phase.parts = upsample(program_, lowered_, step, weights_);
+      } else {
+        phase.parts.push_back(partOf(step));
+      }
       if (step.does != Does::Exit) {
-        fillBorder(ownerOf(lowered_, step.output), i, phase);
+        fillBorder(ownerOf(lowered_, step.output), i, phase.parts);
       }
       phases.push_back(std::move(phase));
     }
@@ -49,7 +42,7 @@ class Preparation {
   Part partOf(const Step& step) {
     switch (step.does) {
       case Does::Enter: return enter(step);
-      case Does::Convolve: return convolve(step);
+      case Does::Convolve: return convolve(program_, lowered_, step);
       case Does::LookUp: return lookUp(step);
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
@@ -70,11 +63,6 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  static Placed image(const Memory& memory, const Dims& dims) {
-    return {imageOf(dims, memory.strides, memory.channels()), memory.offset};
-  }
-  static Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
-
   template <typename Kernel>
   static Part unary(Kernel kernel, const Placed& in, const Placed& out) {
     const int64_t items = kernel.items(out.image);
@@ -83,13 +71,13 @@ class Preparation {
             }};
   }
 
-  static void fillBorder(const Memory& memory, size_t step, Phase& phase) {
+  static void fillBorder(const Memory& memory, size_t step, std::vector<Part>& parts) {
     if (memory.first != step || memory.border == Border{}) {
       return;
     }
     const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
-    const Placed whole = image(memory);
-    phase.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
+    const Placed whole = placed(memory);
+    parts.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
                        fill.run(whole.in(call), begin, end);
                      }});
   }
@@ -98,7 +86,7 @@ class Preparation {
     const Memory& to = out(step);
     const auto source = static_cast<size_t>(operatorOf(step).inputs[0]);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    const Placed codes = image(to, dims);
+    const Placed codes = placed(to, dims);
     const Quantize kernel{
         1 / static_cast<float>(to.grid->scale), static_cast<float>(to.grid->zero_point),
         static_cast<int32_t>(to.grid->low), static_cast<int32_t>(to.grid->high)};
@@ -113,7 +101,7 @@ class Preparation {
   Part exit(const Step& step) {
     const Memory& from = in(step);
     const Dims dims = pixelDims(from.sizes, from.axis);
-    const Placed codes = image(from, dims);
+    const Placed codes = placed(from, dims);
     Sizes strides(from.sizes.size(), 1);
     for (size_t i = strides.size(); i-- > 1;) {
       strides[i - 1] = strides[i] * from.sizes[i];
@@ -127,75 +115,10 @@ class Preparation {
         }};
   }
 
-  // Rows of a matrix with the same distance between all of them.
-  static bool isUniform(const Memory& memory) {
-    int64_t stride = -1;
-    for (int64_t axis = int64_t(memory.sizes.size()) - 2; axis >= 0; --axis) {
-      if (stride >= 0 && memory.sizes[axis] != 1 && memory.strides[axis] != stride) {
-        return false;
-      }
-      stride = (stride < 0 ? memory.strides[axis] : stride) * memory.sizes[axis];
-    }
-    return true;
-  }
-
-  static Placed matrix(const Memory& memory) {
-    Image image;
-    image.channels = memory.channels();
-    image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
-    image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
-    return {image, memory.offset};
-  }
-
-  Part convolve(const Step& step) {
-    const Memory &from = in(step), &to = out(step);
-    const bool linear = operatorOf(step).kind == Kind::Linear, rows = isUniform(from) && isUniform(to);
-    const auto view = [&](const Memory& memory) {
-      return !linear ? image(memory)
-             : rows  ? matrix(memory)
-                     : image(memory, axisDims(memory.sizes, memory.axis));
-    };
-    return convolution(step, step.packed, view(from), view(to));
-  }
-
-  static Part convolution(
-      const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y) {
-    Requantize requantize;
-    requantize.multiplier = packed->multiplier.data();
-    requantize.offset = packed->offset.data();
-    requantize.low = step.grid->low, requantize.high = step.grid->high;
-    requantize.table = step.table;
-    const int64_t items = packed->kernel.items(x.image, y.image);
-    return {items, [=](const Call& call, int64_t begin, int64_t end) {
-              packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
-            }};
-  }
-
-  // Each tap of the window makes pixels of its own.
-  Phase upsample(const Step& step) {
-    const Memory &from = in(step), &to = out(step);
-    const Operator& op = operatorOf(step);
-    const auto kernel = op.tensors[kWeight].sizes().slice(2);
-    const Placed x = image(from), whole = image(to);
-    const Image& all = whole.image;
-    Placed y = whole;
-    y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;
-    y.image.plane = all.plane * kernel[0], y.image.row = all.row * kernel[1];
-    y.image.pixel = all.pixel * kernel[2];
-    Phase phase;
-    for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
-      const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
-      y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
-      phase.push_back(
-          convolution(step, weights_.packed(step.index, from.is != Memory::Is::Slice, tap), x, y));
-    }
-    return phase;
-  }
-
   Part lookUp(const Step& step) {
     const Memory &from = in(step), &to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    return unary(LookUp{step.table}, image(from, dims), image(to, dims));
+    return unary(LookUp{step.table}, placed(from, dims), placed(to, dims));
   }
 
   // The operand of an operator that broadcasts, with the axes of the result.
@@ -213,7 +136,7 @@ class Preparation {
   Part binary(const Step& step, Kernel kernel) const {
     const Memory& to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
+    const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = placed(to, dims);
     kernel.low = step.grid->low, kernel.high = step.grid->high;
     kernel.table = step.table;
     return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
@@ -263,7 +186,7 @@ class Preparation {
   }
 
   Part maxPool(const Step& step) const {
-    const Placed x = image(in(step)), y = image(out(step));
+    const Placed x = placed(in(step)), y = placed(out(step));
     const Operator& op = operatorOf(step);
     auto [z_spans, y_spans, x_spans] = spans(op, x.image, y.image);
     const int64_t* dilation = &op.attributes[PoolAttributes::Dilation];
@@ -295,7 +218,7 @@ class Preparation {
   }
 
   Part average(const Step& step) const {
-    const Placed x = image(in(step)), y = image(out(step));
+    const Placed x = placed(in(step)), y = placed(out(step));
     const Operator& op = operatorOf(step);
     const int64_t divisor = op.kind == Kind::AveragePool ? op.attributes[PoolAttributes::Divisor] : 0;
     return averageOf(step, spans(op, x.image, y.image), divisor, x, y);
@@ -323,11 +246,11 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
+        step, spans, 0, placed(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
   }
 
   Part resample(const Step& step) const {
-    const Placed x = image(in(step)), y = image(out(step));
+    const Placed x = placed(in(step)), y = placed(out(step));
     const Operator& op = operatorOf(step);
     Resample kernel;
     std::vector<int64_t>* const from[] = {&kernel.from_z, &kernel.from_y, &kernel.from_x};
@@ -351,7 +274,7 @@ class Preparation {
       const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
       offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
     }
-    const Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+    const Placed x = placed(from, axisDims(from.sizes, from.axis)), y = placed(to, dims);
     const auto zero = static_cast<uint8_t>(to.grid->zero_point);
     return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
               padRows(x.in(call), offset, zero, y.in(call), begin, end);

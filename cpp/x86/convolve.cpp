@@ -24,30 +24,63 @@ Placed matrix(const Memory& memory) {
   return {image, memory.offset};
 }
 
-Part convolution(const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y) {
+// What is added to a result.
+struct Residual {
+  Placed image;
+  Add add;
+  bool first;
+};
+
+Part convolution(
+    const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y,
+    const std::optional<Residual>& residual = std::nullopt) {
   Requantize requantize;
   requantize.multiplier = packed->multiplier.data();
   requantize.offset = packed->offset.data();
   requantize.low = step.grid->low, requantize.high = step.grid->high;
   requantize.table = step.table;
-  const int64_t items = packed->kernel.items(x.image, y.image);
+  const int64_t items = packed->kernel.items(x.image, y.image, residual ? &residual->image.image : nullptr);
   return {items, [=](const Call& call, int64_t begin, int64_t end) {
-            packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
+            Requantize how = requantize;
+            Image other;
+            if (residual) {
+              other = residual->image.in(call);
+              how.residual = &other, how.add = &residual->add, how.residual_first = residual->first;
+            }
+            packed->kernel.run(x.in(call), y.in(call), how, begin, end);
           }};
 }
 
 } // namespace
 
+Add addOf(const Program& program, const Lowered& lowered, const Step& step) {
+  const Grid &a = *lowered.memory[step.inputs[0]].grid, &b = *lowered.memory[step.inputs[1]].grid;
+  const double* factors = program.operators[step.index].tensors[0].const_data_ptr<double>();
+  const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
+  const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
+  Add kernel{};
+  kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
+  kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
+  kernel.low = step.grid->low, kernel.high = step.grid->high;
+  kernel.table = step.table;
+  return kernel;
+}
+
 Part convolve(const Program& program, const Lowered& lowered, const Step& step) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
+  const Memory* other = step.sum ? &lowered.memory[step.inputs[1]] : nullptr;
   const bool linear = program.operators[step.index].kind == Kind::Linear;
-  const bool rows = isUniform(from) && isUniform(to);
+  const bool rows = isUniform(from) && isUniform(to) && (!other || isUniform(*other));
   const auto view = [&](const Memory& memory) {
     return !linear ? placed(memory)
            : rows  ? matrix(memory)
                    : placed(memory, axisDims(memory.sizes, memory.axis));
   };
-  return convolution(step, step.packed, view(from), view(to));
+  std::optional<Residual> residual;
+  if (other) {
+    residual = {view(*other), addOf(program, lowered, *step.sum), step.sum->inputs[0] == step.inputs[1]};
+  }
+  return convolution(step, step.packed, view(from), view(to), residual);
 }
 
 // Each tap of the window makes pixels of its own.

@@ -63,6 +63,7 @@ class Lowering {
     }
     findBorders();
     settleNames();
+    fuseSums(result_);
     placeMemory(result_);
     return std::move(result_);
   }

@@ -25,6 +25,9 @@ inline Placed placed(const Memory& memory) { return placed(memory, imageDims(mem
 // A phase without parts, with what a profile says about it.
 Phase describe(const Program& program, const Lowered& lowered, const Step& step);
 
+// Of a step that adds.
+Add addOf(const Program& program, const Lowered& lowered, const Step& step);
+
 // Of steps with weights.
 Part convolve(const Program& program, const Lowered& lowered, const Step& step);
 std::vector<Part> upsample(

@@ -137,23 +137,12 @@ class Preparation {
     const Memory& to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
     const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = placed(to, dims);
-    kernel.low = step.grid->low, kernel.high = step.grid->high;
-    kernel.table = step.table;
     return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
               kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
             }};
   }
 
-  Part add(const Step& step) const {
-    const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
-    const double* factors = operatorOf(step).tensors[0].const_data_ptr<double>();
-    const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
-    const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
-    Add kernel{};
-    kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
-    kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
-    return binary(step, kernel);
-  }
+  Part add(const Step& step) const { return binary(step, addOf(program_, lowered_, step)); }
 
   Part multiply(const Step& step) const {
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
@@ -162,6 +151,8 @@ class Preparation {
     kernel.multiplier = static_cast<double>(static_cast<float>(a.scale)) * static_cast<float>(b.scale) /
                         static_cast<float>(step.grid->scale);
     kernel.offset = step.grid->zero_point;
+    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.table = step.table;
     return binary(step, kernel);
   }
 

@@ -33,6 +33,7 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
   phase.kernel = step.does == Step::Does::Copy  ? "copy"
                  : op.kind == Kind::Convolution ? convolutionName(op)
                                                 : nameOf(op.kind);
+  phase.kernel += step.sum ? " + add" : "";
   phase.sizes = lowered.memory[step.output].sizes;
   if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
     const auto& weight = op.tensors[kWeight];

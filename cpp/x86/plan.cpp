@@ -1,6 +1,9 @@
 #include "plan.h"
 
 #include <torch/custom_class.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace jit_passes::x86 {
 namespace {
@@ -18,6 +21,23 @@ at::Tensor toFloat(const at::Tensor& x, size_t number) {
       x.is_floating_point(), "input ", number, " of the plan must have a floating-point dtype, got ",
       x.scalar_type(), ": call x.float()");
   return x.to(at::kFloat).resolve_neg();
+}
+
+// An arena at the beginning of a large page, in such pages if there are enough: a step of many images reads and
+// writes more small pages than the processor remembers the addresses of.
+at::Tensor newArena(int64_t bytes) {
+#ifdef __linux__
+  constexpr int64_t kPage = 1 << 21;
+  if (bytes >= kPage) {
+    const int64_t whole = (bytes + kPage - 1) / kPage * kPage;
+    const at::Tensor block = at::empty({whole + kPage}, at::kByte);
+    const int64_t start = -reinterpret_cast<int64_t>(block.const_data_ptr()) & (kPage - 1);
+    at::Tensor arena = block.narrow(0, start, bytes);
+    madvise(arena.mutable_data_ptr(), whole, MADV_HUGEPAGE); // a hint
+    return arena;
+  }
+#endif
+  return at::empty({bytes}, at::kByte);
 }
 
 } // namespace
@@ -96,7 +116,7 @@ at::Tensor Plan::takeArena(int64_t bytes) {
       }
     }
   }
-  return at::empty({bytes}, at::kByte);
+  return newArena(bytes);
 }
 
 void Plan::giveBack(at::Tensor arena) {

@@ -36,6 +36,19 @@ class Net(nn.Module):
         return self.head(y.mean((2, 3)).flatten(1))
 
 
+class Attention(nn.Module):
+    """The operators of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(12), nn.Linear(12, 36), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, 2)
+        weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)), 2)
+        return self.out(self.norm(weights @ v))
+
+
 @pytest.fixture(scope="module")
 def plan() -> Any:
     torch.manual_seed(0)
@@ -184,11 +197,24 @@ def replaced(state: Any, path: tuple[int, ...], draw: random.Random) -> Any:
 
 def test_mutated_states(plan: Any) -> None:
     """Each is an error when it is restored or run, or a plan that runs; none is a crash."""
+    refused, ran = mutate(plan, X, MUTATIONS)
+    assert refused > 500 and ran > 50
+
+
+def test_mutated_states_of_attention() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 12)
+    refused, ran = mutate(plan_of(reference(Attention(), [x, -x])), x, 1000)
+    assert refused > 300 and ran > 30
+
+
+def mutate(plan: Any, x: Tensor, times: int) -> tuple[int, int]:
+    """Return how many changed states are refused, and how many run."""
     draw = random.Random(0)
     state = plan.__getstate__()[0]
     paths = leaves(state)
     refused = ran = 0
-    for _ in range(MUTATIONS):
+    for _ in range(times):
         other = state
         for _ in range(draw.choice([1, 1, 1, 2, 4])):
             try:
@@ -201,11 +227,11 @@ def test_mutated_states(plan: Any) -> None:
             refused += 1
             continue
         try:
-            damaged.run([X])
+            damaged.run([x])
             ran += 1
         except RuntimeError as error:
             assert "INTERNAL ASSERT" not in str(error), error
-    assert refused > 500 and ran > 50
+    return refused, ran
 
 
 @pytest.mark.parametrize(

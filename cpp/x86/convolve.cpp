@@ -26,7 +26,7 @@ Placed matrix(const Memory& memory) {
 
 // What is added to a result.
 struct Residual {
-  Placed image;
+  Placed place;
   Add add;
   bool first;
 };
@@ -39,12 +39,12 @@ Part convolution(
   requantize.offset = packed->offset.data();
   requantize.low = step.grid->low, requantize.high = step.grid->high;
   requantize.table = step.table;
-  const int64_t items = packed->kernel.items(x.image, y.image, residual ? &residual->image.image : nullptr);
+  const int64_t items = packed->kernel.items(x.image, y.image, residual ? &residual->place.image : nullptr);
   return {items, [=](const Call& call, int64_t begin, int64_t end) {
             Requantize how = requantize;
             Image other;
             if (residual) {
-              other = residual->image.in(call);
+              other = residual->place.in(call);
               how.residual = &other, how.add = &residual->add, how.residual_first = residual->first;
             }
             packed->kernel.run(x.in(call), y.in(call), how, begin, end);
@@ -72,9 +72,9 @@ Part convolve(const Program& program, const Lowered& lowered, const Step& step) 
   const bool linear = program.operators[step.index].kind == Kind::Linear;
   const bool rows = isUniform(from) && isUniform(to) && (!other || isUniform(*other));
   const auto view = [&](const Memory& memory) {
-    return !linear ? placed(memory)
+    return !linear ? image(memory)
            : rows  ? matrix(memory)
-                   : placed(memory, axisDims(memory.sizes, memory.axis));
+                   : image(memory, axisDims(memory.sizes, memory.axis));
   };
   std::optional<Residual> residual;
   if (other) {
@@ -88,7 +88,7 @@ std::vector<Part> upsample(
     const Program& program, const Lowered& lowered, const Step& step, Weights& weights) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
   const auto kernel = program.operators[step.index].tensors[kWeight].sizes().slice(2);
-  const Placed x = placed(from), whole = placed(to);
+  const Placed x = image(from), whole = image(to);
   const Image& all = whole.image;
   Placed y = whole;
   y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prepare.h"
+#include "views.h"
 
 namespace jit_passes::x86 {
 
@@ -38,6 +39,11 @@ struct Step {
     Mean,
     Resample,
     Pad,
+    Interleave,
+    Pack, // of the right operand of a product
+    Product,
+    Softmax,
+    Normalize,
     Copy,
     Rename,
     Exit
@@ -50,12 +56,16 @@ struct Step {
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
-  at::Tensor own_table = {};
   // Of Convolve: what is done to the result next, an Add whose operands are the result and the last input.
   std::shared_ptr<const Step> sum = nullptr;
-  // Of Copy: an axis of the result is that axis of the operand; and where in the result it begins.
+  // Of Copy and Interleave: of each operand, undefined where its codes stay.
+  std::vector<at::Tensor> own_tables = {};
+  // Of Copy and Product: an axis of the result is that axis of the operand; and where in the result it begins.
   Sizes axes = {};
   int64_t along = 0, start = 0;
+  std::optional<Range> range = {}; // of the operand
+  // Of Pack and Product: what stands between memory and each operand.
+  std::vector<std::vector<Rearranged>> views = {};
 };
 
 struct Lowered {

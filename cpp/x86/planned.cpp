@@ -3,6 +3,8 @@
 
 #include "builder.h"
 #include "core/places.h"
+#include "planned_attention.h"
+#include "planned_parts.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -255,7 +257,23 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"cat", {concat, false}},
         {"flatten", {flatten, true}},
         {"reshape", {reshape, true}},
+        {"unflatten", {unflatten, true}},
         {"permute", {permute, true}},
+        {"transpose", {transpose, true}},
+        {"channel_shuffle", {channelShuffle, true}},
+        {"slice", {slice, true}},
+        {"narrow", {narrow, true}},
+        {"select", {select, true}},
+        {"matmul", {matrixProduct, false}},
+        {"bmm", {batchedProduct, false}},
+        {"softmax", {softmax, false}},
+        {"layer_norm", {layerNorm, false}},
+        {"chunk", {chunk, true}},
+        {"unsafe_chunk", {chunk, true}},
+        {"split", {split, true}},
+        {"split_with_sizes", {split, true}},
+        {"unsafe_split", {split, true}},
+        {"unsafe_split_with_sizes", {split, true}},
         {"constant_pad_nd", {pad, true}},
         {"pad", {pad, true}},
         {"upsample_nearest1d", {resizeNearest<1>, true}},

@@ -50,8 +50,13 @@ class Preparation {
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);
       case Does::Resample: return resample(step);
-      case Does::Pad: return pad(step);
-      case Does::Copy: return copy(step);
+      case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
+      case Does::Copy: return copied(step, in(step), out(step));
+      case Does::Interleave: return interleaved(step, lowered_.memory);
+      case Does::Pack: return packedOperand(step, lowered_.memory);
+      case Does::Product: return product(step, lowered_.memory);
+      case Does::Softmax: return softmaxed(step, in(step), out(step));
+      case Does::Normalize: return normalized(operatorOf(step), step, in(step), out(step));
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;
@@ -63,20 +68,12 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  template <typename Kernel>
-  static Part unary(Kernel kernel, const Placed& in, const Placed& out) {
-    const int64_t items = kernel.items(out.image);
-    return {items, [kernel = std::move(kernel), in, out](const Call& call, int64_t begin, int64_t end) {
-              kernel.run(in.in(call), out.in(call), begin, end);
-            }};
-  }
-
   static void fillBorder(const Memory& memory, size_t step, std::vector<Part>& parts) {
     if (memory.first != step || memory.border == Border{}) {
       return;
     }
     const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
-    const Placed whole = placed(memory);
+    const Placed whole = image(memory);
     parts.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
                        fill.run(whole.in(call), begin, end);
                      }});
@@ -86,7 +83,7 @@ class Preparation {
     const Memory& to = out(step);
     const auto source = static_cast<size_t>(operatorOf(step).inputs[0]);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    const Placed codes = placed(to, dims);
+    const Placed codes = image(to, dims);
     const Quantize kernel{
         1 / static_cast<float>(to.grid->scale), static_cast<float>(to.grid->zero_point),
         static_cast<int32_t>(to.grid->low), static_cast<int32_t>(to.grid->high)};
@@ -101,7 +98,7 @@ class Preparation {
   Part exit(const Step& step) {
     const Memory& from = in(step);
     const Dims dims = pixelDims(from.sizes, from.axis);
-    const Placed codes = placed(from, dims);
+    const Placed codes = image(from, dims);
     Sizes strides(from.sizes.size(), 1);
     for (size_t i = strides.size(); i-- > 1;) {
       strides[i - 1] = strides[i] * from.sizes[i];
@@ -118,7 +115,7 @@ class Preparation {
   Part lookUp(const Step& step) {
     const Memory &from = in(step), &to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    return unary(LookUp{step.table}, placed(from, dims), placed(to, dims));
+    return unary(LookUp{step.table}, image(from, dims), image(to, dims));
   }
 
   // The operand of an operator that broadcasts, with the axes of the result.
@@ -136,7 +133,7 @@ class Preparation {
   Part binary(const Step& step, Kernel kernel) const {
     const Memory& to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
-    const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = placed(to, dims);
+    const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
     return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
               kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
             }};
@@ -177,7 +174,7 @@ class Preparation {
   }
 
   Part maxPool(const Step& step) const {
-    const Placed x = placed(in(step)), y = placed(out(step));
+    const Placed x = image(in(step)), y = image(out(step));
     const Operator& op = operatorOf(step);
     auto [z_spans, y_spans, x_spans] = spans(op, x.image, y.image);
     const int64_t* dilation = &op.attributes[PoolAttributes::Dilation];
@@ -209,7 +206,7 @@ class Preparation {
   }
 
   Part average(const Step& step) const {
-    const Placed x = placed(in(step)), y = placed(out(step));
+    const Placed x = image(in(step)), y = image(out(step));
     const Operator& op = operatorOf(step);
     const int64_t divisor = op.kind == Kind::AveragePool ? op.attributes[PoolAttributes::Divisor] : 0;
     return averageOf(step, spans(op, x.image, y.image), divisor, x, y);
@@ -237,11 +234,11 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, placed(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
+        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
   }
 
   Part resample(const Step& step) const {
-    const Placed x = placed(in(step)), y = placed(out(step));
+    const Placed x = image(in(step)), y = image(out(step));
     const Operator& op = operatorOf(step);
     Resample kernel;
     std::vector<int64_t>* const from[] = {&kernel.from_z, &kernel.from_y, &kernel.from_x};
@@ -254,48 +251,6 @@ class Preparation {
           op.attributes[0] == 2);
     }
     return unary(std::move(kernel), x, y);
-  }
-
-  Part pad(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    const auto& attributes = operatorOf(step).attributes;
-    const Dims dims = axisDims(to.sizes, to.axis);
-    std::array<int64_t, 4> offset{};
-    for (size_t i = 0; i < dims.size(); ++i) {
-      const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
-      offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
-    }
-    const Placed x = placed(from, axisDims(from.sizes, from.axis)), y = placed(to, dims);
-    const auto zero = static_cast<uint8_t>(to.grid->zero_point);
-    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-              padRows(x.in(call), offset, zero, y.in(call), begin, end);
-            }};
-  }
-
-  // Into a part of the result, where it is one of a concatenation.
-  Part copy(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    Sizes sizes, strides;
-    for (const int64_t axis : step.axes) {
-      sizes.push_back(from.sizes[axis]);
-      strides.push_back(from.strides[axis]);
-    }
-    const Dims dims = pixelDims(sizes, to.axis);
-    const int64_t channels = to.axis < 0 ? 1 : sizes[to.axis], channel = to.axis < 0 ? 1 : strides[to.axis];
-    const Placed x{imageOf(dims, strides, channels), from.offset};
-    const Placed y{
-        imageOf(dims, to.strides, channels),
-        to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
-    if (channel == 1 || channels == 1) {
-      Part part = unary(LookUp{step.table}, x, y);
-      return {
-          part.items, [run = part.run, table = step.own_table](const Call& call, int64_t begin, int64_t end) {
-            run(call, begin, end);
-          }};
-    }
-    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-              copyAcross(x.in(call), channel, y.in(call), begin, end);
-            }};
   }
 
   const Program& program_;

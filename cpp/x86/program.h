@@ -34,9 +34,18 @@ enum class Kind {
   Concat,          // attributes: axis
   Flatten,         // attributes: first and last axis
   Reshape,         // attributes: sizes; at most one is -1, which is open
+  Unflatten,       // attributes: axis, the sizes that it becomes; at most one is -1, which is open
   Permute,         // attributes: axes
+  Transpose,       // attributes: two axes
+  Shuffle,         // interleaves the parts of an axis; attributes: axis, number of parts of one size
+  Slice,           // attributes: axis, start, end, step, as Python has them
+  Narrow,          // attributes: axis, start, length, whether the axis goes, which is of length 1 then
+  Part,            // see PartAttributes
   Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
+  MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
+  Softmax,       // attributes: axis
+  LayerNorm, // over the last axis, see NormTensors
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -67,8 +76,25 @@ struct PoolAttributes {
   };
 };
 
+// One of the parts that an axis falls into. They must be as many, as the graph unpacks them.
+struct PartAttributes {
+  enum : size_t {
+    Axis,
+    Number, // of this one, from 0 on
+    Parts,
+    How,
+    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each
+  };
+  enum : int64_t { Chunks, Equal, Listed };
+};
+
 // Positions in `tensors` of operators with weights.
 enum : size_t { kWeight, kWeightScales, kBias, kWeightedTensors };
+
+// Positions in `tensors` of layer norm: float32, a number for each channel; float64, one number.
+struct NormTensors {
+  enum : size_t { Weight, Bias, Eps, Count };
+};
 
 struct Operator {
   Kind kind;
@@ -89,6 +115,8 @@ struct Program {
 };
 
 const char* nameOf(Kind kind);
+// Throws where there is none of that name.
+Kind kindNamed(const std::string& name);
 
 // Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
 // tensor of another shape or dtype, a number out of range.

@@ -1,5 +1,8 @@
 #include "shapes.h"
 
+#include "attention.h"
+#include "parts.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -36,7 +39,7 @@ class Inference {
       case Kind::Upsampling: return upsampled();
       case Kind::Linear: return linear();
       case Kind::Add:
-      case Kind::Multiply: return broadcast();
+      case Kind::Multiply: return broadcast(first(), *operands_[1]);
       case Kind::MaxPool:
       case Kind::AveragePool: return pool();
       case Kind::AdaptiveAverage:
@@ -44,10 +47,19 @@ class Inference {
       case Kind::Mean: return mean();
       case Kind::Concat: return concat();
       case Kind::Flatten: return flatten();
-      case Kind::Reshape: return reshape();
-      case Kind::Permute: return permute();
+      case Kind::Reshape: return reshaped(first(), op_.attributes);
+      case Kind::Unflatten: return unflatten();
+      case Kind::Permute:
+      case Kind::Transpose: return permute();
+      case Kind::Shuffle: return shuffle();
+      case Kind::Slice:
+      case Kind::Narrow:
+      case Kind::Part: return part();
       case Kind::Pad: return pad();
       case Kind::Affine: return affine();
+      case Kind::MatrixProduct: return matrixProduct();
+      case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
+      case Kind::LayerNorm: return normalized();
       case Kind::Quantize:
       case Kind::Table: return first();
     }
@@ -120,8 +132,37 @@ class Inference {
     return first();
   }
 
-  Sizes broadcast() const {
+  Sizes normalized() const {
+    const int64_t channels = op_.tensors[NormTensors::Weight].numel();
+    require(
+        !first().empty() && first().back() == channels, "takes ", channels, " features, and got the shape ",
+        first());
+    return first();
+  }
+
+  // Vectors are a row on the left, a column on the right.
+  Sizes matrixProduct() const {
     const Sizes &a = first(), &b = *operands_[1];
+    require(!a.empty() && !b.empty(), "takes no numbers");
+    const int64_t products = a.back(), rows = b.size() == 1 ? b[0] : b[b.size() - 2];
+    require(products == rows, "got the shapes ", a, " and ", b, ", whose inner axes differ");
+    require(products <= kMostCodeProducts, "has sums of ", products, " products, which int32 does not hold");
+    const Sizes of_a(a.begin(), a.end() - std::min<size_t>(a.size(), 2));
+    const Sizes of_b(b.begin(), b.end() - std::min<size_t>(b.size(), 2));
+    require(
+        op_.attributes[0] == 0 || (of_a.size() == 1 && of_a == of_b && b.size() == 3), "got the shapes ", a,
+        " and ", b, ", which are no batches of one size");
+    Sizes sizes = broadcast(of_a, of_b);
+    if (a.size() > 1) {
+      sizes.push_back(a[a.size() - 2]);
+    }
+    if (b.size() > 1) {
+      sizes.push_back(b.back());
+    }
+    return sizes;
+  }
+
+  Sizes broadcast(const Sizes& a, const Sizes& b) const {
     Sizes sizes = a.size() < b.size() ? b : a;
     const Sizes& other = a.size() < b.size() ? a : b;
     for (size_t i = 1; i <= other.size(); ++i) {
@@ -215,35 +256,62 @@ class Inference {
     return sizes;
   }
 
-  Sizes reshape() const {
-    Sizes sizes = op_.attributes;
+  Sizes reshaped(const Sizes& from, Sizes sizes) const {
     const auto open = std::find(sizes.begin(), sizes.end(), -1);
-    const int64_t count = countOf(first());
+    const int64_t count = countOf(from);
     __int128 known = 1; // a hostile shape must not wrap around
     for (const int64_t size : sizes) {
       known = std::min<__int128>(known * (size == -1 ? 1 : size), __int128{1} << 62);
     }
+    const bool fits = open == sizes.end() ? known == count : known > 0 && count % known == 0;
+    require(fits, "got the shape ", first(), ", which is not ", op_.attributes);
     if (open != sizes.end()) {
-      require(known > 0 && count % known == 0, "got the shape ", first(), ", which is not ", op_.attributes);
       *open = count / static_cast<int64_t>(known);
-    } else {
-      require(known == count, "got the shape ", first(), ", which is not ", op_.attributes);
     }
+    return sizes;
+  }
+
+  Sizes unflatten() const {
+    const int64_t axis = checkAxis(op_.attributes[0], first().size());
+    const Sizes parts = reshaped({first()[axis]}, {op_.attributes.begin() + 1, op_.attributes.end()});
+    Sizes sizes(first().begin(), first().begin() + axis);
+    sizes.insert(sizes.end(), parts.begin(), parts.end());
+    sizes.insert(sizes.end(), first().begin() + axis + 1, first().end());
     return sizes;
   }
 
   Sizes permute() const {
     const int64_t rank = first().size();
     require(
-        int64_t(op_.attributes.size()) == rank, "takes ", op_.attributes.size(), " axes, and got the shape ",
-        first());
+        op_.kind == Kind::Transpose || int64_t(op_.attributes.size()) == rank, "takes ",
+        op_.attributes.size(), " axes, and got the shape ", first());
+    for (const int64_t axis : op_.attributes) {
+      checkAxis(axis, rank);
+    }
     Sizes sizes;
     std::vector<bool> seen(rank);
-    for (const int64_t axis : op_.attributes) {
-      const int64_t from = checkAxis(axis, rank);
-      require(!seen[from], "has the axis ", axis, " twice");
+    for (const int64_t from : permutationOf(op_, rank)) {
+      require(!seen[from], "has the axis ", from, " twice");
       seen[from] = true;
       sizes.push_back(first()[from]);
+    }
+    return sizes;
+  }
+
+  Sizes shuffle() const {
+    const int64_t axis = checkAxis(op_.attributes[0], first().size());
+    require(
+        first()[axis] % op_.attributes[1] == 0, "has ", op_.attributes[1], " parts, and got the shape ",
+        first());
+    return first();
+  }
+
+  Sizes part() const {
+    const Range range = rangeOf(op_, first());
+    Sizes sizes = first();
+    sizes[range.axis] = range.length;
+    if (op_.kind == Kind::Narrow && op_.attributes[3]) {
+      sizes.erase(sizes.begin() + range.axis);
     }
     return sizes;
   }
@@ -278,6 +346,19 @@ bool isReduced(const Operator& mean, int64_t axis, int64_t rank) {
   return std::any_of(mean.attributes.begin() + 1, mean.attributes.end(), [&](int64_t reduced) {
     return axisOf(reduced, rank) == axis;
   });
+}
+
+Sizes permutationOf(const Operator& op, int64_t rank) {
+  Sizes axes(rank);
+  std::iota(axes.begin(), axes.end(), 0);
+  if (op.kind == Kind::Transpose) {
+    std::swap(axes[axisOf(op.attributes[0], rank)], axes[axisOf(op.attributes[1], rank)]);
+    return axes;
+  }
+  std::transform(op.attributes.begin(), op.attributes.end(), axes.begin(), [&](int64_t axis) {
+    return axisOf(axis, rank);
+  });
+  return axes;
 }
 
 int64_t countOf(const Sizes& sizes) {

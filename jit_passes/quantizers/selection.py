@@ -75,7 +75,7 @@ class Selection:
     """Which nodes are quantized.
 
     A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
-    selected node computes it, or when a selected weighted node reads it.
+    selected node computes it, or when a selected weighted node reads it, or one that may begin.
 
     Attributes:
         capability: what the backend can do.
@@ -117,6 +117,7 @@ class Selection:
             if row is not None and len(node.outputs) == 1:
                 self.results.add(self.result(node).id)
         self.select_weighted()
+        self.quantize_beginnings()
         self.select_between()
         self.drop_for_fewest_conversions()
         self.join_tables()
@@ -165,6 +166,15 @@ class Selection:
                 self.add(node, row)
         for index in list(self.selected):
             self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
+
+    def quantize_beginnings(self) -> None:
+        """Let what operators read that only take floats be quantized."""
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or not row.begins or node.index in self.refused:
+                continue
+            if not self.capability.refusal(node):
+                self.quantized.add(self.origin(node.inputs[0]).id)
 
     def select_between(self) -> None:
         for node in self.graph.nodes:

@@ -25,6 +25,7 @@ from .target import Target
 
 CLIPS = ("aten::relu", "aten::clamp")
 MOST_AXES = 5  # of a tensor
+MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
 WEIGHTS = SpecSupport(
     {"int8": (-127, 127)},
@@ -50,6 +51,13 @@ def _axes(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
     few = len(node.inputs[1].constant) <= MOST_AXES
+    return None if few else f"it gives more than {MOST_AXES} axes"
+
+
+def _unflatten(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    few = len(node.inputs[2].constant) < MOST_AXES
     return None if few else f"it gives more than {MOST_AXES} axes"
 
 
@@ -80,6 +88,21 @@ def _mean(node: NodeView) -> str | None:
         return "it goes over all axes, or over some that the model computes"
     dims, dtype = node.inputs[1].constant, node.inputs[3].constant
     return None if dims and dtype is None else "it goes over all axes, or changes the dtype"
+
+
+def _softmax(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    return None if node.operand("dtype").constant is None else "it changes the dtype"
+
+
+def _layer_norm(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    shape, eps = node.operand("normalized_shape").constant, node.operand("eps").constant
+    if len(shape) != 1 or shape[0] > MOST_NORMALIZED:
+        return f"it goes over more than the last axis, or more than {MOST_NORMALIZED} numbers"
+    return None if eps > 0 else "it adds no number above 0 to the variance"
 
 
 def _batch_norm(node: NodeView) -> str | None:
@@ -132,6 +155,12 @@ def _capability() -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
+        *(
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors)
+            for op in ("matmul", "bmm")
+        ),
+        OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
+        OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _layer_norm, begins=True),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
@@ -139,6 +168,9 @@ def _capability() -> Capability:
     moves = (
         *("max_pool1d", "max_pool2d", "flatten", "contiguous", "detach"),
         *("alias", "upsample_nearest2d", "upsample_nearest3d"),
+        *("transpose", "channel_shuffle", "slice", "select", "narrow"),
+        *("chunk", "split", "split_with_sizes"),
+        *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     )
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
@@ -146,6 +178,7 @@ def _capability() -> Capability:
         WEIGHTS,
         moves={
             **{f"aten::{kind}": _options for kind in moves},
+            "aten::unflatten": _unflatten,
             **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },

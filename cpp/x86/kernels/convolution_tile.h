@@ -79,8 +79,17 @@ struct alignas(64) TileResult {
   "vmovdqa32 64(%[start]), %%zmm" #b1 "\n"        \
   ".endif\n.endif\n"
 
+#define JIT_PASSES_SUMS(p, at, a0, a1, b0, b1)          \
+  ".if %c[half] > " #p "\n"                             \
+  "vmovdqa32 %%zmm" #a0 ", 256*" #p "(%[result])\n"     \
+  "vmovdqa32 %%zmm" #b0 ", 256*" #p "+128(%[result])\n" \
+  ".if %c[columns] > 1\n"                               \
+  "vmovdqa32 %%zmm" #a1 ", 256*" #p "+64(%[result])\n"  \
+  "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[result])\n" \
+  ".endif\n.endif\n"
+
 // Sums as codes: pixel `p` of both halves in one register.
-#define JIT_PASSES_END(p, at, a0, a1, b0, b1)                     \
+#define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                     \
   ".if %c[half] > " #p "\n"                                       \
   ".irp sum," #a0 "," #b0 "\n" JIT_PASSES_ROUND("28", "30")       \
   ".endr\n"                                                       \
@@ -100,18 +109,22 @@ struct alignas(64) TileResult {
 #define JIT_PASSES_ROUND(multiplier, offset)                                \
   "vcvtdq2ps %%zmm\\sum, %%zmm\\sum\n"                                     \
   "vfmadd213ps %%zmm" offset ", %%zmm" multiplier ", %%zmm\\sum\n"         \
-  ".if %c[bounded] == 0\n"                                                 \
+  ".if %c[gives] == 1\n"                                                  \
   "vminps %c[most](%[result])%{1to16%}, %%zmm\\sum, %%zmm\\sum\n"            \
   ".endif\n"                                                               \
   "vcvtps2dq %%zmm\\sum, %%zmm\\sum\n"
 
-// Codes of the tile, in lanes of 16 bytes: four of the first 16 channels and four of the others, of the first half,
-// then of the second. Meanwhile, two cache lines from `ahead` on are fetched with each 16 bytes of input. `kBounded`:
-// no scaled sum is 2^31 or above.
-template <int kPixels, int kColumns, bool kBounded>
+// What becomes of the sums. As sums: [pixel of a half][half][channel]. As codes, in a TileResult: in lanes of 16 bytes,
+// four of the first 16 channels and four of the others, of the first half, then of the second. Bounded: no scaled sum is
+// 2^31 or above.
+enum class Gives { Sums, Codes, BoundedCodes };
+
+// Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
+// with each 16 bytes of input.
+template <int kPixels, int kColumns, Gives kGives>
 JIT_PASSES_VNNI void multiplyTile(
     const Tile& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
-    TileResult& result) {
+    void* result) {
   const uint8_t *first = tile.half[0] + channel, *second = tile.half[1] + channel;
   const int64_t* jumps = tile.jumps;
   int64_t runs = tile.runs, left;
@@ -140,18 +153,22 @@ JIT_PASSES_VNNI void multiplyTile(
       "add $8, %[jumps]\n"
       "dec %[runs]\n"
       "jnz 1b\n"
+      ".if %c[gives] == 0\n"
+      JIT_PASSES_EACH_PIXEL(JIT_PASSES_SUMS)
+      ".else\n"
       "mov %c[multiplier](%[result]), %[left]\n"
       "vmovups (%[left]), %%zmm28\n"
       "vmovups 64(%[left]), %%zmm29\n"
       "mov %c[offset](%[result]), %[left]\n"
       "vmovups (%[left]), %%zmm30\n"
       "vmovups 64(%[left]), %%zmm31\n"
-      JIT_PASSES_EACH_PIXEL(JIT_PASSES_END)
+      JIT_PASSES_EACH_PIXEL(JIT_PASSES_CODES)
+      ".endif\n"
       : [first] "+r"(first), [second] "+r"(second), [weight] "+r"(weight), [jumps] "+r"(jumps),
         [runs] "+r"(runs), [ahead] "+r"(ahead), [left] "=&r"(left)
-      : [start] "r"(start), [result] "r"(&result), [quads] "rm"(tile.quads), [step] "r"(tile.step),
+      : [start] "r"(start), [result] "r"(result), [quads] "rm"(tile.quads), [step] "r"(tile.step),
         [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns),
-        [bounded] "i"(kBounded), [multiplier] "i"(offsetof(TileResult, multiplier)),
+        [gives] "i"(kGives), [multiplier] "i"(offsetof(TileResult, multiplier)),
         [offset] "i"(offsetof(TileResult, offset)),
         [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
       : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
@@ -161,17 +178,20 @@ JIT_PASSES_VNNI void multiplyTile(
 
 // clang-format on
 
-using MultiplyTile =
-    void (*)(const Tile&, int64_t, const int8_t*, const int8_t*, const int32_t*, TileResult&);
-template <int kColumns, bool kBounded>
+using MultiplyTile = void (*)(const Tile&, int64_t, const int8_t*, const int8_t*, const int32_t*, void*);
+template <Gives kGives, int kColumns>
 constexpr MultiplyTile kMultiplyTiles[kHalf] = {
-    multiplyTile<1, kColumns, kBounded>, multiplyTile<2, kColumns, kBounded>,
-    multiplyTile<3, kColumns, kBounded>, multiplyTile<4, kColumns, kBounded>,
-    multiplyTile<5, kColumns, kBounded>, multiplyTile<6, kColumns, kBounded>,
-    multiplyTile<7, kColumns, kBounded>};
-// By whether it is bounded, the columns, and the pixels of a half.
-constexpr const MultiplyTile* kMultiplyTile[2][2] = {
-    {kMultiplyTiles<1, false>, kMultiplyTiles<2, false>}, {kMultiplyTiles<1, true>, kMultiplyTiles<2, true>}};
+    multiplyTile<1, kColumns, kGives>, multiplyTile<2, kColumns, kGives>, multiplyTile<3, kColumns, kGives>,
+    multiplyTile<4, kColumns, kGives>, multiplyTile<5, kColumns, kGives>, multiplyTile<6, kColumns, kGives>,
+    multiplyTile<7, kColumns, kGives>};
+
+inline MultiplyTile multiplyTileFor(Gives gives, int64_t columns, int64_t pixels) {
+  constexpr const MultiplyTile* kAll[3][2] = {
+      {kMultiplyTiles<Gives::Sums, 1>, kMultiplyTiles<Gives::Sums, 2>},
+      {kMultiplyTiles<Gives::Codes, 1>, kMultiplyTiles<Gives::Codes, 2>},
+      {kMultiplyTiles<Gives::BoundedCodes, 1>, kMultiplyTiles<Gives::BoundedCodes, 2>}};
+  return kAll[static_cast<int>(gives)][columns - 1][pixels - 1];
+}
 
 } // namespace jit_passes::x86
 

@@ -236,7 +236,7 @@ void Convolution::runVnni(
   const Image &in = work.in, &out = work.out;
   const bool by_block = static_cast<int64_t>(packed_.size()) > in.rows() * in.width * in.channels;
   const auto blocks = static_cast<int64_t>(blocks_.size());
-  const bool bounded = isBounded(requantize, out_channels_);
+  const Gives gives = isBounded(requantize, out_channels_) ? Gives::BoundedCodes : Gives::Codes;
   const Finish finish = finishOf(requantize);
 
   int64_t jumps[kMostRuns], last = 0;
@@ -290,9 +290,9 @@ void Convolution::runVnni(
       takeScales(requantize, block.first, block.count, result);
       scaled = &block;
     }
-    kMultiplyTile[bounded][block.columns - 1][work.half - 1](
+    multiplyTileFor(gives, block.columns, work.half)(
         tile, block.in_channel, weight, fetch ? weight + block_bytes + fetched : weight,
-        start_.data() + (&block - blocks_.data()) * 2 * kLanes, result);
+        start_.data() + (&block - blocks_.data()) * 2 * kLanes, &result);
     kStoreTile[requantize.residual != nullptr][block.count == 2 * kLanes](
         result, work.half, block.first, block.count, finish, target);
     if (++position == inner) {

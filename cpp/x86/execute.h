@@ -1,6 +1,8 @@
 // The steps of a prepared plan, and how threads go through them.
 #pragma once
 
+#include <chrono>
+
 #include "core/jit.h"
 
 namespace jit_passes::x86 {
@@ -24,10 +26,20 @@ struct Part {
 };
 
 // Parts that do not depend on one another.
-using Phase = std::vector<Part>;
+struct Phase {
+  std::vector<Part> parts = {};
+  // For a profile: of the operator, which is none for what is returned; what computes it; the sizes of the result,
+  // and how many multiply-adds it takes.
+  std::string name = {}, kernel = {};
+  std::vector<int64_t> sizes = {};
+  int64_t products = 0;
+};
 
 // One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and
-// then sleeps. Results are the same for any number of threads. On one thread within a parallel region, and in a process that was forked after a call.
-void execute(const std::vector<Phase>& phases, const Call& call, int threads);
+// then sleeps. Results are the same for any number of threads. On one thread within a parallel region, and in a process
+// that was forked after a call. `nanoseconds`, where there is one, gets the time of each phase.
+void execute(
+    const std::vector<Phase>& phases, const Call& call, int threads,
+    std::vector<int64_t>* nanoseconds = nullptr);
 
 } // namespace jit_passes::x86

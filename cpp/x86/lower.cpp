@@ -41,6 +41,7 @@ class Lowering : public Products {
     }
     findBorders();
     settleNames();
+    fuseSums(result_);
     placeMemory(result_);
     return std::move(result_);
   }

@@ -56,6 +56,8 @@ struct Step {
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
+  // Of Convolve: what is done to the result next, an Add whose operands are the result and the last input.
+  std::shared_ptr<const Step> sum = nullptr;
   // Of Copy and Interleave: of each operand, undefined where its codes stay.
   std::vector<at::Tensor> own_tables = {};
   // Of Copy and Product: an axis of the result is that axis of the operand; and where in the result it begins.
@@ -77,6 +79,8 @@ Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& 
 
 // The memory of which it is a part or another name, or itself.
 Memory& ownerOf(Lowered& lowered, size_t id);
+// Makes sums part of the convolutions in front of them.
+void fuseSums(Lowered& lowered);
 // Finds a place in the arena for all memory that steps touch.
 void placeMemory(Lowered& lowered);
 

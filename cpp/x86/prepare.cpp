@@ -1,5 +1,5 @@
 #include "moves.h"
-#include "placed.h"
+#include "phases.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -24,9 +24,14 @@ class Preparation {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
-      Phase phase = step.does == Does::Upsample ? upsample(step) : Phase{partOf(step)};
+      Phase phase = describe(program_, lowered_, step);
+      if (step.does == Does::Upsample) {
+        phase.parts = upsample(program_, lowered_, step, weights_);
+      } else {
+        phase.parts.push_back(partOf(step));
+      }
       if (step.does != Does::Exit) {
-        fillBorder(ownerOf(lowered_, step.output), i, phase);
+        fillBorder(ownerOf(lowered_, step.output), i, phase.parts);
       }
       phases.push_back(std::move(phase));
     }
@@ -37,7 +42,7 @@ class Preparation {
   Part partOf(const Step& step) {
     switch (step.does) {
       case Does::Enter: return enter(step);
-      case Does::Convolve: return convolve(step);
+      case Does::Convolve: return convolve(program_, lowered_, step);
       case Does::LookUp: return lookUp(step);
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
@@ -63,13 +68,13 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  static void fillBorder(const Memory& memory, size_t step, Phase& phase) {
+  static void fillBorder(const Memory& memory, size_t step, std::vector<Part>& parts) {
     if (memory.first != step || memory.border == Border{}) {
       return;
     }
     const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
     const Placed whole = image(memory);
-    phase.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
+    parts.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
                        fill.run(whole.in(call), begin, end);
                      }});
   }
@@ -107,71 +112,6 @@ class Preparation {
         }};
   }
 
-  // Rows of a matrix with the same distance between all of them.
-  static bool isUniform(const Memory& memory) {
-    int64_t stride = -1;
-    for (int64_t axis = int64_t(memory.sizes.size()) - 2; axis >= 0; --axis) {
-      if (stride >= 0 && memory.sizes[axis] != 1 && memory.strides[axis] != stride) {
-        return false;
-      }
-      stride = (stride < 0 ? memory.strides[axis] : stride) * memory.sizes[axis];
-    }
-    return true;
-  }
-
-  static Placed matrix(const Memory& memory) {
-    Image image;
-    image.channels = memory.channels();
-    image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
-    image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
-    return {image, memory.offset};
-  }
-
-  Part convolve(const Step& step) {
-    const Memory &from = in(step), &to = out(step);
-    const bool linear = operatorOf(step).kind == Kind::Linear, rows = isUniform(from) && isUniform(to);
-    const auto view = [&](const Memory& memory) {
-      return !linear ? image(memory)
-             : rows  ? matrix(memory)
-                     : image(memory, axisDims(memory.sizes, memory.axis));
-    };
-    return convolution(step, step.packed, view(from), view(to));
-  }
-
-  static Part convolution(
-      const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y) {
-    Requantize requantize;
-    requantize.multiplier = packed->multiplier.data();
-    requantize.offset = packed->offset.data();
-    requantize.low = step.grid->low, requantize.high = step.grid->high;
-    requantize.table = step.table;
-    const int64_t items = packed->kernel.items(x.image, y.image);
-    return {items, [=](const Call& call, int64_t begin, int64_t end) {
-              packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
-            }};
-  }
-
-  // Each tap of the window makes pixels of its own.
-  Phase upsample(const Step& step) {
-    const Memory &from = in(step), &to = out(step);
-    const Operator& op = operatorOf(step);
-    const auto kernel = op.tensors[kWeight].sizes().slice(2);
-    const Placed x = image(from), whole = image(to);
-    const Image& all = whole.image;
-    Placed y = whole;
-    y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;
-    y.image.plane = all.plane * kernel[0], y.image.row = all.row * kernel[1];
-    y.image.pixel = all.pixel * kernel[2];
-    Phase phase;
-    for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
-      const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
-      y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
-      phase.push_back(
-          convolution(step, weights_.packed(step.index, from.is != Memory::Is::Slice, tap), x, y));
-    }
-    return phase;
-  }
-
   Part lookUp(const Step& step) {
     const Memory &from = in(step), &to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
@@ -194,23 +134,12 @@ class Preparation {
     const Memory& to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
     const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
-    kernel.low = step.grid->low, kernel.high = step.grid->high;
-    kernel.table = step.table;
     return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
               kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
             }};
   }
 
-  Part add(const Step& step) const {
-    const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
-    const double* factors = operatorOf(step).tensors[0].const_data_ptr<double>();
-    const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
-    const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
-    Add kernel{};
-    kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
-    kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
-    return binary(step, kernel);
-  }
+  Part add(const Step& step) const { return binary(step, addOf(program_, lowered_, step)); }
 
   Part multiply(const Step& step) const {
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
@@ -219,6 +148,8 @@ class Preparation {
     kernel.multiplier = static_cast<double>(static_cast<float>(a.scale)) * static_cast<float>(b.scale) /
                         static_cast<float>(step.grid->scale);
     kernel.offset = step.grid->zero_point;
+    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.table = step.table;
     return binary(step, kernel);
   }
 

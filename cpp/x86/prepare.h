@@ -36,7 +36,10 @@ class Prepared {
   // Of the arena that `run` needs.
   int64_t bytes() const { return bytes_; }
   // Float32 tensors of the sizes that it is prepared for, with any strides.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const;
+  std::vector<at::Tensor> run(
+      const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
+      std::vector<int64_t>* nanoseconds = nullptr) const;
+  const std::vector<Phase>& phases() const { return phases_; }
 
  private:
   std::vector<Phase> phases_; // none for a batch of none

@@ -17,7 +17,8 @@ Prepared::Prepared(const Program& program, Weights& weights, const std::vector<S
 }
 
 std::vector<at::Tensor> Prepared::run(
-    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const {
+    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
+    std::vector<int64_t>* nanoseconds) const {
   Call call{arena, {}, {}};
   std::vector<at::Tensor> outputs;
   for (const Sizes& sizes : output_sizes_) {
@@ -27,7 +28,7 @@ std::vector<at::Tensor> Prepared::run(
   for (const at::Tensor& input : inputs) {
     call.sources.push_back({input.const_data_ptr<float>(), input.strides()});
   }
-  execute(phases_, call, threads);
+  execute(phases_, call, threads, nanoseconds);
   return outputs;
 }
 

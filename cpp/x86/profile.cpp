@@ -1,0 +1,46 @@
+// What a profile of a plan says about its phases.
+#include "phases.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// The kernel of a convolution with its window, such as "depthwise 3x3".
+std::string convolutionName(const Operator& op) {
+  const auto& weight = op.tensors[kWeight];
+  const int64_t groups = op.attributes[ConvolutionAttributes::Groups], spatial = op.attributes[0];
+  std::ostringstream name;
+  name
+      << (groups == 1                                       ? "convolution "
+          : groups == weight.size(0) && weight.size(1) == 1 ? "depthwise "
+                                                            : "grouped ");
+  for (int64_t axis = 5 - spatial; axis < 5; ++axis) {
+    name << (axis > 5 - spatial ? "x" : "") << weight.size(axis);
+  }
+  return name.str();
+}
+
+} // namespace
+
+Phase describe(const Program& program, const Lowered& lowered, const Step& step) {
+  Phase phase;
+  if (step.does == Step::Does::Exit) {
+    phase.kernel = "dequantize";
+    phase.sizes = lowered.memory[step.inputs[0]].sizes;
+    return phase;
+  }
+  const Operator& op = program.operators[step.index];
+  phase.name = op.name;
+  phase.kernel = step.does == Step::Does::Copy  ? "copy"
+                 : op.kind == Kind::Convolution ? convolutionName(op)
+                                                : nameOf(op.kind);
+  phase.kernel += step.sum ? " + add" : "";
+  phase.sizes = lowered.memory[step.output].sizes;
+  if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
+    const auto& weight = op.tensors[kWeight];
+    const int64_t taps = op.kind == Kind::Upsampling ? 1 : weight.numel() / (weight.size(0) * weight.size(1));
+    phase.products = countOf(phase.sizes) * weight.size(1) * taps;
+  }
+  return phase;
+}
+
+} // namespace jit_passes::x86

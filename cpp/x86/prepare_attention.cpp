@@ -62,7 +62,7 @@ Part normalized(const Operator& op, const Step& step, const Memory& from, const 
   const auto &weight = op.tensors[NormTensors::Weight], &bias = op.tensors[NormTensors::Bias];
   const double scale = ratio(*step.grid);
   struct Numbers {
-    std::vector<float> multiplier, offset;
+    AlignedVector<float> multiplier, offset;
   };
   const auto numbers = std::make_shared<Numbers>();
   for (int64_t c = 0; c < weight.numel(); ++c) {

@@ -30,15 +30,19 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
   }
   const Operator& op = program.operators[step.index];
   phase.name = op.name;
-  phase.kernel = step.does == Step::Does::Copy  ? "copy"
-                 : op.kind == Kind::Convolution ? convolutionName(op)
-                                                : nameOf(op.kind);
+  phase.kernel = step.does == Step::Does::Copy   ? "copy"
+                 : step.does == Step::Does::Pack ? "pack"
+                 : op.kind == Kind::Convolution  ? convolutionName(op)
+                                                 : nameOf(op.kind);
   phase.kernel += step.sum ? " + add" : "";
   phase.sizes = lowered.memory[step.output].sizes;
   if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
     const auto& weight = op.tensors[kWeight];
     const int64_t taps = op.kind == Kind::Upsampling ? 1 : weight.numel() / (weight.size(0) * weight.size(1));
     phase.products = countOf(phase.sizes) * weight.size(1) * taps;
+  } else if (step.does == Step::Does::Product) {
+    const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;
+    phase.products = countOf(phase.sizes) * through(step.views[0], {sizes, sizes, 0}).sizes.back();
   }
   return phase;
 }

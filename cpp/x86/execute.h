@@ -33,6 +33,7 @@ struct Phase {
   std::string name = {}, kernel = {};
   std::vector<int64_t> sizes = {};
   int64_t products = 0;
+  std::vector<at::Tensor> tables = {}; // that parts read
 };
 
 // One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and

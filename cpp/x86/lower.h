@@ -58,7 +58,8 @@ struct Step {
   std::shared_ptr<const Packed> packed = nullptr;
   // Of Convolve: what is done to the result next, an Add whose operands are the result and the last input.
   std::shared_ptr<const Step> sum = nullptr;
-  // Of Copy and Interleave: of each operand, undefined where its codes stay.
+  // Of Copy and Interleave: of each operand, undefined where its codes stay. Of others, the table where it is no
+  // operator's.
   std::vector<at::Tensor> own_tables = {};
   // Of Copy and Product: an axis of the result is that axis of the operand; and where in the result it begins.
   Sizes axes = {};

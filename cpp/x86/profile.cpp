@@ -28,6 +28,10 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
     phase.sizes = lowered.memory[step.inputs[0]].sizes;
     return phase;
   }
+  phase.tables = step.own_tables;
+  if (step.sum) {
+    phase.tables.insert(phase.tables.end(), step.sum->own_tables.begin(), step.sum->own_tables.end());
+  }
   const Operator& op = program.operators[step.index];
   phase.name = op.name;
   phase.kernel = step.does == Step::Does::Copy  ? "copy"

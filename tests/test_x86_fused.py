@@ -147,6 +147,59 @@ def test_concatenations_on_a_grid_of_their_own() -> None:
     assert kernels(plan, x).count("copy") == 2
 
 
+class Deep(nn.Module):
+    """Layers with large values in between: an inverted residual, or others one after the other."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        dense = draw.random() < 0.3
+        self.channels, wide = draw.randint(1, 40), draw.randint(30, 60 if dense else 100)
+        stride, dilation = draw.randint(1, 2), draw.choice([1, 1, 2])
+        kernel = draw.choice([3, 3, 5])
+        self.same = stride == 1 and draw.random() < 0.6
+        pad = dilation * (kernel // 2) if self.same else draw.randint(0, kernel)
+        outputs = self.channels if self.same else draw.randint(1, 50)
+        window = {"stride": stride, "padding": pad, "dilation": dilation}
+        groups = 1 if dense else wide
+        layers = [
+            nn.Conv2d(self.channels, wide, 1),
+            nn.Conv2d(wide, wide, kernel, groups=groups, **window),
+            nn.Conv2d(wide, outputs, 1),
+        ]
+        if not self.same and draw.random() < 0.5:
+            first = nn.Conv2d(self.channels, self.channels, 3, stride=draw.randint(1, 2), padding=2)
+            layers.insert(0, first)
+        self.layers = nn.ModuleList(Weighted(layer, exact=True) for layer in layers)
+        self.clips = nn.ModuleList(clip(draw) for _ in layers)
+        self.grids = nn.ModuleList(grid(draw) for _ in layers)
+        self.tables = [draw.random() < 0.2 for _ in layers]
+        self.functions = nn.ModuleList(grid(draw) for _ in layers)
+        self.x, self.z = grid(draw), grid(draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x = self.x(x)
+        for i, layer in enumerate(self.layers):
+            y = self.grids[i](self.clips[i](layer(y)))
+            if self.tables[i]:
+                y = self.functions[i](F.hardswish(y))
+        return self.z(y + x) if self.same else y
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_layers_depth_first(seed: int) -> None:
+    """Any windows, tails of channels, batches, and rows that no band divides."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    module = Deep(draw)
+    size = (module.channels, draw.randint(70, 130), draw.randint(70, 110))
+    region = traced(module, torch.randn(1, *size))
+    plan = plan_of(region)
+    for batch in (9, draw.randint(2, 8)):
+        x = torch.randn(batch, *size) * 20
+        assert_bits(region, plan, x)
+    assert any(", " in kernel for kernel in kernels(plan, torch.randn(9, *size)))
+
+
 def test_profile() -> None:
     """Steps with their operators, kernels, sizes of results, and exact numbers of products."""
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ namespace jit_passes::x86 {
 namespace {
 
 // For the rows of all values in between: a part of the second cache, with weights and the rows of the others.
-constexpr int64_t kScratch = 3 << 17;
+constexpr int64_t kScratch = 1 << 18;
 constexpr int64_t kMostRows = 64, kItems = 16;
 
 // A value in between.

@@ -59,9 +59,10 @@ bool fuseSum(Lowered& lowered, size_t sum, size_t operand) {
 // Values smaller than that stay in the second cache of a core from one step to the next. Weights that are larger
 // would be read anew for each band of rows.
 constexpr int64_t kLargeValue = 1 << 20, kSmallWeights = 1 << 18;
-constexpr int64_t kFewestRows = 8, kMostLayers = 8;
+// Of a layer that computes few rows from few others, which fit in the cache.
+constexpr int64_t kFewestRows = 8, kWidestRow = 1 << 16, kMostRead = 16, kMostStride = 2, kMostLayers = 8;
 
-// Whether it can compute a few rows at a time: of images, not of volumes.
+// Whether it can compute some rows of an image at a time.
 bool isLayer(const Lowered& lowered, const Step& step) {
   const Memory& to = lowered.memory[step.output];
   if (step.does != Step::Does::Convolve || to.axis < 0 || to.axis > 1 ||
@@ -69,7 +70,25 @@ bool isLayer(const Lowered& lowered, const Step& step) {
     return false;
   }
   const Dims dims = imageDims(to.sizes, to.axis);
-  return dims[1].size == 1 && step.packed->kernel.window().kernel_d == 1 && dims[2].size >= kFewestRows;
+  const Window& w = step.packed->kernel.window();
+  return dims[1].size == 1 && dims[2].size >= kFewestRows && w.kernel_d == 1 && w.stride_h <= kMostStride &&
+         w.kernel_h <= kMostRead && w.dilation_h <= kMostRead && (w.kernel_h - 1) * w.dilation_h < kMostRead;
+}
+
+// Whether it is better never written to memory.
+bool isLarge(const Memory& value) {
+  const Border& border = value.border;
+  const int64_t channels = value.channels(), width = imageDims(value.sizes, value.axis)[3].size;
+  return countOf(value.sizes) >= kLargeValue && border.left <= kWidestRow && border.right <= kWidestRow &&
+         (border.left + width + border.right) * channels <= kWidestRow;
+}
+
+// Whether the step continues what the one before computes.
+bool follows(const Lowered& lowered, const Uses& uses, const Step& before, const Step& step) {
+  const bool starts =
+      before.does == Step::Does::Chain ? before.chain.size() < kMostLayers : isLayer(lowered, before);
+  return starts && isLayer(lowered, step) && step.inputs[0] == before.output &&
+         uses.isBetweenTwo(lowered, before.output) && isLarge(lowered.memory[before.output]);
 }
 
 } // namespace
@@ -88,11 +107,7 @@ void fuseChains(Lowered& lowered) {
   const Uses uses(lowered);
   std::vector<Step> steps;
   for (Step& step : lowered.steps) {
-    const bool follows = !steps.empty() && isLayer(lowered, step) && step.inputs[0] == steps.back().output &&
-                         uses.isBetweenTwo(lowered, step.inputs[0]) &&
-                         countOf(lowered.memory[step.inputs[0]].sizes) >= kLargeValue;
-    if (!follows || !(steps.back().does == Step::Does::Chain || isLayer(lowered, steps.back())) ||
-        steps.back().chain.size() == kMostLayers) {
+    if (steps.empty() || !follows(lowered, uses, steps.back(), step)) {
       steps.push_back(std::move(step));
       continue;
     }

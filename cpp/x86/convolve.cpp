@@ -24,34 +24,36 @@ Placed matrix(const Memory& memory) {
   return {image, memory.offset};
 }
 
-// What is added to a result.
-struct Residual {
-  Placed place;
-  Add add;
-  bool first;
-};
-
-Part convolution(
-    const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y,
-    const std::optional<Residual>& residual = std::nullopt) {
-  Requantize requantize;
-  requantize.multiplier = packed->multiplier.data();
-  requantize.offset = packed->offset.data();
-  requantize.low = step.grid->low, requantize.high = step.grid->high;
-  requantize.table = step.table;
-  const int64_t items = packed->kernel.items(x.image, y.image, residual ? &residual->place.image : nullptr);
+Part convolution(const Layer& layer, const Placed& x, const Placed& y) {
+  const int64_t items = layer.items(x.image, y.image);
   return {items, [=](const Call& call, int64_t begin, int64_t end) {
-            Requantize how = requantize;
-            Image other;
-            if (residual) {
-              other = residual->place.in(call);
-              how.residual = &other, how.add = &residual->add, how.residual_first = residual->first;
-            }
-            packed->kernel.run(x.in(call), y.in(call), how, begin, end);
+            const Image other = layer.residual ? layer.residual->place.in(call) : Image{};
+            layer.run(x.in(call), y.in(call), other, begin, end);
           }};
 }
 
+Layer layerOf(const Step& step, std::shared_ptr<const Packed> packed) {
+  Layer layer{std::move(packed), {}, {}};
+  layer.requantize.multiplier = layer.packed->multiplier.data();
+  layer.requantize.offset = layer.packed->offset.data();
+  layer.requantize.low = step.grid->low, layer.requantize.high = step.grid->high;
+  layer.requantize.table = step.table;
+  return layer;
+}
+
 } // namespace
+
+int64_t Layer::items(const Image& x, const Image& y) const {
+  return packed->kernel.items(x, y, residual ? &residual->place.image : nullptr);
+}
+
+void Layer::run(const Image& x, const Image& y, const Image& other, int64_t begin, int64_t end) const {
+  Requantize how = requantize;
+  if (residual) {
+    how.residual = &other, how.add = &residual->add, how.residual_first = residual->first;
+  }
+  packed->kernel.run(x, y, how, begin, end);
+}
 
 Add addOf(const Program& program, const Lowered& lowered, const Step& step) {
   const Grid &a = *lowered.memory[step.inputs[0]].grid, &b = *lowered.memory[step.inputs[1]].grid;
@@ -66,21 +68,28 @@ Add addOf(const Program& program, const Lowered& lowered, const Step& step) {
   return kernel;
 }
 
+Layer layerOf(
+    const Program& program, const Lowered& lowered, const Step& step,
+    const std::function<Placed(const Memory&)>& view) {
+  Layer layer = layerOf(step, step.packed);
+  if (step.sum) {
+    const bool first = step.sum->inputs[0] == step.inputs[1];
+    layer.residual = {view(lowered.memory[step.inputs[1]]), addOf(program, lowered, *step.sum), first};
+  }
+  return layer;
+}
+
 Part convolve(const Program& program, const Lowered& lowered, const Step& step) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
-  const Memory* other = step.sum ? &lowered.memory[step.inputs[1]] : nullptr;
   const bool linear = program.operators[step.index].kind == Kind::Linear;
-  const bool rows = isUniform(from) && isUniform(to) && (!other || isUniform(*other));
+  const bool rows =
+      isUniform(from) && isUniform(to) && (!step.sum || isUniform(lowered.memory[step.inputs[1]]));
   const auto view = [&](const Memory& memory) {
     return !linear ? image(memory)
            : rows  ? matrix(memory)
                    : image(memory, axisDims(memory.sizes, memory.axis));
   };
-  std::optional<Residual> residual;
-  if (other) {
-    residual = {view(*other), addOf(program, lowered, *step.sum), step.sum->inputs[0] == step.inputs[1]};
-  }
-  return convolution(step, step.packed, view(from), view(to), residual);
+  return convolution(layerOf(program, lowered, step, view), view(from), view(to));
 }
 
 // Each tap of the window makes pixels of its own.
@@ -98,7 +107,8 @@ std::vector<Part> upsample(
   for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
     const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
     y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
-    parts.push_back(convolution(step, weights.packed(step.index, from.is != Memory::Is::Slice, tap), x, y));
+    parts.push_back(
+        convolution(layerOf(step, weights.packed(step.index, from.is != Memory::Is::Slice, tap)), x, y));
   }
   return parts;
 }

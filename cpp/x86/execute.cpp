@@ -42,6 +42,11 @@ class Barrier {
 std::atomic<bool> is_forked{false};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 
+Call ofThread(Call call, int64_t thread) {
+  call.scratch += thread * call.scratch_bytes;
+  return call;
+}
+
 void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
   for (const Part& part : phase.parts) {
     const int64_t begin = part.items * thread / threads, end = part.items * (thread + 1) / threads;
@@ -87,9 +92,10 @@ void execute(
 #pragma omp single
     barrier.emplace(omp_get_num_threads());
     const int thread = omp_get_thread_num();
+    const Call own = ofThread(call, thread);
     Clock clock(thread == 0 ? nanoseconds : nullptr);
     for (size_t i = 0; i < phases.size(); ++i) {
-      runShare(phases[i], call, thread, omp_get_num_threads());
+      runShare(phases[i], own, thread, omp_get_num_threads());
       // The region ends with a barrier of its own.
       if (i + 1 < phases.size() || nanoseconds) {
         barrier->wait();

@@ -15,8 +15,10 @@ struct Call {
   };
 
   uint8_t* arena;
-  c10::SmallVector<Source, 4> sources;
-  c10::SmallVector<float*, 4> results;
+  uint8_t* scratch;      // of all threads; while a phase runs, of the thread that runs it
+  int64_t scratch_bytes; // of each thread
+  c10::ArrayRef<Source> sources;
+  c10::ArrayRef<float*> results;
 };
 
 // Work that falls into items, which threads may share in any way. `run` does not throw.
@@ -33,6 +35,7 @@ struct Phase {
   std::string name = {}, kernel = {};
   std::vector<int64_t> sizes = {};
   int64_t products = 0;
+  std::vector<at::Tensor> tables = {}; // that parts read
 };
 
 // One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and

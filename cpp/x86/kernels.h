@@ -150,6 +150,7 @@ class Convolution {
   // The residual is the one that `run` gets.
   int64_t items(const Image& in, const Image& out, const Image* residual = nullptr) const;
   void run(const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const;
+  const Window& window() const { return window_; }
   // Of the packed weights.
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
 

@@ -38,7 +38,8 @@ void Moves::lowerConcat(size_t index) {
   for (const int64_t input : op.inputs) {
     const size_t id = want(input, axis);
     Memory& part = memory(id);
-    const bool same = sameGrid(*part.grid, *memory(output).grid);
+    const bool same = sameGrid(*part.grid, *memory(output).grid) ||
+                      (along == axis && uses_[input].size() == 1 && rescale(id, memory(output).grid));
     if (same && along == axis && part.is == Is::Own && seen.insert(id).second) {
       // Where it is computed is where it is needed.
       part.is = Is::Slice, part.parent = output, part.start = start;
@@ -54,6 +55,26 @@ void Moves::lowerConcat(size_t index) {
     }
     start += sizes_[input][along];
   }
+}
+
+// Lets the step that computes a value give codes of another grid, if it is one that has a table. Nobody else reads it.
+bool Moves::rescale(size_t id, const Grid* grid) {
+  const auto maker = std::find_if(
+      result_.steps.begin(), result_.steps.end(), [&](const Step& step) { return step.output == id; });
+  constexpr Does kWithTable[] = {Does::Convolve, Does::Upsample, Does::Add, Does::Multiply, Does::LookUp};
+  if (maker == result_.steps.end() ||
+      std::find(std::begin(kWithTable), std::end(kWithTable), maker->does) == std::end(kWithTable)) {
+    return false;
+  }
+  at::Tensor table = rescaled(*memory(id).grid, *grid);
+  if (maker->table) {
+    const auto codes = at::from_blob(const_cast<uint8_t*>(maker->table), {256}, at::kByte);
+    table = table.index_select(0, codes.to(at::kInt));
+  }
+  maker->own_tables = {table};
+  maker->table = table.const_data_ptr<uint8_t>();
+  memory(id).grid = grid;
+  return true;
 }
 
 // Channels are padded as one of the other axes.

@@ -113,6 +113,7 @@ class Moves : public Values {
 
  private:
   void lowerConcat(size_t index);
+  bool rescale(size_t id, const Grid* grid);
   void lowerPad(size_t index);
   void lowerReshape(size_t index);
   void lowerPermute(size_t index);

@@ -75,8 +75,9 @@ std::vector<at::Tensor> Plan::run(
     sizes.push_back(inputs[i].sizes().vec());
   }
   ready = prepared(sizes);
-  at::Tensor arena = takeArena(ready->bytes());
-  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), at::get_num_threads(), nanoseconds);
+  const int threads = at::get_num_threads();
+  at::Tensor arena = takeArena(ready->bytes(threads));
+  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), threads, nanoseconds);
   giveBack(std::move(arena));
   return outputs;
 }

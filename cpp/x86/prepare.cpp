@@ -17,8 +17,8 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
-  Preparation(const Program& program, Weights& weights, Lowered lowered)
-      : program_(program), weights_(weights), lowered_(std::move(lowered)) {}
+  Preparation(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch)
+      : program_(program), weights_(weights), lowered_(std::move(lowered)), scratch_(scratch) {}
 
   std::vector<Phase> run() {
     std::vector<Phase> phases;
@@ -43,6 +43,7 @@ class Preparation {
     switch (step.does) {
       case Does::Enter: return enter(step);
       case Does::Convolve: return convolve(program_, lowered_, step);
+      case Does::Chain: return chained(program_, lowered_, step, scratch_);
       case Does::LookUp: return lookUp(step);
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
@@ -256,12 +257,13 @@ class Preparation {
   const Program& program_;
   Weights& weights_;
   Lowered lowered_;
+  int64_t& scratch_;
 };
 
 } // namespace
 
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered) {
-  return Preparation(program, weights, std::move(lowered)).run();
+std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch) {
+  return Preparation(program, weights, std::move(lowered), scratch).run();
 }
 
 } // namespace jit_passes::x86

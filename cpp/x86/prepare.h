@@ -33,8 +33,8 @@ class Prepared {
  public:
   Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
 
-  // Of the arena that `run` needs.
-  int64_t bytes() const { return bytes_; }
+  // Of the arena that `run` needs for so many threads.
+  int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
   // Float32 tensors of the sizes that it is prepared for, with any strides.
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
@@ -44,7 +44,7 @@ class Prepared {
  private:
   std::vector<Phase> phases_; // none for a batch of none
   std::vector<Sizes> output_sizes_;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, scratch_bytes_ = 0; // for values, and for each thread
 };
 
 } // namespace jit_passes::x86

@@ -19,6 +19,12 @@ std::string convolutionName(const Operator& op) {
   return name.str();
 }
 
+int64_t productsOf(const Operator& op, const Sizes& sizes) {
+  const auto& weight = op.tensors[kWeight];
+  const int64_t taps = op.kind == Kind::Upsampling ? 1 : weight.numel() / (weight.size(0) * weight.size(1));
+  return countOf(sizes) * weight.size(1) * taps;
+}
+
 } // namespace
 
 Phase describe(const Program& program, const Lowered& lowered, const Step& step) {
@@ -30,16 +36,27 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
   }
   const Operator& op = program.operators[step.index];
   phase.name = op.name;
+  phase.sizes = lowered.memory[step.output].sizes;
+  phase.tables = step.own_tables;
+  if (step.does == Step::Does::Chain) {
+    for (const Step& part : step.chain) {
+      const Phase described = describe(program, lowered, part);
+      phase.kernel += (phase.kernel.empty() ? "" : ", ") + described.kernel;
+      phase.products += described.products;
+      phase.tables.insert(phase.tables.end(), described.tables.begin(), described.tables.end());
+    }
+    return phase;
+  }
+  if (step.sum) {
+    phase.tables.insert(phase.tables.end(), step.sum->own_tables.begin(), step.sum->own_tables.end());
+  }
   phase.kernel = step.does == Step::Does::Copy   ? "copy"
                  : step.does == Step::Does::Pack ? "pack"
                  : op.kind == Kind::Convolution  ? convolutionName(op)
                                                  : nameOf(op.kind);
   phase.kernel += step.sum ? " + add" : "";
-  phase.sizes = lowered.memory[step.output].sizes;
   if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
-    const auto& weight = op.tensors[kWeight];
-    const int64_t taps = op.kind == Kind::Upsampling ? 1 : weight.numel() / (weight.size(0) * weight.size(1));
-    phase.products = countOf(phase.sizes) * weight.size(1) * taps;
+    phase.products = productsOf(op, phase.sizes);
   } else if (step.does == Step::Does::Product) {
     const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;
     phase.products = countOf(phase.sizes) * through(step.views[0], {sizes, sizes, 0}).sizes.back();

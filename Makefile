@@ -19,7 +19,7 @@ export PYTHONPATH = $(CURDIR)
 # One process for each core; some tests, of one xdist_group, stay together.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-.PHONY: help demo build test test-fast test-torch lint stub docs format bench wheel sdist clean
+.PHONY: help demo build test test-fast soak test-torch lint stub docs format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test: $(BUILT) ## run all tests; TESTS="tests/test_ops.py -k lsq" runs some
 
 test-fast: $(BUILT) ## run all but the slowest tests
 	$(PYTEST) $(SLOW:%=--ignore tests/test_%.py)
+
+soak: $(BUILT) ## call a plan 100,000 times from eight threads of a C++ program
+	JIT_PASSES_CALLS=100000 $(PYTEST) tests/test_cpp.py -k threads
 
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	mkdir -p $(OTHER)
@@ -91,4 +94,4 @@ $(BUILT): $(STAMP) $(SOURCES)
 	@touch $@
 
 clean: ## remove what was built, but no environment
-	rm -rf build dist jit_passes/*.so jit_passes/include *.egg-info
+	rm -rf build dist jit_passes/*.so jit_passes/include jit_passes/lib *.egg-info

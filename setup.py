@@ -38,6 +38,10 @@ COMPILE_FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 # the OpenMP runtime that torch has loaded, so that there are not two pools of threads.
 COMPILE_FLAGS += ["-fopenmp"] if sys.platform == "linux" else []
 COMPILE_FLAGS += ["-Werror"] if os.environ.get("JIT_PASSES_WERROR") == "1" else []
+# As in JIT_PASSES_SANITIZE=address; `make asan` runs tests with such a build.
+SANITIZER = os.environ.get("JIT_PASSES_SANITIZE", "")
+SANITIZE = [f"-fsanitize={SANITIZER}", "-fno-omit-frame-pointer", "-O1"] if SANITIZER else []
+COMPILE_FLAGS += SANITIZE
 
 
 def system_includes() -> list[str]:
@@ -87,6 +91,7 @@ class BuildExtension(cpp_extension.BuildExtension):
             if header is not None:
                 flags += ["-include", str(header), "-Winvalid-pch"]
             extension.extra_compile_args = {"cxx": flags}
+            extension.extra_link_args = SANITIZE
             extension.depends += extension.sources
             extension.sources = [str(path) for path in units]
         super().build_extensions()
@@ -102,7 +107,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         self.compiler.link_shared_object(
             objects, str(Path(self.build_lib, RUNTIME)),
             libraries=["c10", "torch", "torch_cpu"], library_dirs=cpp_extension.library_paths(),
-            target_lang="c++",
+            extra_postargs=SANITIZE, target_lang="c++",
         )  # fmt: skip
 
     def copy_extensions_to_source(self) -> None:

@@ -1,4 +1,4 @@
-#include "lower.h"
+#include "joins.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -38,17 +38,15 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::AdaptiveAverage:
     case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
-    case Kind::Affine: return 1;
+    case Kind::Affine: return kAffineAxis;
     default: return std::nullopt;
   }
 }
 
-bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zero_point == b.zero_point; }
-
 class Lowering {
  public:
   Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : program_(program), sizes_(sizes), weights_(weights) {}
+      : program_(program), sizes_(sizes), weights_(weights), joins_(program, sizes) {}
 
   Lowered run() {
     readUses();
@@ -148,8 +146,8 @@ class Lowering {
     switch (op.kind) {
       case Kind::Quantize: return emit(Does::Enter, index, {}, wanted_[op.output]);
       case Kind::Convolution:
-      case Kind::Linear:
-      case Kind::Affine: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Linear: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Affine: return lowerAffine(index);
       case Kind::Upsampling: return emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
@@ -243,30 +241,20 @@ class Lowering {
 
   void lowerConcat(size_t index) {
     const Operator& op = program_.operators[index];
-    const int64_t along = axisOf(op.attributes[0], sizes_[op.output].size());
     const int64_t axis = memory(primary_[op.inputs[0]]).axis;
-    const size_t output = addMemory(op.output, axis);
-    std::set<size_t> seen;
-    int64_t start = 0;
+    std::vector<size_t> operands;
     for (const int64_t input : op.inputs) {
-      const size_t id = want(input, axis);
-      Memory& part = memory(id);
-      const bool same = sameGrid(*part.grid, *memory(output).grid);
-      if (same && along == axis && part.is == Is::Own && seen.insert(id).second) {
-        // Where it is computed is where it is needed.
-        part.is = Is::Slice, part.parent = output, part.start = start;
-      } else {
-        Step step{.does = Does::Copy, .index = index, .inputs = {id}, .output = output};
-        step.axes = identity(part.sizes.size());
-        step.along = along, step.start = start;
-        if (!same) {
-          step.own_table = rescaled(*part.grid, *memory(output).grid);
-          step.table = step.own_table.const_data_ptr<uint8_t>();
-        }
-        push(step);
-      }
-      start += sizes_[input][along];
+      operands.push_back(want(input, axis));
     }
+    primary_[op.output] = joins_.place(result_, index, operands, axis);
+  }
+
+  void lowerAffine(size_t index) {
+    const Operator& op = program_.operators[index];
+    const auto operands = wantAll(op);
+    const bool several = operands.size() > 1;
+    const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];
+    emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
   }
 
   // Channels are padded as one of the other axes.
@@ -334,8 +322,13 @@ class Lowering {
         continue;
       }
       const Memory& in = memory(step.inputs[0]);
-      step.packed = weights_.packed(step.index, in.is != Is::Slice);
-      if (program_.operators[step.index].kind != Kind::Linear) {
+      const Operator& op = program_.operators[step.index];
+      Sizes widths; // of what an affine operator reads
+      for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
+        widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
+      }
+      step.packed = weights_.packed(step.index, in.is != Is::Slice, 0, widths);
+      if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
         const Border border = step.packed->kernel.border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
@@ -381,6 +374,7 @@ class Lowering {
   const Program& program_;
   const std::vector<Sizes>& sizes_;
   Weights& weights_;
+  Joins joins_;
   Lowered result_;
   std::vector<std::vector<size_t>> uses_; // operators that read a value; SIZE_MAX where it is returned
   std::vector<int64_t> wanted_;           // axis

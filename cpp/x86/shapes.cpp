@@ -42,7 +42,7 @@ class Inference {
       case Kind::AdaptiveAverage:
       case Kind::ResizeNearest: return resized();
       case Kind::Mean: return mean();
-      case Kind::Concat: return concat();
+      case Kind::Concat: return concat(op_.attributes[0]);
       case Kind::Flatten: return flatten();
       case Kind::Reshape: return reshape();
       case Kind::Permute: return permute();
@@ -114,10 +114,10 @@ class Inference {
 
   Sizes affine() const {
     const int64_t channels = op_.tensors[kWeight].size(0);
-    require(
-        first().size() >= 2 && first()[1] == channels, "takes ", channels, " channels, and got the shape ",
-        first());
-    return first();
+    require(first().size() > kAffineAxis, "takes ", channels, " channels, and got the shape ", first());
+    const Sizes sizes = concat(kAffineAxis);
+    require(sizes[kAffineAxis] == channels, "takes ", channels, " channels, and got the shape ", sizes);
+    return sizes;
   }
 
   Sizes broadcast() const {
@@ -187,8 +187,8 @@ class Inference {
     return sizes;
   }
 
-  Sizes concat() const {
-    const int64_t rank = first().size(), axis = checkAxis(op_.attributes[0], rank);
+  Sizes concat(int64_t along) const {
+    const int64_t rank = first().size(), axis = checkAxis(along, rank);
     Sizes sizes = first();
     sizes[axis] = 0;
     for (const Sizes* operand : operands_) {

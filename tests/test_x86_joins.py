@@ -53,7 +53,7 @@ class Reader(nn.Module):
 
     def forward(self, features: list[Tensor]) -> Tensor:
         values = [features[part] for part in self.parts]
-        if self.nested > 1 and self.kind == "norm":
+        if self.nested > 1:
             values = [torch.cat(values[: self.nested], 1), *values[self.nested :]]
         joined = torch.cat(values, 1)
         if self.kind == "norm":

@@ -301,16 +301,16 @@ class Walk {
     return node->kind() == c10::aten::cat && reader_.operand(node, "dim").toInt() == kAffineAxis;
   }
 
-  // Whether it is never rounded: each part has its own grid for batch norms, and concatenations for these.
+  // Whether it is never rounded: batch norms and concatenations take parts, each with a grid of its own.
   bool isReadInParts(const Node* node) const {
-    return isJoin(node) && !node->output()->uses().empty() && !closes(node->output()) &&
-           std::ranges::all_of(node->output()->uses(), [&](const torch::jit::Use& use) {
-             const Node* reader =
-                 use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1
-                     ? use.user->output()->uses()[0].user
-                     : use.user;
-             return reader->kind() == c10::aten::batch_norm || isJoin(reader);
-           });
+    const auto takesParts = [&](const torch::jit::Use& use) {
+      const bool list =
+          use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
+      const Node* reader = list ? use.user->output()->uses()[0].user : use.user;
+      return reader->kind() == c10::aten::batch_norm || isJoin(reader);
+    };
+    return isJoin(node) && !node->output()->uses().empty() &&
+           std::ranges::all_of(node->output()->uses(), takesParts);
   }
 
   // A padding adds the zero point to the codes.
@@ -366,8 +366,8 @@ class Walk {
   std::unordered_map<const Value*, Stored> codes_;    // of codes
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
-  std::unordered_map<const Value*, std::vector<int64_t>>
-      joined_; // the parts of what is never quantized as a whole
+  // Of concatenations that are never rounded: their parts.
+  std::unordered_map<const Value*, std::vector<int64_t>> joined_;
 };
 
 } // namespace

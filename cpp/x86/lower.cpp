@@ -13,7 +13,7 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::AdaptiveAverage:
     case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
-    case Kind::Affine: return 1;
+    case Kind::Affine: return kAffineAxis;
     case Kind::Shuffle:
     case Kind::Softmax: return axisOf(op.attributes[0], rank);
     case Kind::LayerNorm:
@@ -82,8 +82,8 @@ class Lowering : public Products {
     switch (op.kind) {
       case Kind::Quantize: return emit(Does::Enter, index, {}, wanted_[op.output]);
       case Kind::Convolution:
-      case Kind::Linear:
-      case Kind::Affine: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Linear: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Affine: return lowerAffine(index);
       case Kind::Upsampling: return emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
@@ -149,6 +149,14 @@ class Lowering : public Products {
     emit(Does::Mean, index, {input}, axis - in_front);
   }
 
+  void lowerAffine(size_t index) {
+    const Operator& op = program_.operators[index];
+    const auto operands = wantAll(op);
+    const bool several = operands.size() > 1;
+    const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];
+    emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
+  }
+
   // Finds the borders that convolutions read around their operands.
   void findBorders() {
     for (Step& step : result_.steps) {
@@ -156,8 +164,13 @@ class Lowering : public Products {
         continue;
       }
       const Memory& in = memory(step.inputs[0]);
-      step.packed = weights_.packed(step.index, in.is != Is::Slice);
-      if (program_.operators[step.index].kind != Kind::Linear) {
+      const Operator& op = program_.operators[step.index];
+      Sizes widths; // of what an affine operator reads
+      for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
+        widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
+      }
+      step.packed = weights_.packed(step.index, in.is != Is::Slice, 0, widths);
+      if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
         const Border border = step.packed->kernel.border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),

@@ -1,7 +1,7 @@
 // What lowering knows while it goes over the operators, and how it makes steps and memory.
 #pragma once
 
-#include "lower.h"
+#include "joins.h"
 
 namespace jit_passes::x86 {
 
@@ -107,13 +107,16 @@ class Values {
 // Operators that only move codes.
 class Moves : public Values {
  protected:
-  using Values::Values;
+  Moves(const Program& program, const std::vector<Sizes>& sizes)
+      : Values(program, sizes), joins_(program, sizes) {}
 
   void lowerMove(size_t index);
 
+  Joins joins_;
+
  private:
   void lowerConcat(size_t index);
-  bool rescale(size_t id, const Grid* grid);
+  void rescale(size_t id, const Grid* grid);
   void lowerPad(size_t index);
   void lowerReshape(size_t index);
   void lowerPermute(size_t index);

@@ -19,12 +19,14 @@ class Weights {
   explicit Weights(const Program& program) : program_(program) {}
 
   // `dense`: its input has no other channels in between. `tap`: of Upsampling, whose taps are convolutions each.
-  std::shared_ptr<const Packed> packed(size_t index, bool dense, int64_t tap = 0);
+  // `widths`: of Affine, how many channels each of the values has that it reads.
+  std::shared_ptr<const Packed> packed(
+      size_t index, bool dense, int64_t tap = 0, const std::vector<int64_t>& widths = {});
 
  private:
   const Program& program_;
   std::mutex mutex_;
-  std::map<std::tuple<size_t, bool, int64_t>, std::shared_ptr<const Packed>> packed_;
+  std::map<std::tuple<size_t, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>> packed_;
 };
 
 // Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate

@@ -24,7 +24,7 @@ constexpr Signature kSignatures[] = {
     {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
     {"upsampling", 1, 1, 1, 1, 3, 3},
     {"linear", 1, 1, 0, 0, 3, 3},
-    {"affine", 1, 1, 0, 0, 3, 3},
+    {"affine", 1, 4096, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
     {"multiply", 2, 2, 0, 0, 0, 0},

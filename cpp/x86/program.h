@@ -19,16 +19,17 @@ int64_t codeOf(float x, const Grid& grid);
 at::Tensor rescaled(const Grid& from, const Grid& to);
 
 enum class Kind {
-  Quantize,        // inputs: the number of an input of the plan
-  Convolution,     // see ConvolutionAttributes
-  Upsampling,      // transposed convolution, stride as large as its window; attributes: spatial axes
-  Linear,          // over the last axis
-  Affine,          // a factor and a number for each channel, of axis 1; weights are -1, 0 or 1
-  Table,           // a function of codes
-  Add,             // first * factors[0] + second * factors[1], which broadcast
-  Multiply,        // of two tensors, which broadcast
-  MaxPool,         // see PoolAttributes
-  AveragePool,     // see PoolAttributes
+  Quantize,    // inputs: the number of an input of the plan
+  Convolution, // see ConvolutionAttributes
+  Upsampling,  // transposed convolution, stride as large as its window; attributes: spatial axes
+  Linear,      // over the last axis
+  Affine,      // a factor and a number for each channel, of axis 1, of several values one after the other;
+               // weights are -1, 0 or 1
+  Table,       // a function of codes
+  Add,         // first * factors[0] + second * factors[1], which broadcast
+  Multiply,    // of two tensors, which broadcast
+  MaxPool,     // see PoolAttributes
+  AveragePool, // see PoolAttributes
   AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
   Mean,            // attributes: whether axes are kept, axes
   Concat,          // attributes: axis
@@ -87,6 +88,9 @@ struct PartAttributes {
   };
   enum : int64_t { Chunks, Equal, Listed };
 };
+
+// That of the channels of an affine operator.
+constexpr int64_t kAffineAxis = 1;
 
 // Positions in `tensors` of operators with weights.
 enum : size_t { kWeight, kWeightScales, kBias, kWeightedTensors };

@@ -45,7 +45,7 @@ class Inference {
       case Kind::AdaptiveAverage:
       case Kind::ResizeNearest: return resized();
       case Kind::Mean: return mean();
-      case Kind::Concat: return concat();
+      case Kind::Concat: return concat(op_.attributes[0]);
       case Kind::Flatten: return flatten();
       case Kind::Reshape: return reshaped(first(), op_.attributes);
       case Kind::Unflatten: return unflatten();
@@ -126,10 +126,10 @@ class Inference {
 
   Sizes affine() const {
     const int64_t channels = op_.tensors[kWeight].size(0);
-    require(
-        first().size() >= 2 && first()[1] == channels, "takes ", channels, " channels, and got the shape ",
-        first());
-    return first();
+    require(first().size() > kAffineAxis, "takes ", channels, " channels, and got the shape ", first());
+    const Sizes sizes = concat(kAffineAxis);
+    require(sizes[kAffineAxis] == channels, "takes ", channels, " channels, and got the shape ", sizes);
+    return sizes;
   }
 
   Sizes normalized() const {
@@ -228,8 +228,8 @@ class Inference {
     return sizes;
   }
 
-  Sizes concat() const {
-    const int64_t rank = first().size(), axis = checkAxis(op_.attributes[0], rank);
+  Sizes concat(int64_t along) const {
+    const int64_t rank = first().size(), axis = checkAxis(along, rank);
     Sizes sizes = first();
     sizes[axis] = 0;
     for (const Sizes* operand : operands_) {

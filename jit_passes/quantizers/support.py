@@ -121,6 +121,8 @@ class OperatorSupport:
         input_range: beyond which the operator is flat; its operand's range is taken within that.
         begins: whether its operand is known to be float, so that it may be quantized even where no
             operator with weights makes or reads it.
+        reads_parts: says which operators it takes the quantized operands of, in place of their
+            result: a concatenation in front of it is not rounded.
     """
 
     kind: str
@@ -135,3 +137,4 @@ class OperatorSupport:
     elementwise: bool = False
     input_range: tuple[float, float] | None = None
     begins: bool = False
+    reads_parts: Callable[[NodeView], bool] | None = None

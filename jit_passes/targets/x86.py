@@ -143,7 +143,8 @@ def _capability() -> Capability:
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, elementwise=True)
             for op in ("add", "sub", "mul")
         ),
-        OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists),
+        OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists,
+                        reads_parts=_joins_channels),
         OperatorSupport("aten::max_pool3d", _SHARED, ranks=(5, 5), check=_options),
         *(
             OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 2, n + 2), check=_options)
@@ -161,7 +162,8 @@ def _capability() -> Capability:
         ),
         OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
         OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _layer_norm, begins=True),
-        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm),
+        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
+                        reads_parts=_joins_channels),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
@@ -190,6 +192,11 @@ def _options_of_lists(node: NodeView) -> str | None:
     if maker is None or maker.kind != "prim::ListConstruct" or node.inputs[0].written:
         return "the list of its operands is made elsewhere"
     return _options(node)
+
+
+def _joins_channels(node: NodeView) -> bool:
+    """A batch norm has numbers for each channel, so each part may keep its scale."""
+    return node.kind == "aten::cat" and node.inputs[1].constant == 1
 
 
 @dataclass(frozen=True)

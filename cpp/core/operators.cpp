@@ -125,8 +125,8 @@ void addMoves(Table& table) {
       "alias channel_shuffle chunk clone constant_pad_nd contiguous detach expand expand_as "
       "flatten flip max_pool1d max_pool2d movedim narrow native_channel_shuffle pad permute "
       "pixel_shuffle pixel_unshuffle relu repeat reshape select slice split split_with_sizes "
-      "squeeze t transpose unbind unflatten unsqueeze upsample_nearest2d upsample_nearest3d "
-      "view view_as",
+      "squeeze t transpose unbind unflatten unsafe_chunk unsafe_split unsafe_split_with_sizes "
+      "unsqueeze upsample_nearest2d upsample_nearest3d view view_as",
       [](OperatorTraits& t) { t.moves_data = true; });
   table.each(
       "dropout dropout_ feature_dropout feature_dropout_ alpha_dropout alpha_dropout_ "

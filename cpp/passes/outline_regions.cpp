@@ -45,9 +45,10 @@ class Outline {
  public:
   Outline(Graph& outer, const Order& order, const KnownValues& known, Nodes nodes)
       : outer_(outer), order_(order), known_(known), nodes_(std::move(nodes)) {
-    std::sort(nodes_.begin(), nodes_.end(), [](const Node* a, const Node* b) { return a->isBefore(b); });
     members_.insert(nodes_.begin(), nodes_.end());
     TORCH_CHECK(members_.size() == nodes_.size(), "a region names a node twice");
+    takeUnpacked();
+    std::sort(nodes_.begin(), nodes_.end(), [](const Node* a, const Node* b) { return a->isBefore(b); });
     for (const Node* node : nodes_) {
       TORCH_CHECK(
           node->owningBlock() == nodes_.front()->owningBlock(), "a region holds ", describe(nodes_.front()),
@@ -100,6 +101,19 @@ class Outline {
     bool quantized;                    // the one use quantizes it on its own grid
   };
 
+  // A region gives tensors: who unpacks the list that one of its nodes makes belongs to it.
+  void takeUnpacked() {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      for (const Value* output : nodes_[i]->outputs()) {
+        for (const auto& use : output->uses()) {
+          if (use.user->kind() == prim::ListUnpack && members_.insert(use.user).second) {
+            nodes_.push_back(use.user);
+          }
+        }
+      }
+    }
+  }
+
   // The nodes between the first and the last one that have to come behind the region.
   Nodes findDependent() const {
     std::unordered_set<const Node*> dependent;
@@ -138,7 +152,7 @@ class Outline {
     if (const auto found = inside_.find(value); found != inside_.end()) {
       return found->second;
     }
-    if (order_.isCopied(value->node())) {
+    if (order_.isCopied(value->node()) && !isTakenApart(value->node())) {
       copy(value->node());
     } else if (const auto parameter = known_.parameter(value); parameter && isFinal(*parameter)) {
       inside_[value] = inner_->insertConstant(*parameter);
@@ -146,6 +160,12 @@ class Outline {
       inside_[value] = takeInput(value);
     }
     return inside_.at(value);
+  }
+
+  // Whether it unpacks a list that the caller has: the region takes the tensors.
+  bool isTakenApart(const Node* node) const {
+    return node->kind() == prim::ListUnpack && !inside_.count(node->input(0)) &&
+           !order_.isCopied(node->input(0)->node());
   }
 
   static bool isFinal(const c10::IValue& parameter) {

@@ -1,6 +1,7 @@
 #include "builder.h"
 
 #include "core/registry.h"
+#include "moved.h"
 #include "passes/dialect.h"
 #include "reader.h"
 #include "simplify.h"
@@ -92,6 +93,8 @@ class Walk {
       visitTable(node);
     } else if (isIdentity(node)) {
       visitIdentity(node);
+    } else if (node->kind() == c10::prim::ListUnpack) {
+      visitParts(node);
     } else if (clipOf(reader_, node)) {
       visitClip(node);
     } else {
@@ -244,15 +247,39 @@ class Walk {
     floats_[node->output()] = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {from}, grid);
   }
 
+  // Of what a node moves: codes, or a value that is still to be quantized.
+  void move(const Node* node, Operator op, const Value* result) {
+    const Value* from = node->input(0);
+    op.name = nameOf(node);
+    if (const auto found = pending_.find(from); found != pending_.end()) {
+      Pending pending = found->second;
+      pending.moves.push_back(std::move(op));
+      pending_.emplace(result, std::move(pending));
+      return;
+    }
+    const auto coded = floats_.find(from);
+    refuseUnless(coded != floats_.end(), "its operand ", from->debugName(), " is in float");
+    const Grid grid = movedGrid(op.kind, program_.grids[coded->second]);
+    floats_[result] = emit(std::move(op), {coded->second}, grid);
+  }
+
+  void visitParts(Node* node) {
+    Node* list = node->input(0)->node();
+    refuseUnless(movesCodes(list), "its list is made by what no plan has");
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      Operator op = plannedOperator(reader_, list).op;
+      op.attributes[PartAttributes::Number] = i;
+      move(list, std::move(op), node->output(i));
+    }
+  }
+
   void visitOperator(Node* node) {
     refuseUnless(isPlanned(node), "a plan has no such operator");
-    if (const auto found = movesCodes(node) ? pending_.find(node->input(0)) : pending_.end();
-        found != pending_.end()) {
-      Planned planned = plannedOperator(reader_, node);
-      Pending pending = found->second;
-      planned.op.name = nameOf(node);
-      pending.moves.push_back(std::move(planned.op));
-      pending_.emplace(node->output(), std::move(pending));
+    if (movesCodes(node)) {
+      Operator op = plannedOperator(reader_, node).op;
+      if (isTensor(node->output())) { // else whoever unpacks the list moves codes
+        move(node, std::move(op), node->output());
+      }
       return;
     }
     Planned planned = plannedOperator(reader_, node);
@@ -262,7 +289,7 @@ class Walk {
       refuseUnless(coded != floats_.end(), "its operand ", operand->debugName(), " is in float");
       planned.op.inputs.push_back(coded->second);
     }
-    if (const auto grid = ownGrid(node, planned.op)) {
+    if (const auto grid = ownGrid(planned.op)) {
       const auto inputs = planned.op.inputs;
       floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
       return;
@@ -272,11 +299,8 @@ class Walk {
   }
 
   // The grid of a result that follows from that of the operands.
-  std::optional<Grid> ownGrid(const Node* node, const Operator& op) const {
+  std::optional<Grid> ownGrid(const Operator& op) const {
     Grid grid = program_.grids[op.inputs[0]];
-    if (movesCodes(node)) {
-      return movedGrid(op.kind, grid);
-    }
     for (const int64_t input : op.inputs) {
       const Grid& other = program_.grids[input];
       if (op.kind != Kind::Concat || other.scale != grid.scale || other.zero_point != grid.zero_point) {
@@ -307,7 +331,7 @@ class Walk {
           return false;
         }
         if (use.user->kind() != quantize) {
-          left.push_back(use.user->output());
+          left.insert(left.end(), use.user->outputs().begin(), use.user->outputs().end());
         }
       }
     }
@@ -327,7 +351,7 @@ class Walk {
         plannedOperator(reader_, node);
         return true;
       }
-      return isIdentity(node) || clipOf(reader_, node).has_value();
+      return node->kind() == c10::prim::ListUnpack || isIdentity(node) || clipOf(reader_, node).has_value();
     } catch (const Refusal&) {
       return false;
     }
@@ -347,6 +371,7 @@ class Walk {
 Program build(const torch::jit::Module& region) {
   const Options no_options;
   PassContext context(cloneModule(region, "forward"), "forward", no_options);
+  quantizeMoved(*context.graph());
   findPass("fold_lookup_tables")->run(context);
   const auto graph = context.graph();
   for (const Value* input : graph->inputs().slice(1)) {

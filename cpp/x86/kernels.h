@@ -233,6 +233,16 @@ struct Resample {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y[c * parts + i] = tables[i][x_i[c]], where x_i is one of as many images of the same size; a table that is null
+// gives the code itself. `run` takes those from `first` on, of two all at once. Items: rows.
+struct Interleave {
+  std::vector<const uint8_t*> tables; // of each part
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(
+      const Image* parts, size_t first, size_t count, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // The pixels that an output pixel of a pool reads along one axis, padding left out, and the number of them that
 // an average divides by.
 struct Span {

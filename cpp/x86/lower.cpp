@@ -1,32 +1,7 @@
-#include "lower.h"
+#include "lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
-
-using Is = Memory::Is;
-using Does = Step::Does;
-
-// The axes that are longer than 1 in the order in which they lie in memory.
-Sizes orderOf(const Sizes& sizes, int64_t axis) {
-  Sizes order;
-  for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
-    if (i != axis && sizes[i] != 1) {
-      order.push_back(i);
-    }
-  }
-  if (axis >= 0 && sizes[axis] != 1) {
-    order.push_back(axis);
-  }
-  return order;
-}
-
-bool inOrder(const Sizes& order) { return std::is_sorted(order.begin(), order.end()); }
-
-int64_t countInFront(const Sizes& sizes, int64_t axis) {
-  return countOf({sizes.begin(), sizes.begin() + axis});
-}
-
-int64_t lastAxis(const Sizes& sizes) { return static_cast<int64_t>(sizes.size()) - 1; }
 
 // The axis that an operator wants innermost, of an operand with so many; nothing for those that take any.
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
@@ -39,16 +14,15 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
     case Kind::Affine: return 1;
+    case Kind::Shuffle: return axisOf(op.attributes[0], rank);
     default: return std::nullopt;
   }
 }
 
-bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zero_point == b.zero_point; }
-
-class Lowering {
+class Lowering : public Moves {
  public:
   Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : program_(program), sizes_(sizes), weights_(weights) {}
+      : Moves(program, sizes), weights_(weights) {}
 
   Lowered run() {
     readUses();
@@ -96,52 +70,6 @@ class Lowering {
     }
   }
 
-  size_t push(Step step) {
-    result_.steps.push_back(std::move(step));
-    return result_.steps.size() - 1;
-  }
-
-  size_t addMemory(Memory memory) {
-    result_.memory.push_back(std::move(memory));
-    return result_.memory.size() - 1;
-  }
-
-  size_t addMemory(int64_t value, int64_t axis) {
-    return primary_[value] =
-               addMemory({.sizes = sizes_[value], .axis = axis, .grid = &program_.grids[value]});
-  }
-
-  Memory& memory(size_t id) { return result_.memory[id]; }
-
-  // The value with channels along that axis.
-  size_t want(int64_t value, int64_t axis) {
-    const size_t id = primary_[value];
-    const Memory from = memory(id);
-    if (from.axis == axis) {
-      return id;
-    }
-    const auto [found, added] = copies_.emplace(std::pair(value, axis), 0);
-    if (added) {
-      Memory to{.sizes = from.sizes, .axis = axis, .grid = from.grid};
-      Step step{.does = Does::Copy, .index = 0, .inputs = {id}, .output = 0};
-      if (orderOf(from.sizes, from.axis) == orderOf(from.sizes, axis)) {
-        to.is = Is::Same, to.parent = id;
-        step.does = Does::Rename;
-      } else {
-        step.axes = identity(from.sizes.size());
-      }
-      step.output = found->second = addMemory(to);
-      push(step);
-    }
-    return found->second;
-  }
-
-  static Sizes identity(size_t rank) {
-    Sizes axes(rank);
-    std::iota(axes.begin(), axes.end(), 0);
-    return axes;
-  }
-
   void lowerOperator(size_t index) {
     const Operator& op = program_.operators[index];
     const int64_t rank = sizes_[op.output].size();
@@ -166,8 +94,14 @@ class Lowering {
       case Kind::Mean: return lowerMean(index);
       case Kind::Concat: return lowerConcat(index);
       case Kind::Flatten:
-      case Kind::Reshape: return lowerReshape(index);
-      case Kind::Permute: return lowerPermute(index);
+      case Kind::Reshape:
+      case Kind::Unflatten: return lowerReshape(index);
+      case Kind::Permute:
+      case Kind::Transpose: return lowerPermute(index);
+      case Kind::Shuffle: return lowerShuffle(index);
+      case Kind::Slice:
+      case Kind::Narrow:
+      case Kind::Part: return lowerPart(index);
       case Kind::Pad: return lowerPad(index);
     }
   }
@@ -178,17 +112,6 @@ class Lowering {
       operands.push_back(want(input, *channelAxis(op, sizes_[input].size())));
     }
     return operands;
-  }
-
-  void emit(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
-    const int64_t value = program_.operators[index].output;
-    const size_t output = addMemory(value, axis);
-    push(
-        {.does = does,
-         .index = index,
-         .inputs = std::move(inputs),
-         .output = output,
-         .grid = memory(output).grid});
   }
 
   // The table that alone reads the result becomes part of the step.
@@ -241,92 +164,6 @@ class Lowering {
     emit(Does::Mean, index, {input}, axis - in_front);
   }
 
-  void lowerConcat(size_t index) {
-    const Operator& op = program_.operators[index];
-    const int64_t along = axisOf(op.attributes[0], sizes_[op.output].size());
-    const int64_t axis = memory(primary_[op.inputs[0]]).axis;
-    const size_t output = addMemory(op.output, axis);
-    std::set<size_t> seen;
-    int64_t start = 0;
-    for (const int64_t input : op.inputs) {
-      const size_t id = want(input, axis);
-      Memory& part = memory(id);
-      const bool same = sameGrid(*part.grid, *memory(output).grid);
-      if (same && along == axis && part.is == Is::Own && seen.insert(id).second) {
-        // Where it is computed is where it is needed.
-        part.is = Is::Slice, part.parent = output, part.start = start;
-      } else {
-        Step step{.does = Does::Copy, .index = index, .inputs = {id}, .output = output};
-        step.axes = identity(part.sizes.size());
-        step.along = along, step.start = start;
-        if (!same) {
-          step.own_table = rescaled(*part.grid, *memory(output).grid);
-          step.table = step.own_table.const_data_ptr<uint8_t>();
-        }
-        push(step);
-      }
-      start += sizes_[input][along];
-    }
-  }
-
-  // Channels are padded as one of the other axes.
-  void lowerPad(size_t index) {
-    const Operator& op = program_.operators[index];
-    const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
-    int64_t axis = memory(primary_[op.inputs[0]]).axis;
-    if (axis >= 0 && from[axis] != to[axis]) {
-      for (axis = lastAxis(from); axis >= 0 && from[axis] != to[axis]; --axis) {
-      }
-    }
-    const size_t input = want(op.inputs[0], axis);
-    emit(Does::Pad, index, {input}, axis);
-  }
-
-  void lowerReshape(size_t index) {
-    const Operator& op = program_.operators[index];
-    const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
-    size_t input = primary_[op.inputs[0]];
-    int64_t axis = lastAxis(to);
-    if (const int64_t own = memory(input).axis; !inOrder(orderOf(from, own))) {
-      for (axis = lastAxis(to); axis >= 0; --axis) {
-        if (to[axis] == from[own] && countInFront(to, axis) == countInFront(from, own)) {
-          break;
-        }
-      }
-      if (axis < 0) {
-        input = want(op.inputs[0], lastAxis(from));
-        axis = lastAxis(to);
-      }
-    }
-    rename(index, input, axis);
-  }
-
-  void rename(size_t index, size_t input, int64_t axis) {
-    emit(Does::Rename, index, {input}, axis);
-    Memory& output = memory(result_.steps.back().output);
-    output.is = Is::Same, output.parent = input;
-  }
-
-  void lowerPermute(size_t index) {
-    const Operator& op = program_.operators[index];
-    const size_t input = primary_[op.inputs[0]];
-    const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
-    Sizes axes; // of the operand, for each of the result
-    for (const int64_t axis : op.attributes) {
-      axes.push_back(axisOf(axis, from.size()));
-    }
-    const Sizes order = orderOf(from, memory(input).axis);
-    for (int64_t axis = lastAxis(to); axis >= 0; --axis) {
-      Sizes mapped = orderOf(to, axis);
-      std::transform(mapped.begin(), mapped.end(), mapped.begin(), [&](int64_t i) { return axes[i]; });
-      if (mapped == order) {
-        return rename(index, input, axis);
-      }
-    }
-    emit(Does::Copy, index, {input}, wanted_[op.output]);
-    result_.steps.back().axes = axes;
-  }
-
   // Finds the borders that convolutions read around their operands.
   void findBorders() {
     for (Step& step : result_.steps) {
@@ -340,9 +177,11 @@ class Lowering {
         const Border border = step.packed->kernel.border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
             imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
-        // A slice has the border of the whole.
-        Memory& whole = in.is == Is::Slice ? ownerOf(result_, step.inputs[0]) : memory(step.inputs[0]);
-        widen(whole.border, border);
+        size_t whole = step.inputs[0]; // a slice has the border of what it is one of
+        while (memory(whole).is == Is::Slice) {
+          whole = memory(whole).parent;
+        }
+        widen(memory(whole).border, border);
       }
     }
   }
@@ -378,15 +217,7 @@ class Lowering {
     result_.steps = std::move(steps);
   }
 
-  const Program& program_;
-  const std::vector<Sizes>& sizes_;
   Weights& weights_;
-  Lowered result_;
-  std::vector<std::vector<size_t>> uses_; // operators that read a value; SIZE_MAX where it is returned
-  std::vector<int64_t> wanted_;           // axis
-  std::vector<size_t> primary_;           // memory of a value
-  std::map<std::pair<int64_t, int64_t>, size_t> copies_;
-  std::unordered_set<size_t> fused_;
 };
 
 } // namespace

@@ -2,6 +2,7 @@
 // have a border, and where each lies in the arena.
 #pragma once
 
+#include "parts.h"
 #include "prepare.h"
 
 namespace jit_passes::x86 {
@@ -38,6 +39,7 @@ struct Step {
     Mean,
     Resample,
     Pad,
+    Interleave,
     Copy,
     Rename,
     Exit
@@ -50,10 +52,12 @@ struct Step {
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
-  at::Tensor own_table = {};
+  // Of Copy and Interleave: of each operand, undefined where its codes stay.
+  std::vector<at::Tensor> own_tables = {};
   // Of Copy: an axis of the result is that axis of the operand; and where in the result it begins.
   Sizes axes = {};
   int64_t along = 0, start = 0;
+  std::optional<Range> range = {}; // of the operand
 };
 
 struct Lowered {

@@ -3,6 +3,7 @@
 
 #include "builder.h"
 #include "core/places.h"
+#include "planned_parts.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -255,7 +256,19 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"cat", {concat, false}},
         {"flatten", {flatten, true}},
         {"reshape", {reshape, true}},
+        {"unflatten", {unflatten, true}},
         {"permute", {permute, true}},
+        {"transpose", {transpose, true}},
+        {"channel_shuffle", {channelShuffle, true}},
+        {"slice", {slice, true}},
+        {"narrow", {narrow, true}},
+        {"select", {select, true}},
+        {"chunk", {chunk, true}},
+        {"unsafe_chunk", {chunk, true}},
+        {"split", {split, true}},
+        {"split_with_sizes", {split, true}},
+        {"unsafe_split", {split, true}},
+        {"unsafe_split_with_sizes", {split, true}},
         {"constant_pad_nd", {pad, true}},
         {"pad", {pad, true}},
         {"upsample_nearest1d", {resizeNearest<1>, true}},

@@ -1,5 +1,5 @@
-#include "lower.h"
 #include "moves.h"
+#include "placed.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -13,18 +13,6 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
       stride(dims[0]), stride(dims[1]), stride(dims[2]), dims[3].axis < 0 ? channel : stride(dims[3]),
       channel};
 }
-
-// An image by its offset in the arena.
-struct Placed {
-  Image image;
-  int64_t offset;
-
-  Image in(const Call& call) const {
-    Image placed = image;
-    placed.data = call.arena + offset;
-    return placed;
-  }
-};
 
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
@@ -57,8 +45,9 @@ class Preparation {
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);
       case Does::Resample: return resample(step);
-      case Does::Pad: return pad(step);
-      case Does::Copy: return copy(step);
+      case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
+      case Does::Copy: return copied(step, in(step), out(step));
+      case Does::Interleave: return interleaved(step, lowered_.memory);
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;
@@ -69,19 +58,6 @@ class Preparation {
   const Operator& operatorOf(const Step& step) const { return program_.operators[step.index]; }
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
-
-  static Placed image(const Memory& memory, const Dims& dims) {
-    return {imageOf(dims, memory.strides, memory.channels()), memory.offset};
-  }
-  static Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
-
-  template <typename Kernel>
-  static Part unary(Kernel kernel, const Placed& in, const Placed& out) {
-    const int64_t items = kernel.items(out.image);
-    return {items, [kernel = std::move(kernel), in, out](const Call& call, int64_t begin, int64_t end) {
-              kernel.run(in.in(call), out.in(call), begin, end);
-            }};
-  }
 
   static void fillBorder(const Memory& memory, size_t step, Phase& phase) {
     if (memory.first != step || memory.border == Border{}) {
@@ -340,48 +316,6 @@ class Preparation {
           op.attributes[0] == 2);
     }
     return unary(std::move(kernel), x, y);
-  }
-
-  Part pad(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    const auto& attributes = operatorOf(step).attributes;
-    const Dims dims = axisDims(to.sizes, to.axis);
-    std::array<int64_t, 4> offset{};
-    for (size_t i = 0; i < dims.size(); ++i) {
-      const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
-      offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
-    }
-    const Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
-    const auto zero = static_cast<uint8_t>(to.grid->zero_point);
-    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-              padRows(x.in(call), offset, zero, y.in(call), begin, end);
-            }};
-  }
-
-  // Into a part of the result, where it is one of a concatenation.
-  Part copy(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    Sizes sizes, strides;
-    for (const int64_t axis : step.axes) {
-      sizes.push_back(from.sizes[axis]);
-      strides.push_back(from.strides[axis]);
-    }
-    const Dims dims = pixelDims(sizes, to.axis);
-    const int64_t channels = to.axis < 0 ? 1 : sizes[to.axis], channel = to.axis < 0 ? 1 : strides[to.axis];
-    const Placed x{imageOf(dims, strides, channels), from.offset};
-    const Placed y{
-        imageOf(dims, to.strides, channels),
-        to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
-    if (channel == 1 || channels == 1) {
-      Part part = unary(LookUp{step.table}, x, y);
-      return {
-          part.items, [run = part.run, table = step.own_table](const Call& call, int64_t begin, int64_t end) {
-            run(call, begin, end);
-          }};
-    }
-    return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-              copyAcross(x.in(call), channel, y.in(call), begin, end);
-            }};
   }
 
   const Program& program_;

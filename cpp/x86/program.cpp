@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include "kernels.h"
+#include "parts.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -35,7 +36,13 @@ constexpr Signature kSignatures[] = {
     {"concat", 1, 4096, 1, 1, 0, 0},
     {"flatten", 1, 1, 2, 2, 0, 0},
     {"reshape", 1, 1, 0, 5, 0, 0},
+    {"unflatten", 1, 1, 2, 6, 0, 0},
     {"permute", 1, 1, 1, 5, 0, 0},
+    {"transpose", 1, 1, 2, 2, 0, 0},
+    {"shuffle", 1, 1, 2, 2, 0, 0},
+    {"slice", 1, 1, 4, 4, 0, 0},
+    {"narrow", 1, 1, 4, 4, 0, 0},
+    {"part", 1, 1, PartAttributes::Sizes + 1, 4096, 0, 0},
     {"pad", 1, 1, 2, 8, 0, 0},
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
 };
@@ -139,11 +146,14 @@ class Checker {
         return each(op.attributes, 0, kMaxWindow, "a padding");
       case Kind::Concat:
       case Kind::Permute:
+      case Kind::Transpose:
       case Kind::Flatten: return checkAxes(op, 0);
-      case Kind::Reshape:
-        require(
-            std::count(op.attributes.begin(), op.attributes.end(), -1) <= 1, "more than one size is open");
-        return each(op.attributes, -1, kMaxSize, "a size");
+      case Kind::Reshape: return checkShape(op, 0);
+      case Kind::Unflatten: return checkShape(op, 1);
+      case Kind::Shuffle:
+      case Kind::Slice:
+      case Kind::Narrow:
+      case Kind::Part: return require(isRange(op), "its numbers are none of a part of an axis");
       default: return;
     }
   }
@@ -262,6 +272,14 @@ class Checker {
       require(
           between(size, 1, kMaxSize) || (size == -1 && op.kind == Kind::AdaptiveAverage), "a size of ", size);
     }
+  }
+
+  // Sizes, behind an axis.
+  void checkShape(const Operator& op, size_t from) {
+    const std::vector<int64_t> sizes(op.attributes.begin() + from, op.attributes.end());
+    require(from == 0 || between(op.attributes[0], -8, 7), "an axis of ", op.attributes[0]);
+    require(std::count(sizes.begin(), sizes.end(), -1) <= 1, "more than one size is open");
+    each(sizes, -1, kMaxSize, "a size");
   }
 
   void checkAxes(const Operator& op, size_t from) {

@@ -34,7 +34,13 @@ enum class Kind {
   Concat,          // attributes: axis
   Flatten,         // attributes: first and last axis
   Reshape,         // attributes: sizes; at most one is -1, which is open
+  Unflatten,       // attributes: axis, the sizes that it becomes; at most one is -1, which is open
   Permute,         // attributes: axes
+  Transpose,       // attributes: two axes
+  Shuffle,         // interleaves the parts of an axis; attributes: axis, number of parts of one size
+  Slice,           // attributes: axis, start, end, step, as Python has them
+  Narrow,          // attributes: axis, start, length, whether the axis goes, which is of length 1 then
+  Part,            // see PartAttributes
   Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
 };
@@ -65,6 +71,18 @@ struct PoolAttributes {
     Dilation = Pad + 3, // 1 for averages
     Count = Dilation + 3
   };
+};
+
+// One of the parts that an axis falls into. They must be as many, as the graph unpacks them.
+struct PartAttributes {
+  enum : size_t {
+    Axis,
+    Number, // of this one, from 0 on
+    Parts,
+    How,
+    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each
+  };
+  enum : int64_t { Chunks, Equal, Listed };
 };
 
 // Positions in `tensors` of operators with weights.

@@ -1,5 +1,7 @@
 #include "shapes.h"
 
+#include "parts.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -44,8 +46,14 @@ class Inference {
       case Kind::Mean: return mean();
       case Kind::Concat: return concat();
       case Kind::Flatten: return flatten();
-      case Kind::Reshape: return reshape();
-      case Kind::Permute: return permute();
+      case Kind::Reshape: return reshaped(first(), op_.attributes);
+      case Kind::Unflatten: return unflatten();
+      case Kind::Permute:
+      case Kind::Transpose: return permute();
+      case Kind::Shuffle: return shuffle();
+      case Kind::Slice:
+      case Kind::Narrow:
+      case Kind::Part: return part();
       case Kind::Pad: return pad();
       case Kind::Affine: return affine();
       case Kind::Quantize:
@@ -215,35 +223,62 @@ class Inference {
     return sizes;
   }
 
-  Sizes reshape() const {
-    Sizes sizes = op_.attributes;
+  Sizes reshaped(const Sizes& from, Sizes sizes) const {
     const auto open = std::find(sizes.begin(), sizes.end(), -1);
-    const int64_t count = countOf(first());
+    const int64_t count = countOf(from);
     __int128 known = 1; // a hostile shape must not wrap around
     for (const int64_t size : sizes) {
       known = std::min<__int128>(known * (size == -1 ? 1 : size), __int128{1} << 62);
     }
+    const bool fits = open == sizes.end() ? known == count : known > 0 && count % known == 0;
+    require(fits, "got the shape ", first(), ", which is not ", op_.attributes);
     if (open != sizes.end()) {
-      require(known > 0 && count % known == 0, "got the shape ", first(), ", which is not ", op_.attributes);
       *open = count / static_cast<int64_t>(known);
-    } else {
-      require(known == count, "got the shape ", first(), ", which is not ", op_.attributes);
     }
+    return sizes;
+  }
+
+  Sizes unflatten() const {
+    const int64_t axis = checkAxis(op_.attributes[0], first().size());
+    const Sizes parts = reshaped({first()[axis]}, {op_.attributes.begin() + 1, op_.attributes.end()});
+    Sizes sizes(first().begin(), first().begin() + axis);
+    sizes.insert(sizes.end(), parts.begin(), parts.end());
+    sizes.insert(sizes.end(), first().begin() + axis + 1, first().end());
     return sizes;
   }
 
   Sizes permute() const {
     const int64_t rank = first().size();
     require(
-        int64_t(op_.attributes.size()) == rank, "takes ", op_.attributes.size(), " axes, and got the shape ",
-        first());
+        op_.kind == Kind::Transpose || int64_t(op_.attributes.size()) == rank, "takes ",
+        op_.attributes.size(), " axes, and got the shape ", first());
+    for (const int64_t axis : op_.attributes) {
+      checkAxis(axis, rank);
+    }
     Sizes sizes;
     std::vector<bool> seen(rank);
-    for (const int64_t axis : op_.attributes) {
-      const int64_t from = checkAxis(axis, rank);
-      require(!seen[from], "has the axis ", axis, " twice");
+    for (const int64_t from : permutationOf(op_, rank)) {
+      require(!seen[from], "has the axis ", from, " twice");
       seen[from] = true;
       sizes.push_back(first()[from]);
+    }
+    return sizes;
+  }
+
+  Sizes shuffle() const {
+    const int64_t axis = checkAxis(op_.attributes[0], first().size());
+    require(
+        first()[axis] % op_.attributes[1] == 0, "has ", op_.attributes[1], " parts, and got the shape ",
+        first());
+    return first();
+  }
+
+  Sizes part() const {
+    const Range range = rangeOf(op_, first());
+    Sizes sizes = first();
+    sizes[range.axis] = range.length;
+    if (op_.kind == Kind::Narrow && op_.attributes[3]) {
+      sizes.erase(sizes.begin() + range.axis);
     }
     return sizes;
   }
@@ -278,6 +313,19 @@ bool isReduced(const Operator& mean, int64_t axis, int64_t rank) {
   return std::any_of(mean.attributes.begin() + 1, mean.attributes.end(), [&](int64_t reduced) {
     return axisOf(reduced, rank) == axis;
   });
+}
+
+Sizes permutationOf(const Operator& op, int64_t rank) {
+  Sizes axes(rank);
+  std::iota(axes.begin(), axes.end(), 0);
+  if (op.kind == Kind::Transpose) {
+    std::swap(axes[axisOf(op.attributes[0], rank)], axes[axisOf(op.attributes[1], rank)]);
+    return axes;
+  }
+  std::transform(op.attributes.begin(), op.attributes.end(), axes.begin(), [&](int64_t axis) {
+    return axisOf(axis, rank);
+  });
+  return axes;
 }
 
 int64_t countOf(const Sizes& sizes) {

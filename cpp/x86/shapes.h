@@ -17,6 +17,9 @@ inline int64_t axisOf(int64_t axis, int64_t rank) { return axis < 0 ? axis + ran
 // Whether the axis is one that a mean goes over.
 bool isReduced(const Operator& mean, int64_t axis, int64_t rank);
 
+// The axis of the operand, for each of the result of Permute or Transpose.
+Sizes permutationOf(const Operator& op, int64_t rank);
+
 int64_t countOf(const Sizes& sizes);
 
 } // namespace jit_passes::x86

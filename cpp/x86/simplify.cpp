@@ -25,6 +25,31 @@ void absorbPaddings(std::vector<Operator>& operators) {
   }
 }
 
+// An axis that is split into `parts` and the rest, swapped, and joined again, is shuffled.
+void findShuffles(std::vector<Operator>& operators) {
+  std::unordered_map<int64_t, const Operator*> makers; // by value
+  const auto made = [&](const Operator& by, Kind kind) -> const Operator* {
+    const auto found = makers.find(by.inputs[0]);
+    return found != makers.end() && found->second->kind == kind ? found->second : nullptr;
+  };
+  const auto names = [](const Operator& op, int64_t axis) {
+    const std::vector<int64_t>& a = op.attributes;
+    return std::min(a[0], a[1]) == axis && std::max(a[0], a[1]) == axis + 1;
+  };
+  for (Operator& op : operators) {
+    if (op.kind == Kind::Flatten && op.attributes[0] >= 0) {
+      const int64_t axis = op.attributes[0];
+      const Operator* swap = names(op, axis) ? made(op, Kind::Transpose) : nullptr;
+      const Operator* split = swap && names(*swap, axis) ? made(*swap, Kind::Unflatten) : nullptr;
+      if (split && split->attributes.size() == 3 && split->attributes[0] == axis &&
+          split->attributes[1] > 0) {
+        op.kind = Kind::Shuffle, op.inputs = split->inputs, op.attributes = {axis, split->attributes[1]};
+      }
+    }
+    makers.emplace(op.output, &op);
+  }
+}
+
 void removeUnused(Program& program) {
   std::vector<bool> used(program.grids.size());
   for (const int64_t output : program.outputs) {
@@ -50,6 +75,7 @@ void removeUnused(Program& program) {
 
 void simplify(Program& program) {
   absorbPaddings(program.operators);
+  findShuffles(program.operators);
   removeUnused(program);
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..graph.view import NodeView
+from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, PairSums
 from ..specification.annotation import describe
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
@@ -93,6 +93,8 @@ class Capability:
 
     def move_refusal(self, node: NodeView) -> str | None:
         """Say why the backend cannot rearrange integers as a node does; None when it can."""
+        if not all(value.is_tensor or _is_unpacked(value) for value in node.outputs):
+            return "its results stay a list"
         if self.moves is None:
             return None
         if node.kind not in self.moves:
@@ -154,6 +156,14 @@ def weighted_reason(node: NodeView) -> str | None:
     if not bias.is_constant:
         return "its bias is computed by the model"
     return None
+
+
+def _is_unpacked(value: ValueView) -> bool:
+    """Say whether a list is only unpacked, where it is made."""
+    users = [user for user, _ in value.uses]
+    return not value.is_result and len(users) == 1 and users[0].kind == "prim::ListUnpack" and (
+        value.producer is not None and users[0].block == value.producer.block
+    )  # fmt: skip
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

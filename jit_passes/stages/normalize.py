@@ -26,6 +26,7 @@ CANONICAL_FORM = (
     "canonicalize_linear",
     "canonicalize_clamp",
     "canonicalize_view",
+    "canonicalize_reshape",
 )
 
 NORMALIZE = Pipeline(

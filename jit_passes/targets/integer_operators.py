@@ -120,7 +120,7 @@ class Reader:
         """Say whether a node computes on tensors, by itself."""
         return (
             not node.kind.startswith(("prim::", "jit_passes::"))
-            and any(value.is_tensor for value in node.outputs)
+            and (node.moves_data or any(value.is_tensor for value in node.outputs))
             and any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
             and not node.traits.asks_for_shape
             and node.index not in self._clips

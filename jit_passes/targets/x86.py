@@ -53,6 +53,13 @@ def _axes(node: NodeView) -> str | None:
     return None if few else f"it gives more than {MOST_AXES} axes"
 
 
+def _unflatten(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    few = len(node.inputs[2].constant) < MOST_AXES
+    return None if few else f"it gives more than {MOST_AXES} axes"
+
+
 def _convolution(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 3) else "one of its options is computed by the model"
 
@@ -139,6 +146,9 @@ def _capability() -> Capability:
     moves = (
         *("max_pool1d", "max_pool2d", "flatten", "contiguous", "detach"),
         *("alias", "upsample_nearest2d", "upsample_nearest3d"),
+        *("transpose", "channel_shuffle", "slice", "select", "narrow"),
+        *("chunk", "split", "split_with_sizes"),
+        *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     )
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
@@ -146,6 +156,7 @@ def _capability() -> Capability:
         WEIGHTS,
         moves={
             **{f"aten::{kind}": _options for kind in moves},
+            "aten::unflatten": _unflatten,
             **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },

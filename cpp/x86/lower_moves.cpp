@@ -1,0 +1,162 @@
+#include "lowering.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zero_point == b.zero_point; }
+
+} // namespace
+
+void Moves::lowerConcat(size_t index) {
+  const Operator& op = program_.operators[index];
+  if (isShuffledAlone(op)) {
+    joined_.emplace(op.output, &op);
+    return;
+  }
+  const int64_t along = axisOf(op.attributes[0], sizes_[op.output].size());
+  const int64_t axis = memory(primary_[op.inputs[0]]).axis;
+  const size_t output = addMemory(op.output, axis);
+  std::set<size_t> seen;
+  int64_t start = 0;
+  for (const int64_t input : op.inputs) {
+    const size_t id = want(input, axis);
+    Memory& part = memory(id);
+    const bool same = sameGrid(*part.grid, *memory(output).grid);
+    if (same && along == axis && part.is == Is::Own && seen.insert(id).second) {
+      // Where it is computed is where it is needed.
+      part.is = Is::Slice, part.parent = output, part.start = start;
+    } else {
+      Step step{.does = Does::Copy, .index = index, .inputs = {id}, .output = output};
+      step.axes = identity(part.sizes.size());
+      step.along = along, step.start = start;
+      if (!same) {
+        step.own_tables = {rescaled(*part.grid, *memory(output).grid)};
+        step.table = step.own_tables[0].const_data_ptr<uint8_t>();
+      }
+      push(step);
+    }
+    start += sizes_[input][along];
+  }
+}
+
+// Channels are padded as one of the other axes.
+void Moves::lowerPad(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
+  int64_t axis = memory(primary_[op.inputs[0]]).axis;
+  if (axis >= 0 && from[axis] != to[axis]) {
+    for (axis = lastAxis(from); axis >= 0 && from[axis] != to[axis]; --axis) {
+    }
+  }
+  const size_t input = want(op.inputs[0], axis);
+  emit(Does::Pad, index, {input}, axis);
+}
+
+void Moves::lowerReshape(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
+  size_t input = primary_[op.inputs[0]];
+  int64_t axis = lastAxis(to);
+  if (const int64_t own = memory(input).axis; !inOrder(orderOf(from, own))) {
+    for (axis = lastAxis(to); axis >= 0; --axis) {
+      if (to[axis] == from[own] && countInFront(to, axis) == countInFront(from, own)) {
+        break;
+      }
+    }
+    if (axis < 0) {
+      input = want(op.inputs[0], lastAxis(from));
+      axis = lastAxis(to);
+    }
+  }
+  rename(index, input, axis);
+}
+
+void Moves::rename(size_t index, size_t input, int64_t axis) {
+  emit(Does::Rename, index, {input}, axis);
+  Memory& output = memory(result_.steps.back().output);
+  output.is = Is::Same, output.parent = input;
+}
+
+void Moves::lowerPermute(size_t index) {
+  const Operator& op = program_.operators[index];
+  const size_t input = primary_[op.inputs[0]];
+  const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
+  const Sizes axes = permutationOf(op, from.size());
+  const Sizes order = orderOf(from, memory(input).axis);
+  for (int64_t axis = lastAxis(to); axis >= 0; --axis) {
+    Sizes mapped = orderOf(to, axis);
+    std::transform(mapped.begin(), mapped.end(), mapped.begin(), [&](int64_t i) { return axes[i]; });
+    if (mapped == order) {
+      return rename(index, input, axis);
+    }
+  }
+  emit(Does::Copy, index, {input}, wanted_[op.output]);
+  result_.steps.back().axes = axes;
+}
+
+size_t Moves::slice(size_t whole, const Grid* grid, int64_t start, int64_t length) {
+  Memory part{.sizes = memory(whole).sizes, .axis = memory(whole).axis, .grid = grid, .is = Is::Slice};
+  part.sizes[part.axis] = length, part.parent = whole, part.start = start;
+  return addMemory(std::move(part));
+}
+
+// Channels are read where they are, other ranges are copies.
+void Moves::lowerPart(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Range range = rangeOf(op, sizes_[op.inputs[0]]);
+  const size_t input = primary_[op.inputs[0]];
+  const bool keeps = sizes_[op.output].size() == sizes_[op.inputs[0]].size();
+  int64_t axis = memory(input).axis;
+  if (axis == range.axis && range.step == 1 && keeps) {
+    primary_[op.output] = slice(input, &program_.grids[op.output], range.start, range.length);
+    return;
+  }
+  Sizes axes = identity(sizes_[op.inputs[0]].size());
+  if (!keeps) {
+    axes.erase(axes.begin() + range.axis);
+    axis = axis == range.axis ? lastAxis(sizes_[op.output]) : axis - (range.axis < axis);
+  }
+  emit(Does::Copy, index, {input}, axis);
+  result_.steps.back().axes = axes, result_.steps.back().range = range;
+}
+
+// Whether nothing but a shuffle of the parts reads it, which takes them from where they are.
+bool Moves::isShuffledAlone(const Operator& concat) const {
+  const auto& uses = uses_[concat.output];
+  if (uses.size() != 1 || uses[0] == SIZE_MAX || program_.operators[uses[0]].kind != Kind::Shuffle) {
+    return false;
+  }
+  const auto& attributes = program_.operators[uses[0]].attributes;
+  const int64_t rank = sizes_[concat.output].size(), axis = axisOf(concat.attributes[0], rank);
+  return axisOf(attributes[0], rank) == axis && attributes[1] == int64_t(concat.inputs.size()) &&
+         std::all_of(concat.inputs.begin(), concat.inputs.end(), [&](int64_t part) {
+           return sizes_[part][axis] == sizes_[concat.inputs[0]][axis];
+         });
+}
+
+void Moves::lowerShuffle(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Sizes& sizes = sizes_[op.output];
+  const Grid& grid = program_.grids[op.output];
+  const int64_t axis = axisOf(op.attributes[0], sizes.size()), parts = op.attributes[1];
+  std::vector<size_t> inputs;
+  if (const auto joined = joined_.find(op.inputs[0]); joined != joined_.end()) {
+    for (const int64_t part : joined->second->inputs) {
+      inputs.push_back(want(part, axis));
+    }
+  } else {
+    const size_t whole = want(op.inputs[0], axis);
+    for (int64_t part = 0, length = sizes[axis] / parts; part < parts; ++part) {
+      inputs.push_back(slice(whole, &grid, part * length, length));
+    }
+  }
+  std::vector<at::Tensor> tables;
+  for (const size_t input : inputs) {
+    const Grid& from = *memory(input).grid;
+    tables.push_back(sameGrid(from, grid) ? at::Tensor() : rescaled(from, grid));
+  }
+  emit(Does::Interleave, index, inputs, axis);
+  result_.steps.back().own_tables = std::move(tables);
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,125 @@
+// What lowering knows while it goes over the operators, and how it makes steps and memory.
+#pragma once
+
+#include "lower.h"
+
+namespace jit_passes::x86 {
+
+// The axes that are longer than 1 in the order in which they lie in memory.
+inline Sizes orderOf(const Sizes& sizes, int64_t axis) {
+  Sizes order;
+  for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
+    if (i != axis && sizes[i] != 1) {
+      order.push_back(i);
+    }
+  }
+  if (axis >= 0 && sizes[axis] != 1) {
+    order.push_back(axis);
+  }
+  return order;
+}
+
+inline bool inOrder(const Sizes& order) { return std::is_sorted(order.begin(), order.end()); }
+
+inline int64_t countInFront(const Sizes& sizes, int64_t axis) {
+  return countOf({sizes.begin(), sizes.begin() + axis});
+}
+
+inline int64_t lastAxis(const Sizes& sizes) { return static_cast<int64_t>(sizes.size()) - 1; }
+
+class Values {
+ protected:
+  using Is = Memory::Is;
+  using Does = Step::Does;
+
+  Values(const Program& program, const std::vector<Sizes>& sizes) : program_(program), sizes_(sizes) {}
+
+  size_t push(Step step) {
+    result_.steps.push_back(std::move(step));
+    return result_.steps.size() - 1;
+  }
+
+  size_t addMemory(Memory memory) {
+    result_.memory.push_back(std::move(memory));
+    return result_.memory.size() - 1;
+  }
+
+  size_t addMemory(int64_t value, int64_t axis) {
+    return primary_[value] =
+               addMemory({.sizes = sizes_[value], .axis = axis, .grid = &program_.grids[value]});
+  }
+
+  Memory& memory(size_t id) { return result_.memory[id]; }
+
+  // The value with channels along that axis.
+  size_t want(int64_t value, int64_t axis) {
+    const size_t id = primary_[value];
+    const Memory from = memory(id);
+    if (from.axis == axis) {
+      return id;
+    }
+    const auto [found, added] = copies_.emplace(std::pair(value, axis), 0);
+    if (added) {
+      Memory to{.sizes = from.sizes, .axis = axis, .grid = from.grid};
+      Step step{.does = Does::Copy, .index = 0, .inputs = {id}, .output = 0};
+      if (orderOf(from.sizes, from.axis) == orderOf(from.sizes, axis)) {
+        to.is = Is::Same, to.parent = id;
+        step.does = Does::Rename;
+      } else {
+        step.axes = identity(from.sizes.size());
+      }
+      step.output = found->second = addMemory(to);
+      push(step);
+    }
+    return found->second;
+  }
+
+  static Sizes identity(size_t rank) {
+    Sizes axes(rank);
+    std::iota(axes.begin(), axes.end(), 0);
+    return axes;
+  }
+
+  void emit(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
+    const int64_t value = program_.operators[index].output;
+    const size_t output = addMemory(value, axis);
+    push(
+        {.does = does,
+         .index = index,
+         .inputs = std::move(inputs),
+         .output = output,
+         .grid = memory(output).grid});
+  }
+
+  const Program& program_;
+  const std::vector<Sizes>& sizes_;
+  Lowered result_;
+  std::vector<std::vector<size_t>> uses_; // operators that read a value; SIZE_MAX where it is returned
+  std::vector<int64_t> wanted_;           // axis
+  std::vector<size_t> primary_;           // memory of a value
+  std::map<std::pair<int64_t, int64_t>, size_t> copies_;
+  std::unordered_set<size_t> fused_;
+};
+
+// Operators that only move codes.
+class Moves : public Values {
+ protected:
+  using Values::Values;
+
+  void lowerConcat(size_t index);
+  void lowerPad(size_t index);
+  void lowerReshape(size_t index);
+  void lowerPermute(size_t index);
+  void lowerPart(size_t index);
+  void lowerShuffle(size_t index);
+
+ private:
+  void rename(size_t index, size_t input, int64_t axis);
+  size_t slice(size_t whole, const Grid* grid, int64_t start, int64_t length);
+  bool isShuffledAlone(const Operator& concat) const;
+
+  std::unordered_map<int64_t, const Operator*>
+      joined_; // concatenations that interleaving makes, by their value
+};
+
+} // namespace jit_passes::x86

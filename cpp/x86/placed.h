@@ -1,0 +1,39 @@
+// Steps that are made ready: where images lie, and what runs over them.
+#pragma once
+
+#include "lower.h"
+
+namespace jit_passes::x86 {
+
+// An image by its offset in the arena.
+struct Placed {
+  Image image;
+  int64_t offset;
+
+  Image in(const Call& call) const {
+    Image placed = image;
+    placed.data = call.arena + offset;
+    return placed;
+  }
+};
+
+inline Placed image(const Memory& memory, const Dims& dims) {
+  return {imageOf(dims, memory.strides, memory.channels()), memory.offset};
+}
+inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
+
+template <typename Kernel>
+Part unary(Kernel kernel, const Placed& in, const Placed& out) {
+  const int64_t items = kernel.items(out.image);
+  return {items, [kernel = std::move(kernel), in, out](const Call& call, int64_t begin, int64_t end) {
+            kernel.run(in.in(call), out.in(call), begin, end);
+          }};
+}
+
+// Of what only moves codes.
+Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);
+// Into a part of the result, where it is one of a concatenation.
+Part copied(const Step& step, const Memory& from, const Memory& to);
+Part interleaved(const Step& step, const std::vector<Memory>& memory);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,71 @@
+#include "planned_parts.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t> sizes) {
+  const Node* reads = node->output()->uses().size() == 1 ? node->output()->uses()[0].user : nullptr;
+  refuseUnless(
+      reads && reads->kind() == c10::prim::ListUnpack && reads->owningBlock() == node->owningBlock(),
+      "its results stay a list");
+  const int64_t axis = reader.operand(node, "dim").toInt(), count = reads->outputs().size();
+  std::vector<int64_t> a{axis, 0, count, how};
+  a.insert(a.end(), sizes.begin(), sizes.end());
+  return {{Kind::Part, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+} // namespace
+
+Planned unflatten(const Reader& reader, Node* node) {
+  std::vector<int64_t> a{reader.operand(node, "dim").toInt()};
+  const auto sizes = reader.operand(node, "sizes").toIntVector();
+  a.insert(a.end(), sizes.begin(), sizes.end());
+  return {{Kind::Unflatten, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned transpose(const Reader& reader, Node* node) {
+  const std::vector<int64_t> axes{reader.operand(node, "dim0").toInt(), reader.operand(node, "dim1").toInt()};
+  return {{Kind::Transpose, "", {}, 0, axes, {}}, {node->input(0)}};
+}
+
+Planned channelShuffle(const Reader& reader, Node* node) {
+  return {{Kind::Shuffle, "", {}, 0, {1, reader.operand(node, "groups").toInt()}, {}}, {node->input(0)}};
+}
+
+Planned slice(const Reader& reader, Node* node) {
+  constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
+  const auto number = [&](const char* name, int64_t otherwise) {
+    return reader.has(node, name) ? std::clamp(reader.operand(node, name).toInt(), -kFar, kFar) : otherwise;
+  };
+  const std::vector<int64_t> a{
+      reader.operand(node, "dim").toInt(), number("start", 0), number("end", kFar), number("step", 1)};
+  return {{Kind::Slice, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned narrow(const Reader& reader, Node* node) {
+  refuseUnless(
+      node->input(2)->type()->kind() == c10::TypeKind::IntType, "the model computes where it begins");
+  const std::vector<int64_t> a{
+      reader.operand(node, "dim").toInt(), reader.operand(node, "start").toInt(),
+      reader.operand(node, "length").toInt(), false};
+  return {{Kind::Narrow, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned select(const Reader& reader, Node* node) {
+  const std::vector<int64_t> a{
+      reader.operand(node, "dim").toInt(), reader.operand(node, "index").toInt(), 1, true};
+  return {{Kind::Narrow, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned chunk(const Reader& reader, Node* node) {
+  return parts(reader, node, PartAttributes::Chunks, {reader.operand(node, "chunks").toInt()});
+}
+
+Planned split(const Reader& reader, Node* node) {
+  const auto size = reader.find(node->input(1));
+  refuseUnless(size.has_value(), "the model computes its sizes");
+  return size->isInt() ? parts(reader, node, PartAttributes::Equal, {size->toInt()})
+                       : parts(reader, node, PartAttributes::Listed, size->toIntVector());
+}
+
+} // namespace jit_passes::x86

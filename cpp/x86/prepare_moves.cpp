@@ -1,0 +1,71 @@
+#include "moves.h"
+#include "placed.h"
+
+namespace jit_passes::x86 {
+
+Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes) {
+  const Dims dims = axisDims(to.sizes, to.axis);
+  std::array<int64_t, 4> offset{};
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
+    offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
+  }
+  const Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+  const auto zero = static_cast<uint8_t>(to.grid->zero_point);
+  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+            padRows(x.in(call), offset, zero, y.in(call), begin, end);
+          }};
+}
+
+Part copied(const Step& step, const Memory& from, const Memory& to) {
+  Sizes all = from.sizes, all_strides = from.strides, sizes, strides;
+  int64_t offset = from.offset;
+  if (step.range) {
+    const auto& [axis, start, length, stride] = *step.range;
+    offset += start * all_strides[axis];
+    all[axis] = length, all_strides[axis] *= stride;
+  }
+  for (const int64_t axis : step.axes) {
+    sizes.push_back(all[axis]);
+    strides.push_back(all_strides[axis]);
+  }
+  const Dims dims = pixelDims(sizes, to.axis);
+  const int64_t channels = to.axis < 0 ? 1 : sizes[to.axis], channel = to.axis < 0 ? 1 : strides[to.axis];
+  const Placed x{imageOf(dims, strides, channels), offset};
+  const Placed y{
+      imageOf(dims, to.strides, channels),
+      to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
+  if (channel == 1 || channels == 1) {
+    Part part = unary(LookUp{step.table}, x, y);
+    return {
+        part.items, [run = part.run, tables = step.own_tables](const Call& call, int64_t begin, int64_t end) {
+          run(call, begin, end);
+        }};
+  }
+  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+            copyAcross(x.in(call), channel, y.in(call), begin, end);
+          }};
+}
+
+Part interleaved(const Step& step, const std::vector<Memory>& memory) {
+  const Memory& to = memory[step.output];
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  std::vector<Placed> parts;
+  Interleave kernel;
+  for (size_t i = 0; i < step.inputs.size(); ++i) {
+    parts.push_back(image(memory[step.inputs[i]], dims));
+    const at::Tensor& table = step.own_tables[i];
+    kernel.tables.push_back(table.defined() ? table.const_data_ptr<uint8_t>() : nullptr);
+  }
+  const Placed y = image(to, dims);
+  return {kernel.items(y.image), [=, tables = step.own_tables](const Call& call, int64_t begin, int64_t end) {
+            // Nothing is allocated while it runs: one part after the other, but two are common.
+            for (size_t i = 0; i < parts.size(); i += 2) {
+              const bool both = i + 1 < parts.size();
+              const Image images[] = {parts[i].in(call), parts[both ? i + 1 : i].in(call)};
+              kernel.run(images, i, both ? 2 : 1, y.in(call), begin, end);
+            }
+          }};
+}
+
+} // namespace jit_passes::x86

@@ -10,16 +10,25 @@ SOURCES := $(CPP) setup.py
 BUILT := build/.built
 # Tests of whole models and of modules drawn at random: two thirds of the time of all.
 SLOW := properties qat_models qat_training tutorials freeze
-# A copy of the working tree, with its own environment and build.
-OTHER := .torch-$(TORCH)
+# Tests of C++ that reads memory by numbers of its own.
+SANITIZED := x86_convolution x86_kernels x86_plan x86_run x86_state x86_target quantize_ops \
+  fake_quantize lookup_table histogram training_operators
+# A copy of the working tree, with a build of its own.
+define copy
+	mkdir -p $(1)
+	find $(1) -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +
+	rm -f $(1)/build/.built
+	tar -c --exclude './.venv' --exclude './.torch-*' --exclude './.git' --exclude './build' \
+	  --exclude './dist' --exclude '*.so' --exclude __pycache__ . | tar -x -C $(1)
+endef
 
 export JIT_PASSES_WERROR = 1
 export PYTHONPATH = $(CURDIR)
 
 # One process for each core; some tests, of one xdist_group, stay together.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
+PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-.PHONY: help demo build test test-fast test-torch lint stub docs format bench wheel sdist clean
+.PHONY: help demo build test test-fast soak asan test-torch lint stub docs format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,13 +44,18 @@ test: $(BUILT) ## run all tests; TESTS="tests/test_ops.py -k lsq" runs some
 test-fast: $(BUILT) ## run all but the slowest tests
 	$(PYTEST) $(SLOW:%=--ignore tests/test_%.py)
 
+soak: $(BUILT) ## call a plan 100,000 times from eight threads of a C++ program
+	JIT_PASSES_CALLS=100000 $(PYTEST) tests/test_cpp.py -k threads
+
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
-	mkdir -p $(OTHER)
-	find $(OTHER) -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +
-	rm -f $(OTHER)/build/.built
-	tar -c --exclude './.venv' --exclude './.torch-*' --exclude './.git' --exclude './build' \
-	  --exclude './dist' --exclude '*.so' --exclude __pycache__ . | tar -x -C $(OTHER)
-	$(MAKE) -C $(OTHER) TORCH=$(TORCH) test
+	$(call copy,.torch-$(TORCH))
+	$(MAKE) -C .torch-$(TORCH) TORCH=$(TORCH) test
+
+asan: ## run the tests of operators and plans, and 10,000 bad plans, under AddressSanitizer
+	$(call copy,.torch-asan)
+	JIT_PASSES_SANITIZE=address JIT_PASSES_MUTATIONS=10000 ASAN_OPTIONS=detect_leaks=0 \
+	$(MAKE) -C .torch-asan VENV=$(abspath $(VENV)) TESTS="$(SANITIZED:%=tests/test_%.py)" \
+	  PRELOAD="$(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)" test
 
 lint: $(BUILT) ## check style, types, stub, tables of documents and imports; change nothing
 	$(BIN)/ruff check .
@@ -91,4 +105,4 @@ $(BUILT): $(STAMP) $(SOURCES)
 	@touch $@
 
 clean: ## remove what was built, but no environment
-	rm -rf build dist jit_passes/*.so jit_passes/include *.egg-info
+	rm -rf build dist jit_passes/*.so jit_passes/include jit_passes/lib *.egg-info

@@ -38,6 +38,10 @@ COMPILE_FLAGS += ["-fno-math-errno", "-fno-trapping-math"]
 # the OpenMP runtime that torch has loaded, so that there are not two pools of threads.
 COMPILE_FLAGS += ["-fopenmp"] if sys.platform == "linux" else []
 COMPILE_FLAGS += ["-Werror"] if os.environ.get("JIT_PASSES_WERROR") == "1" else []
+# As in JIT_PASSES_SANITIZE=address; `make asan` runs tests with such a build.
+SANITIZER = os.environ.get("JIT_PASSES_SANITIZE", "")
+SANITIZE = [f"-fsanitize={SANITIZER}", "-fno-omit-frame-pointer", "-O1"] if SANITIZER else []
+COMPILE_FLAGS += SANITIZE
 
 
 def system_includes() -> list[str]:
@@ -45,6 +49,7 @@ def system_includes() -> list[str]:
     return [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
 
 
+RUNTIME = "jit_passes/lib/libjit_passes.so"  # in a folder that is no package: it is no module
 # How many units the files of a folder are compiled in; 0 for one of each file's own.
 UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0, "x86": 2, "x86/kernels": 1}
 
@@ -80,15 +85,35 @@ class BuildExtension(cpp_extension.BuildExtension):
     def build_extensions(self) -> None:
         temporary = Path(self.build_temp).resolve()
         header = self.precompile(temporary / "precompiled")
-        units = [str(path) for path in write_units(temporary / "units")]
+        units = write_units(temporary / "units")
         for extension in self.extensions:
             flags = [*COMPILE_FLAGS, *system_includes(), f"-I{ROOT / 'cpp'}"]
             if header is not None:
                 flags += ["-include", str(header), "-Winvalid-pch"]
             extension.extra_compile_args = {"cxx": flags}
+            extension.extra_link_args = SANITIZE
             extension.depends += extension.sources
-            extension.sources = units
+            extension.sources = [str(path) for path in units]
         super().build_extensions()
+        self.link_runtime([path for path in units if path.parent == temporary / "units"])
+
+    def link_runtime(self, units: list[Path]) -> None:
+        """Link everything but the bindings into a library for programs without Python.
+
+        Like the extension, it takes OpenMP from the runtime that torch has loaded.
+        """
+        folder = os.path.abspath(self.build_temp)
+        objects = self.compiler.object_filenames([str(unit) for unit in units], output_dir=folder)
+        self.compiler.link_shared_object(
+            objects, str(Path(self.build_lib, RUNTIME)),
+            libraries=["c10", "torch", "torch_cpu"], library_dirs=cpp_extension.library_paths(),
+            extra_postargs=SANITIZE, target_lang="c++",
+        )  # fmt: skip
+
+    def copy_extensions_to_source(self) -> None:
+        super().copy_extensions_to_source()
+        (ROOT / RUNTIME).parent.mkdir(exist_ok=True)
+        shutil.copy2(Path(self.build_lib, RUNTIME), ROOT / RUNTIME)
 
     def precompile(self, folder: Path) -> Path | None:
         """Precompile core/jit.h once for a torch and a set of flags; None for clang."""

@@ -28,7 +28,7 @@ _SECTION = "latency"
 _MODULE = "benchmarks.latency"
 _CALIBRATION_SEED, _CALIBRATION_BATCHES, _CALIBRATION_BATCH_SIZE = 2_000, 4, 8
 _HELD_OUT_SEED, _HELD_OUT = 3_000, 8
-_TIMED_SEED = 4_000
+TIMED_SEED = 4_000
 
 
 @dataclass
@@ -85,6 +85,20 @@ def _measure_model(
     spec: ModelSpec, runtimes: dict[str, Runtime], options: argparse.Namespace
 ) -> dict[str, Outcome]:
     """Build every runtime of one model, then time them against each other."""
+    workload, held_out, expected = workload_of(spec)
+    outcomes = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, runtime in runtimes.items():
+            report.progress(f"{spec.title}: building {name}")
+            outcomes[name] = _build(runtime, workload, Path(directory), held_out, expected)
+        for batch in options.batch:
+            report.progress(f"{spec.title}: timing batch {batch}")
+            _time(outcomes, spec.inputs(batch, TIMED_SEED), options.rounds)
+    return outcomes
+
+
+def workload_of(spec: ModelSpec) -> tuple[Workload, Tensor, Tensor]:
+    """The model and the data for all quantizers; inputs that they have not seen, and outputs."""
     model = spec.build()
     with torch.no_grad():
         calibration = [
@@ -93,16 +107,7 @@ def _measure_model(
         ]
         held_out = spec.inputs(_HELD_OUT, _HELD_OUT_SEED)
         expected = model(held_out)
-        workload = Workload(model, torch.jit.script(model), calibration)
-    outcomes = {}
-    with tempfile.TemporaryDirectory() as directory:
-        for name, runtime in runtimes.items():
-            report.progress(f"{spec.title}: building {name}")
-            outcomes[name] = _build(runtime, workload, Path(directory), held_out, expected)
-        for batch in options.batch:
-            report.progress(f"{spec.title}: timing batch {batch}")
-            _time(outcomes, spec.inputs(batch, _TIMED_SEED), options.rounds)
-    return outcomes
+        return Workload(model, torch.jit.script(model), calibration), held_out, expected
 
 
 def _build(

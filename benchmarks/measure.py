@@ -55,13 +55,13 @@ def alternate(
     round to round so that no call always follows the same other one.
     """
     names = list(calls)
-    estimates = {name: _warm_up(calls[name]) for name in names}
+    estimates = {name: warm_up(calls[name]) for name in names}
     samples: dict[str, list[float]] = {name: [] for name in names}
     with _collector_off():
         for index in range(rounds):
             shift = index % max(len(names), 1)
             for name in names[shift:] + names[:shift]:
-                seconds = _sample(calls[name], estimates[name], minimum_sample)
+                seconds = sample(calls[name], estimates[name], minimum_sample)
                 samples[name].append(seconds)
     return samples
 
@@ -96,12 +96,14 @@ def sqnr_db(expected: Tensor, actual: Tensor) -> float:
     return math.inf if noise == 0 else 10.0 * math.log10(signal / noise)
 
 
-def _warm_up(call: Callable[[], object]) -> float:
+def warm_up(call: Callable[[], object]) -> float:
     """Call until everything is compiled and allocated; the seconds of the fastest call."""
     return min(seconds_of(call) for _ in range(_WARM_UP_CALLS))
 
 
-def _sample(call: Callable[[], object], estimate: float, minimum_sample: float) -> float:
+def sample(
+    call: Callable[[], object], estimate: float, minimum_sample: float = MINIMUM_SAMPLE_SECONDS
+) -> float:
     """Seconds per call over at least ``minimum_sample`` seconds."""
     repeats = max(1, math.ceil(minimum_sample / estimate))
     # The thread pool of the call before this one may still be spinning on the cores.

@@ -116,6 +116,7 @@ __all__ = [
     "replace_pattern",
     "rewrite",
     "run_pass",
+    "runtime_path",
     "scale_corrections",
     "schedule",
     "scheduled",
@@ -134,6 +135,15 @@ def include_paths() -> list[str]:
     from torch.utils import cpp_extension
 
     return [str(Path(__file__).parent / "include"), *cpp_extension.include_paths()]
+
+
+def runtime_path() -> str:
+    """Return the library that C++ programs load before a file with operators of this package.
+
+    It has the operators and plans, not the bindings, so no Python. A program links with it, or
+    calls `dlopen`. A process that imports this package must not load it too.
+    """
+    return str(Path(_extension.PATH).parent / "lib" / "libjit_passes.so")
 
 
 def library_path() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ import jit_passes
 
 SOURCES = Path(__file__).parent / "cpp"
 LIBRARIES = Path(torch.__file__).parent / "lib"
+
+# `make soak` asks for 100,000 calls.
+CALLS = int(os.environ.get("JIT_PASSES_CALLS", "2000"))
+# cmake and ninja of the environment that runs the tests come first.
+TOOLS = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="compiles with g++")
 
@@ -63,6 +69,41 @@ def test_file_runs_in_a_cpp_program(tmp_path: Path) -> None:
     found = torch.tensor([float(line) for line in done.stdout.split()]).reshape(2, 5)
     with torch.no_grad():
         assert torch.equal(found, torch.jit.load(str(tmp_path / "int8.pt"))(x))
+
+
+def build_run_threads(folder: Path) -> Path:
+    """Build the program of tests/cpp/CMakeLists.txt, against the installed torch."""
+    configured = [
+        *("cmake", "-S", str(SOURCES), "-B", str(folder)),
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+        f"-DJIT_PASSES_LIBRARY={jit_passes.runtime_path()}",
+    ]
+    for command in (configured, ["cmake", "--build", str(folder)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=TOOLS)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return folder / "run_threads"
+
+
+def test_plans_run_in_threads_of_a_cpp_program(tmp_path: Path) -> None:
+    """The same bits as in Python, whatever thread and batch; memory does not grow with calls."""
+    torch.manual_seed(0)
+    shape = (3, 9, 9)
+    script = torch.jit.script(Net().eval())
+    data = [torch.linspace(-2, 2, 2 * 3 * 9 * 9).reshape(2, *shape)]
+    lowered = jit_passes.quantize_script(script, data, target="x86", progress=False)
+    assert {row.dtype for row in jit_passes.coverage(lowered)} == {"int8"}
+    torch.jit.save(lowered, str(tmp_path / "x86.pt"))
+    program = build_run_threads(tmp_path / "build")
+    command = [str(program), str(tmp_path / "x86.pt"), "8", str(CALLS), *map(str, shape)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = torch.tensor([float(line) for line in done.stdout.split()])
+    ramps = [torch.linspace(-2, 2, n * 3 * 9 * 9).reshape(n, *shape) for n in range(1, 5)]
+    with torch.no_grad():
+        expected = torch.cat([lowered(ramp).flatten() for ramp in ramps])
+    assert torch.equal(found, expected)
+    early, late = map(float, re.findall(r"([0-9.]+) MB resident", done.stderr))
+    assert late < early + 10
 
 
 # In a process of its own: passes cannot be taken back.

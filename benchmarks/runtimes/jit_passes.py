@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.runtimes.base import Built, Workload
+from benchmarks.runtimes.base import Built, Predict, Workload
 from benchmarks.runtimes.torch_script import quantized_engine, save_and_load
 
 
@@ -31,7 +32,19 @@ class JitPassesRuntime:
             workload.scripted, workload.calibration, self._engine, self._target
         )
         seconds = perf_counter() - start
-        return save_and_load(module, directory / f"{self.name}.pt", self._engine, seconds)
+        built = save_and_load(module, directory / f"{self.name}.pt", self._engine, seconds)
+        return built if self._target == "stock" else replace(built, specialize=_Load(built))
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Loads a file that needs this package."""
+
+    built: Built
+
+    def __call__(self, example: Tensor) -> Predict:
+        import_jit_passes()
+        return self.built.specialize(example)
 
 
 def quantize_with_jit_passes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,7 +33,7 @@ class OnnxRuntime:
         _quantize(exported, quantized, workload.calibration)
         seconds = perf_counter() - start
         return Built(
-            specialize=lambda example: _session(quantized, example),
+            specialize=partial(_session, quantized),
             seconds=seconds,
             file_bytes=quantized.stat().st_size,
         )

@@ -6,6 +6,7 @@ import io
 import logging
 import warnings
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,9 +38,7 @@ class OpenVinoRuntime:
         # The float parts are stored as they are run instead of rounded to half precision.
         openvino.save_model(quantized, str(path), compress_to_fp16=False)
         size = path.stat().st_size + path.with_suffix(".bin").stat().st_size
-        return Built(
-            specialize=lambda example: _compile(path, example), seconds=seconds, file_bytes=size
-        )
+        return Built(specialize=partial(_compile, path), seconds=seconds, file_bytes=size)
 
 
 def _quantize(model: Any, calibration: list[Tensor]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,15 +44,13 @@ def save_and_load(
     """
     torch.jit.save(module, str(path))
 
-    def specialize(_: Tensor) -> Predict:
-        with quantized_engine(engine):
-            return predictor(torch.jit.load(str(path)).eval(), engine)
+    return Built(partial(load, path, engine), seconds, path.stat().st_size)
 
-    return Built(
-        specialize=specialize,
-        seconds=seconds,
-        file_bytes=path.stat().st_size,
-    )
+
+def load(path: Path, engine: str | None, _: Tensor) -> Predict:
+    """The model at ``path`` as a callable."""
+    with quantized_engine(engine):
+        return predictor(torch.jit.load(str(path)).eval(), engine)
 
 
 def predictor(module: torch.jit.ScriptModule, engine: str | None) -> Predict:

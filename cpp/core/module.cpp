@@ -286,4 +286,15 @@ Module cloneModule(const Module& original, const std::string& method) {
   return rebuildModule(original, {{method, graph}}, keepAll, Values::Shared);
 }
 
+std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& method) {
+  const auto own = module.get_method(method).graph();
+  if (findCall(*own) == nullptr) {
+    return own;
+  }
+  auto graph = own->copy();
+  inlineCalls(*graph);
+  nameModules(*graph, module);
+  return graph;
+}
+
 } // namespace jit_passes

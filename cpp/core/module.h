@@ -26,6 +26,9 @@ Module cloneModule(const Module& original);
 // The same with one method.
 Module cloneModule(const Module& original, const std::string& method);
 
+// The method's graph, inlined: the module's own where it calls nothing.
+std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& method);
+
 // The content of self's attribute for a value that is read from it: %w = %self.conv.weight.
 std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
 

@@ -170,11 +170,12 @@ std::vector<std::string> statePaths(const Module& module, const std::string& met
 }
 
 // The ids of places, None for nodes without one, of the operators of each kind that has some, in program
-// order. Files keep this order.
+// order, with those of modules that it calls. Files keep this order.
 py::dict placeIds(const Module& module, const std::string& method) {
   std::map<std::string, std::vector<std::optional<int64_t>>> ids;
   std::unordered_set<std::string> kinds;
-  forEachNode(*module.get_method(method).graph(), [&](const Node* node) {
+  const auto graph = inlinedGraph(module, method);
+  forEachNode(*graph, [&](const Node* node) {
     const auto place = placeOf(node);
     const std::string kind = node->kind().toQualString();
     ids[kind].push_back(place);
@@ -254,7 +255,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bindRewriting(m);
   bindPlans(m);
   m.def("names_by_kind", [](const Module& module, const std::string& method) {
-    const auto graph = module.get_method(method).graph();
+    const auto graph = inlinedGraph(module, method);
     const auto names = nodeNames(*graph);
     std::map<std::string, std::vector<std::string>> found; // in program order
     forEachNode(*graph, [&](Node* node) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,7 @@ from .specification import (
 )
 
 FORMAT = 1  # of the text; another number for each change that older versions cannot read
+_BEFORE_SPEC = f', "format": {FORMAT}, "spec": '
 _KINDS: dict[str, type[ResolvedSpec]] = {
     "observed": QuantizationSpec,
     "fixed": FixedQParamsQuantizationSpec,
@@ -70,7 +72,7 @@ class Place:
     def to_text(self) -> str:
         """Return JSON that begins with the id, which C++ reads without a parser."""
         own = {name: value for name, value in vars(self).items() if name != "spec"}
-        return f'{json.dumps({**own, "format": FORMAT})[:-1]}, "spec": {_spec_to_json(self.spec)}}}'
+        return f"{json.dumps(own)[:-1]}{_BEFORE_SPEC}{_spec_to_json(self.spec)}}}"
 
     @classmethod
     def from_text(cls, text: str) -> Place:
@@ -79,21 +81,21 @@ class Place:
         Raises:
             JitPassesError: another version of this package wrote it.
         """
+        before, separator, spec = text.partition(_BEFORE_SPEC)
         try:
-            own = json.loads(text)
+            own = json.loads(f"{before}}}") if separator else None
         except ValueError:
             own = None
-        found = own.pop("format", None) if isinstance(own, dict) else None
-        if found != FORMAT:
-            was = "before it had a number" if found is None else f"in format {found}"
+        if own is None:
+            written = re.search('"format": ([0-9]+)', text)
+            was = f"in format {written[1]}" if written else "before it had a number"
             raise JitPassesError(
                 f"the model was prepared by another version of jit_passes, which wrote its places "
                 f"{was}, and this one reads format {FORMAT}: prepare the float model again, or "
                 "convert with the version that prepared it"
             )
-        own["spec"] = _spec_from_dict(own["spec"])
         own["users"], own["ranks"] = tuple(own["users"]), tuple(own["ranks"])
-        return cls(**own)
+        return cls(**own, spec=_spec_from_json(spec[:-1]))
 
 
 def spec_to_text(spec: ResolvedSpec, **extra: Any) -> str:
@@ -110,6 +112,11 @@ def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
 @lru_cache(4096)  # one specification stands at hundreds of places
 def _spec_to_json(spec: ResolvedSpec) -> str:
     return json.dumps(_spec_to_dict(spec))
+
+
+@lru_cache(4096)
+def _spec_from_json(text: str) -> ResolvedSpec:
+    return _spec_from_dict(json.loads(text))
 
 
 def _spec_to_dict(spec: ResolvedSpec) -> dict[str, Any]:

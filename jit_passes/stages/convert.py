@@ -256,9 +256,10 @@ class Groups:
 
     def __init__(self, places: list[QuantizedPlace], refused: dict[str, str]) -> None:
         self._refused = refused
-        self._members: dict[int, list[QuantizedPlace]] = {}
+        self._leaders: dict[int, list[QuantizedPlace]] = {}  # whose numbers count
         for known in places:
-            self._members.setdefault(known.place.group, []).append(known)
+            if known.place.observed and self._stays(known):
+                self._leaders.setdefault(known.place.group, []).append(known)
         self._found: dict[int, QParams | None] = {}
 
     def parameters_at(self, known: QuantizedPlace) -> QParams | None:
@@ -283,17 +284,13 @@ class Groups:
                 pending.pop()
         return self._found[group]
 
-    def _leaders(self, group: int) -> list[QuantizedPlace]:
-        members = self._members.get(group, ())
-        return [known for known in members if known.place.observed and self._stays(known)]
-
     def _sources(self, group: int) -> tuple[int, ...]:
-        leaders = self._leaders(group)
+        leaders = self._leaders.get(group)
         spec = leaders[0].place.spec if leaders else None
         return spec.groups if isinstance(spec, GroupDerivation) else ()
 
     def _choose(self, group: int) -> QParams | None:
-        leaders = self._leaders(group)
+        leaders = self._leaders.get(group)
         if not leaders:
             return None
         spec = leaders[0].place.spec

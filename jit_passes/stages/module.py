@@ -93,7 +93,6 @@ class Report:
 
         Regions that were outlined are looked into.
         """
-        module = _C.clone(module, self.method)
         kinds = {row.kind for row in self.operators}
         names = {
             kind: found

@@ -1,0 +1,275 @@
+"""The target x86 beside its peers, each in a process of its own.
+
+Threads that wait for work spin for a while, and slow other runtimes of the same process down. Here
+each runtime loads its file in a process that does nothing while another one is timed. The first
+call, which prepares for the sizes of its input, and the memory that it takes are measured there.
+
+Usage, from the repository root::
+
+    python -m benchmarks.peers --models resnet50 mobilenet_v2 --batch 1 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import report
+from benchmarks.latency import TIMED_SEED, available_runtimes, workload_of
+from benchmarks.measure import ratios, sample, spread, sqnr_db, warm_up
+from benchmarks.models import MODELS
+from benchmarks.runtimes import RUNTIMES, Built, first_line
+from benchmarks.runtimes.base import THREADS, Predict
+
+_SECTION = "peers"
+_MODULE = "benchmarks.peers"
+_OURS = "jit_passes_target_x86"
+_NOT_PEERS = (_OURS, "jit_passes")
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass
+class Row:
+    """What is known of one runtime on one model and batch size."""
+
+    error: str = ""
+    sqnr: float = math.nan
+    file_bytes: int = 0
+    first_seconds: float = math.nan
+    """To load, prepare and make the first call."""
+    resident: float = math.nan
+    """Megabytes after that, beyond those of a process that has imported PyTorch."""
+    samples: list[float] = field(default_factory=list)
+
+
+class Server:
+    """A process that holds one runtime's model, and waits for orders."""
+
+    def __init__(self, built: Built) -> None:
+        self._connection, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, built), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def prepare(self, example: Tensor) -> tuple[float, float]:
+        """Load for inputs like the example and call once: seconds, and megabytes."""
+        return tuple(self._ask("prepare", example.numpy()))
+
+    def sample(self) -> float:
+        """Seconds per call."""
+        return float(self._ask("sample", None))
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+    def _ask(self, order: str, argument: Any) -> Any:
+        self._connection.send((order, argument))
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _serve(connection: Connection, built: Built) -> None:
+    torch.set_num_threads(THREADS)
+    before = _resident_megabytes()
+    predict: Predict | None = None
+    example, estimate = torch.empty(0), 0.0
+    while True:
+        order, argument = connection.recv()
+        try:
+            if order == "prepare":
+                example = torch.from_numpy(argument)
+                start = perf_counter()
+                predict = built.specialize(example)
+                predict(example)
+                connection.send((perf_counter() - start, _resident_megabytes() - before))
+                estimate = 0.0
+            else:
+                assert predict is not None
+                call = _Call(predict, example)
+                estimate = estimate or warm_up(call)
+                connection.send(sample(call, estimate))
+        except Exception as error:  # whatever a peer raises, the others are still measured
+            connection.send(RuntimeError(first_line(error)))
+
+
+@dataclass
+class _Call:
+    predict: Predict
+    example: Tensor
+
+    def __call__(self) -> Tensor:
+        return self.predict(self.example)
+
+
+def _resident_megabytes() -> float:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("VmRSS"))
+    return int(kilobytes) / 1e3
+
+
+def _build(connection: Connection, model: str, names: Sequence[str], folder: Path) -> None:
+    """Quantize by each runtime in turn, and send what it made, or an error, and the SQNR."""
+    torch.set_num_threads(THREADS)
+    workload, held_out, expected = workload_of(MODELS[model])
+    for name, runtime in available_runtimes(names).items():
+        report.progress(f"{MODELS[model].title}: building {name}")
+        try:
+            built = runtime.build(workload, folder)
+            sqnr = sqnr_db(expected, built.specialize(held_out)(held_out))
+            connection.send((name, built, sqnr))
+        except Exception as error:  # as above
+            connection.send((name, first_line(error), math.nan))
+    connection.send(None)
+
+
+def build_all(model: str, names: Sequence[str], folder: Path) -> dict[str, tuple[Any, float]]:
+    """For each runtime, what `Runtime.build` gave or its error, and the SQNR."""
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_build, args=(theirs, model, names, folder))
+    process.start()
+    theirs.close()
+    made: dict[str, tuple[Any, float]] = {}
+    with contextlib.suppress(EOFError):  # a peer that ends its process ends the list
+        while (found := ours.recv()) is not None:
+            made[found[0]] = found[1:]
+    process.join()
+    return made
+
+
+def measure(model: str, batches: Sequence[int], names: Sequence[str], rounds: int) -> list[str]:
+    """The tables of one model."""
+    tables = []
+    with tempfile.TemporaryDirectory() as folder:
+        made = build_all(model, names, Path(folder))
+        for batch in batches:
+            report.progress(f"{MODELS[model].title}: timing batch {batch}")
+            rows = _time(made, MODELS[model].inputs(batch, TIMED_SEED), rounds)
+            tables.append(_table(f"{MODELS[model].title}, batch {batch}", rows))
+            print(tables[-1], end="\n\n", flush=True)
+    return tables
+
+
+def _time(made: dict[str, tuple[Any, float]], example: Tensor, rounds: int) -> dict[str, Row]:
+    rows, servers = {}, {}
+    for name, (built, sqnr) in made.items():
+        rows[name] = row = Row(sqnr=sqnr)
+        if not isinstance(built, Built):
+            row.error = built
+            continue
+        row.file_bytes = built.file_bytes
+        servers[name] = Server(built)
+        try:
+            row.first_seconds, row.resident = servers[name].prepare(example)
+            servers[name].sample()
+        except (RuntimeError, EOFError) as error:
+            row.error = first_line(error)
+            servers.pop(name).close()
+    order = list(servers)
+    for index in range(rounds):
+        shift = index % max(len(order), 1)
+        for name in order[shift:] + order[:shift]:
+            rows[name].samples.append(servers[name].sample())
+    for server in servers.values():
+        server.close()
+    return rows
+
+
+def _table(title: str, rows: dict[str, Row]) -> str:
+    header = ["runtime", "median ms", "quartiles ms", "SQNR dB", "first call ms", "MB", "file MB"]
+    lines = []
+    for name, row in rows.items():
+        if row.error:
+            lines.append([name, row.error] + [report.MISSING] * 5)
+            continue
+        time = spread([1e3 * seconds for seconds in row.samples], 0.25)
+        lines.append(
+            [
+                name,
+                f"{time.median:.2f}",
+                f"{time.low:.2f}-{time.high:.2f}",
+                f"{row.sqnr:.1f}",
+                f"{1e3 * row.first_seconds:.0f}",
+                f"{row.resident:.0f}",
+                f"{row.file_bytes / 1e6:.1f}",
+            ]
+        )
+    return f"### {title}\n\n{report.table(header, lines)}\n\n{_verdict(rows)}"
+
+
+def _verdict(rows: dict[str, Row]) -> str:
+    """How often the best peer's time is that of x86."""
+    peers = {n: r for n, r in rows.items() if n not in _NOT_PEERS and not r.error}
+    ours = rows.get(_OURS)
+    if ours is None or ours.error or not peers:
+        return "Nothing to compare."
+    best = min(peers, key=lambda name: spread(peers[name].samples, 0.25).median)
+    quotient = spread(ratios(peers[best].samples, ours.samples), 0.1)
+    return (
+        f"The time of the best peer, {best}, over that of {_OURS}: {quotient.median:.2f} "
+        f"({quotient.low:.2f} to {quotient.high:.2f} in 80 % of the rounds)."
+    )
+
+
+@contextlib.contextmanager
+def busy(wanted: bool) -> Iterator[None]:
+    """Keep one core busy with something else."""
+    process = _SPAWN.Process(target=_spin, daemon=True)
+    if wanted:
+        process.start()
+    try:
+        yield
+    finally:
+        if wanted:
+            process.terminate()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what the command line asks for and write the results file."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
+    chosen = [_OURS, "jit_passes", "onnxruntime", "openvino", "quantize_jit_x86"]
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=chosen)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--busy", action="store_true", help="keep one core busy meanwhile")
+    parser.add_argument("--output", type=Path, default=report.DEFAULT_OUTPUT)
+    options = parser.parse_args(words)
+    torch.set_num_threads(THREADS)
+    body = [
+        f"## The target x86 beside its peers{', one core busy' if options.busy else ''}",
+        f"{report.machine_facts()}\n- {options.rounds} rounds, each runtime in a process of its "
+        "own, the others idle",
+        report.command(_MODULE, words),
+    ]
+    with busy(options.busy):
+        for model in options.models:
+            body += measure(model, options.batch, options.runtimes, options.rounds)
+            # Written after every model: an interrupted run keeps what it has measured.
+            section = f"{_SECTION}_busy" if options.busy else _SECTION
+            report.write_section(options.output, section, "\n\n".join(body))
+
+
+if __name__ == "__main__":
+    main()

@@ -71,7 +71,8 @@ CANONICAL = Pipeline(
         "canonicalize_padding",
         "canonicalize_clamp",
         "canonicalize_view",
-    "canonicalize_reshape",
+        "canonicalize_reshape",
+        "remove_dead_code",
     ),
 )
 

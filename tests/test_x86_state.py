@@ -212,7 +212,7 @@ def test_mutated_states(plan: Any) -> None:
 def test_mutated_states_of_attention() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 7, 12)
-    refused, ran = mutate(plan_of(reference(Attention(), [x, -x])), x, 1000)
+    refused, ran = mutate(plan_of(reference(Attention(), [x, -x])), x, MUTATIONS)
     assert refused > 300 and ran > 30
 
 

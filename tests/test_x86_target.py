@@ -59,6 +59,11 @@ def steps_apart(
     return float(apart)
 
 
+def shuffled(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
+
+
 FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
     "relu": (torch.relu, 8),
     "relu6": (F.relu6, 8),
@@ -86,6 +91,28 @@ FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
     "nearest, rounded to the same": (lambda x: F.interpolate(x, scale_factor=1.05), 8),
     "conv, one weight": (lambda x: F.conv2d(x, torch.full((8, 1, 3, 3), 1 / 9), groups=8), 8),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), 8),
+    "hardswish of a pool": (lambda x: F.hardswish(F.max_pool2d(x, 3, 2, 1)), 8),
+    "relu6 of a view": (lambda x: F.relu6(x.flatten(2)).unflatten(2, (-1, 3)), 8),
+    "clip of a padding": (lambda x: F.hardtanh(F.pad(F.relu6(x), (1, 1)), 0.5, 2.0), 8),
+    "table of a padding": (lambda x: F.hardswish(F.pad(F.relu(x), (1, 1))), 8),
+    "function of parts": (
+        lambda x: torch.cat(
+            [
+                f(p)
+                for f, p in zip(
+                    (torch.sigmoid, F.silu, torch.relu, torch.abs), x.chunk(4, 1), strict=True
+                )
+            ],
+            1,
+        ),
+        8,
+    ),
+    "chunk": (lambda x: torch.cat([*x.chunk(3, 1), torch.relu(x)], 1), 16),
+    "split": (lambda x: x.split([2, 6], 1)[1] + 1, 6),
+    "slice": (lambda x: x[:, 1::2, 1:-1, -3:] * x[:, :4, :-2, :3], 4),
+    "select": (lambda x: x + x.select(3, -1).unflatten(2, (-1, 1)), 8),
+    "shuffle": (shuffled, 8),
+    "flattened": (lambda x: x.view(x.size(0), -1).unflatten(1, (8, -1, 3)), 8),
 }
 
 
@@ -113,8 +140,6 @@ def windows(x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Function, str]] = {
     "six axes": (windows, "more than 5 axes"),
     "padding of five axes": (lambda x: F.pad(x[None], (1, 0) * 5)[1, 1:, 1:], ""),
-    "clip of a padding": (lambda x: F.hardtanh(F.pad(F.relu6(x), (1, 1)), 0.5, 2.0), ""),
-    "table of a padding": (lambda x: F.hardswish(F.pad(F.hardtanh(x, 0.5, 2.0), (1, 1))), ""),
 }
 
 
@@ -242,6 +267,36 @@ def test_what_stays_in_float() -> None:
     assert steps_apart(reference, lowered, x) <= 3
     rows = {row.name: row for row in jit_passes.coverage(lowered)}
     assert "its stride is not its window" in rows["up:conv_transpose2d"].reason
+
+
+class Halves(nn.Module):
+    """Parts of one value: a convolution reads one, and an operator in float the other."""
+
+    def __init__(self, list_in_float: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(n, 4, 3, padding=1) for n in (3, 2, 4))
+        self.list_in_float = list_in_float
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        parts = x.tensor_split(2, dim=1) if self.list_in_float else x.chunk(2, dim=1)
+        return self.c(self.b(parts[0])) + torch.roll(parts[1], 1, 2).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("list_in_float", [False, True])
+def test_regions_take_and_give_tensors(list_in_float: bool) -> None:
+    """Where a list is made on one side of a region's border, and its parts are read on both."""
+    x = images()
+    reference, lowered = stages(Halves(list_in_float), x)
+    found = jit_passes.partition(reference, "x86")
+    for region in found.regions:
+        graph = region.module.graph
+        assert {str(value.type()) for value in list(graph.inputs())[1:]} == {"Tensor"}
+        assert "[]" not in str(next(graph.outputs()).type())
+    assert torch.equal(found.model(x), reference(x))
+    calls = [n for n in jit_passes.GraphView.of(lowered).nodes if n.kind == "prim::CallMethod"]
+    assert len(calls) == len(found.regions)
+    assert steps_apart(reference, lowered, images(4, 3, 9, 7)) <= 2.01
 
 
 def test_a_region_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

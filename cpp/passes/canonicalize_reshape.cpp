@@ -6,7 +6,8 @@
 //
 // Sizes in front and behind are those of the operand, so what is left of both has as many elements. One axis that
 // is left of the result joins those of the operand; one that is left of the operand is split. Only tensors without
-// elements could have been given other sizes. A reshape to constants says all that there is to know, and stays.
+// elements could have been given other sizes. Convolutions and pools are taken to have a batch axis. A reshape to
+// constants says all that there is to know, and stays.
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/known_values.h"
@@ -71,8 +72,21 @@ class Shapes {
         }
       }
     }
-    if (keepsShape(node) || spatialOf(node) || weightedOperator(node) || node->kind() == aten::transpose) {
+    const auto weighted = weightedOperator(node);
+    if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
+      return spatial + 2;
+    }
+    if (keepsShape(node) || weighted || node->kind() == aten::transpose || node->kind() == aten::slice) {
       return rank(node->input(0));
+    }
+    if (node->kind() == aten::cat || node->kind() == prim::ListUnpack) {
+      const Node* list = node->input(0)->node();
+      const bool made = node->kind() == aten::cat ? list->kind() == prim::ListConstruct : movesData(list);
+      for (const Value* element : made ? list->inputs() : at::ArrayRef<const Value*>()) {
+        if (const auto own = isTensor(element) ? rank(element) : std::nullopt) {
+          return own;
+        }
+      }
     }
     if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
       const auto change = split(node);
@@ -80,17 +94,6 @@ class Shapes {
       return own ? std::optional(*own + change->second - change->first) : std::nullopt;
     }
     return known_.rank(tensor);
-  }
-
-  // There are so many axes at least.
-  int64_t leastRank(const Value* tensor) const {
-    const Node* node = tensor->node();
-    const auto weighted = weightedOperator(node);
-    return rank(tensor).value_or(
-        weighted           ? weighted->spatial_dims + 1
-        : spatialOf(node)  ? spatialOf(node) + 1
-        : keepsShape(node) ? leastRank(node->input(0))
-                           : 0);
   }
 
   Extent ofNumber(const Value* value) const {
@@ -215,51 +218,68 @@ class Shapes {
   KnownValues known_;
 };
 
-Value* inNamedAxes(const Shapes& shapes, Node* node) {
-  if (node->kind() != aten::reshape) {
-    return nullptr;
+// flatten(axis, argument) or unflatten(axis, argument), which a reshape is.
+struct NamedAxes {
+  Node* node;
+  c10::Symbol kind;
+  int64_t axis;
+  c10::IValue argument;
+};
+
+std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
+  if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
+      shapes.isWritten(node->input(0))) {
+    return std::nullopt;
   }
-  Value* from = node->input(0);
-  const auto given = shapes.sizesGiven(node->output());
-  if (!given || isConstant(node->input(1)) || shapes.isWritten(node->output()) || shapes.isWritten(from)) {
-    return nullptr;
+  const Value* from = node->input(0);
+  const auto sizes = shapes.sizesGiven(node->output());
+  if (!sizes) {
+    return std::nullopt;
   }
-  const auto& sizes = *given;
   const auto rank = shapes.rank(from);
-  const int64_t count = sizes.size(), axes = rank.value_or(std::numeric_limits<int64_t>::max());
+  const int64_t count = sizes->size(), axes = rank.value_or(0);
   int64_t front = 0, behind = 0;
-  while (front < std::min(count, axes) && sizes[front] == shapes.ofAxis(from, front)) {
+  while (front < std::min(count, axes) && (*sizes)[front] == shapes.ofAxis(from, front)) {
     ++front;
   }
-  while (rank && behind < std::min(count, axes) - front &&
-         sizes[count - 1 - behind] == shapes.ofAxis(from, axes - 1 - behind)) {
+  while (behind < std::min(count, axes) - front &&
+         (*sizes)[count - 1 - behind] == shapes.ofAxis(from, axes - 1 - behind)) {
     ++behind;
   }
   if (front > 0 && (front + behind == count) != (front + behind == axes)) {
     --front; // axes of size 1 go into the one in front of them, or come out of it
   }
-  const auto constant = [&](const c10::IValue& number) { return insertConstant(node, number); };
   const int64_t left = count - front - behind;
-  if (left == 1 && (rank ? axes - front - behind >= 1 : shapes.leastRank(from) > front)) {
-    const int64_t last = rank ? axes - behind - 1 : -1;
-    return insertValue(node, aten::flatten, {from, constant(front), constant(last)}, node);
+  if (left == 1 && axes > front + behind) {
+    return NamedAxes{node, aten::flatten, front, behind == 0 ? -1 : axes - 1 - behind};
   }
   std::vector<int64_t> parts;
   for (int64_t i = front; i < front + left; ++i) {
-    parts.push_back(sizes[i].isNumber() ? sizes[i].number : -1);
+    parts.push_back((*sizes)[i].isNumber() ? (*sizes)[i].number : -1);
   }
   // One of them follows from the others.
-  if (left > 1 && axes - front - behind == 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
+  if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
       std::count(parts.begin(), parts.end(), 0) == 0) {
-    return insertValue(node, aten::unflatten, {from, constant(front), constant(parts)}, node);
+    return NamedAxes{node, aten::unflatten, front, parts};
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
   const Shapes shapes(context);
-  return replaceNodes(*graph, [&](Node* node) { return inNamedAxes(shapes, node); });
+  std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
+  forEachNode(*graph, [&](Node* node) {
+    if (auto named = namedAxes(shapes, node)) {
+      found.push_back(std::move(*named));
+    }
+  });
+  for (const auto& [node, kind, axis, argument] : found) {
+    const std::vector<Value*> operands{
+        node->input(0), insertConstant(node, axis), insertConstant(node, argument)};
+    replaceNode(node, insertValue(node, kind, operands, node));
+  }
+  return !found.empty();
 }
 
 const RegisterPass canonicalize_reshape_pass{

@@ -1,6 +1,7 @@
 #include "builder.h"
 
 #include "core/registry.h"
+#include "moved.h"
 #include "passes/dialect.h"
 #include "reader.h"
 #include "simplify.h"
@@ -12,21 +13,6 @@ using torch::jit::Block;
 using torch::jit::Graph;
 
 const auto lookup_table_kind = c10::Symbol::fromQualString("jit_passes::lookup_table");
-
-// Gives back its operand.
-bool isIdentity(const Node* node) {
-  static const std::unordered_set<c10::Symbol> kinds{
-      c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
-  return kinds.count(node->kind()) > 0;
-}
-
-// Has no part in what tensors hold.
-bool isSilent(const Node* node) {
-  static const std::unordered_set<c10::Symbol> kinds{
-      c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct};
-  return kinds.count(node->kind()) > 0 ||
-         node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
-}
 
 // A float value that quantize makes codes of: an operator, a clip, and what moves the result.
 struct Pending {
@@ -336,14 +322,6 @@ class Walk {
            std::ranges::all_of(node->output()->uses(), takesParts);
   }
 
-  // A padding adds the zero point to the codes.
-  static Grid movedGrid(Kind kind, Grid grid) {
-    if (kind == Kind::Pad) {
-      grid.low = std::min(grid.low, grid.zero_point), grid.high = std::max(grid.high, grid.zero_point);
-    }
-    return grid;
-  }
-
   // Whether all that reads the value quantizes it, behind clips and what moves it.
   bool closes(const Value* value) const {
     std::vector<const Value*> left{value};
@@ -398,6 +376,7 @@ class Walk {
 Program build(const torch::jit::Module& region) {
   const Options no_options;
   PassContext context(cloneModule(region, "forward"), "forward", no_options);
+  quantizeMoved(*context.graph());
   findPass("fold_lookup_tables")->run(context);
   const auto graph = context.graph();
   for (const Value* input : graph->inputs().slice(1)) {

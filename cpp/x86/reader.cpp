@@ -147,6 +147,19 @@ at::Tensor Reader::bias(const Value* value, int64_t count) const {
   return bias;
 }
 
+bool isIdentity(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
+  return kinds.count(node->kind()) > 0;
+}
+
+bool isSilent(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct};
+  return kinds.count(node->kind()) > 0 ||
+         node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
+}
+
 std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node) {
   const auto row = operatorTable().find(node->kind().toQualString());
   if (row == operatorTable().end() || !row->second.clip) {

@@ -68,6 +68,11 @@ bool movesCodes(const Node* node);
 // Refuses by way of `Refusal`.
 Planned plannedOperator(const Reader& reader, Node* node);
 
+// Whether it gives back its operand.
+bool isIdentity(const Node* node);
+// Whether it has no part in what tensors hold.
+bool isSilent(const Node* node);
+
 // The ends of a node that limits its operand, infinite where it has none; nothing for others.
 std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node);
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from tests.plans import Called, plan_of
+from tests.plans import Called, plan_of, reference
 
 
 class Net(nn.Module):

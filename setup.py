@@ -40,7 +40,7 @@ COMPILE_FLAGS += ["-fopenmp"] if sys.platform == "linux" else []
 COMPILE_FLAGS += ["-Werror"] if os.environ.get("JIT_PASSES_WERROR") == "1" else []
 # As in JIT_PASSES_SANITIZE=address; `make asan` runs tests with such a build.
 SANITIZER = os.environ.get("JIT_PASSES_SANITIZE", "")
-SANITIZE = [f"-fsanitize={SANITIZER}", "-fno-omit-frame-pointer", "-O1"] if SANITIZER else []
+SANITIZE = [f"-fsanitize={SANITIZER}", "-fno-omit-frame-pointer", "-O2"] if SANITIZER else []
 COMPILE_FLAGS += SANITIZE
 
 

@@ -88,9 +88,10 @@ class Freezer {
   // Nodes of the graph, and of forked branches that could not be inlined.
   static void forEachNodeAnywhere(Graph& graph, const std::function<void(Node*)>& visit) {
     forEachNode(graph, [&](Node* node) {
-      visit(node);
-      if (node->kind() == prim::fork) {
-        forEachNodeAnywhere(*node->g(attr::Subgraph), visit);
+      const auto forked = node->kind() == prim::fork ? node->g(attr::Subgraph) : nullptr;
+      visit(node); // may destroy the node
+      if (forked != nullptr) {
+        forEachNodeAnywhere(*forked, visit);
       }
     });
   }

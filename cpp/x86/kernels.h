@@ -73,7 +73,13 @@ struct FillBorder {
   void run(const Image& image, int64_t begin, int64_t end) const;
 };
 
-// Storage at the beginning of a cache line.
+// Storage of so many bytes and more begins at a large page, and asks for such: there are not enough addresses of small
+// ones that a processor remembers.
+constexpr size_t kLargePage = 1 << 21;
+// A hint for the pages that lie wholly inside; `data` is at the beginning of one.
+void adviseLargePages(void* data, size_t bytes);
+
+// Storage at the beginning of a cache line, or of a large page.
 template <typename T>
 struct Aligned {
   using value_type = T;
@@ -81,9 +87,14 @@ struct Aligned {
   template <typename U>
   Aligned(const Aligned<U>& /*other*/) {}
   T* allocate(size_t count) {
-    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64)));
+    void* data = ::operator new(count * sizeof(T), alignment(count));
+    adviseLargePages(data, count * sizeof(T));
+    return static_cast<T*>(data);
   }
-  void deallocate(T* data, size_t /*count*/) { ::operator delete(data, std::align_val_t(64)); }
+  void deallocate(T* data, size_t count) { ::operator delete(data, alignment(count)); }
+  static std::align_val_t alignment(size_t count) {
+    return std::align_val_t(count * sizeof(T) >= kLargePage ? kLargePage : 64);
+  }
   bool operator==(const Aligned& /*other*/) const { return true; }
 };
 template <typename T>

@@ -1,9 +1,6 @@
 #include "plan.h"
 
 #include <torch/custom_class.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 namespace jit_passes::x86 {
 namespace {
@@ -23,21 +20,18 @@ at::Tensor toFloat(const at::Tensor& x, size_t number) {
   return x.to(at::kFloat).resolve_neg();
 }
 
-// An arena at the beginning of a large page, in such pages if there are enough: a step of many images reads and
-// writes more small pages than the processor remembers the addresses of.
+// An arena at the beginning of a large page, in such pages if it fills one.
 at::Tensor newArena(int64_t bytes) {
-#ifdef __linux__
-  constexpr int64_t kPage = 1 << 21;
-  if (bytes >= kPage) {
-    const int64_t whole = (bytes + kPage - 1) / kPage * kPage;
-    const at::Tensor block = at::empty({whole + kPage}, at::kByte);
-    const int64_t start = -reinterpret_cast<int64_t>(block.const_data_ptr()) & (kPage - 1);
-    at::Tensor arena = block.narrow(0, start, bytes);
-    madvise(arena.mutable_data_ptr(), whole, MADV_HUGEPAGE); // a hint
-    return arena;
+  const int64_t page = kLargePage;
+  if (bytes < page) {
+    return at::empty({bytes}, at::kByte);
   }
-#endif
-  return at::empty({bytes}, at::kByte);
+  const int64_t whole = (bytes + page - 1) / page * page;
+  const at::Tensor block = at::empty({whole + page}, at::kByte);
+  const int64_t start = -reinterpret_cast<int64_t>(block.const_data_ptr()) & (page - 1);
+  at::Tensor arena = block.narrow(0, start, whole);
+  adviseLargePages(arena.mutable_data_ptr(), whole);
+  return arena;
 }
 
 } // namespace

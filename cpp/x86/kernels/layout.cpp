@@ -4,7 +4,19 @@
 
 #include "x86/kernels.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace jit_passes::x86 {
+
+void adviseLargePages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef __linux__
+  if (bytes >= kLargePage) {
+    madvise(data, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
+  }
+#endif
+}
 
 Layout layOut(
     uint8_t* buffer, int64_t images, int64_t depth, int64_t height, int64_t width, int64_t channels,

@@ -1,0 +1,103 @@
+"""Where the time of a model of the target x86 goes, by operator.
+
+Usage, from the repository root::
+
+    python -m benchmarks.x86_profile --models resnet50 mobilenet_v2 --batch 1 8
+
+The time of each step is its minimum over many calls, with the wait for other threads behind it.
+A share of the peak is that of multiply-adds, measured first with registers only. What is left is
+the median of whole calls less the sum of all steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.models import MODELS
+from benchmarks.runtimes.base import THREADS
+from benchmarks.runtimes.jit_passes import quantize_with_jit_passes
+from benchmarks.x86_kernels import fastest
+from tests.x86_kernels import call
+
+_CALIBRATION_SEED, _CALIBRATION_BATCHES, _CALIBRATION_BATCH_SIZE = 2_000, 4, 8
+_TIMED_SEED, _CALLS = 4_000, 100
+
+
+def plans(model: torch.jit.ScriptModule) -> Iterator[Any]:
+    for module in model.modules():
+        if hasattr(module, "compiled"):
+            yield module.compiled
+
+
+def steps(plan: Any, x: Tensor, calls: int) -> tuple[list[tuple[str, int, int]], float]:
+    """Kernel, multiply-adds and nanoseconds of each step, and seconds of a whole call."""
+    best: list[int] = []
+    seconds = []
+    for _ in range(calls):
+        profile = plan.profile([x])
+        found = [nanoseconds for *_, nanoseconds in profile]
+        best = [min(pair) for pair in zip(best or found, found, strict=True)]
+        start = time.perf_counter()
+        plan.run([x])
+        seconds.append(time.perf_counter() - start)
+    rows = [
+        (kernel, products, ns)
+        for (_, kernel, _, products, _), ns in zip(profile, best, strict=True)
+    ]
+    return rows, sorted(seconds)[calls // 2]
+
+
+def table(rows: list[tuple[str, int, int]], whole: float, peak: float) -> str:
+    groups: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for kernel, products, nanoseconds in rows:
+        for i, number in enumerate((1, products, nanoseconds)):
+            groups[kernel][i] += number
+    lines = [
+        "| kernel | steps | us | share of the time | share of the peak |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for kernel, (count, products, ns) in sorted(groups.items(), key=lambda item: -item[1][2]):
+        share = f"{products / ns * 1e9 / peak:.0%}" if products else ""
+        lines.append(f"| {kernel} | {count} | {ns / 1e3:.0f} | {ns / 1e9 / whole:.1%} | {share} |")
+    left = whole - sum(ns for *_, ns in rows) / 1e9
+    lines.append(f"| what is left | | {left * 1e6:.0f} | {left / whole:.1%} | |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
+    parser.add_argument("--calls", type=int, default=_CALLS)
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    peak = THREADS * (1 << 20) * 64 * 20 / fastest(lambda: call("multiply_add", 1 << 20), 0.5)
+    print(f"peak of {THREADS} threads: {peak / 1e9:.0f} GMAC/s\n")
+    for name in options.models:
+        spec = MODELS[name]
+        with torch.no_grad():
+            batches = [
+                spec.inputs(_CALIBRATION_BATCH_SIZE, _CALIBRATION_SEED + index)
+                for index in range(_CALIBRATION_BATCHES)
+            ]
+        scripted = torch.jit.script(spec.build())
+        model = quantize_with_jit_passes(scripted, batches, None, "x86")
+        found = list(plans(model))
+        if len(found) != 1:
+            print(f"{spec.title}: {len(found)} plans, and one is shown where there is no other\n")
+            continue
+        for batch in options.batch:
+            rows, whole = steps(found[0], spec.inputs(batch, _TIMED_SEED), options.calls)
+            print(f"{spec.title}, batch {batch}: {whole * 1e3:.2f} ms\n")
+            print(table(rows, whole, peak), end="\n\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -71,7 +71,7 @@ CANONICAL = Pipeline(
         "canonicalize_padding",
         "canonicalize_clamp",
         "canonicalize_view",
-    "canonicalize_reshape",
+        "canonicalize_reshape",
     ),
 )
 

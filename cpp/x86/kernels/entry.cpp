@@ -74,16 +74,6 @@ JIT_PASSES_VNNI void dequantizeRunVnni(
   }
 }
 
-// t[i], lane L, dword j  <->  t[j], lane L, dword i
-JIT_PASSES_VNNI_INLINE void transposeDwords(__m512i (&t)[4]) {
-  const __m512i a = _mm512_unpacklo_epi32(t[0], t[1]), b = _mm512_unpackhi_epi32(t[0], t[1]);
-  const __m512i c = _mm512_unpacklo_epi32(t[2], t[3]), d = _mm512_unpackhi_epi32(t[2], t[3]);
-  t[0] = _mm512_unpacklo_epi64(a, c);
-  t[1] = _mm512_unpackhi_epi64(a, c);
-  t[2] = _mm512_unpacklo_epi64(b, d);
-  t[3] = _mm512_unpackhi_epi64(b, d);
-}
-
 // Where the codes of 16 dense pixels of up to four channels are, with one pixel in 32 bits, and the reverse.
 struct FewChannels {
   constexpr explicit FewChannels(int channels) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "vnni.h"
+#include "x86/attention.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
 
@@ -160,4 +161,39 @@ JIT_PASSES_FACE void jit_passes_x86_average_pool(
       high,
       formOf(plain)};
   inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
+}
+
+// Of the packed right operand.
+JIT_PASSES_FACE int64_t jit_passes_x86_matrix_product_bytes(const Image* b, bool transposed) {
+  MatrixProduct product;
+  product.transposed = transposed;
+  return product.packedBytes(*b);
+}
+
+JIT_PASSES_FACE void jit_passes_x86_matrix_product(
+    const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, int32_t a_zero_point,
+    int32_t b_zero_point, float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table,
+    bool plain, int64_t part) {
+  const MatrixProduct product{transposed, a_zero_point, b_zero_point, multiplier,   offset,
+                              low,        high,         table,        formOf(plain)};
+  inParts(
+      product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
+  inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
+    product.run(*a, *b, packed, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_softmax(
+    const Image* in, const Image* out, double in_scale, double out_scale, float offset, int32_t low,
+    int32_t high, bool plain, int64_t part) {
+  Softmax softmax(in_scale, out_scale, formOf(plain));
+  softmax.offset = offset, softmax.low_code = low, softmax.high_code = high;
+  inParts(softmax.items(*out), part, [&](int64_t begin, int64_t end) { softmax.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_layer_norm(
+    const Image* in, const Image* out, const float* multiplier, const float* offset, double eps, int32_t low,
+    int32_t high, bool plain, int64_t part) {
+  const LayerNorm norm{multiplier, offset, eps, low, high, formOf(plain)};
+  inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }

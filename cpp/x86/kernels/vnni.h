@@ -49,6 +49,16 @@ JIT_PASSES_VNNI_INLINE __m512 floatsOf(__m128i codes) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
 }
 
+// t[i], lane L, dword j  <->  t[j], lane L, dword i
+JIT_PASSES_VNNI_INLINE void transposeDwords(__m512i (&t)[4]) {
+  const __m512i a = _mm512_unpacklo_epi32(t[0], t[1]), b = _mm512_unpackhi_epi32(t[0], t[1]);
+  const __m512i c = _mm512_unpacklo_epi32(t[2], t[3]), d = _mm512_unpackhi_epi32(t[2], t[3]);
+  t[0] = _mm512_unpacklo_epi64(a, c);
+  t[1] = _mm512_unpackhi_epi64(a, c);
+  t[2] = _mm512_unpacklo_epi64(b, d);
+  t[3] = _mm512_unpackhi_epi64(b, d);
+}
+
 // A table of 256 codes in four registers.
 struct Table {
   __m512i quarters[4];

@@ -1,0 +1,78 @@
+// Kernels of transformers: products of two activations, softmax and layer norm. See kernels.h for what holds for all
+// kernels.
+#pragma once
+
+#include "kernels.h"
+
+namespace jit_passes::x86 {
+
+// So many codes of both operands make a sum: no part of it leaves int32.
+constexpr int64_t kMostCodeProducts = kMostProducts / 4;
+// So many codes make a row that is normalized: the sum of their squares fits in int32.
+constexpr int64_t kMostNormalized = (int64_t{1} << 31) / (255 * 255) - 1;
+
+// Products of matrices of codes, a batch of them: an image's pixels along the width are rows, and its channels columns.
+//
+//   y = table[clamp(round(fma(float(sum), multiplier, offset)), low, high)]
+//   sum[m, n] = sum over k of (a[m, k] - a_zero_point) (b[k, n] - b_zero_point)
+//
+// multiplier = s_a s_b / s_y and offset = z_y. The table is optional. With `transposed`, rows of `b` are the columns n.
+// Where `a` or `b` have one image, one plane or one row of images, it stands for all of `out`.
+//
+// The right operand is packed first, each time, as convolutions' weights are: `packedBytes` of it, at a multiple of 64.
+struct MatrixProduct {
+  bool transposed = false;
+  int32_t a_zero_point = 0, b_zero_point = 0;
+  float multiplier = 1, offset = 0;
+  int32_t low = 0, high = 255;
+  const uint8_t* table = nullptr;
+  Form form = bestForm();
+
+  int64_t products(const Image& b) const { return transposed ? b.channels : b.width; }
+  int64_t columns(const Image& b) const { return transposed ? b.width : b.channels; }
+  int64_t packedBytes(const Image& b) const;
+  int64_t packItems(const Image& b) const;
+  void pack(const Image& b, uint8_t* packed, int64_t begin, int64_t end) const;
+
+  int64_t items(const Image& out) const;
+  void run(
+      const Image& a, const Image& b, const uint8_t* packed, const Image& out, int64_t begin,
+      int64_t end) const;
+};
+
+// Over the channels of each pixel, with d = (largest code) - x, so that no exponential is above 1:
+//
+//   e = high[d / 16] low[d % 16], which is exp(-d s_x)
+//   y = clamp(round(fma(high[d / 16] factor, low[d % 16], offset)), low_code, high_code), factor = 1 / s_y / (sum of e)
+//
+// The sum has 64 parts, of the channels with the same number modulo 64, each a chain of fused multiply-adds. Parts 16
+// apart are added in pairs, and then halves of what is left. offset is z_y. Items: rows.
+struct Softmax {
+  Softmax(double in_scale, double out_scale, Form form = bestForm());
+
+  float high[16], low[16];
+  float inverse_scale;
+  float offset = 0;
+  int32_t low_code = 0, high_code = 255;
+  Form form;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// Over the channels of each pixel, of which there are `kMostNormalized` at most. Sums are exact, and so is the
+// difference that makes the variance:
+//
+//   factor = 1 / sqrt(fma(n sum of x^2 - (sum of x)^2, 1 / n^2, eps)), in double
+//   y = clamp(round(fma(fma(x, float(factor), float(-mean factor)), multiplier[c], offset[c])), low, high)
+//
+// eps is that of the model by s_x^2; multiplier = weight / s_y and offset = z_y + bias / s_y. Items: rows.
+struct LayerNorm {
+  const float *multiplier, *offset;
+  double eps;
+  int32_t low = 0, high = 255;
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+} // namespace jit_passes::x86

@@ -1,0 +1,168 @@
+// Softmax over channels.
+#include "x86/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plain.h"
+#include "vnni.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kParts = 64;
+
+JIT_PASSES_VECTORIZED void softmaxPlain(
+    const uint8_t* in, int64_t count, const Softmax& softmax, uint8_t* out) {
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, in[i]);
+  }
+  float parts[kParts] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const int d = largest - in[i];
+    float& part = parts[i % kParts];
+    part = __builtin_fmaf(softmax.high[d / 16], softmax.low[d % 16], part);
+  }
+  float sums[16];
+  for (int i = 0; i < 16; ++i) {
+    sums[i] = (parts[i] + parts[i + 16]) + (parts[i + 32] + parts[i + 48]);
+  }
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      sums[i] += sums[i + half];
+    }
+  }
+  const float factor = softmax.inverse_scale / sums[0];
+  float scaled[16];
+  for (int i = 0; i < 16; ++i) {
+    scaled[i] = softmax.high[i] * factor;
+  }
+  const float low = softmax.low_code, high = softmax.high_code;
+  for (int64_t i = 0; i < count; ++i) {
+    const int d = largest - in[i];
+    out[i] = codeOf(__builtin_fmaf(scaled[d / 16], softmax.low[d % 16], softmax.offset), low, high);
+  }
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+// The exponentials of 16 codes, as two factors. Those that do not exist count as 0, and so have some exponential.
+struct Exponentials {
+  __m512 high, low;
+};
+
+JIT_PASSES_VNNI_INLINE Exponentials
+exponentials(const uint8_t* codes, __mmask16 lanes, __m128i largest, const __m512& high, const __m512& low) {
+  const __m512i d = _mm512_cvtepu8_epi32(_mm_sub_epi8(largest, _mm_maskz_loadu_epi8(lanes, codes)));
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(d, 4), high), _mm512_permutexvar_ps(d, low)};
+}
+
+JIT_PASSES_VNNI_INLINE uint8_t largestOf(const uint8_t* in, int64_t count) {
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t i = 0; i < count; i += kParts) {
+    largest = _mm512_max_epu8(
+        largest, _mm512_maskz_loadu_epi8(static_cast<__mmask64>(firstLanes(count - i)), in + i));
+  }
+  const __m256i half =
+      _mm256_max_epu8(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
+  const __m128i quarter = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  // The smallest of eight numbers of 16 bits takes one instruction: of the complements, in pairs.
+  const __m128i inverted = _mm_xor_si128(quarter, _mm_set1_epi8(-1));
+  const __m128i pairs =
+      _mm_and_si128(_mm_min_epu8(inverted, _mm_srli_epi16(inverted, 8)), _mm_set1_epi16(0xFF));
+  return static_cast<uint8_t>(~_mm_cvtsi128_si32(_mm_minpos_epu16(pairs)));
+}
+
+JIT_PASSES_VNNI_INLINE float sumOf(__m512 parts) {
+  const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(parts), 1));
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(parts), upper);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+// A block of 64 codes; of the last one, `count` exist.
+struct SoftmaxRow {
+  __m128i largest;
+  __m512 high, low, scaled, offset;
+  Rounding rounding;
+};
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void addExponentials(
+    const uint8_t* in, int64_t count, const SoftmaxRow& row, __m512 (&sums)[4]) {
+  for (int64_t i = 0; i < 4; ++i) {
+    const __mmask16 lanes = kFull ? 0xFFFF : firstLanes(count) >> (16 * i) & 0xFFFF;
+    const Exponentials e = exponentials(in + 16 * i, lanes, row.largest, row.high, row.low);
+    sums[i] = _mm512_mask3_fmadd_ps(e.high, e.low, sums[i], lanes);
+  }
+}
+
+template <bool kFull>
+JIT_PASSES_VNNI_INLINE void storeShares(
+    const uint8_t* in, int64_t count, const SoftmaxRow& row, uint8_t* out) {
+  __m512 v[4];
+  for (int64_t i = 0; i < 4; ++i) {
+    const __mmask16 lanes = kFull ? 0xFFFF : firstLanes(count) >> (16 * i) & 0xFFFF;
+    const Exponentials e = exponentials(in + 16 * i, lanes, row.largest, row.scaled, row.low);
+    v[i] = _mm512_fmadd_ps(e.high, e.low, row.offset);
+  }
+  const __m512i codes = roundToCodes(v[0], v[1], v[2], v[3], row.rounding);
+  if constexpr (kFull) {
+    _mm512_storeu_si512(out, codes);
+  } else {
+    _mm512_mask_storeu_epi8(out, firstLanes(count), codes);
+  }
+}
+
+JIT_PASSES_VNNI void softmaxVnni(const uint8_t* in, int64_t count, const Softmax& softmax, uint8_t* out) {
+  SoftmaxRow row{
+      _mm_set1_epi8(static_cast<char>(largestOf(in, count))),
+      _mm512_loadu_ps(softmax.high),
+      _mm512_loadu_ps(softmax.low),
+      {},
+      _mm512_set1_ps(softmax.offset),
+      roundingTo(softmax.low_code, softmax.high_code)};
+  __m512 sums[4] = {};
+  int64_t i = 0;
+  for (; i + kParts <= count; i += kParts) {
+    addExponentials<true>(in + i, kParts, row, sums);
+  }
+  if (i < count) {
+    addExponentials<false>(in + i, count - i, row, sums);
+  }
+  const float sum = sumOf(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
+  row.scaled = _mm512_mul_ps(row.high, _mm512_set1_ps(softmax.inverse_scale / sum));
+  for (i = 0; i + kParts <= count; i += kParts) {
+    storeShares<true>(in + i, kParts, row, out + i);
+  }
+  if (i < count) {
+    storeShares<false>(in + i, count - i, row, out + i);
+  }
+}
+
+#else
+constexpr auto softmaxVnni = softmaxPlain;
+#endif
+
+} // namespace
+
+Softmax::Softmax(double in_scale, double out_scale, Form form_of)
+    : inverse_scale(static_cast<float>(1 / out_scale)), form(form_of) {
+  for (int i = 0; i < 16; ++i) {
+    high[i] = static_cast<float>(std::exp(-16 * i * in_scale));
+    low[i] = static_cast<float>(std::exp(-i * in_scale));
+  }
+}
+
+void Softmax::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? softmaxVnni : softmaxPlain;
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t x = 0; x < out.width; ++x) {
+      run(in.rowAt(index) + x * in.pixel, out.channels, *this, out.rowAt(index) + x * out.pixel);
+    }
+  }
+}
+
+} // namespace jit_passes::x86

@@ -48,6 +48,12 @@ def audio_features(batch: int, seed: int) -> Tensor:
     return (total + fine).squeeze(1)
 
 
+def embedded_tokens(batch: int, seed: int, tokens: int, width: int = 384) -> Tensor:
+    """``batch`` sequences ``[batch, tokens, width]`` of embeddings with unit variance."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, tokens, width, generator=generator)
+
+
 def chain_input(batch: int, seed: int, size: int = 4) -> Tensor:
     """Tiny ``[batch, 8, size, size]`` inputs of ``conv_relu_chain``."""
     generator = torch.Generator().manual_seed(seed)

@@ -153,6 +153,44 @@ def others() -> Iterator[Row]:
         ("mean 1280 @7", deep.codes.size, mean, "average_pool", (deep, mean, whole, *average)),
     ):
         yield name, count, out, partial(call_with_form, kernel, operands, every)
+    yield from attention(128, 64, 6)
+
+
+def attention(tokens: int, width: int, heads: int) -> Iterator[Row]:
+    """Yield the kernels of one attention, and the norm in front of it."""
+    rng = np.random.default_rng(0)
+    every, small, of = 1 << 40, np.float32(1e-3), f"{tokens} tokens, {heads} heads of {width}"
+
+    def matrices(rows: int, columns: int) -> Image:
+        return Image.of(rng.integers(0, 256, (1, 1, heads, rows, columns), dtype=np.uint8))
+
+    scores, q, k = matrices(tokens, tokens), matrices(tokens, width), matrices(tokens, width)
+    for name, a, b, out, transposed in (
+        (f"product to scores, {of}", q, k, scores, True),
+        (f"product with values, {of}", scores, k, q, False),
+    ):
+        packed = np.zeros(int(call("matrix_product_bytes", b, transposed)) + 64, np.uint8)
+        aligned = packed[-packed.ctypes.data % 64 :]
+        operands = (a, b, out, aligned, transposed, 3, 5, small, small, 0, 255, None)
+        count = a.codes.size + b.codes.size + out.codes.size
+        yield name, count, out, partial(call_with_form, "matrix_product", operands, every)
+    steps = (0.03, 1 / 256, np.float32(0), 0, 255)
+    operands = (scores, scores, *steps)
+    yield (
+        f"softmax, {of}",
+        2 * scores.codes.size,
+        scores,
+        partial(call_with_form, "softmax", operands, every),
+    )
+    x = Image.of(rng.integers(0, 256, (1, 1, 1, tokens, heads * width), dtype=np.uint8))
+    numbers = np.full(heads * width, 30, np.float32)
+    operands = (x, x, numbers, numbers, 1e-3, 0, 255)
+    yield (
+        f"layer norm, {of}",
+        2 * x.codes.size,
+        x,
+        partial(call_with_form, "layer_norm", operands, every),
+    )
 
 
 def call_with_form(name: str, operands: tuple[object, ...], part: int, plain: bool) -> object:

@@ -255,6 +255,22 @@ def test_rearrangements() -> None:
     assert (row.name, row.reason) == ("transpose", "the target 'kiln' does not do it on integers")
 
 
+class MovedTwice(Moved):
+    """The first region ends with what moves codes, and something outside moves them on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.b(self.a(x)), 2).transpose(2, 3)
+        return self.c(x)
+
+
+def test_rearrangements_at_both_ends() -> None:
+    x = images()
+    found = check_regions(
+        reference_of(MovedTwice(), x), [{"a:conv2d", "b:conv2d", "max_pool2d"}, {"c:conv2d"}], x
+    )
+    assert found.regions[1].inputs[0].parameters == found.regions[0].outputs[0].parameters
+
+
 def test_tables() -> None:
     """A function of functions is one operator, for a target that computes them by tables."""
 

@@ -54,6 +54,7 @@ GRADIENTS_REORDERED = 1e-9
 REORDERS = {
     "canonicalize_linear",
     "fold_batch_norm",
+    "fold_scale",
     "freeze",  # PyTorch picks another kernel where a weight needs no gradient
     "merge_conv_bias",
     "split_conv_bias",
@@ -92,7 +93,12 @@ QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
 MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 # A relu of what is 0 but for rounding, a group norm of single numbers: whether its gradient is 0 is
 # a matter of last bits, which a product and a linear layer have differently.
-NOISE = {"canonicalize_linear": "JIT_PASSES_MODULES=#663@0\n"}
+# A factor of 1 that PyTorch's executor leaves out once no list is in between: the linear layer
+# behind it gets a tensor with other strides. Without its optimizations the numbers are the same.
+NOISE = {
+    "canonicalize_linear": "JIT_PASSES_MODULES=#663@0\n",
+    "resolve_lists": "JIT_PASSES_MODULES=#175@0\n",
+}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # What none of these modules has: codes of fewer than 8 bits; and what changes no graph.

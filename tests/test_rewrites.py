@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,45 @@ CONVOLUTIONS = {
     "transposed": nn.ConvTranspose2d(6, 8, 3),
     "transposed_groups": nn.ConvTranspose2d(6, 8, 3, stride=2, groups=2, bias=False),
 }
+
+
+class Factor(nn.Module):
+    """A layer with a factor for each channel, along that axis of what permutations make of it."""
+
+    def __init__(self, layer: nn.Module, axis: int, permutations: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.layer, self.permutations = layer, [list(p) for p in permutations]
+        self.factor = nn.Parameter(torch.randn(8).reshape(8, *[1] * (-axis - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        for permutation in self.permutations:
+            x = x.permute(permutation)
+        return self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("layer", "axis", "permutations"),
+    [
+        (nn.Linear(12, 8), -1, []),
+        (nn.Linear(12, 8, bias=False), -3, [(0, 3, 1, 2)]),
+        (nn.Linear(12, 8), -2, [(0, 3, 1, 2), (0, 2, -3, -1), (3, 2, 1, 0), (0, 2, 1, 3)]),
+        (nn.Conv2d(6, 8, 3, groups=2), -3, []),
+        (nn.Conv2d(6, 8, 3), -1, [(0, 2, 3, 1)]),
+    ],
+)
+def test_fold_scale(layer: nn.Module, axis: int, permutations: Sequence[Sequence[int]]) -> None:
+    """No factor is left, and the numbers are the same to float32 rounding."""
+    model = Factor(layer, axis, permutations).eval()
+    x = torch.randn(2, 6, 7, 12)
+    float_model = torch.jit.trace(model, x)
+    unfolded = tuple(name for name in NORMALIZE.steps if name != "fold_scale")
+    module = Pipeline("unfolded", unfolded).run(float_model._c).module
+    assert "aten::mul" in kinds(module)
+    module, changed, _ = _C.run_pass("fold_scale", module, "forward", {})
+    assert changed and "aten::mul" not in kinds(module)
+    with torch.no_grad():
+        torch.testing.assert_close(wrap(module)(x), float_model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["script", "trace"])

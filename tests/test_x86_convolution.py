@@ -6,7 +6,7 @@ A code is that of a reference computed in float64 where its value before roundin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from tests.x86_kernels import (
     Codes,
     Convolution,
     Image,
+    Sum,
     Triple,
     assert_rounds_to,
     forms,
@@ -200,23 +201,49 @@ def test_sums_are_exact(case: Case, plain: bool) -> None:
 @pytest.mark.parametrize("at_front", [False, True], ids=["end", "front"])
 @cases
 def test_convolution_forms_agree(case: Case, at_front: bool) -> None:
-    """Bit for bit, with clips, residual and table; any division into parts gives the same."""
+    """Bit for bit, with clips, table and sum; any division into parts gives the same."""
     rng = np.random.default_rng(3)
     vector = Prepared(case, False, at_front=at_front)
     plain = Prepared(case, True, at_front=at_front)
     multiplier, offset = vector.scales()
-    residual = Image.of(random_codes(rng, *vector.out.shape), gap=1)
+    gap = int(rng.integers(2))
+    residual = Image.of(random_codes(rng, *vector.out.shape), gap=gap, border=(1, 0, 0, gap, 0, 0))
     table = random_codes(rng, 256)
+    half = Sum(residual, (0.5, 0.37), 11.5)
+    huge = (np.float32(3e38) * np.sign(multiplier - np.median(multiplier) + 1e-9)).astype(np.float32)
     for options in (
         {},
         {"low": 17, "high": 203},
-        {"residual": residual, "residual_multiplier": 0.37},
-        {"residual": residual, "residual_multiplier": -1.9, "low": 3, "table": table},
+        {"table": table},
+        {"sum": half},
+        {"sum": replace(half, first=True, table=table), "low": 3, "table": table[::-1].copy()},
+        {"sum": replace(half, multipliers=(-0.9, 3e38), ends=(9, 250)), "high": 200},
+        {"multiplier": huge},
     ):
-        expected = plain.run(multiplier=multiplier, offset=offset, **options)
+        how = {"multiplier": multiplier, "offset": offset, **options}
+        expected = plain.run(**how)
         for part in PARTS:
-            found = vector.run(part, multiplier=multiplier, offset=offset, **options)
-            assert (found == expected).all()
+            assert (vector.run(part, **how) == expected).all()
+
+
+@forms
+@cases
+def test_sum_behind_a_convolution(case: Case, plain: bool) -> None:
+    """The bits of two steps: codes are rounded and clipped, then added to others."""
+    rng = np.random.default_rng(8)
+    prepared = Prepared(case, plain)
+    multiplier, offset = prepared.scales()
+    residual = Image.of(random_codes(rng, *prepared.out.shape), border=(0, 1, 1, 0, 0, 0))
+    table = random_codes(rng, 256)
+    half = Sum(residual, (0.5, 0.25), 20)
+    for sum, options in (
+        (half, {}),
+        (replace(half, multipliers=(0.7, -0.31), first=True), {"low": 30, "high": 180}),
+        (replace(half, ends=(7, 200), table=table), {"table": table[::-1].copy()}),
+    ):
+        codes = prepared.run(multiplier=multiplier, offset=offset, **options)
+        found = prepared.run(multiplier=multiplier, offset=offset, sum=sum, **options)
+        assert (found == sum.apart(codes)).all()
 
 
 @forms
@@ -249,7 +276,7 @@ def test_random_convolutions(plain: bool) -> None:
 @forms
 @pytest.mark.parametrize("groups", [1, 4], ids=["dense", "depthwise"])
 def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
-    """Ties go to the even code, after the residual is added; codes beyond the ends are clipped."""
+    """Ties go to the even code, before and after a sum; codes beyond the ends are clipped."""
     weight = np.zeros((4, 1, 1, 1, 4 // groups), np.int8)
     for c in range(4):
         weight[c, ..., c if groups == 1 else 0] = (1, 3, -1, 127)[c]
@@ -260,8 +287,8 @@ def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
     kernel.run(image, out, requantize(half, no_offset))
     exact = codes.astype(np.int64) * (1, 3, -1, 127) / 2
     assert (out.codes == np.clip(np.round(exact), 0, 255)).all()  # NumPy rounds half to even
-    kernel.run(image, out, requantize(half, no_offset, residual=image, residual_multiplier=0.25))
-    exact = exact + codes * 0.25
+    kernel.run(image, out, requantize(half, no_offset, sum=Sum(image, (0.5, 0.25))))
+    exact = np.clip(np.round(exact), 0, 255) * 0.5 + codes * 0.25
     assert (out.codes == np.clip(np.round(exact), 0, 255)).all()
     huge = np.array([3e38, -3e38, 3e38, 1e10], np.float32)
     kernel.run(image, out, requantize(huge, no_offset, low=2, high=250))
@@ -282,14 +309,10 @@ def test_residual_in_place(plain: bool) -> None:
         prepared = Prepared(case, plain)
         multiplier, offset = prepared.scales()
         residual = random_codes(np.random.default_rng(5), *prepared.out.shape)
-        apart = prepared.run(
-            multiplier=multiplier,
-            offset=offset,
-            residual=Image.of(residual),
-            residual_multiplier=0.5,
-        )
+        sum = Sum(Image.of(residual), (0.5, 0.5))
+        apart = prepared.run(multiplier=multiplier, offset=offset, sum=sum)
         prepared.out.codes[:] = residual
-        how = requantize(multiplier, offset, residual=prepared.out, residual_multiplier=0.5)
+        how = requantize(multiplier, offset, sum=replace(sum, residual=prepared.out))
         prepared.kernel.run(prepared.image, prepared.out, how)
         assert (prepared.out.codes == apart).all()
 

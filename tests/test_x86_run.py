@@ -185,13 +185,13 @@ class Between(nn.Module):
 
 class Float(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(x, 1)
+        return torch.cumsum(x, 1)
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Between(Float()), "aten::softmax.*cannot be part of a plan: a plan has no such"),
+        (Between(Float()), "aten::cumsum.*cannot be part of a plan: a plan has no such"),
         (
             Between(nn.Conv2d(3, 4, 3)),
             "aten::conv2d.*part of a plan: its weight is in float",

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.plans import Called, plan_of, reference
+import jit_passes
+from tests.plans import Called, plan_of
 
 
 class Net(nn.Module):
@@ -25,21 +26,41 @@ class Net(nn.Module):
         self.one = nn.Conv2d(3, 8, 3, 2, 1)
         self.two = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2)
         self.gate = nn.Conv2d(8, 8, 1)
-        self.head = nn.Linear(16, 5)
+        self.short, self.long = nn.BatchNorm2d(16), nn.BatchNorm2d(32)
+        self.head = nn.Linear(48, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.one(x))
         y = F.max_pool2d(F.hardswish(self.two(x)) + x, 2)
         y = y * torch.sigmoid(self.gate(F.adaptive_avg_pool2d(y, 1)))
         y = F.interpolate(F.pad(y, (1, 0, 0, 1)), scale_factor=2.0)
-        y = torch.cat([F.avg_pool2d(y, 3, 2, 1), F.max_pool2d(y, 2)], 1)
+        a, b = F.avg_pool2d(y, 3, 2, 1), F.max_pool2d(y, 2)
+        y = F.relu(self.short(torch.cat([a, b], 1)))
+        y = torch.cat([y, self.long(torch.cat([a, b, y], 1))], 1)
         return self.head(y.mean((2, 3)).flatten(1))
+
+
+class Attention(nn.Module):
+    """The operators of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(12), nn.Linear(12, 36), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, 2)
+        weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)), 2)
+        return self.out(self.norm(weights @ v))
 
 
 @pytest.fixture(scope="module")
 def plan() -> Any:
     torch.manual_seed(0)
-    return plan_of(reference(Net(), [torch.randn(2, 3, 16, 12) for _ in range(3)]))
+    prepared = jit_passes.prepare(torch.jit.trace(Net().eval(), X), target="x86")
+    jit_passes.calibrate(prepared, [torch.randn(2, 3, 16, 12) for _ in range(3)])
+    plan = plan_of(jit_passes.convert(prepared))
+    assert sum(kind[0] == "affine" for kind, _, _ in plan.__getstate__()[0][2]) == 2
+    return plan
 
 
 X = torch.linspace(-3, 3, 2 * 3 * 16 * 12).reshape(2, 3, 16, 12).sin()
@@ -184,11 +205,24 @@ def replaced(state: Any, path: tuple[int, ...], draw: random.Random) -> Any:
 
 def test_mutated_states(plan: Any) -> None:
     """Each is an error when it is restored or run, or a plan that runs; none is a crash."""
+    refused, ran = mutate(plan, X, MUTATIONS)
+    assert refused > 500 and ran > 50
+
+
+def test_mutated_states_of_attention() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, 12)
+    refused, ran = mutate(plan_of(reference(Attention(), [x, -x])), x, 1000)
+    assert refused > 300 and ran > 30
+
+
+def mutate(plan: Any, x: Tensor, times: int) -> tuple[int, int]:
+    """Return how many changed states are refused, and how many run."""
     draw = random.Random(0)
     state = plan.__getstate__()[0]
     paths = leaves(state)
     refused = ran = 0
-    for _ in range(MUTATIONS):
+    for _ in range(times):
         other = state
         for _ in range(draw.choice([1, 1, 1, 2, 4])):
             try:
@@ -201,11 +235,11 @@ def test_mutated_states(plan: Any) -> None:
             refused += 1
             continue
         try:
-            damaged.run([X])
+            damaged.run([x])
             ran += 1
         except RuntimeError as error:
             assert "INTERNAL ASSERT" not in str(error), error
-    assert refused > 500 and ran > 50
+    return refused, ran
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,28 @@ class ImageStruct(ctypes.Structure):
     )
 
 
+class Add(ctypes.Structure):
+    _fields_ = (
+        ("a_multiplier", ctypes.c_float),
+        ("b_multiplier", ctypes.c_float),
+        ("offset", ctypes.c_float),
+        ("low", ctypes.c_int32),
+        ("high", ctypes.c_int32),
+        ("table", ctypes.c_void_p),
+        ("form", ctypes.c_int),
+    )
+
+
 class Requantize(ctypes.Structure):
     _fields_ = (
         ("multiplier", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),
         ("low", ctypes.c_int32),
         ("high", ctypes.c_int32),
-        ("residual", ctypes.POINTER(ImageStruct)),
-        ("residual_multiplier", ctypes.c_float),
         ("table", ctypes.c_void_p),
+        ("residual", ctypes.POINTER(ImageStruct)),
+        ("add", ctypes.POINTER(Add)),
+        ("residual_first", ctypes.c_bool),
     )
 
 
@@ -190,25 +203,48 @@ class Convolution:
         call("convolution_run", self.handle, image, out, requantize, part)
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A residual, and how it is added: the numbers of `Add`, and the place of the residual."""
+
+    residual: Image
+    multipliers: tuple[float, float]
+    offset: float = 0.0
+    ends: tuple[int, int] = (0, 255)
+    table: Codes | None = None
+    first: bool = False
+
+    def apart(self, codes: Codes) -> Codes:
+        """Return what the kernel that adds makes of the codes and the residual."""
+        out, own = Image(codes.shape), Image.of(codes)
+        operands = (self.residual, own) if self.first else (own, self.residual)
+        scales = map(np.float32, (*self.multipliers, self.offset))
+        ends = map(ctypes.c_int32, self.ends)
+        call("add", *operands, out, *scales, *ends, self.table, True, 1 << 40)
+        return out.codes
+
+
 def requantize(
     multiplier: NDArray[np.float32],
     offset: NDArray[np.float32],
     low: int = 0,
     high: int = 255,
-    residual: Image | None = None,
-    residual_multiplier: float = 0.0,
     table: Codes | None = None,
+    sum: Sum | None = None,
 ) -> Requantize:
     made = Requantize(
         multiplier.ctypes.data,
         offset.ctypes.data,
         low,
         high,
-        ctypes.pointer(residual.struct) if residual else None,
-        residual_multiplier,
         table.ctypes.data if table is not None else None,
     )
-    made.keep = (multiplier, offset, residual, table)
+    if sum is not None:
+        entries = sum.table.ctypes.data if sum.table is not None else None
+        made.add = ctypes.pointer(Add(*sum.multipliers, sum.offset, *sum.ends, entries, 0))
+        made.residual = ctypes.pointer(sum.residual.struct)
+        made.residual_first = sum.first
+    made.keep = (multiplier, offset, sum, table)
     return made
 
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.inputs import audio_features, images, realistic
+from benchmarks.inputs import audio_features, embedded_tokens, images, realistic
 from benchmarks.models.audio import DepthwiseSeparableAudioNet
 from benchmarks.models.chain import conv_relu_chain
+from benchmarks.models.convnext import ConvNeXt
 from benchmarks.models.densenet import densenet121
+from benchmarks.models.encoder import Encoder
 from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.mobilenet_v3 import mobilenet_v3_large
 from benchmarks.models.resnet import resnet18, resnet50
@@ -63,6 +66,13 @@ MODELS: dict[str, ModelSpec] = {
     "mobilenet_v3": ModelSpec("MobileNetV3-large", mobilenet_v3_large, images, 5_483_032),
     "shufflenet_v2": ModelSpec("ShuffleNetV2 x1.0", shufflenet_v2_x1_0, images, 2_278_604),
     "densenet121": ModelSpec("DenseNet-121", densenet121, images, 7_978_856),
+    "convnext": ModelSpec("ConvNeXt-Tiny", ConvNeXt, images, 28_589_128),
     "unet": ModelSpec("U-Net (32 base channels)", UNet, images),
     "audio": ModelSpec("Depthwise-separable audio net", DepthwiseSeparableAudioNet, audio_features),
+    **{
+        f"encoder_{tokens}": ModelSpec(
+            f"Encoder, {tokens} tokens", Encoder, partial(embedded_tokens, tokens=tokens)
+        )
+        for tokens in (32, 128)
+    },
 }

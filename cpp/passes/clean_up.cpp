@@ -11,12 +11,11 @@ bool propagateConstants(PassContext& context) {
   return torch::jit::ConstantPropagation(graph);
 }
 
-// A loop that runs a known number of times becomes that many copies of its body, and lists that
-// are filled there become list literals: other passes see the operators and their operands.
+// A loop that runs a known number of times becomes that many copies of its body: other passes see the
+// operators and their operands.
 bool unrollLoops(PassContext& context) {
   auto graph = context.graph();
-  const bool unrolled = torch::jit::UnrollConstantLoops(graph);
-  return (anyMayWrite(*graph) && torch::jit::RemoveListMutation(graph)) || unrolled;
+  return torch::jit::UnrollConstantLoops(graph);
 }
 
 bool removeDeadCode(PassContext& context) {

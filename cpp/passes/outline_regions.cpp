@@ -85,8 +85,8 @@ class Outline {
     root.register_module(name, region);
     placeCall(call, region, name);
     for (const auto& result : results_) {
-      if (result.quantized) {
-        quantized.push_back(result.uses.front().user);
+      if (result.codes != nullptr) {
+        quantized.push_back(result.codes);
       }
     }
     for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
@@ -98,7 +98,8 @@ class Outline {
   struct Result {
     Value* inside;
     std::vector<torch::jit::Use> uses; // that see it instead
-    bool quantized;                    // the one use quantizes it on its own grid
+    Node* codes;                       // quantizes it on its own grid, behind the region
+    const Node* grid;                  // of codes that it moves: the dequantize
   };
 
   // A region gives tensors: who unpacks the list that one of its nodes makes belongs to it.
@@ -202,7 +203,7 @@ class Outline {
 
   // Codes are given dequantized, and quantized again where they were.
   void findResults(Value* value) {
-    Result direct{inside_.at(value), {}, false};
+    Result direct{inside_.at(value), {}, nullptr, gridOf(value)};
     for (const auto& use : value->uses()) {
       if (members_.count(use.user)) {
         continue;
@@ -219,7 +220,7 @@ class Outline {
         Node* result = inner_->insertNode(inner_->create(dequantize, operands));
         result->copyMetadata(use.user);
         handOverPlace(use.user, result);
-        results_.push_back({result->output(), {use}, true});
+        results_.push_back({result->output(), {use}, use.user, nullptr});
       }
     }
     if (!direct.uses.empty()) {
@@ -268,13 +269,26 @@ class Outline {
         given->setSourceRange(call->sourceRange());
         last = given;
       }
-      if (results_[i].quantized) {
-        handOverPlace(results_[i].uses.front().user, given);
+      Result& result = results_[i];
+      if (result.codes != nullptr) {
+        handOverPlace(result.codes, given);
       }
-      for (const auto& use : results_[i].uses) {
+      if (result.grid != nullptr) { // so that whoever reads it knows
+        result.codes = cloneAfter(last, result.grid->input(0)->node(), given->output());
+        last = given = cloneAfter(result.codes, result.grid, result.codes->output());
+      }
+      for (const auto& use : result.uses) {
         use.user->replaceInput(use.offset, given->output());
       }
     }
+  }
+
+  // The same operator on something else.
+  Node* cloneAfter(Node* point, const Node* node, Value* operand) {
+    Node* made = outer_.createClone(const_cast<Node*>(node), [&](Value* value) {
+      return value == node->input(0) ? operand : value;
+    });
+    return made->insertAfter(point);
   }
 
   // With what was there to be copied.

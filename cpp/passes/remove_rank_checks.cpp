@@ -1,6 +1,7 @@
-// Remove what scripted batch norms check of a convolution's result: that it has a batch axis.
+// Remove what scripted batch norms check of a convolution's result, or of what has its axes: that there is one
+// of the batch.
 //
-//   %n : int = aten::dim(%y)           of a conv2d
+//   %n : int = aten::dim(%y)           of a conv2d, or a cat of its result
 //   %b : bool = aten::ne(%n, 4)
 //    = prim::If(%b)
 //     block0(): prim::RaiseException(...)
@@ -33,6 +34,26 @@ bool onlyRaises(const Block* block) {
 
 bool hasNoNodes(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
 
+// The convolution whose result has as many dimensions as the value; or no more, where sums may broadcast it.
+std::optional<WeightedOperator> convolutionBehind(const Value* value, bool may_broadcast) {
+  while (true) {
+    const Node* node = value->node();
+    const std::string_view name = node->kind().toQualString();
+    if (const auto op = weightedOperator(node)) {
+      return op->spatial_dims > 0 ? op : std::nullopt;
+    }
+    const bool list = node->kind() == c10::aten::cat || node->kind() == prim::ListConstruct;
+    const bool elementwise =
+        isElementwise(node) && (may_broadcast || std::ranges::count_if(node->inputs(), isTensor) == 1);
+    const bool same = elementwise || isNormalization(node->kind()) || isDropout(node) ||
+                      name.find("_pool") != std::string_view::npos;
+    if ((!list && !same) || node->inputs().empty()) {
+      return std::nullopt;
+    }
+    value = node->input(0);
+  }
+}
+
 bool isRankCheck(const Node* node) {
   if (node->kind() != prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
       !hasNoNodes(node->blocks().at(1))) {
@@ -42,26 +63,8 @@ bool isRankCheck(const Node* node) {
   if (differs->kind() != aten::ne || differs->input(0)->node()->kind() != aten::dim) {
     return false;
   }
-  const auto op = weightedOperator(differs->input(0)->node()->input()->node());
-  return op && op->spatial_dims > 0 && constantNumber(differs->input(1)) == op->spatial_dims + 2;
-}
-
-// The convolution whose result has as many dimensions as the value, or fewer.
-std::optional<WeightedOperator> convolutionBehind(const Value* value) {
-  while (true) {
-    const Node* node = value->node();
-    const std::string_view name = node->kind().toQualString();
-    if (const auto op = weightedOperator(node)) {
-      return op->spatial_dims > 0 ? op : std::nullopt;
-    }
-    const bool list = node->kind() == c10::aten::cat || node->kind() == prim::ListConstruct;
-    const bool same = isElementwise(node) || isNormalization(node->kind()) || isDropout(node) ||
-                      name.find("_pool") != std::string_view::npos;
-    if ((!list && !same) || node->inputs().empty()) {
-      return std::nullopt;
-    }
-    value = node->input(0);
-  }
+  const auto op = convolutionBehind(differs->input(0)->node()->input(), false);
+  return op && constantNumber(differs->input(1)) == op->spatial_dims + 2;
 }
 
 bool alwaysHolds(const Node* node) {
@@ -76,7 +79,7 @@ bool alwaysHolds(const Node* node) {
   if (size == nullptr || size->kind() != c10::aten::size || size->inputs().size() != 1) {
     return false;
   }
-  const auto op = convolutionBehind(size->input());
+  const auto op = convolutionBehind(size->input(), true);
   return op && static_cast<double>(op->spatial_dims + 1) > *dims; // a batch axis may be missing
 }
 

@@ -64,7 +64,7 @@ bool isAnotherOperator(const Node* node) {
 
 bool expandCopies(Graph& graph) {
   return replaceNodes(graph, [](Node* node) -> Value* {
-    if (node->kind() != aten::copy) {
+    if (node->kind() != aten::copy || !isTensor(node->output())) {
       return nullptr;
     }
     Value* self = node->input(0);

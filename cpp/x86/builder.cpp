@@ -292,10 +292,19 @@ class Walk {
     }
     Planned planned = plannedOperator(reader_, node);
     planned.op.name = nameOf(node);
+    const bool joins = isJoin(node) || planned.op.kind == Kind::Affine;
     for (const Value* operand : planned.operands) {
+      if (const auto joined = joins ? joined_.find(operand) : joined_.end(); joined != joined_.end()) {
+        planned.op.inputs.insert(planned.op.inputs.end(), joined->second.begin(), joined->second.end());
+        continue;
+      }
       const auto coded = floats_.find(operand);
       refuseUnless(coded != floats_.end(), "its operand ", operand->debugName(), " is in float");
       planned.op.inputs.push_back(coded->second);
+    }
+    if (isReadInParts(node)) {
+      joined_[node->output()] = planned.op.inputs;
+      return;
     }
     if (const auto grid = ownGrid(planned.op)) {
       const auto inputs = planned.op.inputs;
@@ -317,6 +326,23 @@ class Walk {
       grid.low = std::min(grid.low, other.low), grid.high = std::max(grid.high, other.high);
     }
     return grid;
+  }
+
+  // A concatenation of channels.
+  bool isJoin(const Node* node) const {
+    return node->kind() == c10::aten::cat && reader_.operand(node, "dim").toInt() == kAffineAxis;
+  }
+
+  // Whether it is never rounded: batch norms and concatenations take parts, each with a grid of its own.
+  bool isReadInParts(const Node* node) const {
+    const auto takesParts = [&](const torch::jit::Use& use) {
+      const bool list =
+          use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
+      const Node* reader = list ? use.user->output()->uses()[0].user : use.user;
+      return reader->kind() == c10::aten::batch_norm || isJoin(reader);
+    };
+    return isJoin(node) && !node->output()->uses().empty() &&
+           std::ranges::all_of(node->output()->uses(), takesParts);
   }
 
   // A padding adds the zero point to the codes.
@@ -372,6 +398,8 @@ class Walk {
   std::unordered_map<const Value*, Stored> codes_;    // of codes
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
+  // Of concatenations that are never rounded: their parts.
+  std::unordered_map<const Value*, std::vector<int64_t>> joined_;
 };
 
 } // namespace

@@ -42,8 +42,13 @@ class Barrier {
 std::atomic<bool> is_forked{false};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 
+Call ofThread(Call call, int64_t thread) {
+  call.scratch += thread * call.scratch_bytes;
+  return call;
+}
+
 void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
-  for (const Part& part : phase) {
+  for (const Part& part : phase.parts) {
     const int64_t begin = part.items * thread / threads, end = part.items * (thread + 1) / threads;
     if (begin < end) {
       part.run(call, begin, end);
@@ -51,12 +56,33 @@ void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t thre
   }
 }
 
+// From one phase to the next, with the wait for other threads behind it; nothing where nobody asks.
+class Clock {
+ public:
+  explicit Clock(std::vector<int64_t>* nanoseconds) : nanoseconds_(nanoseconds) {}
+
+  void next() {
+    if (nanoseconds_) {
+      const auto now = std::chrono::steady_clock::now();
+      nanoseconds_->push_back(std::chrono::nanoseconds(now - last_).count());
+      last_ = now;
+    }
+  }
+
+ private:
+  std::vector<int64_t>* nanoseconds_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
 } // namespace
 
-void execute(const std::vector<Phase>& phases, const Call& call, int threads) {
+void execute(
+    const std::vector<Phase>& phases, const Call& call, int threads, std::vector<int64_t>* nanoseconds) {
   if (threads <= 1 || at::in_parallel_region() || is_forked) {
+    Clock clock(nanoseconds);
     for (const Phase& phase : phases) {
       runShare(phase, call, 0, 1);
+      clock.next();
     }
     return;
   }
@@ -65,11 +91,16 @@ void execute(const std::vector<Phase>& phases, const Call& call, int threads) {
   {
 #pragma omp single
     barrier.emplace(omp_get_num_threads());
+    const int thread = omp_get_thread_num();
+    const Call own = ofThread(call, thread);
+    Clock clock(thread == 0 ? nanoseconds : nullptr);
     for (size_t i = 0; i < phases.size(); ++i) {
-      if (i > 0) {
+      runShare(phases[i], own, thread, omp_get_num_threads());
+      // The region ends with a barrier of its own.
+      if (i + 1 < phases.size() || nanoseconds) {
         barrier->wait();
       }
-      runShare(phases[i], call, omp_get_thread_num(), omp_get_num_threads());
+      clock.next();
     }
   }
 }

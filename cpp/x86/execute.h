@@ -1,6 +1,8 @@
 // The steps of a prepared plan, and how threads go through them.
 #pragma once
 
+#include <chrono>
+
 #include "core/jit.h"
 
 namespace jit_passes::x86 {
@@ -13,8 +15,10 @@ struct Call {
   };
 
   uint8_t* arena;
-  c10::SmallVector<Source, 4> sources;
-  c10::SmallVector<float*, 4> results;
+  uint8_t* scratch;      // of all threads; while a phase runs, of the thread that runs it
+  int64_t scratch_bytes; // of each thread
+  c10::ArrayRef<Source> sources;
+  c10::ArrayRef<float*> results;
 };
 
 // Work that falls into items, which threads may share in any way. `run` does not throw.
@@ -24,10 +28,21 @@ struct Part {
 };
 
 // Parts that do not depend on one another.
-using Phase = std::vector<Part>;
+struct Phase {
+  std::vector<Part> parts = {};
+  // For a profile: of the operator, which is none for what is returned; what computes it; the sizes of the result,
+  // and how many multiply-adds it takes.
+  std::string name = {}, kernel = {};
+  std::vector<int64_t> sizes = {};
+  int64_t products = 0;
+  std::vector<at::Tensor> tables = {}; // that parts read
+};
 
 // One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and
-// then sleeps. Results are the same for any number of threads. On one thread within a parallel region, and in a process that was forked after a call.
-void execute(const std::vector<Phase>& phases, const Call& call, int threads);
+// then sleeps. Results are the same for any number of threads. On one thread within a parallel region, and in a process
+// that was forked after a call. `nanoseconds`, where there is one, gets the time of each phase.
+void execute(
+    const std::vector<Phase>& phases, const Call& call, int threads,
+    std::vector<int64_t>* nanoseconds = nullptr);
 
 } // namespace jit_passes::x86

@@ -98,23 +98,37 @@ struct Window {
   int64_t taps() const { return kernel_d * kernel_h * kernel_w; }
 };
 
+// y = table[clamp(round(fma(a, a_multiplier, fma(b, b_multiplier, offset))), low, high)], with
+// a_multiplier = s_a / s_y, b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double,
+// rounded once. b_multiplier is negative for a difference. The table is optional. An operand is broadcast along
+// an axis where its stride is 0, and along the channels where it has one. Items: rows.
+struct Add {
+  float a_multiplier, b_multiplier, offset;
+  int32_t low = 0, high = 255;
+  const uint8_t* table = nullptr;
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // How sums become codes, for the output channel c:
 //
-//   v = fma(float(sum), multiplier[c], offset[c])
-//   v = fma(float(residual), residual_multiplier, v)                     where there is a residual
-//   y = clamp(round(v), low, high)                                       half to even
-//   y = table[y]                                                         where there is a table
+//   y = clamp(round(fma(float(sum), multiplier[c], offset[c])), low, high)   half to even
+//   y = table[y]                                                             where there is a table
+//   y = add(y, residual)                                                     where there is a residual
 //
-// multiplier = s_x s_w / s_y; offset = z_y + bias s_x s_w / s_y - z_residual s_residual / s_y; both computed in
-// double and rounded once; residual_multiplier = s_residual / s_y. 0 <= low <= high <= 255. A residual has the
-// shape of the output, and may be the output's own memory.
+// multiplier = s_x s_w / s_y; offset = z_y + bias s_x s_w / s_y; both computed in double and rounded once.
+// 0 <= low <= high <= 255. So a sum behind the convolution has the bits that it has as a step of its own. The
+// residual has the shape of the output, may be the output's own memory, and is the first operand if
+// `residual_first`.
 struct Requantize {
   const float* multiplier = nullptr;
   const float* offset = nullptr;
   int32_t low = 0, high = 255;
-  const Image* residual = nullptr;
-  float residual_multiplier = 0;
   const uint8_t* table = nullptr;
+  const Image* residual = nullptr;
+  const Add* add = nullptr;
+  bool residual_first = false;
 };
 
 // Convolution in one to three dimensions with any stride, dilation and groups, and linear, as 1 x 1.
@@ -133,8 +147,10 @@ class Convolution {
 
   // For that size of input and output.
   Border border(const Image& in, const Image& out) const;
-  int64_t items(const Image& in, const Image& out) const;
+  // The residual is the one that `run` gets.
+  int64_t items(const Image& in, const Image& out, const Image* residual = nullptr) const;
   void run(const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const;
+  const Window& window() const { return window_; }
   // Of the packed weights.
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
 
@@ -150,7 +166,7 @@ class Convolution {
   void packDepthwiseVnni(const int8_t* weight);
   void packVnni(const int8_t* weight);
   int64_t itemsDepthwiseVnni(const Image& out) const;
-  int64_t itemsVnni(const Image& in, const Image& out) const;
+  int64_t itemsVnni(const Image& in, const Image& out, const Image* residual) const;
   void runPlain(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
   void runDepthwise(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
   void runDepthwiseVnni(
@@ -189,19 +205,6 @@ struct Dequantize {
   Form form = bestForm();
   int64_t items(const Image& in) const { return in.rows(); }
   void run(const Image& in, float* out, const Strides& strides, int64_t begin, int64_t end) const;
-};
-
-// y = table[clamp(round(fma(a, a_multiplier, fma(b, b_multiplier, offset))), low, high)], with
-// a_multiplier = s_a / s_y, b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double,
-// rounded once. b_multiplier is negative for a difference. The table is optional. An operand is broadcast along
-// an axis where its stride is 0, and along the channels where it has one. Items: rows.
-struct Add {
-  float a_multiplier, b_multiplier, offset;
-  int32_t low = 0, high = 255;
-  const uint8_t* table = nullptr;
-  Form form = bestForm();
-  int64_t items(const Image& out) const { return out.rows(); }
-  void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
 // y = table[clamp(round(fma((a - a_zero_point) (b - b_zero_point), multiplier, offset)), low, high)], with

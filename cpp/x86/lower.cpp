@@ -13,21 +13,25 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::AdaptiveAverage:
     case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
-    case Kind::Affine: return 1;
-    case Kind::Shuffle: return axisOf(op.attributes[0], rank);
+    case Kind::Affine: return kAffineAxis;
+    case Kind::Shuffle:
+    case Kind::Softmax: return axisOf(op.attributes[0], rank);
+    case Kind::LayerNorm:
+    case Kind::MatrixProduct: return rank - 1;
     default: return std::nullopt;
   }
 }
 
-class Lowering : public Moves {
+class Lowering : public Products {
  public:
   Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : Moves(program, sizes), weights_(weights) {}
+      : Products(program, sizes), weights_(weights) {}
 
   Lowered run() {
     readUses();
+    findViews();
     for (size_t index = 0; index < program_.operators.size(); ++index) {
-      if (!fused_.count(index)) {
+      if (!fused_.count(index) && !isView(index)) {
         lowerOperator(index);
       }
     }
@@ -37,6 +41,8 @@ class Lowering : public Moves {
     }
     findBorders();
     settleNames();
+    fuseSums(result_);
+    fuseChains(result_);
     placeMemory(result_);
     return std::move(result_);
   }
@@ -76,8 +82,8 @@ class Lowering : public Moves {
     switch (op.kind) {
       case Kind::Quantize: return emit(Does::Enter, index, {}, wanted_[op.output]);
       case Kind::Convolution:
-      case Kind::Linear:
-      case Kind::Affine: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Linear: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Affine: return lowerAffine(index);
       case Kind::Upsampling: return emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
@@ -92,17 +98,10 @@ class Lowering : public Moves {
       case Kind::Add: return lowerBroadcast(Does::Add, index);
       case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
       case Kind::Mean: return lowerMean(index);
-      case Kind::Concat: return lowerConcat(index);
-      case Kind::Flatten:
-      case Kind::Reshape:
-      case Kind::Unflatten: return lowerReshape(index);
-      case Kind::Permute:
-      case Kind::Transpose: return lowerPermute(index);
-      case Kind::Shuffle: return lowerShuffle(index);
-      case Kind::Slice:
-      case Kind::Narrow:
-      case Kind::Part: return lowerPart(index);
-      case Kind::Pad: return lowerPad(index);
+      case Kind::MatrixProduct: return lowerProduct(index);
+      case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::LayerNorm: return emit(Does::Normalize, index, wantAll(op), *channelAxis(op, rank));
+      default: return lowerMove(index);
     }
   }
 
@@ -112,20 +111,6 @@ class Lowering : public Moves {
       operands.push_back(want(input, *channelAxis(op, sizes_[input].size())));
     }
     return operands;
-  }
-
-  // The table that alone reads the result becomes part of the step.
-  void emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
-    emit(does, index, std::move(inputs), axis);
-    const auto& uses = uses_[program_.operators[index].output];
-    if (uses.size() == 1 && uses[0] != SIZE_MAX && program_.operators[uses[0]].kind == Kind::Table) {
-      const Operator& table = program_.operators[uses[0]];
-      fused_.insert(uses[0]);
-      Step& step = result_.steps.back();
-      step.table = table.tensors[0].const_data_ptr<uint8_t>();
-      primary_[table.output] = step.output;
-      memory(step.output).grid = &program_.grids[table.output];
-    }
   }
 
   void lowerBroadcast(Does does, size_t index) {
@@ -164,6 +149,14 @@ class Lowering : public Moves {
     emit(Does::Mean, index, {input}, axis - in_front);
   }
 
+  void lowerAffine(size_t index) {
+    const Operator& op = program_.operators[index];
+    const auto operands = wantAll(op);
+    const bool several = operands.size() > 1;
+    const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];
+    emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
+  }
+
   // Finds the borders that convolutions read around their operands.
   void findBorders() {
     for (Step& step : result_.steps) {
@@ -171,8 +164,13 @@ class Lowering : public Moves {
         continue;
       }
       const Memory& in = memory(step.inputs[0]);
-      step.packed = weights_.packed(step.index, in.is != Is::Slice);
-      if (program_.operators[step.index].kind != Kind::Linear) {
+      const Operator& op = program_.operators[step.index];
+      Sizes widths; // of what an affine operator reads
+      for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
+        widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
+      }
+      step.packed = weights_.packed(step.index, in.is != Is::Slice, 0, widths);
+      if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
         const Border border = step.packed->kernel.border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
@@ -221,6 +219,19 @@ class Lowering : public Moves {
 };
 
 } // namespace
+
+void Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
+  emit(does, index, std::move(inputs), axis);
+  const auto& uses = uses_[program_.operators[index].output];
+  if (uses.size() == 1 && uses[0] != SIZE_MAX && program_.operators[uses[0]].kind == Kind::Table) {
+    const Operator& table = program_.operators[uses[0]];
+    fused_.insert(uses[0]);
+    Step& step = result_.steps.back();
+    step.table = table.tensors[0].const_data_ptr<uint8_t>();
+    primary_[table.output] = step.output;
+    memory(step.output).grid = &program_.grids[table.output];
+  }
+}
 
 Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights) {
   return Lowering(program, sizes, weights).run();

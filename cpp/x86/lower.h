@@ -2,8 +2,8 @@
 // have a border, and where each lies in the arena.
 #pragma once
 
-#include "parts.h"
 #include "prepare.h"
+#include "views.h"
 
 namespace jit_passes::x86 {
 
@@ -31,6 +31,7 @@ struct Step {
     Upsample,
     Enter,
     Convolve,
+    Chain,
     LookUp,
     Add,
     Multiply,
@@ -40,6 +41,10 @@ struct Step {
     Resample,
     Pad,
     Interleave,
+    Pack, // of the right operand of a product
+    Product,
+    Softmax,
+    Normalize,
     Copy,
     Rename,
     Exit
@@ -52,12 +57,19 @@ struct Step {
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
-  // Of Copy and Interleave: of each operand, undefined where its codes stay.
+  // Of Convolve: what is done to the result next, an Add whose operands are the result and the last input.
+  std::shared_ptr<const Step> sum = nullptr;
+  // Of Chain: convolutions of which each alone reads what the one before writes. Inputs are those from outside.
+  std::vector<Step> chain = {};
+  // Of Copy and Interleave: of each operand, undefined where its codes stay. Of others, the table where it is no
+  // operator's.
   std::vector<at::Tensor> own_tables = {};
-  // Of Copy: an axis of the result is that axis of the operand; and where in the result it begins.
+  // Of Copy and Product: an axis of the result is that axis of the operand; and where in the result it begins.
   Sizes axes = {};
   int64_t along = 0, start = 0;
   std::optional<Range> range = {}; // of the operand
+  // Of Pack and Product: what stands between memory and each operand.
+  std::vector<std::vector<Rearranged>> views = {};
 };
 
 struct Lowered {
@@ -71,11 +83,16 @@ Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& 
 
 // The memory of which it is a part or another name, or itself.
 Memory& ownerOf(Lowered& lowered, size_t id);
+// Makes sums part of the convolutions in front of them.
+void fuseSums(Lowered& lowered);
+// Makes one step of convolutions with large values in between, which then lie in no memory of their own.
+void fuseChains(Lowered& lowered);
 // Finds a place in the arena for all memory that steps touch.
 void placeMemory(Lowered& lowered);
 
 // Makes kernels of the steps.
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered);
+// `scratch` becomes the bytes that each thread needs besides.
+std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch);
 
 // Makes a border at least as wide as another.
 void widen(Border& border, const Border& by);

@@ -7,6 +7,23 @@ bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zer
 
 } // namespace
 
+void Moves::lowerMove(size_t index) {
+  switch (program_.operators[index].kind) {
+    case Kind::Concat: return lowerConcat(index);
+    case Kind::Flatten:
+    case Kind::Reshape:
+    case Kind::Unflatten: return lowerReshape(index);
+    case Kind::Permute:
+    case Kind::Transpose: return lowerPermute(index);
+    case Kind::Shuffle: return lowerShuffle(index);
+    case Kind::Slice:
+    case Kind::Narrow:
+    case Kind::Part: return lowerPart(index);
+    case Kind::Pad: return lowerPad(index);
+    default: TORCH_INTERNAL_ASSERT(false, "it moves nothing");
+  }
+}
+
 void Moves::lowerConcat(size_t index) {
   const Operator& op = program_.operators[index];
   if (isShuffledAlone(op)) {
@@ -15,28 +32,34 @@ void Moves::lowerConcat(size_t index) {
   }
   const int64_t along = axisOf(op.attributes[0], sizes_[op.output].size());
   const int64_t axis = memory(primary_[op.inputs[0]]).axis;
-  const size_t output = addMemory(op.output, axis);
-  std::set<size_t> seen;
-  int64_t start = 0;
+  const Grid* grid = &program_.grids[op.output];
+  std::vector<size_t> operands;
   for (const int64_t input : op.inputs) {
-    const size_t id = want(input, axis);
-    Memory& part = memory(id);
-    const bool same = sameGrid(*part.grid, *memory(output).grid);
-    if (same && along == axis && part.is == Is::Own && seen.insert(id).second) {
-      // Where it is computed is where it is needed.
-      part.is = Is::Slice, part.parent = output, part.start = start;
-    } else {
-      Step step{.does = Does::Copy, .index = index, .inputs = {id}, .output = output};
-      step.axes = identity(part.sizes.size());
-      step.along = along, step.start = start;
-      if (!same) {
-        step.own_tables = {rescaled(*part.grid, *memory(output).grid)};
-        step.table = step.own_tables[0].const_data_ptr<uint8_t>();
-      }
-      push(step);
+    operands.push_back(want(input, axis));
+    if (along == axis && uses_[input].size() == 1 && !sameGrid(*memory(operands.back()).grid, *grid)) {
+      rescale(operands.back(), grid);
     }
-    start += sizes_[input][along];
   }
+  primary_[op.output] = joins_.place(result_, index, operands, axis);
+}
+
+// Lets the step that computes a value give codes of another grid, if it is one that has a table. Nobody else reads it.
+void Moves::rescale(size_t id, const Grid* grid) {
+  const auto maker = std::find_if(
+      result_.steps.begin(), result_.steps.end(), [&](const Step& step) { return step.output == id; });
+  constexpr Does kWithTable[] = {Does::Convolve, Does::Upsample, Does::Add, Does::Multiply, Does::LookUp};
+  if (maker == result_.steps.end() ||
+      std::find(std::begin(kWithTable), std::end(kWithTable), maker->does) == std::end(kWithTable)) {
+    return;
+  }
+  at::Tensor table = rescaled(*memory(id).grid, *grid);
+  if (maker->table) {
+    const auto codes = at::from_blob(const_cast<uint8_t*>(maker->table), {256}, at::kByte);
+    table = table.index_select(0, codes.to(at::kInt));
+  }
+  maker->own_tables = {table};
+  maker->table = table.const_data_ptr<uint8_t>();
+  memory(id).grid = grid;
 }
 
 // Channels are padded as one of the other axes.

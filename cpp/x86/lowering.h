@@ -1,7 +1,7 @@
 // What lowering knows while it goes over the operators, and how it makes steps and memory.
 #pragma once
 
-#include "lower.h"
+#include "joins.h"
 
 namespace jit_passes::x86 {
 
@@ -91,6 +91,9 @@ class Values {
          .grid = memory(output).grid});
   }
 
+  // The table that alone reads the result becomes part of the step.
+  void emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis);
+
   const Program& program_;
   const std::vector<Sizes>& sizes_;
   Lowered result_;
@@ -104,22 +107,52 @@ class Values {
 // Operators that only move codes.
 class Moves : public Values {
  protected:
-  using Values::Values;
+  Moves(const Program& program, const std::vector<Sizes>& sizes)
+      : Values(program, sizes), joins_(program, sizes) {}
 
+  void lowerMove(size_t index);
+
+  Joins joins_;
+
+ private:
   void lowerConcat(size_t index);
+  void rescale(size_t id, const Grid* grid);
   void lowerPad(size_t index);
   void lowerReshape(size_t index);
   void lowerPermute(size_t index);
   void lowerPart(size_t index);
   void lowerShuffle(size_t index);
-
- private:
   void rename(size_t index, size_t input, int64_t axis);
   size_t slice(size_t whole, const Grid* grid, int64_t start, int64_t length);
   bool isShuffledAlone(const Operator& concat) const;
 
   std::unordered_map<int64_t, const Operator*>
       joined_; // concatenations that interleaving makes, by their value
+};
+
+// Matrix products read their operands where they are, and write where a transposition wants the result.
+class Products : public Moves {
+ protected:
+  using Moves::Moves;
+
+  void findViews();
+  // Whether only products read it, so that nothing is copied.
+  bool isView(size_t index) const { return views_.count(index) > 0; }
+  void lowerProduct(size_t index);
+
+ private:
+  struct Operand {
+    size_t memory;
+    std::vector<Rearranged> views;
+    View view; // for memory whose axes are far apart, but for that of its channels
+  };
+
+  Operand operand(int64_t value, bool left);
+  std::vector<Rearranged> viewsOf(const std::vector<size_t>& chain) const;
+  void transposeResult(int64_t value);
+
+  std::unordered_set<size_t> views_;
+  std::vector<size_t> makers_; // operators by their results
 };
 
 } // namespace jit_passes::x86

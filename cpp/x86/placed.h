@@ -36,4 +36,10 @@ Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& at
 Part copied(const Step& step, const Memory& from, const Memory& to);
 Part interleaved(const Step& step, const std::vector<Memory>& memory);
 
+// Of transformers.
+Part packedOperand(const Step& step, const std::vector<Memory>& memory);
+Part product(const Step& step, const std::vector<Memory>& memory);
+Part softmaxed(const Step& step, const Memory& from, const Memory& to);
+Part normalized(const Operator& op, const Step& step, const Memory& from, const Memory& to);
+
 } // namespace jit_passes::x86

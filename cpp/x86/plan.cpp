@@ -1,6 +1,9 @@
 #include "plan.h"
 
 #include <torch/custom_class.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace jit_passes::x86 {
 namespace {
@@ -20,11 +23,47 @@ at::Tensor toFloat(const at::Tensor& x, size_t number) {
   return x.to(at::kFloat).resolve_neg();
 }
 
+// An arena at the beginning of a large page, in such pages if there are enough: a step of many images reads and
+// writes more small pages than the processor remembers the addresses of.
+at::Tensor newArena(int64_t bytes) {
+#ifdef __linux__
+  constexpr int64_t kPage = 1 << 21;
+  if (bytes >= kPage) {
+    const int64_t whole = (bytes + kPage - 1) / kPage * kPage;
+    const at::Tensor block = at::empty({whole + kPage}, at::kByte);
+    const int64_t start = -reinterpret_cast<int64_t>(block.const_data_ptr()) & (kPage - 1);
+    at::Tensor arena = block.narrow(0, start, bytes);
+    madvise(arena.mutable_data_ptr(), whole, MADV_HUGEPAGE); // a hint
+    return arena;
+  }
+#endif
+  return at::empty({bytes}, at::kByte);
+}
+
 } // namespace
 
 Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {}
 
 std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
+  std::shared_ptr<const Prepared> ready;
+  return run(inputs, ready, nullptr);
+}
+
+Plan::Profile Plan::profile(const std::vector<at::Tensor>& inputs) {
+  std::shared_ptr<const Prepared> ready;
+  std::vector<int64_t> nanoseconds;
+  run(inputs, ready, &nanoseconds);
+  Profile profile;
+  for (size_t i = 0; i < nanoseconds.size(); ++i) {
+    const Phase& phase = ready->phases()[i];
+    profile.emplace_back(phase.name, phase.kernel, phase.sizes, phase.products, nanoseconds[i]);
+  }
+  return profile;
+}
+
+std::vector<at::Tensor> Plan::run(
+    const std::vector<at::Tensor>& inputs, std::shared_ptr<const Prepared>& ready,
+    std::vector<int64_t>* nanoseconds) {
   TORCH_CHECK(
       int64_t(inputs.size()) == program_.inputs, "the plan takes ", program_.inputs, " tensors, got ",
       inputs.size());
@@ -35,9 +74,10 @@ std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
     floats.push_back(toFloat(inputs[i], i));
     sizes.push_back(inputs[i].sizes().vec());
   }
-  const auto ready = prepared(sizes);
-  at::Tensor arena = takeArena(ready->bytes());
-  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), at::get_num_threads());
+  ready = prepared(sizes);
+  const int threads = at::get_num_threads();
+  at::Tensor arena = takeArena(ready->bytes(threads));
+  auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), threads, nanoseconds);
   giveBack(std::move(arena));
   return outputs;
 }
@@ -77,7 +117,7 @@ at::Tensor Plan::takeArena(int64_t bytes) {
       }
     }
   }
-  return at::empty({bytes}, at::kByte);
+  return newArena(bytes);
 }
 
 void Plan::giveBack(at::Tensor arena) {
@@ -113,7 +153,10 @@ namespace {
 
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.class_<Plan>("Plan")
-      .def("run", &Plan::run)
+      .def(
+          "run", [](const c10::intrusive_ptr<Plan>& plan,
+                    const std::vector<at::Tensor>& inputs) { return plan->run(inputs); })
+      .def("profile", &Plan::profile)
       .def("__str__", &Plan::toString)
       .def_pickle(
           [](const c10::intrusive_ptr<Plan>& plan) { return plan->state(); },

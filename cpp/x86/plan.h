@@ -11,6 +11,10 @@ class Plan : public torch::CustomClassHolder {
   explicit Plan(Program program); // checked
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+  // The time of each step of one such call: the name of the operator, the kernel, the sizes of the result, the
+  // multiply-adds, and nanoseconds, waiting for other threads included.
+  using Profile = std::vector<std::tuple<std::string, std::string, std::vector<int64_t>, int64_t, int64_t>>;
+  Profile profile(const std::vector<at::Tensor>& inputs);
   State state() const { return stateOf(program_); }
   // A table for people: operators, grids and weights.
   std::string toString() const;
@@ -19,6 +23,9 @@ class Plan : public torch::CustomClassHolder {
   using Key = std::vector<Sizes>;
 
   std::shared_ptr<const Prepared> prepared(const Key& sizes);
+  std::vector<at::Tensor> run(
+      const std::vector<at::Tensor>& inputs, std::shared_ptr<const Prepared>& ready,
+      std::vector<int64_t>* nanoseconds);
   at::Tensor takeArena(int64_t bytes);
   void giveBack(at::Tensor arena);
 

@@ -3,6 +3,7 @@
 
 #include "builder.h"
 #include "core/places.h"
+#include "planned_attention.h"
 #include "planned_parts.h"
 
 namespace jit_passes::x86 {
@@ -263,6 +264,10 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"slice", {slice, true}},
         {"narrow", {narrow, true}},
         {"select", {select, true}},
+        {"matmul", {matrixProduct, false}},
+        {"bmm", {batchedProduct, false}},
+        {"softmax", {softmax, false}},
+        {"layer_norm", {layerNorm, false}},
         {"chunk", {chunk, true}},
         {"unsafe_chunk", {chunk, true}},
         {"split", {split, true}},

@@ -1,5 +1,5 @@
 #include "moves.h"
-#include "placed.h"
+#include "phases.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -17,16 +17,21 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
-  Preparation(const Program& program, Weights& weights, Lowered lowered)
-      : program_(program), weights_(weights), lowered_(std::move(lowered)) {}
+  Preparation(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch)
+      : program_(program), weights_(weights), lowered_(std::move(lowered)), scratch_(scratch) {}
 
   std::vector<Phase> run() {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
-      Phase phase = step.does == Does::Upsample ? upsample(step) : Phase{partOf(step)};
+      Phase phase = describe(program_, lowered_, step);
+      if (step.does == Does::Upsample) {
+        phase.parts = upsample(program_, lowered_, step, weights_);
+      } else {
+        phase.parts.push_back(partOf(step));
+      }
       if (step.does != Does::Exit) {
-        fillBorder(ownerOf(lowered_, step.output), i, phase);
+        fillBorder(ownerOf(lowered_, step.output), i, phase.parts);
       }
       phases.push_back(std::move(phase));
     }
@@ -37,7 +42,8 @@ class Preparation {
   Part partOf(const Step& step) {
     switch (step.does) {
       case Does::Enter: return enter(step);
-      case Does::Convolve: return convolve(step);
+      case Does::Convolve: return convolve(program_, lowered_, step);
+      case Does::Chain: return chained(program_, lowered_, step, scratch_);
       case Does::LookUp: return lookUp(step);
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
@@ -48,6 +54,10 @@ class Preparation {
       case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
       case Does::Copy: return copied(step, in(step), out(step));
       case Does::Interleave: return interleaved(step, lowered_.memory);
+      case Does::Pack: return packedOperand(step, lowered_.memory);
+      case Does::Product: return product(step, lowered_.memory);
+      case Does::Softmax: return softmaxed(step, in(step), out(step));
+      case Does::Normalize: return normalized(operatorOf(step), step, in(step), out(step));
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;
@@ -59,13 +69,13 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  static void fillBorder(const Memory& memory, size_t step, Phase& phase) {
+  static void fillBorder(const Memory& memory, size_t step, std::vector<Part>& parts) {
     if (memory.first != step || memory.border == Border{}) {
       return;
     }
     const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
     const Placed whole = image(memory);
-    phase.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
+    parts.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
                        fill.run(whole.in(call), begin, end);
                      }});
   }
@@ -103,71 +113,6 @@ class Preparation {
         }};
   }
 
-  // Rows of a matrix with the same distance between all of them.
-  static bool isUniform(const Memory& memory) {
-    int64_t stride = -1;
-    for (int64_t axis = int64_t(memory.sizes.size()) - 2; axis >= 0; --axis) {
-      if (stride >= 0 && memory.sizes[axis] != 1 && memory.strides[axis] != stride) {
-        return false;
-      }
-      stride = (stride < 0 ? memory.strides[axis] : stride) * memory.sizes[axis];
-    }
-    return true;
-  }
-
-  static Placed matrix(const Memory& memory) {
-    Image image;
-    image.channels = memory.channels();
-    image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
-    image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
-    return {image, memory.offset};
-  }
-
-  Part convolve(const Step& step) {
-    const Memory &from = in(step), &to = out(step);
-    const bool linear = operatorOf(step).kind == Kind::Linear, rows = isUniform(from) && isUniform(to);
-    const auto view = [&](const Memory& memory) {
-      return !linear ? image(memory)
-             : rows  ? matrix(memory)
-                     : image(memory, axisDims(memory.sizes, memory.axis));
-    };
-    return convolution(step, step.packed, view(from), view(to));
-  }
-
-  static Part convolution(
-      const Step& step, std::shared_ptr<const Packed> packed, const Placed& x, const Placed& y) {
-    Requantize requantize;
-    requantize.multiplier = packed->multiplier.data();
-    requantize.offset = packed->offset.data();
-    requantize.low = step.grid->low, requantize.high = step.grid->high;
-    requantize.table = step.table;
-    const int64_t items = packed->kernel.items(x.image, y.image);
-    return {items, [=](const Call& call, int64_t begin, int64_t end) {
-              packed->kernel.run(x.in(call), y.in(call), requantize, begin, end);
-            }};
-  }
-
-  // Each tap of the window makes pixels of its own.
-  Phase upsample(const Step& step) {
-    const Memory &from = in(step), &to = out(step);
-    const Operator& op = operatorOf(step);
-    const auto kernel = op.tensors[kWeight].sizes().slice(2);
-    const Placed x = image(from), whole = image(to);
-    const Image& all = whole.image;
-    Placed y = whole;
-    y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;
-    y.image.plane = all.plane * kernel[0], y.image.row = all.row * kernel[1];
-    y.image.pixel = all.pixel * kernel[2];
-    Phase phase;
-    for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
-      const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
-      y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
-      phase.push_back(
-          convolution(step, weights_.packed(step.index, from.is != Memory::Is::Slice, tap), x, y));
-    }
-    return phase;
-  }
-
   Part lookUp(const Step& step) {
     const Memory &from = in(step), &to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
@@ -190,23 +135,12 @@ class Preparation {
     const Memory& to = out(step);
     const Dims dims = pixelDims(to.sizes, to.axis);
     const Placed a = operand(in(step, 0), to, dims), b = operand(in(step, 1), to, dims), y = image(to, dims);
-    kernel.low = step.grid->low, kernel.high = step.grid->high;
-    kernel.table = step.table;
     return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
               kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
             }};
   }
 
-  Part add(const Step& step) const {
-    const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
-    const double* factors = operatorOf(step).tensors[0].const_data_ptr<double>();
-    const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
-    const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
-    Add kernel{};
-    kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
-    kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
-    return binary(step, kernel);
-  }
+  Part add(const Step& step) const { return binary(step, addOf(program_, lowered_, step)); }
 
   Part multiply(const Step& step) const {
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
@@ -215,6 +149,8 @@ class Preparation {
     kernel.multiplier = static_cast<double>(static_cast<float>(a.scale)) * static_cast<float>(b.scale) /
                         static_cast<float>(step.grid->scale);
     kernel.offset = step.grid->zero_point;
+    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.table = step.table;
     return binary(step, kernel);
   }
 
@@ -321,12 +257,13 @@ class Preparation {
   const Program& program_;
   Weights& weights_;
   Lowered lowered_;
+  int64_t& scratch_;
 };
 
 } // namespace
 
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered) {
-  return Preparation(program, weights, std::move(lowered)).run();
+std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch) {
+  return Preparation(program, weights, std::move(lowered), scratch).run();
 }
 
 } // namespace jit_passes::x86

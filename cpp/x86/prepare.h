@@ -19,12 +19,14 @@ class Weights {
   explicit Weights(const Program& program) : program_(program) {}
 
   // `dense`: its input has no other channels in between. `tap`: of Upsampling, whose taps are convolutions each.
-  std::shared_ptr<const Packed> packed(size_t index, bool dense, int64_t tap = 0);
+  // `widths`: of Affine, how many channels each of the values has that it reads.
+  std::shared_ptr<const Packed> packed(
+      size_t index, bool dense, int64_t tap = 0, const std::vector<int64_t>& widths = {});
 
  private:
   const Program& program_;
   std::mutex mutex_;
-  std::map<std::tuple<size_t, bool, int64_t>, std::shared_ptr<const Packed>> packed_;
+  std::map<std::tuple<size_t, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>> packed_;
 };
 
 // Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate
@@ -33,15 +35,18 @@ class Prepared {
  public:
   Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
 
-  // Of the arena that `run` needs.
-  int64_t bytes() const { return bytes_; }
+  // Of the arena that `run` needs for so many threads.
+  int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
   // Float32 tensors of the sizes that it is prepared for, with any strides.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const;
+  std::vector<at::Tensor> run(
+      const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
+      std::vector<int64_t>* nanoseconds = nullptr) const;
+  const std::vector<Phase>& phases() const { return phases_; }
 
  private:
   std::vector<Phase> phases_; // none for a batch of none
   std::vector<Sizes> output_sizes_;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, scratch_bytes_ = 0; // for values, and for each thread
 };
 
 } // namespace jit_passes::x86

@@ -36,11 +36,7 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
       imageOf(dims, to.strides, channels),
       to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
   if (channel == 1 || channels == 1) {
-    Part part = unary(LookUp{step.table}, x, y);
-    return {
-        part.items, [run = part.run, tables = step.own_tables](const Call& call, int64_t begin, int64_t end) {
-          run(call, begin, end);
-        }};
+    return unary(LookUp{step.table}, x, y);
   }
   return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
             copyAcross(x.in(call), channel, y.in(call), begin, end);
@@ -58,7 +54,7 @@ Part interleaved(const Step& step, const std::vector<Memory>& memory) {
     kernel.tables.push_back(table.defined() ? table.const_data_ptr<uint8_t>() : nullptr);
   }
   const Placed y = image(to, dims);
-  return {kernel.items(y.image), [=, tables = step.own_tables](const Call& call, int64_t begin, int64_t end) {
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
             // Nothing is allocated while it runs: one part after the other, but two are common.
             for (size_t i = 0; i < parts.size(); i += 2) {
               const bool both = i + 1 < parts.size();

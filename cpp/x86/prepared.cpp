@@ -12,22 +12,24 @@ Prepared::Prepared(const Program& program, Weights& weights, const std::vector<S
   if (!empty) {
     auto lowered = lower(program, sizes, weights);
     bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
-    phases_ = phasesOf(program, weights, std::move(lowered));
+    phases_ = phasesOf(program, weights, std::move(lowered), scratch_bytes_);
   }
 }
 
 std::vector<at::Tensor> Prepared::run(
-    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads) const {
-  Call call{arena, {}, {}};
+    const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
+    std::vector<int64_t>* nanoseconds) const {
+  c10::SmallVector<Call::Source, 4> sources;
+  c10::SmallVector<float*, 4> results;
   std::vector<at::Tensor> outputs;
   for (const Sizes& sizes : output_sizes_) {
     outputs.push_back(at::empty(sizes, at::kFloat));
-    call.results.push_back(outputs.back().mutable_data_ptr<float>());
+    results.push_back(outputs.back().mutable_data_ptr<float>());
   }
   for (const at::Tensor& input : inputs) {
-    call.sources.push_back({input.const_data_ptr<float>(), input.strides()});
+    sources.push_back({input.const_data_ptr<float>(), input.strides()});
   }
-  execute(phases_, call, threads);
+  execute(phases_, {arena, arena + bytes_, scratch_bytes_, sources, results}, threads, nanoseconds);
   return outputs;
 }
 

@@ -1,12 +1,11 @@
 #include "program.h"
 
-#include "kernels.h"
+#include "attention.h"
 #include "parts.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kFormat = 1;
 // Sizes and numbers of things beyond these are mistakes, and products of a few of them fit 64 bits.
 constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kMaxCount = int64_t{1} << 20;
 // Sums of products and what stands for the zero point each stay below this.
@@ -25,7 +24,7 @@ constexpr Signature kSignatures[] = {
     {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
     {"upsampling", 1, 1, 1, 1, 3, 3},
     {"linear", 1, 1, 0, 0, 3, 3},
-    {"affine", 1, 1, 0, 0, 3, 3},
+    {"affine", 1, 4096, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
     {"multiply", 2, 2, 0, 0, 0, 0},
@@ -45,9 +44,12 @@ constexpr Signature kSignatures[] = {
     {"part", 1, 1, PartAttributes::Sizes + 1, 4096, 0, 0},
     {"pad", 1, 1, 2, 8, 0, 0},
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
+    {"matrix_product", 2, 2, 1, 1, 0, 0},
+    {"softmax", 1, 1, 1, 1, 0, 0},
+    {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
 };
 constexpr size_t kKinds = std::size(kSignatures);
-static_assert(kKinds == static_cast<size_t>(Kind::ResizeNearest) + 1);
+static_assert(kKinds == static_cast<size_t>(Kind::LayerNorm) + 1);
 
 const Signature& signatureOf(Kind kind) { return kSignatures[static_cast<size_t>(kind)]; }
 
@@ -148,6 +150,10 @@ class Checker {
       case Kind::Pad:
         require(op.attributes.size() % 2 == 0, "a padding on one side only");
         return each(op.attributes, 0, kMaxWindow, "a padding");
+      case Kind::MatrixProduct:
+        return require(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
+      case Kind::LayerNorm: return checkNorm(op);
+      case Kind::Softmax:
       case Kind::Concat:
       case Kind::Permute:
       case Kind::Transpose:
@@ -224,6 +230,20 @@ class Checker {
     require(
         sums.max().item<int64_t>() < kMaxSum / 255 && weight.numel() / weight.size(0) <= kMostProducts,
         "its weights are too many or too large for sums in int32");
+  }
+
+  void checkNorm(const Operator& op) {
+    for (const size_t i : {NormTensors::Weight, NormTensors::Bias}) {
+      const at::Tensor& numbers = op.tensors[i];
+      require(
+          numbers.scalar_type() == at::kFloat && numbers.dim() == 1 &&
+              numbers.numel() == op.tensors[0].numel() && at::isfinite(numbers).all().item<bool>(),
+          "weight and bias are finite numbers of float32, one for each channel");
+    }
+    require(
+        between(op.tensors[0].numel(), 1, kMostNormalized), "it has ", op.tensors[0].numel(), " channels");
+    checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
+    require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
   }
 
   void checkTable(const Operator& op) {
@@ -313,23 +333,6 @@ class Checker {
   const Operator* op_ = nullptr;
 };
 
-std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> copies;
-  for (const at::Tensor& tensor : tensors) {
-    copies.push_back(tensor.clone());
-  }
-  return copies;
-}
-
-Kind kindOf(const std::string& name) {
-  for (size_t kind = 0; kind < kKinds; ++kind) {
-    if (name == kSignatures[kind].name) {
-      return static_cast<Kind>(kind);
-    }
-  }
-  TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
-}
-
 } // namespace
 
 int64_t codeOf(float x, const Grid& grid) {
@@ -348,53 +351,17 @@ at::Tensor rescaled(const Grid& from, const Grid& to) {
 }
 
 const char* nameOf(Kind kind) { return signatureOf(kind).name; }
+
+Kind kindNamed(const std::string& name) {
+  for (size_t kind = 0; kind < kKinds; ++kind) {
+    if (name == kSignatures[kind].name) {
+      return static_cast<Kind>(kind);
+    }
+  }
+  TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
+}
+
 void check(const Program& program) { Checker(program).check(); }
 void checkForm(const Operator& op) { Checker(Program()).checkForm(op); }
-
-State stateOf(const Program& program) {
-  std::vector<double> scales;
-  std::vector<int64_t> codes;
-  for (const Grid& grid : program.grids) {
-    scales.push_back(grid.scale);
-    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high});
-  }
-  std::vector<OperatorState> operators;
-  for (const Operator& op : program.operators) {
-    operators.emplace_back(
-        std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copied(op.tensors));
-  }
-  return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
-}
-
-Program programOf(const State& state) {
-  const auto& [lists, scales, operators] = state;
-  TORCH_CHECK(lists.size() == 3 && lists[0].size() == 2, "not a plan: its state has another form");
-  const int64_t format = lists[0][0];
-  TORCH_CHECK(
-      format == kFormat, "the plan has the format ", format, ", and this jit_passes reads ", kFormat,
-      ": load it with the version that wrote it, or quantize the model anew");
-  const auto& codes = lists[1];
-  TORCH_CHECK(
-      codes.size() == 3 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
-      " zero points and ends of codes");
-  Program program;
-  program.inputs = lists[0][1];
-  for (size_t i = 0; i < scales.size(); ++i) {
-    program.grids.push_back({scales[i], codes[3 * i], codes[3 * i + 1], codes[3 * i + 2]});
-  }
-  for (const auto& [texts, numbers, tensors] : operators) {
-    TORCH_CHECK(
-        texts.size() == 2 && numbers.size() == 3 && numbers[1].size() == 1,
-        "not a plan: the state of an operator has another form");
-    program.operators.push_back({kindOf(texts[0]), texts[1], numbers[0], numbers[1][0], numbers[2], tensors});
-  }
-  program.outputs = lists[2];
-  check(program);
-  for (Operator& op : program.operators) {
-    op.tensors = copied(op.tensors); // a file may have other names for them, and change what was checked
-  }
-  return program;
-}
 
 } // namespace jit_passes::x86

@@ -19,16 +19,17 @@ int64_t codeOf(float x, const Grid& grid);
 at::Tensor rescaled(const Grid& from, const Grid& to);
 
 enum class Kind {
-  Quantize,        // inputs: the number of an input of the plan
-  Convolution,     // see ConvolutionAttributes
-  Upsampling,      // transposed convolution, stride as large as its window; attributes: spatial axes
-  Linear,          // over the last axis
-  Affine,          // a factor and a number for each channel, of axis 1; weights are -1, 0 or 1
-  Table,           // a function of codes
-  Add,             // first * factors[0] + second * factors[1], which broadcast
-  Multiply,        // of two tensors, which broadcast
-  MaxPool,         // see PoolAttributes
-  AveragePool,     // see PoolAttributes
+  Quantize,    // inputs: the number of an input of the plan
+  Convolution, // see ConvolutionAttributes
+  Upsampling,  // transposed convolution, stride as large as its window; attributes: spatial axes
+  Linear,      // over the last axis
+  Affine,      // a factor and a number for each channel, of axis 1, of several values one after the other;
+               // weights are -1, 0 or 1
+  Table,       // a function of codes
+  Add,         // first * factors[0] + second * factors[1], which broadcast
+  Multiply,    // of two tensors, which broadcast
+  MaxPool,     // see PoolAttributes
+  AveragePool, // see PoolAttributes
   AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
   Mean,            // attributes: whether axes are kept, axes
   Concat,          // attributes: axis
@@ -43,6 +44,9 @@ enum class Kind {
   Part,            // see PartAttributes
   Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
+  MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
+  Softmax,       // attributes: axis
+  LayerNorm, // over the last axis, see NormTensors
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -85,8 +89,16 @@ struct PartAttributes {
   enum : int64_t { Chunks, Equal, Listed };
 };
 
+// That of the channels of an affine operator.
+constexpr int64_t kAffineAxis = 1;
+
 // Positions in `tensors` of operators with weights.
 enum : size_t { kWeight, kWeightScales, kBias, kWeightedTensors };
+
+// Positions in `tensors` of layer norm: float32, a number for each channel; float64, one number.
+struct NormTensors {
+  enum : size_t { Weight, Bias, Eps, Count };
+};
 
 struct Operator {
   Kind kind;
@@ -107,6 +119,8 @@ struct Program {
 };
 
 const char* nameOf(Kind kind);
+// Throws where there is none of that name.
+Kind kindNamed(const std::string& name);
 
 // Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
 // tensor of another shape or dtype, a number out of range.

@@ -1,5 +1,6 @@
 #include "shapes.h"
 
+#include "attention.h"
 #include "parts.h"
 
 namespace jit_passes::x86 {
@@ -38,13 +39,13 @@ class Inference {
       case Kind::Upsampling: return upsampled();
       case Kind::Linear: return linear();
       case Kind::Add:
-      case Kind::Multiply: return broadcast();
+      case Kind::Multiply: return broadcast(first(), *operands_[1]);
       case Kind::MaxPool:
       case Kind::AveragePool: return pool();
       case Kind::AdaptiveAverage:
       case Kind::ResizeNearest: return resized();
       case Kind::Mean: return mean();
-      case Kind::Concat: return concat();
+      case Kind::Concat: return concat(op_.attributes[0]);
       case Kind::Flatten: return flatten();
       case Kind::Reshape: return reshaped(first(), op_.attributes);
       case Kind::Unflatten: return unflatten();
@@ -56,6 +57,9 @@ class Inference {
       case Kind::Part: return part();
       case Kind::Pad: return pad();
       case Kind::Affine: return affine();
+      case Kind::MatrixProduct: return matrixProduct();
+      case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
+      case Kind::LayerNorm: return normalized();
       case Kind::Quantize:
       case Kind::Table: return first();
     }
@@ -122,14 +126,43 @@ class Inference {
 
   Sizes affine() const {
     const int64_t channels = op_.tensors[kWeight].size(0);
+    require(first().size() > kAffineAxis, "takes ", channels, " channels, and got the shape ", first());
+    const Sizes sizes = concat(kAffineAxis);
+    require(sizes[kAffineAxis] == channels, "takes ", channels, " channels, and got the shape ", sizes);
+    return sizes;
+  }
+
+  Sizes normalized() const {
+    const int64_t channels = op_.tensors[NormTensors::Weight].numel();
     require(
-        first().size() >= 2 && first()[1] == channels, "takes ", channels, " channels, and got the shape ",
+        !first().empty() && first().back() == channels, "takes ", channels, " features, and got the shape ",
         first());
     return first();
   }
 
-  Sizes broadcast() const {
+  // Vectors are a row on the left, a column on the right.
+  Sizes matrixProduct() const {
     const Sizes &a = first(), &b = *operands_[1];
+    require(!a.empty() && !b.empty(), "takes no numbers");
+    const int64_t products = a.back(), rows = b.size() == 1 ? b[0] : b[b.size() - 2];
+    require(products == rows, "got the shapes ", a, " and ", b, ", whose inner axes differ");
+    require(products <= kMostCodeProducts, "has sums of ", products, " products, which int32 does not hold");
+    const Sizes of_a(a.begin(), a.end() - std::min<size_t>(a.size(), 2));
+    const Sizes of_b(b.begin(), b.end() - std::min<size_t>(b.size(), 2));
+    require(
+        op_.attributes[0] == 0 || (of_a.size() == 1 && of_a == of_b && b.size() == 3), "got the shapes ", a,
+        " and ", b, ", which are no batches of one size");
+    Sizes sizes = broadcast(of_a, of_b);
+    if (a.size() > 1) {
+      sizes.push_back(a[a.size() - 2]);
+    }
+    if (b.size() > 1) {
+      sizes.push_back(b.back());
+    }
+    return sizes;
+  }
+
+  Sizes broadcast(const Sizes& a, const Sizes& b) const {
     Sizes sizes = a.size() < b.size() ? b : a;
     const Sizes& other = a.size() < b.size() ? a : b;
     for (size_t i = 1; i <= other.size(); ++i) {
@@ -195,8 +228,8 @@ class Inference {
     return sizes;
   }
 
-  Sizes concat() const {
-    const int64_t rank = first().size(), axis = checkAxis(op_.attributes[0], rank);
+  Sizes concat(int64_t along) const {
+    const int64_t rank = first().size(), axis = checkAxis(along, rank);
     Sizes sizes = first();
     sizes[axis] = 0;
     for (const Sizes* operand : operands_) {

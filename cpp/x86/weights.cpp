@@ -23,39 +23,48 @@ Window windowOf(const Operator& op) {
   return window;
 }
 
-// Scales are rounded to float32 first, as those of the reference are.
+// Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
+// zero points of their own: these become part of the numbers that it has for each channel.
 std::shared_ptr<const Packed> pack(
-    const Operator& op, const Grid& in, const Grid& out, bool dense, int64_t tap) {
+    const Program& program, const Operator& op, bool dense, int64_t tap, const Sizes& widths) {
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
   const Window window = windowOf(op);
+  const bool affine = op.kind == Kind::Affine;
   const int64_t outputs = weight.size(0), inputs = weight.size(1) * window.groups;
   const auto ordered = op.kind == Kind::Convolution  ? weight.permute({0, 2, 3, 4, 1}).contiguous()
                        : op.kind == Kind::Upsampling ? weight.flatten(2).select(2, tap).contiguous()
                                                      : weight;
+  const Grid* in = &program.grids[op.inputs[0]];
+  const Grid& out = program.grids[op.output];
   auto packed = std::make_shared<Packed>(Packed{
       Convolution(
-          window, inputs, outputs, ordered.const_data_ptr<int8_t>(), static_cast<int32_t>(in.zero_point),
-          dense),
+          window, inputs, outputs, ordered.const_data_ptr<int8_t>(),
+          static_cast<int32_t>(affine ? 0 : in->zero_point), dense),
       std::vector<float>(outputs), std::vector<float>(outputs)});
-  const double in_scale = static_cast<float>(in.scale), out_scale = static_cast<float>(out.scale);
-  for (int64_t c = 0; c < outputs; ++c) {
+  const double out_scale = static_cast<float>(out.scale);
+  int64_t end = affine ? widths[0] : outputs; // of the channels with the grid `in`
+  for (int64_t c = 0, input = 0; c < outputs; ++c) {
+    for (; c == end; end += widths[input]) {
+      in = &program.grids[op.inputs[++input]];
+    }
     const double weight_scale = static_cast<float>(op.tensors[kWeightScales].const_data_ptr<double>()[c]);
-    packed->multiplier[c] = static_cast<float>(in_scale * weight_scale / out_scale);
+    const double multiplier = static_cast<float>(in->scale) * weight_scale / out_scale;
+    const double zero = affine ? in->zero_point * multiplier * ordered.const_data_ptr<int8_t>()[c] : 0;
+    packed->multiplier[c] = static_cast<float>(multiplier);
     packed->offset[c] =
-        static_cast<float>(out.zero_point + op.tensors[kBias].const_data_ptr<float>()[c] / out_scale);
+        static_cast<float>(out.zero_point + op.tensors[kBias].const_data_ptr<float>()[c] / out_scale - zero);
   }
   return packed;
 }
 
 } // namespace
 
-std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense, int64_t tap) {
+std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense, int64_t tap, const Sizes& widths) {
   const std::lock_guard lock(mutex_);
-  auto& packed = packed_[{index, dense, tap}];
+  auto& packed = packed_[{index, dense, tap, widths}];
   if (!packed) {
-    const Operator& op = program_.operators[index];
-    packed = pack(op, program_.grids[op.inputs[0]], program_.grids[op.output], dense, tap);
+    packed = pack(program_, program_.operators[index], dense, tap, widths);
   }
   return packed;
 }

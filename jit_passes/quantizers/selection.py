@@ -75,7 +75,7 @@ class Selection:
     """Which nodes are quantized.
 
     A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
-    selected node computes it, or when a selected weighted node reads it.
+    selected node computes it, or when a selected weighted node reads it, or one that may begin.
 
     Attributes:
         capability: what the backend can do.
@@ -117,9 +117,11 @@ class Selection:
             if row is not None and len(node.outputs) == 1:
                 self.results.add(self.result(node).id)
         self.select_weighted()
+        self.quantize_beginnings()
         self.select_between()
         self.drop_for_fewest_conversions()
         self.join_tables()
+        self.read_parts()
         self.fuse_sums()
 
     def result(self, node: NodeView) -> ValueView:
@@ -165,6 +167,15 @@ class Selection:
                 self.add(node, row)
         for index in list(self.selected):
             self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
+
+    def quantize_beginnings(self) -> None:
+        """Let what operators read that only take floats be quantized."""
+        for node in self.graph.nodes:
+            row = self.support.get(node.kind)
+            if row is None or not row.begins or node.index in self.refused:
+                continue
+            if not self.capability.refusal(node):
+                self.quantized.add(self.origin(node.inputs[0]).id)
 
     def select_between(self) -> None:
         for node in self.graph.nodes:
@@ -266,10 +277,30 @@ class Selection:
                 break
             inner -= several
         for index in sorted(inner, reverse=True):
-            reader = results[index].uses[0][0]
-            self.inner[index] = self.inner.get(reader.index, reader)
-            self.inner_values.add(results[index].id)
-            self.by_output.pop(results[index].id, None)
+            self.compute_within(index, results[index].uses[0][0])
+
+    def compute_within(self, index: int, reader: NodeView) -> None:
+        """Note that an operator's result is no value of its own, but on the way to a reader's."""
+        value = self.result(self.nodes[index])
+        self.inner[index] = self.inner.get(reader.index, reader)
+        self.inner_values.add(value.id)
+        self.by_output.pop(value.id, None)
+
+    def read_parts(self) -> None:
+        """Find results that are never rounded, since all readers take their operands instead."""
+        for index in sorted(self.selected, reverse=True):
+            node = self.nodes[index]
+            uses = list(readers_of(node.output, lambda user, _: user.kind not in LISTS))
+            free = index not in self.inner and index not in self.own_results
+            if free and uses and all(self.takes_parts(use, node) for use in uses):
+                assert uses[0] is not None
+                self.compute_within(index, uses[0][0])
+
+    def takes_parts(self, use: Use | None, node: NodeView) -> bool:
+        if use is None or not self.reads(*use) or use[0].block != node.block:
+            return False
+        check = self.selected[use[0].index].reads_parts
+        return check is not None and check(node)
 
     def is_read_by_tables(self, node: NodeView, results: Mapping[int, ValueView]) -> bool:
         value = results[node.index]

@@ -119,6 +119,10 @@ class OperatorSupport:
         elementwise: whether the target computes it by a table when it depends on one tensor only:
             functions of functions are then rounded once, at the end. Operands may be numbers.
         input_range: beyond which the operator is flat; its operand's range is taken within that.
+        begins: whether its operand is known to be float, so that it may be quantized even where no
+            operator with weights makes or reads it.
+        reads_parts: says which operators it takes the quantized operands of, in place of their
+            result: a concatenation in front of it is not rounded.
     """
 
     kind: str
@@ -132,3 +136,5 @@ class OperatorSupport:
     fixed: FixedQParamsQuantizationSpec | None = None
     elementwise: bool = False
     input_range: tuple[float, float] | None = None
+    begins: bool = False
+    reads_parts: Callable[[NodeView], bool] | None = None

@@ -11,14 +11,18 @@ from ..graph.view import GraphView
 from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
 from .module import check_module
 
+# Twice: loops fill lists, and others go over these.
+_STRAIGHT = ("resolve_lists", "unroll_loops", "propagate_constants")
+
 # The canonical form, of models for use and of those that train: constants first, which tell later
 # steps the ranks and options that they go by.
 CANONICAL_FORM = (
     "avoid_fast_path",
     "resolve_none_checks",
     "propagate_constants",
-    "unroll_loops",
-    "propagate_constants",
+    *_STRAIGHT,
+    *_STRAIGHT,
+    "resolve_lists",
     "fold_constant_lists",
     "canonicalize_convolution",
     "remove_rank_checks",
@@ -37,6 +41,7 @@ NORMALIZE = Pipeline(
         "replace_inplace",
         *CANONICAL_FORM,
         "fold_batch_norm",
+        "fold_scale",
         *CLEAN_UP,
     ),
     ensures=("inlined", "canonical"),

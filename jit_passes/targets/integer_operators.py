@@ -13,7 +13,7 @@ from .. import _C
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.capability import Capability, Spec
 from ..quantizers.disjoint import DisjointSets
-from ..quantizers.selection import clipped_output, origin_of
+from ..quantizers.selection import LISTS, Use, clipped_output, origin_of, readers_of
 from ..quantizers.support import OperatorSupport, Role
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
@@ -169,7 +169,7 @@ class Reader:
             if source is not None:
                 if why := self._misfit(node, position, source):
                     return f"its operand '{source.inputs[0].name}' is {why}"
-            elif not (row.elementwise and self._inner(value) is not None):
+            elif self._within(row, value) is None:
                 floats += 1
                 if not self.capability.mixed or floats == len(operands):
                     return _float(value)
@@ -188,13 +188,16 @@ class Reader:
         support = self.capability.specs(node, operand)
         return None if support is None else _first(support.refusal, _specs_of(quantize))
 
-    def _inner(self, value: ValueView) -> NodeView | None:
-        """Return the elementwise candidate that makes a value on the way to another one's."""
+    def _within(self, reader: OperatorSupport | None, value: ValueView) -> NodeView | None:
+        """Return the candidate that makes a value on the way to the result of a reader."""
         maker = value.producer
         if maker is not None:
             maker = self._clips.get(maker.index, maker)
         row = None if maker is None else self._candidates.get(maker.index)
-        return maker if row is not None and row.elementwise else None
+        if maker is None or row is None or reader is None:
+            return None
+        table = reader.elementwise and row.elementwise
+        return maker if table or (reader.reads_parts and reader.reads_parts(maker)) else None
 
     def _quantizers(self, node: NodeView) -> list[NodeView]:
         """Return the operators that quantize a candidate's result."""
@@ -218,9 +221,9 @@ class Reader:
         kept = self._candidates
         for index in sorted(kept):  # what reads only those that are gone is in float
             row, node = kept[index], nodes[index]
-            inner = row is not None and row.elementwise
+            inner = row is not None and (row.elementwise or row.reads_parts)
             values = [v for _, _, v in node.operands if v.is_tensor and not v.is_constant]
-            if inner and not all(quantizer_of(v) or self._inner(v) for v in values):
+            if inner and not all(quantizer_of(v) or self._within(row, v) for v in values):
                 self.refused[node.name] = "what it reads is computed in float"
                 del kept[index]
 
@@ -237,6 +240,9 @@ class Reader:
         tables = all(user.block == node.block and self._is_table(user) for user in others)
         if row.elementwise and others and tables and not value.is_result:
             return None
+        readers = list(readers_of(value, lambda user, _: user.kind not in LISTS))
+        if readers and all(self._takes_parts(use, node) for use in readers):
+            return None
         if value.is_result or others or not quantizers:
             return "its result is not quantized"
         if any(quantize.block != node.block for quantize in quantizers):
@@ -251,6 +257,10 @@ class Reader:
     def _is_table(self, node: NodeView) -> bool:
         row = self._candidates.get(node.index)
         return row is not None and row.elementwise
+
+    def _takes_parts(self, use: Use | None, node: NodeView) -> bool:
+        row = self._candidates.get(use[0].index) if use and use[0].block == node.block else None
+        return row is not None and row.reads_parts is not None and row.reads_parts(node)
 
     def _other_grid(self, node: NodeView, row: OperatorSupport, result: NodeView) -> str | None:
         """Say that a result does not have the parameters that the table asks for."""
@@ -277,8 +287,8 @@ class Reader:
             sets.unite(result.producer.index, index)
             for user in (user for user, _ in result.uses if user.kind == ROUND):
                 sets.unite(user.index, index)
-            for _, _, value in nodes[index].operands if row.elementwise else ():
-                if maker := self._inner(value):
+            for _, _, value in nodes[index].operands:
+                if maker := self._within(row, value):
                     sets.unite(maker.index, index)
         units: dict[int, list[NodeView]] = {}
         for index in sorted(sets):

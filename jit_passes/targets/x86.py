@@ -25,6 +25,7 @@ from .target import RefusedOperator, Target
 
 CLIPS = ("aten::relu", "aten::clamp")
 MOST_AXES = 5  # of a tensor
+MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
 WEIGHTS = SpecSupport(
     {"int8": (-127, 127)},
@@ -89,6 +90,21 @@ def _mean(node: NodeView) -> str | None:
     return None if dims and dtype is None else "it goes over all axes, or changes the dtype"
 
 
+def _softmax(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    return None if node.operand("dtype").constant is None else "it changes the dtype"
+
+
+def _layer_norm(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    shape, eps = node.operand("normalized_shape").constant, node.operand("eps").constant
+    if len(shape) != 1 or shape[0] > MOST_NORMALIZED:
+        return f"it goes over more than the last axis, or more than {MOST_NORMALIZED} numbers"
+    return None if eps > 0 else "it adds no number above 0 to the variance"
+
+
 def _batch_norm(node: NodeView) -> str | None:
     if not is_constant_behind(node, 1):
         return "one of its parameters is computed by the model"
@@ -127,7 +143,8 @@ def _capability() -> Capability:
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, elementwise=True)
             for op in ("add", "sub", "mul")
         ),
-        OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists),
+        OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists,
+                        reads_parts=_joins_channels),
         OperatorSupport("aten::max_pool3d", _SHARED, ranks=(5, 5), check=_options),
         *(
             OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 2, n + 2), check=_options)
@@ -139,7 +156,14 @@ def _capability() -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
-        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm),
+        *(
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors)
+            for op in ("matmul", "bmm")
+        ),
+        OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
+        OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _layer_norm, begins=True),
+        OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
+                        reads_parts=_joins_channels),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
@@ -168,6 +192,11 @@ def _options_of_lists(node: NodeView) -> str | None:
     if maker is None or maker.kind != "prim::ListConstruct" or node.inputs[0].written:
         return "the list of its operands is made elsewhere"
     return _options(node)
+
+
+def _joins_channels(node: NodeView) -> bool:
+    """A batch norm has numbers for each channel, so each part may keep its scale."""
+    return node.kind == "aten::cat" and node.inputs[1].constant == 1
 
 
 @dataclass(frozen=True)

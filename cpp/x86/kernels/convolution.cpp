@@ -26,18 +26,17 @@ JIT_PASSES_VECTORIZED void store(
     uint8_t* out) {
   const float* multiplier = requantize.multiplier + first;
   const float* offset = requantize.offset + first;
-  const float low = requantize.low, high = requantize.high, scale = requantize.residual_multiplier;
-  if (residual) {
-    for (int64_t c = 0; c < count; ++c) {
-      const float v = __builtin_fmaf(sums[c], multiplier[c], offset[c]);
-      out[c] = codeOf(__builtin_fmaf(residual[c], scale, v), low, high);
-    }
-  } else {
-    for (int64_t c = 0; c < count; ++c) {
-      out[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], offset[c]), low, high);
-    }
+  const float low = requantize.low, high = requantize.high;
+  uint8_t own[kPlainBlock]; // the residual may lie where the result goes
+  uint8_t* codes = residual ? own : out;
+  for (int64_t c = 0; c < count; ++c) {
+    codes[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], offset[c]), low, high);
   }
-  lookUpInPlace(out, count, requantize.table);
+  lookUpInPlace(codes, count, requantize.table);
+  if (residual) {
+    const bool first = requantize.residual_first;
+    addPlain(first ? residual : codes, first ? codes : residual, count, *requantize.add, out);
+  }
 }
 
 namespace {
@@ -156,11 +155,11 @@ Border Convolution::border(const Image& in, const Image& out) const {
       behind(out.depth, w.stride_d, w.kernel_d, w.dilation_d, w.pad_front, in.depth)};
 }
 
-int64_t Convolution::items(const Image& in, const Image& out) const {
+int64_t Convolution::items(const Image& in, const Image& out, const Image* residual) const {
   if (form_ == Form::Plain) {
     return out.rows();
   }
-  return depthwise() ? itemsDepthwiseVnni(out) : itemsVnni(in, out);
+  return depthwise() ? itemsDepthwiseVnni(out) : itemsVnni(in, out, residual);
 }
 
 void Convolution::run(

@@ -4,7 +4,8 @@
 // multiplied by the weights of these four for 16 channels each (vpdpbusd). Per four bytes that is 28
 // multiplications, 14 broadcasts, which are loads, and 2 loads.
 //
-// Written with intrinsics, g++ 12 keeps the sums in memory; so the loop is assembly, with registers by number.
+// Written with intrinsics, g++ 12 keeps the sums in memory; so the loop is assembly, with registers by number. Sums
+// become codes there too: stored as such they would take 28 stores and loads.
 #pragma once
 
 #include "vnni.h"
@@ -22,6 +23,14 @@ struct Tile {
   int64_t step;
   const int64_t* jumps;
   int64_t runs, quads;
+};
+
+// Scales of its channels, what they are clipped to in floats, and the codes: 64 for each pixel of a half.
+struct alignas(64) TileResult {
+  uint8_t codes[64 * kHalf];
+  const float *multiplier, *offset; // of 32 channels
+  float most;
+  float copies[2][2 * kLanes];
 };
 
 // clang-format off
@@ -70,21 +79,52 @@ struct Tile {
   "vmovdqa32 64(%[start]), %%zmm" #b1 "\n"        \
   ".endif\n.endif\n"
 
-#define JIT_PASSES_END(p, at, a0, a1, b0, b1)         \
-  ".if %c[half] > " #p "\n"                           \
-  "vmovdqa32 %%zmm" #a0 ", 256*" #p "(%[sums])\n"     \
-  "vmovdqa32 %%zmm" #b0 ", 256*" #p "+128(%[sums])\n" \
-  ".if %c[columns] > 1\n"                             \
-  "vmovdqa32 %%zmm" #a1 ", 256*" #p "+64(%[sums])\n"  \
-  "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[sums])\n" \
+#define JIT_PASSES_SUMS(p, at, a0, a1, b0, b1)          \
+  ".if %c[half] > " #p "\n"                             \
+  "vmovdqa32 %%zmm" #a0 ", 256*" #p "(%[result])\n"     \
+  "vmovdqa32 %%zmm" #b0 ", 256*" #p "+128(%[result])\n" \
+  ".if %c[columns] > 1\n"                               \
+  "vmovdqa32 %%zmm" #a1 ", 256*" #p "+64(%[result])\n"  \
+  "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[result])\n" \
   ".endif\n.endif\n"
 
-// sums[pixel of a half][half][channel] = start[channel] + products of the tile. Meanwhile, two cache lines from
-// `ahead` on are fetched with each 16 bytes of input.
-template <int kPixels, int kColumns>
+// Sums as codes: pixel `p` of both halves in one register.
+#define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                     \
+  ".if %c[half] > " #p "\n"                                       \
+  ".irp sum," #a0 "," #b0 "\n" JIT_PASSES_ROUND("28", "30")       \
+  ".endr\n"                                                       \
+  ".if %c[columns] > 1\n"                                         \
+  ".irp sum," #a1 "," #b1 "\n" JIT_PASSES_ROUND("29", "31")       \
+  ".endr\n"                                                       \
+  "vpackssdw %%zmm" #a1 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
+  "vpackssdw %%zmm" #b1 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
+  ".else\n"                                                       \
+  "vpackssdw %%zmm" #a0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
+  "vpackssdw %%zmm" #b0 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
+  ".endif\n"                                                      \
+  "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
+  "vmovdqa32 %%zmm" #a0 ", %c[codes]+64*" #p "(%[result])\n"      \
+  ".endif\n"
+
+#define JIT_PASSES_ROUND(multiplier, offset)                                \
+  "vcvtdq2ps %%zmm\\sum, %%zmm\\sum\n"                                     \
+  "vfmadd213ps %%zmm" offset ", %%zmm" multiplier ", %%zmm\\sum\n"         \
+  ".if %c[gives] == 1\n"                                                  \
+  "vminps %c[most](%[result])%{1to16%}, %%zmm\\sum, %%zmm\\sum\n"            \
+  ".endif\n"                                                               \
+  "vcvtps2dq %%zmm\\sum, %%zmm\\sum\n"
+
+// What becomes of the sums. As sums: [pixel of a half][half][channel]. As codes, in a TileResult: in lanes of 16 bytes,
+// four of the first 16 channels and four of the others, of the first half, then of the second. Bounded: no scaled sum is
+// 2^31 or above.
+enum class Gives { Sums, Codes, BoundedCodes };
+
+// Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
+// with each 16 bytes of input.
+template <int kPixels, int kColumns, Gives kGives>
 JIT_PASSES_VNNI void multiplyTile(
     const Tile& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
-    int32_t* sums) {
+    void* result) {
   const uint8_t *first = tile.half[0] + channel, *second = tile.half[1] + channel;
   const int64_t* jumps = tile.jumps;
   int64_t runs = tile.runs, left;
@@ -113,11 +153,24 @@ JIT_PASSES_VNNI void multiplyTile(
       "add $8, %[jumps]\n"
       "dec %[runs]\n"
       "jnz 1b\n"
-      JIT_PASSES_EACH_PIXEL(JIT_PASSES_END)
+      ".if %c[gives] == 0\n"
+      JIT_PASSES_EACH_PIXEL(JIT_PASSES_SUMS)
+      ".else\n"
+      "mov %c[multiplier](%[result]), %[left]\n"
+      "vmovups (%[left]), %%zmm28\n"
+      "vmovups 64(%[left]), %%zmm29\n"
+      "mov %c[offset](%[result]), %[left]\n"
+      "vmovups (%[left]), %%zmm30\n"
+      "vmovups 64(%[left]), %%zmm31\n"
+      JIT_PASSES_EACH_PIXEL(JIT_PASSES_CODES)
+      ".endif\n"
       : [first] "+r"(first), [second] "+r"(second), [weight] "+r"(weight), [jumps] "+r"(jumps),
         [runs] "+r"(runs), [ahead] "+r"(ahead), [left] "=&r"(left)
-      : [start] "r"(start), [sums] "r"(sums), [quads] "rm"(tile.quads), [step] "r"(tile.step),
-        [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns)
+      : [start] "r"(start), [result] "r"(result), [quads] "rm"(tile.quads), [step] "r"(tile.step),
+        [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns),
+        [gives] "i"(kGives), [multiplier] "i"(offsetof(TileResult, multiplier)),
+        [offset] "i"(offsetof(TileResult, offset)),
+        [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
       : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
         "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20",
         "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
@@ -125,12 +178,20 @@ JIT_PASSES_VNNI void multiplyTile(
 
 // clang-format on
 
-using MultiplyTile = void (*)(const Tile&, int64_t, const int8_t*, const int8_t*, const int32_t*, int32_t*);
-constexpr MultiplyTile kMultiplyTile[2][kHalf] = {
-    {multiplyTile<1, 1>, multiplyTile<2, 1>, multiplyTile<3, 1>, multiplyTile<4, 1>, multiplyTile<5, 1>,
-     multiplyTile<6, 1>, multiplyTile<7, 1>},
-    {multiplyTile<1, 2>, multiplyTile<2, 2>, multiplyTile<3, 2>, multiplyTile<4, 2>, multiplyTile<5, 2>,
-     multiplyTile<6, 2>, multiplyTile<7, 2>}};
+using MultiplyTile = void (*)(const Tile&, int64_t, const int8_t*, const int8_t*, const int32_t*, void*);
+template <Gives kGives, int kColumns>
+constexpr MultiplyTile kMultiplyTiles[kHalf] = {
+    multiplyTile<1, kColumns, kGives>, multiplyTile<2, kColumns, kGives>, multiplyTile<3, kColumns, kGives>,
+    multiplyTile<4, kColumns, kGives>, multiplyTile<5, kColumns, kGives>, multiplyTile<6, kColumns, kGives>,
+    multiplyTile<7, kColumns, kGives>};
+
+inline MultiplyTile multiplyTileFor(Gives gives, int64_t columns, int64_t pixels) {
+  constexpr const MultiplyTile* kAll[3][2] = {
+      {kMultiplyTiles<Gives::Sums, 1>, kMultiplyTiles<Gives::Sums, 2>},
+      {kMultiplyTiles<Gives::Codes, 1>, kMultiplyTiles<Gives::Codes, 2>},
+      {kMultiplyTiles<Gives::BoundedCodes, 1>, kMultiplyTiles<Gives::BoundedCodes, 2>}};
+  return kAll[static_cast<int>(gives)][columns - 1][pixels - 1];
+}
 
 } // namespace jit_passes::x86
 

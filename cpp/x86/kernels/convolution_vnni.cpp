@@ -23,75 +23,93 @@ namespace {
 // Where the codes of a tile go: pixels from `skip` on of each half.
 struct Target {
   uint8_t* half[2];
-  const uint8_t* residual[kHalf][2];
+  const uint8_t* residual[2];
   int64_t skip[2];
-  int64_t step;
+  int64_t step, residual_step;
 };
 
-// Codes of one tile; `count` of the 32 channels exist.
+// What is done with the codes of all tiles.
+struct Finish {
+  Rounding rounding;
+  const uint8_t* table;
+  Addition addition;
+};
+
+JIT_PASSES_VNNI Finish finishOf(const Requantize& requantize) {
+  return {roundingTo(requantize.low, requantize.high), requantize.table, additionOf(requantize)};
+}
+
+// Codes of one tile; `count` of the 32 channels exist. What the loop needs is copied first: bytes that are stored may
+// be anything's, so it would be read again for each pixel.
 template <bool kResidual, bool kFull>
 JIT_PASSES_VNNI void storeTile(
-    const int32_t* sums, int64_t pixels, int64_t first, int64_t count, const Requantize& requantize,
+    const TileResult& result, int64_t pixels, int64_t first, int64_t count, const Finish& finish,
     const Target& target) {
   const auto lanes = static_cast<__mmask32>(firstLanes(count));
-  const auto lower = static_cast<__mmask16>(lanes), upper = static_cast<__mmask16>(lanes >> kLanes);
-  const __m512 scale0 = _mm512_maskz_loadu_ps(lower, requantize.multiplier + first);
-  const __m512 scale1 = _mm512_maskz_loadu_ps(upper, requantize.multiplier + first + kLanes);
-  const __m512 offset0 = _mm512_maskz_loadu_ps(lower, requantize.offset + first);
-  const __m512 offset1 = _mm512_maskz_loadu_ps(upper, requantize.offset + first + kLanes);
-  const __m512 residual_scale = _mm512_set1_ps(requantize.residual_multiplier);
-  const Rounding rounding = roundingTo(requantize.low, requantize.high);
-  for (int64_t p = 0; p < pixels; ++p, sums += 4 * kLanes) {
-    __m512 v[4] = {
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums)), scale0, offset0),
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + kLanes)), scale1, offset1),
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 2 * kLanes)), scale0, offset0),
-        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 3 * kLanes)), scale1, offset1)};
+  const Rounding rounding = finish.rounding;
+  const uint8_t* const table = finish.table;
+  const Addition addition = kResidual ? finish.addition : Addition{};
+  const int64_t step = target.step, skip0 = target.skip[0], skip1 = target.skip[1];
+  uint8_t *out0 = target.half[0] + first, *out1 = target.half[1] + first;
+  const uint8_t *residual0 = target.residual[0] + first, *residual1 = target.residual[1] + first;
+  const int64_t residual_step = target.residual_step;
+  const auto put = [&](uint8_t* out, __m256i codes)
+                       __attribute__((always_inline, target("avx512vl,avx512bw"))) {
+                         if constexpr (kFull) {
+                           _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), codes);
+                         } else {
+                           _mm256_mask_storeu_epi8(out, lanes, codes);
+                         }
+                       };
+  for (int64_t p = 0; p < pixels; ++p, out0 += step, out1 += step) {
+    __m512i codes = _mm512_load_si512(result.codes + 64 * p);
+    codes = clampCodes(_mm512_permutexvar_epi32(rounding.order, codes), rounding);
+    if (table) {
+      codes = lookUp(codes, loadTable(table));
+    }
     if constexpr (kResidual) {
-      for (int half = 0; half < 2; ++half) {
-        const __m256i codes = _mm256_maskz_loadu_epi8(lanes, target.residual[p][half] + first);
-        const __m512 r0 = floatsOf(_mm256_castsi256_si128(codes));
-        const __m512 r1 = floatsOf(_mm256_extracti128_si256(codes, 1));
-        v[2 * half] = _mm512_fmadd_ps(r0, residual_scale, v[2 * half]);
-        v[2 * half + 1] = _mm512_fmadd_ps(r1, residual_scale, v[2 * half + 1]);
-      }
+      const __m512i residual = _mm512_inserti64x4(
+          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(lanes, residual0)),
+          _mm256_maskz_loadu_epi8(lanes, residual1), 1);
+      residual0 += residual_step, residual1 += residual_step;
+      codes = addResidual(codes, residual, addition);
     }
-    __m512i codes = roundToCodes(v[0], v[1], v[2], v[3], rounding);
-    if (requantize.table) {
-      codes = lookUp(codes, loadTable(requantize.table));
+    if (p >= skip0) {
+      put(out0, _mm512_castsi512_si256(codes));
     }
-    const __m256i halves[2] = {_mm512_castsi512_si256(codes), _mm512_extracti64x4_epi64(codes, 1)};
-    for (int half = 0; half < 2; ++half) {
-      uint8_t* out = target.half[half] + p * target.step + first;
-      if (p < target.skip[half]) {
-        continue;
-      }
-      if constexpr (kFull) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), halves[half]);
-      } else {
-        _mm256_mask_storeu_epi8(out, lanes, halves[half]);
-      }
+    if (p >= skip1) {
+      put(out1, _mm512_extracti64x4_epi64(codes, 1));
     }
   }
 }
 
-using StoreTile = void (*)(const int32_t*, int64_t, int64_t, int64_t, const Requantize&, const Target&);
+using StoreTile = void (*)(const TileResult&, int64_t, int64_t, int64_t, const Finish&, const Target&);
 constexpr StoreTile kStoreTile[2][2] = {
     {storeTile<false, false>, storeTile<false, true>}, {storeTile<true, false>, storeTile<true, true>}};
+
+// Scales of a block, in a copy where the block has fewer channels.
+void takeScales(const Requantize& requantize, int64_t first, int64_t count, TileResult& result) {
+  result.multiplier = requantize.multiplier + first, result.offset = requantize.offset + first;
+  if (count < 2 * kLanes) {
+    std::copy_n(result.multiplier, count, result.copies[0]);
+    std::copy_n(result.offset, count, result.copies[1]);
+    result.multiplier = result.copies[0], result.offset = result.copies[1];
+  }
+}
 
 bool isPointwise(const Window& w) {
   return w.taps() == 1 && w.stride_d == 1 && w.stride_h == 1 && w.stride_w == 1 && w.pad_front == 0 &&
          w.pad_top == 0 && w.pad_left == 0;
 }
 
-// One row after the other, where the pixels of all of them are evenly spaced in both images.
-void joinRows(Image& in, Image& out) {
-  const auto even = [](const Image& image, int64_t count, int64_t stride) {
-    return count == 1 || stride == image.width * image.pixel;
-  };
+// One row after the other, where the pixels of all of them are evenly spaced in all images.
+void joinRows(std::initializer_list<Image*> images) {
   const auto join = [&](int64_t Image::* count, int64_t Image::* stride) {
-    const bool joined = even(in, in.*count, in.*stride) && even(out, out.*count, out.*stride);
-    for (Image* image : {&in, &out}) {
+    const auto even = [&](const Image* image) {
+      return image->*count == 1 || image->*stride == image->width * image->pixel;
+    };
+    const bool joined = std::all_of(images.begin(), images.end(), even);
+    for (Image* image : images) {
       image->width *= joined ? image->*count : 1;
       image->*count = joined ? 1 : image->*count;
     }
@@ -101,22 +119,19 @@ void joinRows(Image& in, Image& out) {
       join(&Image::images, &Image::image);
 }
 
-bool sameStrides(const Image& a, const Image& b) {
-  return a.pixel == b.pixel && a.row == b.row && a.plane == b.plane && a.image == b.image;
-}
-
 // Each row of the output in `parts` of `half` pixels, of which two make a tile.
 struct Parts {
-  Parts(const Window& window, Image in_image, Image out_image) : in(in_image), out(out_image) {
+  Parts(const Window& window, const Image& in_image, const Image& out_image, const Image* other)
+      : in(in_image), out(out_image), residual(other ? *other : out_image) {
     if (isPointwise(window)) {
-      joinRows(in, out);
+      joinRows({&in, &out, &residual});
     }
     parts = (out.width + kHalf - 1) / kHalf;
     half = parts ? (out.width + parts - 1) / parts : 0;
     tiles = (out.rows() * parts + 1) / 2;
   }
 
-  Image in, out;
+  Image in, out, residual; // which is the output where there is none
   int64_t parts, half, tiles;
 };
 
@@ -140,7 +155,7 @@ struct Place {
   int64_t column(const Parts& work) const { return std::min(part * work.half, work.out.width - work.half); }
 
   int64_t row, part;
-  const uint8_t* in = nullptr;
+  const uint8_t *in = nullptr, *residual = nullptr;
   uint8_t* out = nullptr;
 
  private:
@@ -152,6 +167,7 @@ struct Place {
     const int64_t n = row / work.out.height / work.out.depth;
     in = work.in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, -w.pad_left);
     out = work.out.at(n, z, y, 0);
+    residual = work.residual.at(n, z, y, 0);
   }
 };
 
@@ -207,8 +223,8 @@ void Convolution::packVnni(const int8_t* weight) {
   start_ = std::move(start);
 }
 
-int64_t Convolution::itemsVnni(const Image& in, const Image& out) const {
-  return Parts(window_, in, out).tiles * static_cast<int64_t>(blocks_.size());
+int64_t Convolution::itemsVnni(const Image& in, const Image& out, const Image* residual) const {
+  return Parts(window_, in, out, residual).tiles * static_cast<int64_t>(blocks_.size());
 }
 
 // The larger of weights and input is gone through once, and divided between threads.
@@ -216,12 +232,12 @@ void Convolution::runVnni(
     const Image& in_image, const Image& out_image, const Requantize& requantize, int64_t begin,
     int64_t end) const {
   const Window& w = window_;
-  const Parts work(w, in_image, out_image);
+  const Parts work(w, in_image, out_image, requantize.residual);
   const Image &in = work.in, &out = work.out;
   const bool by_block = static_cast<int64_t>(packed_.size()) > in.rows() * in.width * in.channels;
   const auto blocks = static_cast<int64_t>(blocks_.size());
-  const Image* residual = requantize.residual;
-  const bool alike = residual && sameStrides(*residual, out_image);
+  const Gives gives = isBounded(requantize, out_channels_) ? Gives::BoundedCodes : Gives::Codes;
+  const Finish finish = finishOf(requantize);
 
   int64_t jumps[kMostRuns], last = 0;
   const int64_t columns = runs_ / (w.kernel_d * w.kernel_h);
@@ -233,10 +249,11 @@ void Convolution::runVnni(
   }
   jumps[runs_ - 1] = 0;
 
-  alignas(64) int32_t sums[kHalf * 4 * kLanes];
+  TileResult result{};
+  result.most = static_cast<float>(requantize.high);
   Tile tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
   Target target{};
-  target.step = out.pixel;
+  target.step = out.pixel, target.residual_step = work.residual.pixel;
   const auto setTile = [&](Place& place) {
     for (int64_t i = 0; i < 2; ++i) {
       // The last tile's second half may not exist: it repeats the first one and is not stored.
@@ -246,18 +263,11 @@ void Convolution::runVnni(
         tile.half[i] = place.in + x * tile.step;
         target.half[i] = place.out + x * out.pixel;
         target.skip[i] = place.part * work.half - x;
-        for (int64_t p = 0; residual && p < work.half; ++p) {
-          const int64_t pixel = place.row * out.width + x + p;
-          target.residual[p][i] =
-              alike ? residual->data + (target.half[i] + p * out.pixel - out.data)
-                    : residual->rowAt(pixel / out_image.width) + pixel % out_image.width * residual->pixel;
-        }
+        target.residual[i] = place.residual + x * target.residual_step;
         place.next(work, w);
       } else {
         tile.half[i] = tile.half[0], target.half[i] = target.half[0], target.skip[i] = work.half;
-        for (auto& pixel : target.residual) {
-          pixel[i] = pixel[0];
-        }
+        target.residual[i] = target.residual[0];
       }
     }
   };
@@ -267,6 +277,7 @@ void Convolution::runVnni(
   const int64_t inner = by_block ? work.tiles : blocks;
   int64_t position = inner ? begin % inner : 0, outer = inner ? begin / inner : 0;
   Place place(work, w, 2 * (by_block ? position : outer));
+  const Block* scaled = nullptr; // whose scales the result has
   for (int64_t item = begin; item < end; ++item) {
     if (by_block || position == 0 || item == begin) {
       setTile(place);
@@ -275,11 +286,15 @@ void Convolution::runVnni(
     const int8_t* weight = packed_.data() + block.weight;
     const int64_t fetched = by_block ? position * fetched_by_tile : 0;
     const bool fetch = by_block && outer + 1 < blocks && fetched + fetched_by_tile <= block_bytes;
-    kMultiplyTile[block.columns - 1][work.half - 1](
+    if (&block != scaled) {
+      takeScales(requantize, block.first, block.count, result);
+      scaled = &block;
+    }
+    multiplyTileFor(gives, block.columns, work.half)(
         tile, block.in_channel, weight, fetch ? weight + block_bytes + fetched : weight,
-        start_.data() + (&block - blocks_.data()) * 2 * kLanes, sums);
-    kStoreTile[residual != nullptr][block.count == 2 * kLanes](
-        sums, work.half, block.first, block.count, requantize, target);
+        start_.data() + (&block - blocks_.data()) * 2 * kLanes, &result);
+    kStoreTile[requantize.residual != nullptr][block.count == 2 * kLanes](
+        result, work.half, block.first, block.count, finish, target);
     if (++position == inner) {
       position = 0;
       ++outer;
@@ -295,7 +310,7 @@ void Convolution::runVnni(
 namespace jit_passes::x86 {
 
 void Convolution::packVnni(const int8_t* weight) { packPlain(weight); }
-int64_t Convolution::itemsVnni(const Image&, const Image&) const { return 0; }
+int64_t Convolution::itemsVnni(const Image&, const Image&, const Image*) const { return 0; }
 void Convolution::runVnni(const Image&, const Image&, const Requantize&, int64_t, int64_t) const {}
 
 } // namespace jit_passes::x86

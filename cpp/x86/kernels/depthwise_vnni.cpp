@@ -68,8 +68,8 @@ struct Stretch {
   int64_t out_step, residual_step, out_second, residual_second;
   int64_t count; // channels
   Floats scale, offset;
-  __m512 residual_scale;
   Rounding rounding;
+  Addition addition;
   const uint8_t* table;
 };
 
@@ -82,13 +82,6 @@ JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
   } else {
     return _mm512_loadu_si512(from);
   }
-}
-
-// Bytes of one row, or of its residual, each in 32 bits: register i of the block's order.
-JIT_PASSES_VNNI_INLINE __m512i spread(__m512i bytes, int i) {
-  const int zero = static_cast<int>(0x80808000);
-  const __m512i index = _mm512_set4_epi32(zero + 4 * i + 3, zero + 4 * i + 2, zero + 4 * i + 1, zero + 4 * i);
-  return _mm512_shuffle_epi8(bytes, index);
 }
 
 // One column of four rows of the window, or of one: the four registers of the block.
@@ -121,23 +114,21 @@ JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& 
   }
   const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
   const auto half = static_cast<__mmask32>(lanes);
-  if (s.residual[row]) {
-    const uint8_t* from = s.residual[row] + x * s.residual_step;
-    __m512i codes;
-    if constexpr (kSplit) {
-      codes = _mm512_inserti64x4(
-          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(half, from)),
-          _mm256_maskz_loadu_epi8(half, from + s.residual_second), 1);
-    } else {
-      codes = _mm512_maskz_loadu_epi8(lanes, from);
-    }
-    for (int i = 0; i < 4; ++i) {
-      v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(spread(codes, i)), s.residual_scale, v[i]);
-    }
-  }
   __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
   if (s.table) {
     codes = lookUp(codes, loadTable(s.table));
+  }
+  if (s.residual[row]) {
+    const uint8_t* from = s.residual[row] + x * s.residual_step;
+    __m512i residual;
+    if constexpr (kSplit) {
+      residual = _mm512_inserti64x4(
+          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(half, from)),
+          _mm256_maskz_loadu_epi8(half, from + s.residual_second), 1);
+    } else {
+      residual = _mm512_maskz_loadu_epi8(lanes, from);
+    }
+    codes = addResidual(codes, residual, s.addition);
   }
   uint8_t* out = s.out[row] + x * s.out_step;
   if constexpr (kSplit) {
@@ -340,8 +331,8 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   s.columns = w.kernel_w;
   s.out_step = out.pixel;
   s.residual_step = residual ? residual->pixel : 0;
-  s.residual_scale = _mm512_set1_ps(requantize.residual_multiplier);
-  s.rounding = roundingTo(requantize.low, requantize.high);
+  s.addition = additionOf(requantize);
+  s.rounding = roundingTo(requantize.low, requantize.high, isBounded(requantize, out_channels_));
   s.table = requantize.table;
   const int64_t half = (out.width + 1) / 2, shift = out.width - half;
   s.second = shift * s.step;

@@ -6,9 +6,8 @@
 #include "vnni.h"
 
 namespace jit_passes::x86 {
-namespace {
 
-JIT_PASSES_VECTORIZED void addRun(
+JIT_PASSES_VECTORIZED void addPlain(
     const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
   const float m = add.a_multiplier, k = add.b_multiplier, offset = add.offset, low = add.low, high = add.high;
   for (int64_t i = 0; i < count; ++i) {
@@ -16,6 +15,8 @@ JIT_PASSES_VECTORIZED void addRun(
   }
   lookUpInPlace(out, count, add.table);
 }
+
+namespace {
 
 JIT_PASSES_VECTORIZED void multiplyRun(
     const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {
@@ -122,7 +123,7 @@ JIT_PASSES_VNNI void lookUpRunVnni(const uint8_t* in, int64_t count, const uint8
 }
 
 #else
-constexpr auto addRunVnni = addRun;
+constexpr auto addRunVnni = addPlain;
 constexpr auto multiplyRunVnni = multiplyRun;
 constexpr auto lookUpRunVnni = lookUpRun;
 #endif
@@ -170,7 +171,7 @@ void overOperands(Image a, Image b, const Image& out, int64_t begin, int64_t end
 } // namespace
 
 void Add::run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? addRunVnni : addRun;
+  const auto run = form == Form::Vnni ? addRunVnni : addPlain;
   overOperands(a, b, out, begin, end, [&](const uint8_t* x, const uint8_t* y, int64_t count, uint8_t* to) {
     run(x, y, count, *this, to);
   });

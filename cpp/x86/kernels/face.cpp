@@ -68,7 +68,7 @@ JIT_PASSES_FACE void jit_passes_x86_convolution_border(
 JIT_PASSES_FACE void jit_passes_x86_convolution_run(
     const Convolution* convolution, const Image* in, const Image* out, const Requantize* requantize,
     int64_t part) {
-  inParts(convolution->items(*in, *out), part, [&](int64_t begin, int64_t end) {
+  inParts(convolution->items(*in, *out, requantize->residual), part, [&](int64_t begin, int64_t end) {
     convolution->run(*in, *out, *requantize, begin, end);
   });
 }

@@ -1,8 +1,8 @@
 // Products of two activations.
 //
-// Codes of the right operand become int8 by taking 128 off, and lie like weights of a convolution: [block of 32
-// columns][four rows][column][4], rows filled up to fours with zeros, and in front of each block the 32 numbers with
-// which its sums begin. With b' = b - 128 and z' = z_b - 128,
+// Codes of the right operand become int8 by taking 128 off. They lie in blocks of 32 columns, each behind the 32
+// numbers with which its sums begin: for AVX-512 like weights of a convolution, [four rows][column][4], filled up with
+// zeros; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
 //
 //   sum of (a - z_a) (b - z_b) = sum of a b' + (K z_a z' - z_a sum of b') - z' sum of a
 //
@@ -48,13 +48,13 @@ void packPlain(
   const int64_t count = form.count(block), columns = form.groups(block) * kGroup;
   auto* start = reinterpret_cast<int32_t*>(to);
   auto* weights = reinterpret_cast<int8_t*>(to + 4 * kBlock);
-  std::memset(weights, 0, 4 * columns * form.quads);
   const int32_t z = product.b_zero_point - 128;
   for (int64_t n = 0; n < columns; ++n) {
     int32_t sum = 0;
-    for (int64_t k = 0; n < count && k < form.products; ++k) {
-      const auto code = static_cast<int8_t>(from.data[n * from.step + k * from.stride] ^ 0x80);
-      weights[(k / 4 * columns + n) * 4 + k % 4] = code;
+    for (int64_t k = 0; k < form.products; ++k) {
+      const uint8_t code_of_b = n < count ? from.data[n * from.step + k * from.stride] : 128;
+      const auto code = static_cast<int8_t>(code_of_b ^ 0x80);
+      weights[k * columns + n] = code;
       sum += code;
     }
     start[n] = product.a_zero_point * (static_cast<int32_t>(form.products) * z - sum);
@@ -73,12 +73,12 @@ struct RowTile {
   int64_t rows, in_step, out_step; // rows of each half
 };
 
-JIT_PASSES_VECTORIZED void multiplyQuads(
+JIT_PASSES_VECTORIZED void multiplyRow(
     const uint8_t* row, const int8_t* weights, int64_t products, int64_t columns, int32_t* sums) {
-  for (int64_t k = 0; k < products; ++k) {
-    const int8_t* of_row = weights + k / 4 * columns * 4 + k % 4;
+  for (int64_t k = 0; k < products; ++k, weights += columns) {
+    const int16_t code = row[k];
     for (int64_t n = 0; n < columns; ++n) {
-      sums[n] += row[k] * of_row[4 * n];
+      sums[n] += code * weights[n];
     }
   }
 }
@@ -107,7 +107,7 @@ void multiplyPlain(
         const uint8_t* of_block = packed + block * form.block_bytes;
         int32_t sums[kBlock];
         std::memcpy(sums, of_block, sizeof(sums));
-        multiplyQuads(
+        multiplyRow(
             in, reinterpret_cast<const int8_t*>(of_block + 4 * kBlock), form.products,
             form.groups(block) * kGroup, sums);
         storeRow(sums, -z * sum, form.count(block), product, half.out + row * tile.out_step + block * kBlock);
@@ -245,7 +245,7 @@ void multiplyVnni(
   for (int64_t block = 0; block < form.blocks; ++block) {
     const uint8_t* of_block = packed + block * form.block_bytes;
     const auto* weights = reinterpret_cast<const int8_t*>(of_block + 4 * kBlock);
-    kMultiplyTile[form.groups(block) - 1][tile.rows - 1](
+    multiplyTileFor(Gives::Sums, form.groups(block), tile.rows)(
         operands, 0, weights, weights, reinterpret_cast<const int32_t*>(of_block), sums);
     storeProducts(sums, of_rows, block * kBlock, form.count(block), product, tile);
   }

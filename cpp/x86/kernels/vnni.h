@@ -6,6 +6,10 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define JIT_PASSES_HAS_VNNI 1
 #include <immintrin.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
 // g++ 12 takes the unused operand of its own intrinsics for a variable that nobody has set.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14,29 +18,35 @@
 
 namespace jit_passes::x86 {
 
-// Floats to codes as codeOf does it, in packs of 64: low is applied to bytes, which packing has saturated at 0.
-// Only +inf and what int32 does not hold needs a float minimum first.
+// Floats to codes as codeOf does it, in packs of 64. Packing saturates at 0 and 255, so `low` and `high` are applied to
+// bytes. Only a float of 2^31 or more, which int32 does not hold, needs a float minimum first.
 struct Rounding {
-  __m512 high;
-  __m512i low, order;
+  __m512 most;
+  __m512i low, high, order;
+  bool bounded; // there is no such float
 };
 
 // `order` puts back what packing within 128-bit lanes mixes up.
-JIT_PASSES_VNNI_INLINE Rounding roundingTo(int32_t low, int32_t high) {
+JIT_PASSES_VNNI_INLINE Rounding roundingTo(int32_t low, int32_t high, bool bounded = false) {
   return {
       _mm512_set1_ps(static_cast<float>(high)), _mm512_set1_epi8(static_cast<char>(low)),
-      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)};
+      _mm512_set1_epi8(static_cast<char>(high)),
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bounded};
+}
+
+JIT_PASSES_VNNI_INLINE __m512i clampCodes(__m512i codes, const Rounding& rounding) {
+  return _mm512_max_epu8(_mm512_min_epu8(codes, rounding.high), rounding.low);
 }
 
 // 64 codes, where the 16 of a register are four in each lane.
 JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
-  const __m512i ab = _mm512_packs_epi32(
-      _mm512_cvtps_epi32(_mm512_min_ps(a, rounding.high)),
-      _mm512_cvtps_epi32(_mm512_min_ps(b, rounding.high)));
-  const __m512i cd = _mm512_packs_epi32(
-      _mm512_cvtps_epi32(_mm512_min_ps(c, rounding.high)),
-      _mm512_cvtps_epi32(_mm512_min_ps(d, rounding.high)));
-  return _mm512_max_epu8(_mm512_packus_epi16(ab, cd), rounding.low);
+  if (!rounding.bounded) {
+    a = _mm512_min_ps(a, rounding.most), b = _mm512_min_ps(b, rounding.most);
+    c = _mm512_min_ps(c, rounding.most), d = _mm512_min_ps(d, rounding.most);
+  }
+  const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+  return clampCodes(_mm512_packus_epi16(ab, cd), rounding);
 }
 
 // 64 codes in the order of a, b, c and d.
@@ -74,6 +84,62 @@ JIT_PASSES_VNNI_INLINE __m512i lookUp(__m512i codes, const Table& table) {
   const __m512i lower = _mm512_permutex2var_epi8(table.quarters[0], codes, table.quarters[1]);
   const __m512i upper = _mm512_permutex2var_epi8(table.quarters[2], codes, table.quarters[3]);
   return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
+}
+
+// Some codes, each in 32 bits: register i of four has those that packing puts in place i of a lane.
+JIT_PASSES_VNNI_INLINE __m512i spread(__m512i codes, int i) {
+  const int zero = static_cast<int>(0x80808000);
+  const __m512i index = _mm512_set4_epi32(zero + 4 * i + 3, zero + 4 * i + 2, zero + 4 * i + 1, zero + 4 * i);
+  return _mm512_shuffle_epi8(codes, index);
+}
+
+// The sum behind a convolution.
+struct Addition {
+  __m512 own, residual, offset;
+  Rounding rounding;
+  const uint8_t* table;
+  bool residual_first;
+};
+
+JIT_PASSES_VNNI_INLINE Addition additionOf(const Requantize& requantize) {
+  Addition addition{};
+  if (const Add* add = requantize.add) {
+    constexpr float kMost = 1 << 20; // so that nothing comes near 2^31
+    const bool bounded = std::abs(add->a_multiplier) < kMost && std::abs(add->b_multiplier) < kMost &&
+                         std::abs(add->offset) < kMost;
+    addition.own = _mm512_set1_ps(requantize.residual_first ? add->b_multiplier : add->a_multiplier);
+    addition.residual = _mm512_set1_ps(requantize.residual_first ? add->a_multiplier : add->b_multiplier);
+    addition.offset = _mm512_set1_ps(add->offset);
+    addition.rounding = roundingTo(add->low, add->high, bounded);
+    addition.table = add->table;
+    addition.residual_first = requantize.residual_first;
+  }
+  return addition;
+}
+
+JIT_PASSES_VNNI_INLINE __m512i addResidual(__m512i codes, __m512i residual, const Addition& addition) {
+  __m512 v[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512 own = _mm512_cvtepi32_ps(spread(codes, i)), other = _mm512_cvtepi32_ps(spread(residual, i));
+    // The second operand is added to the offset first.
+    v[i] =
+        addition.residual_first
+            ? _mm512_fmadd_ps(other, addition.residual, _mm512_fmadd_ps(own, addition.own, addition.offset))
+            : _mm512_fmadd_ps(own, addition.own, _mm512_fmadd_ps(other, addition.residual, addition.offset));
+  }
+  const __m512i sum = packCodes(v[0], v[1], v[2], v[3], addition.rounding);
+  return addition.table ? lookUp(sum, loadTable(addition.table)) : sum;
+}
+
+// Whether no sum of products, scaled like that, comes near 2^31.
+JIT_PASSES_VNNI inline bool isBounded(const Requantize& requantize, int64_t channels) {
+  int32_t multiplier = 0, offset = 0; // the bits of floats without their signs are in order
+  for (int64_t c = 0; c < channels; ++c) {
+    multiplier = std::max(multiplier, std::bit_cast<int32_t>(requantize.multiplier[c]) & INT32_MAX);
+    offset = std::max(offset, std::bit_cast<int32_t>(requantize.offset[c]) & INT32_MAX);
+  }
+  return multiplier <= std::bit_cast<int32_t>(0.5F) && offset <= std::bit_cast<int32_t>(float{1 << 29});
 }
 
 // The first `count` of 64, 32 or 16 lanes.

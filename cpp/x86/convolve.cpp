@@ -1,0 +1,116 @@
+// Phases of steps with weights.
+#include "phases.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// Rows of a matrix with the same distance between all of them.
+bool isUniform(const Memory& memory) {
+  int64_t stride = -1;
+  for (int64_t axis = int64_t(memory.sizes.size()) - 2; axis >= 0; --axis) {
+    if (stride >= 0 && memory.sizes[axis] != 1 && memory.strides[axis] != stride) {
+      return false;
+    }
+    stride = (stride < 0 ? memory.strides[axis] : stride) * memory.sizes[axis];
+  }
+  return true;
+}
+
+Placed matrix(const Memory& memory) {
+  Image image;
+  image.channels = memory.channels();
+  image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
+  image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
+  return {image, memory.offset};
+}
+
+Part convolution(const Layer& layer, const Placed& x, const Placed& y) {
+  const int64_t items = layer.items(x.image, y.image);
+  return {items, [=](const Call& call, int64_t begin, int64_t end) {
+            const Image other = layer.residual ? layer.residual->place.in(call) : Image{};
+            layer.run(x.in(call), y.in(call), other, begin, end);
+          }};
+}
+
+Layer layerOf(const Step& step, std::shared_ptr<const Packed> packed) {
+  Layer layer{std::move(packed), {}, {}};
+  layer.requantize.multiplier = layer.packed->multiplier.data();
+  layer.requantize.offset = layer.packed->offset.data();
+  layer.requantize.low = step.grid->low, layer.requantize.high = step.grid->high;
+  layer.requantize.table = step.table;
+  return layer;
+}
+
+} // namespace
+
+int64_t Layer::items(const Image& x, const Image& y) const {
+  return packed->kernel.items(x, y, residual ? &residual->place.image : nullptr);
+}
+
+void Layer::run(const Image& x, const Image& y, const Image& other, int64_t begin, int64_t end) const {
+  Requantize how = requantize;
+  if (residual) {
+    how.residual = &other, how.add = &residual->add, how.residual_first = residual->first;
+  }
+  packed->kernel.run(x, y, how, begin, end);
+}
+
+Add addOf(const Program& program, const Lowered& lowered, const Step& step) {
+  const Grid &a = *lowered.memory[step.inputs[0]].grid, &b = *lowered.memory[step.inputs[1]].grid;
+  const double* factors = program.operators[step.index].tensors[0].const_data_ptr<double>();
+  const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
+  const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
+  Add kernel{};
+  kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
+  kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
+  kernel.low = step.grid->low, kernel.high = step.grid->high;
+  kernel.table = step.table;
+  return kernel;
+}
+
+Layer layerOf(
+    const Program& program, const Lowered& lowered, const Step& step,
+    const std::function<Placed(const Memory&)>& view) {
+  Layer layer = layerOf(step, step.packed);
+  if (step.sum) {
+    const bool first = step.sum->inputs[0] == step.inputs[1];
+    layer.residual = {view(lowered.memory[step.inputs[1]]), addOf(program, lowered, *step.sum), first};
+  }
+  return layer;
+}
+
+Part convolve(const Program& program, const Lowered& lowered, const Step& step) {
+  const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
+  const bool linear = program.operators[step.index].kind == Kind::Linear;
+  const bool rows =
+      isUniform(from) && isUniform(to) && (!step.sum || isUniform(lowered.memory[step.inputs[1]]));
+  const auto view = [&](const Memory& memory) {
+    return !linear ? image(memory)
+           : rows  ? matrix(memory)
+                   : image(memory, axisDims(memory.sizes, memory.axis));
+  };
+  return convolution(layerOf(program, lowered, step, view), view(from), view(to));
+}
+
+// Each tap of the window makes pixels of its own.
+std::vector<Part> upsample(
+    const Program& program, const Lowered& lowered, const Step& step, Weights& weights) {
+  const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
+  const auto kernel = program.operators[step.index].tensors[kWeight].sizes().slice(2);
+  const Placed x = image(from), whole = image(to);
+  const Image& all = whole.image;
+  Placed y = whole;
+  y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;
+  y.image.plane = all.plane * kernel[0], y.image.row = all.row * kernel[1];
+  y.image.pixel = all.pixel * kernel[2];
+  std::vector<Part> parts;
+  for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
+    const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
+    y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
+    parts.push_back(
+        convolution(layerOf(step, weights.packed(step.index, from.is != Memory::Is::Slice, tap)), x, y));
+  }
+  return parts;
+}
+
+} // namespace jit_passes::x86

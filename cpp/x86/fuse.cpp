@@ -1,0 +1,126 @@
+// Steps that are computed together.
+#include "lower.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// Who writes and reads each memory under its own name, and who writes any of its bytes last.
+struct Uses {
+  explicit Uses(Lowered& lowered)
+      : writers(lowered.memory.size()), readers(lowered.memory.size()), last(lowered.memory.size()) {
+    for (size_t i = 0; i < lowered.steps.size(); ++i) {
+      const Step& step = lowered.steps[i];
+      for (const size_t id : step.inputs) {
+        ++readers[id];
+      }
+      if (step.does != Step::Does::Exit) {
+        writers[step.output].push_back(i);
+        last[&ownerOf(lowered, step.output) - lowered.memory.data()] = i;
+      }
+    }
+    for (const Memory& memory : lowered.memory) {
+      readers[memory.parent] += memory.is != Memory::Is::Own;
+    }
+  }
+
+  // Whether one step writes it and one reads it, and nothing else does.
+  bool isBetweenTwo(const Lowered& lowered, size_t id) const {
+    return lowered.memory[id].is == Memory::Is::Own && readers[id] == 1 && writers[id].size() == 1;
+  }
+
+  std::vector<std::vector<size_t>> writers;
+  std::vector<size_t> readers, last;
+};
+
+// Makes the sum part of the convolution that computes this operand of it, if that alone needs it, and the other
+// operand is there in time.
+bool fuseSum(Lowered& lowered, size_t sum, size_t operand) {
+  const Uses uses(lowered);
+  std::vector<Step>& steps = lowered.steps;
+  const size_t own = steps[sum].inputs[operand], other = steps[sum].inputs[1 - operand];
+  const Memory& to = lowered.memory[steps[sum].output];
+  const auto fits = [&](size_t id) {
+    return lowered.memory[id].sizes == to.sizes && lowered.memory[id].axis == to.axis;
+  };
+  if (!fits(own) || !fits(other) || !uses.isBetweenTwo(lowered, own)) {
+    return false;
+  }
+  Step& step = steps[uses.writers[own][0]];
+  const size_t ready = uses.last[&ownerOf(lowered, other) - lowered.memory.data()];
+  if (step.does != Step::Does::Convolve || step.sum || ready >= uses.writers[own][0]) {
+    return false;
+  }
+  step.sum = std::make_shared<Step>(steps[sum]);
+  step.inputs.push_back(other);
+  step.output = steps[sum].output;
+  return true;
+}
+
+// Values smaller than that stay in the second cache of a core from one step to the next. Weights that are larger
+// would be read anew for each band of rows.
+constexpr int64_t kLargeValue = 1 << 20, kSmallWeights = 1 << 18;
+// Of a layer that computes few rows from few others, which fit in the cache.
+constexpr int64_t kFewestRows = 8, kWidestRow = 1 << 16, kMostRead = 16, kMostStride = 2, kMostLayers = 8;
+
+// Whether it can compute some rows of an image at a time.
+bool isLayer(const Lowered& lowered, const Step& step) {
+  const Memory& to = lowered.memory[step.output];
+  if (step.does != Step::Does::Convolve || to.axis < 0 || to.axis > 1 ||
+      step.packed->kernel.bytes() > kSmallWeights) {
+    return false;
+  }
+  const Dims dims = imageDims(to.sizes, to.axis);
+  const Window& w = step.packed->kernel.window();
+  return dims[1].size == 1 && dims[2].size >= kFewestRows && w.kernel_d == 1 && w.stride_h <= kMostStride &&
+         w.kernel_h <= kMostRead && w.dilation_h <= kMostRead && (w.kernel_h - 1) * w.dilation_h < kMostRead;
+}
+
+// Whether it is better never written to memory.
+bool isLarge(const Memory& value) {
+  const Border& border = value.border;
+  const int64_t channels = value.channels(), width = imageDims(value.sizes, value.axis)[3].size;
+  return countOf(value.sizes) >= kLargeValue && border.left <= kWidestRow && border.right <= kWidestRow &&
+         (border.left + width + border.right) * channels <= kWidestRow;
+}
+
+// Whether the step continues what the one before computes.
+bool follows(const Lowered& lowered, const Uses& uses, const Step& before, const Step& step) {
+  const bool starts =
+      before.does == Step::Does::Chain ? before.chain.size() < kMostLayers : isLayer(lowered, before);
+  return starts && isLayer(lowered, step) && step.inputs[0] == before.output &&
+         uses.isBetweenTwo(lowered, before.output) && isLarge(lowered.memory[before.output]);
+}
+
+} // namespace
+
+void fuseSums(Lowered& lowered) {
+  for (size_t i = 0; i < lowered.steps.size();) {
+    if (lowered.steps[i].does == Step::Does::Add && (fuseSum(lowered, i, 0) || fuseSum(lowered, i, 1))) {
+      lowered.steps.erase(lowered.steps.begin() + i);
+    } else {
+      ++i;
+    }
+  }
+}
+
+void fuseChains(Lowered& lowered) {
+  const Uses uses(lowered);
+  std::vector<Step> steps;
+  for (Step& step : lowered.steps) {
+    if (steps.empty() || !follows(lowered, uses, steps.back(), step)) {
+      steps.push_back(std::move(step));
+      continue;
+    }
+    Step& chain = steps.back();
+    if (chain.does != Step::Does::Chain) {
+      Step first = chain;
+      chain.does = Step::Does::Chain, chain.chain = {std::move(first)};
+    }
+    chain.index = step.index, chain.output = step.output;
+    chain.inputs.insert(chain.inputs.end(), step.inputs.begin() + 1, step.inputs.end());
+    chain.chain.push_back(std::move(step));
+  }
+  lowered.steps = std::move(steps);
+}
+
+} // namespace jit_passes::x86

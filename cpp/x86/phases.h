@@ -1,0 +1,43 @@
+// How steps become phases: pieces that those who make them share.
+#pragma once
+
+#include "placed.h"
+
+namespace jit_passes::x86 {
+
+// A phase without parts, with what a profile says about it.
+Phase describe(const Program& program, const Lowered& lowered, const Step& step);
+
+// Of a step that adds.
+Add addOf(const Program& program, const Lowered& lowered, const Step& step);
+
+// A convolution with everything but its operands.
+struct Layer {
+  struct Residual {
+    Placed place;
+    Add add;
+    bool first; // operand of the sum
+  };
+
+  std::shared_ptr<const Packed> packed;
+  Requantize requantize; // but for the residual
+  std::optional<Residual> residual;
+
+  int64_t items(const Image& x, const Image& y) const;
+  // `other` is added, if there is a residual.
+  void run(const Image& x, const Image& y, const Image& other, int64_t begin, int64_t end) const;
+};
+
+// `view`: how memory is an image.
+Layer layerOf(
+    const Program& program, const Lowered& lowered, const Step& step,
+    const std::function<Placed(const Memory&)>& view);
+
+// Of steps with weights.
+Part convolve(const Program& program, const Lowered& lowered, const Step& step);
+// `scratch` is made as large as what a thread needs.
+Part chained(const Program& program, const Lowered& lowered, const Step& step, int64_t& scratch);
+std::vector<Part> upsample(
+    const Program& program, const Lowered& lowered, const Step& step, Weights& weights);
+
+} // namespace jit_passes::x86

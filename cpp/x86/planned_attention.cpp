@@ -1,0 +1,47 @@
+// Operators of transformers.
+#include "planned_attention.h"
+
+#include "attention.h"
+#include "core/places.h"
+
+namespace jit_passes::x86 {
+
+Planned matrixProduct(const Reader&, Node* node) {
+  return {{Kind::MatrixProduct, "", {}, 0, {0}, {}}, {node->input(0), node->input(1)}};
+}
+
+Planned batchedProduct(const Reader&, Node* node) {
+  return {{Kind::MatrixProduct, "", {}, 0, {1}, {}}, {node->input(0), node->input(1)}};
+}
+
+Planned softmax(const Reader& reader, Node* node) {
+  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
+  return {{Kind::Softmax, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+}
+
+Planned layerNorm(const Reader& reader, Node* node) {
+  const auto shape = reader.operand(node, "normalized_shape").toIntVector();
+  refuseUnless(
+      shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
+  refuseUnless(shape[0] <= kMostNormalized, "it goes over ", shape[0], " numbers");
+  const auto numbers = [&](const char* name, double unless) {
+    if (!reader.has(node, name)) {
+      return at::full(shape, unless, at::kFloat);
+    }
+    const auto given = reader.operand(node, name).toTensor().detach().to(at::kFloat).contiguous();
+    refuseUnless(at::isfinite(given).all().item<bool>(), "its operand '", name, "' is not finite");
+    return given;
+  };
+  const double eps = reader.number(node, "eps");
+  refuseUnless(eps > 0, "it adds ", eps, " to the variance, and a plan needs a number above 0");
+  return {
+      {Kind::LayerNorm,
+       "",
+       {},
+       0,
+       {},
+       {numbers("weight", 1), numbers("bias", 0), at::full({1}, eps, at::kDouble)}},
+      {node->input(0)}};
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,84 @@
+#include "attention.h"
+#include "placed.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+View viewOf(const Memory& memory, const std::vector<Rearranged>& views) {
+  return through(views, {memory.sizes, memory.strides, memory.offset});
+}
+
+Placed placed(const View& view, const Image& image) { return {image, view.offset}; }
+
+double ratio(const Grid& grid) { return static_cast<float>(grid.scale); }
+
+} // namespace
+
+Part packedOperand(const Step& step, const std::vector<Memory>& memory) {
+  const Memory &from = memory[step.inputs[0]], &to = memory[step.output];
+  const View view = viewOf(from, step.views[0]);
+  MatrixProduct kernel;
+  const Placed b = placed(view, rightMatrices(view, kernel.transposed));
+  kernel.a_zero_point = memory[step.inputs[1]].grid->zero_point, kernel.b_zero_point = from.grid->zero_point;
+  return {kernel.packItems(b.image), [=, offset = to.offset](const Call& call, int64_t begin, int64_t end) {
+            kernel.pack(b.in(call), call.arena + offset, begin, end);
+          }};
+}
+
+Part product(const Step& step, const std::vector<Memory>& memory) {
+  const Memory &left = memory[step.inputs[0]], &right = memory[step.inputs[1]];
+  const Memory &packed = memory[step.inputs[2]], &to = memory[step.output];
+  const View left_view = viewOf(left, step.views[0]), right_view = viewOf(right, step.views[1]);
+  const auto of_left = leftAxes(left_view.sizes);
+  MatrixProduct kernel;
+  const Placed a = placed(left_view, matrices(left_view, of_left.rows, of_left.columns));
+  const Placed b = placed(right_view, rightMatrices(right_view, kernel.transposed));
+  // The result before it is permuted.
+  View result{Sizes(to.sizes.size()), Sizes(to.sizes.size()), to.offset};
+  for (size_t i = 0; i < to.sizes.size(); ++i) {
+    result.sizes[step.axes[i]] = to.sizes[i], result.strides[step.axes[i]] = to.strides[i];
+  }
+  const auto of_result = resultAxes(left_view.sizes, right_view.sizes);
+  const Placed y = placed(result, matrices(result, of_result.rows, of_result.columns));
+  kernel.a_zero_point = left.grid->zero_point, kernel.b_zero_point = right.grid->zero_point;
+  kernel.multiplier = ratio(*left.grid) * ratio(*right.grid) / ratio(*step.grid);
+  kernel.offset = step.grid->zero_point;
+  kernel.low = step.grid->low, kernel.high = step.grid->high;
+  kernel.table = step.table;
+  return {kernel.items(y.image), [=, offset = packed.offset](const Call& call, int64_t begin, int64_t end) {
+            kernel.run(a.in(call), b.in(call), call.arena + offset, y.in(call), begin, end);
+          }};
+}
+
+Part softmaxed(const Step& step, const Memory& from, const Memory& to) {
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  Softmax kernel(ratio(*from.grid), ratio(*step.grid));
+  kernel.offset = step.grid->zero_point;
+  kernel.low_code = step.grid->low, kernel.high_code = step.grid->high;
+  return unary(kernel, image(from, dims), image(to, dims));
+}
+
+Part normalized(const Operator& op, const Step& step, const Memory& from, const Memory& to) {
+  const auto &weight = op.tensors[NormTensors::Weight], &bias = op.tensors[NormTensors::Bias];
+  const double scale = ratio(*step.grid);
+  struct Numbers {
+    AlignedVector<float> multiplier, offset;
+  };
+  const auto numbers = std::make_shared<Numbers>();
+  for (int64_t c = 0; c < weight.numel(); ++c) {
+    numbers->multiplier.push_back(static_cast<float>(weight.const_data_ptr<float>()[c] / scale));
+    numbers->offset.push_back(
+        static_cast<float>(step.grid->zero_point + bias.const_data_ptr<float>()[c] / scale));
+  }
+  const double eps = op.tensors[NormTensors::Eps].item<double>() / (ratio(*from.grid) * ratio(*from.grid));
+  const LayerNorm kernel{
+      numbers->multiplier.data(), numbers->offset.data(), eps, static_cast<int32_t>(step.grid->low),
+      static_cast<int32_t>(step.grid->high)};
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  const Part part = unary(kernel, image(from, dims), image(to, dims));
+  return {part.items, [numbers, run = part.run](const Call& call, int64_t begin, int64_t end) {
+            run(call, begin, end);
+          }};
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,67 @@
+// What a profile of a plan says about its phases.
+#include "phases.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// The kernel of a convolution with its window, such as "depthwise 3x3".
+std::string convolutionName(const Operator& op) {
+  const auto& weight = op.tensors[kWeight];
+  const int64_t groups = op.attributes[ConvolutionAttributes::Groups], spatial = op.attributes[0];
+  std::ostringstream name;
+  name
+      << (groups == 1                                       ? "convolution "
+          : groups == weight.size(0) && weight.size(1) == 1 ? "depthwise "
+                                                            : "grouped ");
+  for (int64_t axis = 5 - spatial; axis < 5; ++axis) {
+    name << (axis > 5 - spatial ? "x" : "") << weight.size(axis);
+  }
+  return name.str();
+}
+
+int64_t productsOf(const Operator& op, const Sizes& sizes) {
+  const auto& weight = op.tensors[kWeight];
+  const int64_t taps = op.kind == Kind::Upsampling ? 1 : weight.numel() / (weight.size(0) * weight.size(1));
+  return countOf(sizes) * weight.size(1) * taps;
+}
+
+} // namespace
+
+Phase describe(const Program& program, const Lowered& lowered, const Step& step) {
+  Phase phase;
+  if (step.does == Step::Does::Exit) {
+    phase.kernel = "dequantize";
+    phase.sizes = lowered.memory[step.inputs[0]].sizes;
+    return phase;
+  }
+  const Operator& op = program.operators[step.index];
+  phase.name = op.name;
+  phase.sizes = lowered.memory[step.output].sizes;
+  phase.tables = step.own_tables;
+  if (step.does == Step::Does::Chain) {
+    for (const Step& part : step.chain) {
+      const Phase described = describe(program, lowered, part);
+      phase.kernel += (phase.kernel.empty() ? "" : ", ") + described.kernel;
+      phase.products += described.products;
+      phase.tables.insert(phase.tables.end(), described.tables.begin(), described.tables.end());
+    }
+    return phase;
+  }
+  if (step.sum) {
+    phase.tables.insert(phase.tables.end(), step.sum->own_tables.begin(), step.sum->own_tables.end());
+  }
+  phase.kernel = step.does == Step::Does::Copy   ? "copy"
+                 : step.does == Step::Does::Pack ? "pack"
+                 : op.kind == Kind::Convolution  ? convolutionName(op)
+                                                 : nameOf(op.kind);
+  phase.kernel += step.sum ? " + add" : "";
+  if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
+    phase.products = productsOf(op, phase.sizes);
+  } else if (step.does == Step::Does::Product) {
+    const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;
+    phase.products = countOf(phase.sizes) * through(step.views[0], {sizes, sizes, 0}).sizes.back();
+  }
+  return phase;
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,66 @@
+// Programs as what a file holds, and back.
+#include "program.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kFormat = 1;
+
+std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  for (const at::Tensor& tensor : tensors) {
+    copies.push_back(tensor.clone());
+  }
+  return copies;
+}
+
+} // namespace
+
+State stateOf(const Program& program) {
+  std::vector<double> scales;
+  std::vector<int64_t> codes;
+  for (const Grid& grid : program.grids) {
+    scales.push_back(grid.scale);
+    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high});
+  }
+  std::vector<OperatorState> operators;
+  for (const Operator& op : program.operators) {
+    operators.emplace_back(
+        std::vector<std::string>{nameOf(op.kind), op.name},
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copied(op.tensors));
+  }
+  return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
+}
+
+Program programOf(const State& state) {
+  const auto& [lists, scales, operators] = state;
+  TORCH_CHECK(lists.size() == 3 && lists[0].size() == 2, "not a plan: its state has another form");
+  const int64_t format = lists[0][0];
+  TORCH_CHECK(
+      format == kFormat, "the plan has the format ", format, ", and this jit_passes reads ", kFormat,
+      ": load it with the version that wrote it, or quantize the model anew");
+  const auto& codes = lists[1];
+  TORCH_CHECK(
+      codes.size() == 3 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
+      " zero points and ends of codes");
+  Program program;
+  program.inputs = lists[0][1];
+  for (size_t i = 0; i < scales.size(); ++i) {
+    program.grids.push_back({scales[i], codes[3 * i], codes[3 * i + 1], codes[3 * i + 2]});
+  }
+  for (const auto& [texts, numbers, tensors] : operators) {
+    TORCH_CHECK(
+        texts.size() == 2 && numbers.size() == 3 && numbers[1].size() == 1,
+        "not a plan: the state of an operator has another form");
+    program.operators.push_back(
+        {kindNamed(texts[0]), texts[1], numbers[0], numbers[1][0], numbers[2], tensors});
+  }
+  program.outputs = lists[2];
+  check(program);
+  for (Operator& op : program.operators) {
+    op.tensors = copied(op.tensors); // a file may have other names for them, and change what was checked
+  }
+  return program;
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,39 @@
+// Operands of matrix products where they are: what rearranges them only says how far apart their elements lie.
+#pragma once
+
+#include "kernels.h"
+#include "parts.h"
+
+namespace jit_passes::x86 {
+
+struct View {
+  Sizes sizes, strides; // strides in bytes
+  int64_t offset = 0;
+};
+
+// Whether an operator gives elements of its operand at even distances.
+bool isViewed(Kind kind);
+// Such an operator, and the sizes of its result.
+struct Rearranged {
+  const Operator* op;
+  Sizes sizes;
+};
+// What the operators, each of which reads the one before, make of a view.
+View through(const std::vector<Rearranged>& operators, View view);
+
+// Axes of the operands; -1 where a vector has none.
+struct MatrixAxes {
+  int64_t rows, columns;
+};
+MatrixAxes leftAxes(const Sizes& sizes);
+MatrixAxes rightAxes(const Sizes& sizes);
+MatrixAxes resultAxes(const Sizes& left, const Sizes& right);
+
+// Whether elements along an axis are neighbours; so are those of an axis that there is not.
+bool isDense(const View& view, int64_t axis);
+// A batch of matrices: pixels along one axis, channels along another one that is dense.
+Image matrices(const View& view, int64_t pixels, int64_t channels);
+// The right operand: transposed where its columns are not dense.
+Image rightMatrices(const View& view, bool& transposed);
+
+} // namespace jit_passes::x86

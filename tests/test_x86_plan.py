@@ -230,6 +230,24 @@ def test_what_moves_codes_is_exact(name: str) -> None:
         assert_equal(traced(Unary(operator, y), x), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_windows_without_a_value(dtype: torch.dtype) -> None:
+    """Dilation steps over the image: the maximum of nothing is the lowest code."""
+
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid = Grid(0.5, 7 if dtype == torch.uint8 else -3, dtype)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.grid(F.max_pool2d(torch.relu(self.grid(x)), 2, 1, 1, 5))
+
+    x = torch.randn(1, 3, 4, 4) * 30
+    region = traced(Pool(), x)
+    assert region(x).min() < 0
+    assert_equal(region, x)
+
+
 class Dense(nn.Module):
     """Convolutions that read slices of concatenations, some of them nested; all on one grid."""
 

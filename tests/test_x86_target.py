@@ -154,12 +154,33 @@ def test_what_no_plan_has(name: str) -> None:
         assert steps_apart(reference, lowered, x) <= 1.01
 
 
-def test_sums_that_int32_may_not_hold() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(1, 70_000)
-    with pytest.warns(JitPassesWarning, match="stays as it is.*too many or too large"):
-        reference, lowered = stages(nn.Linear(70_000, 3), x)
-    assert torch.equal(lowered(x), reference(x))
+class Wide(nn.Module):
+    """A linear in the middle that no plan has, for its sums may not fit in int32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide, self.last = (
+            nn.Linear(4, 70_000),
+            nn.Linear(70_000, 3),
+            nn.Linear(3, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.wide(torch.relu(self.first(x)))))
+
+
+def test_an_operator_that_a_plan_refuses() -> None:
+    """It stays as it is, with the reason; what is before and behind it is compiled."""
+    x = images(5, 4)
+    reference, lowered = stages(Wide(), x)
+    rows = {row.name: row for row in jit_passes.coverage(lowered)}
+    assert "too many or too large" in rows["wide:linear"].reason
+    assert [rows[f"{name}:linear"].dtype for name in ("first", "wide", "last")] == [
+        "int8", "float", "int8"
+    ]  # fmt: skip
+    calls = [n for n in jit_passes.GraphView.of(lowered).nodes if n.kind == "prim::CallMethod"]
+    assert len(calls) == 2
+    assert steps_apart(reference, lowered, images(3, 4)) <= 1.01
 
 
 class Sequence(nn.Module):

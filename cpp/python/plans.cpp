@@ -16,6 +16,16 @@ py::object buildPlan(const Module& region) {
 } // namespace
 
 void bindPlans(py::module_& m) {
+  static const py::exception<x86::RefusedOperator> refused(m, "RefusedOperator", PyExc_RuntimeError);
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const x86::RefusedOperator& error) {
+      const py::object raised = py::handle(refused)(error.what());
+      raised.attr("operator") = error.name;
+      PyErr_SetObject(refused.ptr(), raised.ptr());
+    }
+  });
   m.def("build_plan", &buildPlan, py::arg("region"));
   m.def("planned_kinds", &x86::plannedKinds);
 }

@@ -32,7 +32,10 @@ class Walk {
       try {
         visit(node);
       } catch (const Refusal& refusal) {
-        TORCH_CHECK(false, describe(node), " cannot be part of a plan: ", refusal.reason);
+        const std::string message = describe(node) + " cannot be part of a plan: " + refusal.reason;
+        const auto name = names_.find(node);
+        TORCH_CHECK(name != names_.end(), message);
+        throw RefusedOperator(message, name->second);
       }
     }
   }
@@ -95,6 +98,11 @@ class Walk {
   int64_t emit(Operator op, std::vector<int64_t> inputs, const Grid& grid) {
     op.inputs = std::move(inputs);
     op.output = addValue(grid);
+    try {
+      checkForm(op);
+    } catch (const c10::Error& error) {
+      throw RefusedOperator(error.what_without_backtrace(), op.name);
+    }
     program_.operators.push_back(std::move(op));
     return program_.operators.back().output;
   }
@@ -376,6 +384,7 @@ class Walk {
 Program build(const torch::jit::Module& region) {
   const Options no_options;
   PassContext context(cloneModule(region, "forward"), "forward", no_options);
+  NodeNames names = nodeNames(*context.graph()); // those that the caller knows
   quantizeMoved(*context.graph());
   findPass("fold_lookup_tables")->run(context);
   const auto graph = context.graph();
@@ -385,7 +394,9 @@ Program build(const torch::jit::Module& region) {
         input->debugName(), " is ", *input->type());
   }
   const Reader reader(context);
-  const NodeNames names = nodeNames(*graph);
+  for (const auto& [node, name] : nodeNames(*graph)) {
+    names.emplace(node, name);
+  }
   Walk walk(reader, graph->block(), names);
   walk.run();
   return walk.program();

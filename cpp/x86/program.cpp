@@ -83,6 +83,29 @@ class Checker {
     }
   }
 
+  void checkForm(const Operator& op) {
+    op_ = &op;
+    require(static_cast<size_t>(op.kind) < kKinds, "its kind is none");
+    const Signature& form = signatureOf(op.kind);
+    const auto count = [&](size_t found, size_t min, size_t max, const char* of) {
+      require(found >= min && found <= max, found, " ", of, ", and it has ", min, " to ", max);
+    };
+    count(op.inputs.size(), form.min_inputs, form.max_inputs, "inputs");
+    count(op.attributes.size(), form.min_attributes, form.max_attributes, "attributes");
+    count(op.tensors.size(), form.min_tensors, form.max_tensors, "tensors");
+    for (const at::Tensor& tensor : op.tensors) {
+      require(
+          tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+              !tensor.is_quantized() && tensor.is_contiguous() && !tensor.requires_grad(),
+          "its tensors must be plain, dense and of the CPU");
+      // A file may say that a tensor is larger than what it holds.
+      require(
+          tensor.numel() == 0 || liesWithin(tensor, tensor.storage().nbytes() / tensor.element_size()),
+          "a tensor is larger than its storage");
+    }
+    checkKind(op);
+  }
+
  private:
   static void checkGrid(const Grid& grid, size_t index) {
     // As a number of float32 too, which kernels compute with.
@@ -95,15 +118,7 @@ class Checker {
   }
 
   void checkOperator(const Operator& op) {
-    op_ = &op;
-    require(static_cast<size_t>(op.kind) < kKinds, "its kind is none");
-    const Signature& form = signatureOf(op.kind);
-    const auto count = [&](size_t found, size_t min, size_t max, const char* of) {
-      require(found >= min && found <= max, found, " ", of, ", and it has ", min, " to ", max);
-    };
-    count(op.inputs.size(), form.min_inputs, form.max_inputs, "inputs");
-    count(op.attributes.size(), form.min_attributes, form.max_attributes, "attributes");
-    count(op.tensors.size(), form.min_tensors, form.max_tensors, "tensors");
+    checkForm(op);
     for (const int64_t input : op.inputs) {
       op.kind == Kind::Quantize
           ? require(between(input, 0, program_.inputs - 1), "input ", input, " of ", program_.inputs)
@@ -112,17 +127,6 @@ class Checker {
     require(
         between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ", op.output,
         " is none, or has been computed already");
-    for (const at::Tensor& tensor : op.tensors) {
-      require(
-          tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-              !tensor.is_quantized() && tensor.is_contiguous() && !tensor.requires_grad(),
-          "its tensors must be plain, dense and of the CPU");
-      // A file may say that a tensor is larger than what it holds.
-      require(
-          tensor.numel() == 0 || liesWithin(tensor, tensor.storage().nbytes() / tensor.element_size()),
-          "a tensor is larger than its storage");
-    }
-    checkKind(op);
     computed_[op.output] = true;
   }
 
@@ -358,5 +362,6 @@ Kind kindNamed(const std::string& name) {
 }
 
 void check(const Program& program) { Checker(program).check(); }
+void checkForm(const Operator& op) { Checker(Program()).checkForm(op); }
 
 } // namespace jit_passes::x86

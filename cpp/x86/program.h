@@ -125,6 +125,8 @@ Kind kindNamed(const std::string& name);
 // Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
 // tensor of another shape or dtype, a number out of range.
 void check(const Program& program);
+// The same for what an operator is by itself.
+void checkForm(const Operator& op);
 
 // Of an operator: kind and name; inputs, output and attributes; tensors.
 using OperatorState =

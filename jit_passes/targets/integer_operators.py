@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,8 +94,11 @@ class Reader:
         refused: why the other operators are not among them, by name.
     """
 
-    def __init__(self, graph: GraphView, target: Any) -> None:
+    def __init__(
+        self, graph: GraphView, target: Any, excluded: Mapping[str, str] | None = None
+    ) -> None:
         self.graph = graph
+        self.excluded = excluded or {}  # operators that stay outside for these reasons, by name
         self.target = target
         self.capability: Capability = target.capability
         self.found = IntegerOperators()
@@ -129,6 +132,8 @@ class Reader:
     def _refusal(self, node: NodeView) -> str | None:
         """Say why an operator is no candidate; note it where it is one."""
         row = self.capability.operators.get(node.kind)
+        if node.name in self.excluded:
+            return self.excluded[node.name]
         if any(value.written for value in (*node.inputs, *node.outputs)):
             return "it reads or gives a value that is written in place"
         if row is None and node.moves_data:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from .integer_operators import (
     parameters_of,
     quantizer_of,
 )
-from .target import Target
+from .target import RefusedOperator, Target
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,15 @@ class Region:
     operators: tuple[str, ...]
     inputs: tuple[RegionValue, ...]
     outputs: tuple[RegionValue, ...]
+
+    def named(self, operator: str) -> str:
+        """Return the name in the model of an operator that the region's own graph calls so."""
+        nodes = GraphView.of(self.module).nodes
+        own = [n.name for n in nodes if n.name and not n.kind.startswith("prim::")]
+        names = dict(zip(own, self.operators, strict=True))
+        if operator not in names:
+            raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")
+        return names[operator]
 
     def __str__(self) -> str:
         ends = " to ".join(dict.fromkeys((self.operators[0], self.operators[-1])))
@@ -135,7 +144,7 @@ class Cut:
 
 def cut(
     module: Any, method: str, target: Target, names: dict[int, str] | None = None,
-    keep: frozenset[int] | None = None,
+    keep: frozenset[int] | None = None, excluded: Mapping[str, str] | None = None,
 ) -> Cut:  # fmt: skip
     """Outline the regions of a reference model.
 
@@ -145,9 +154,10 @@ def cut(
         target: whose regions.
         names: names of nodes by index, where the graph does not know them.
         keep: numbers of the regions that are outlined; None for all.
+        excluded: why operators have to stay outside, by their names in the graph.
     """
     graph = GraphView.of(module, method)
-    reader = Reader(graph, target).read()
+    reader = Reader(graph, target, excluded).read()
     regions = reader.found.regions(module, method)
     regions = [r for i, r in enumerate(regions) if keep is None or i in keep]
     known = names or {}
@@ -232,25 +242,42 @@ class CompileRegions:
 
     def run_on(self, module: Any, method: str) -> tuple[Any, bool, list[Remark]]:
         """Return the module with its regions compiled, whether there are some, and remarks."""
-        found = cut(_C.clone(module, method), method, self.target)
-        compiled: dict[int, Any] = {}
+        excluded: dict[str, str] = {}
+        while True:  # until nothing is refused: each time there is one operator less
+            found = cut(_C.clone(module, method), method, self.target, excluded=excluded)
+            compiled, refused = self._compile(found.regions)
+            if not refused:
+                break
+            excluded |= refused
         remarks = [Remark(refusal.name, refusal.reason) for refusal in found.refused]
         for number, region in enumerate(found.regions):
-            result = self.target.compile(region.module)
-            if result is None:
+            if number not in compiled:
                 reason = f"the target '{self.target.name}' has not compiled its region"
                 remarks += [Remark(name, reason) for name in region.operators]
-                continue
-            self._check(result)
-            compiled[number] = result
         if not compiled:
             return module, False, remarks
         if len(compiled) < len(found.regions):
-            found = cut(module, method, self.target, keep=frozenset(compiled))
+            kept = frozenset(compiled)
+            found = cut(module, method, self.target, keep=kept, excluded=excluded)
         for region, result in zip(found.regions, compiled.values(), strict=True):
             held = result._c if isinstance(result, torch.jit.ScriptModule) else result
             _C.replace_region(found.module, method, region.name, held)
         return found.module, True, remarks
+
+    def _compile(self, regions: tuple[Region, ...]) -> tuple[dict[int, Any], dict[str, str]]:
+        """Return what regions are compiled to, by number, and the operators that are refused."""
+        compiled: dict[int, Any] = {}
+        refused: dict[str, str] = {}
+        for number, region in enumerate(regions):
+            try:
+                result = self.target.compile(region.module)
+            except RefusedOperator as error:
+                refused[region.named(error.operator)] = str(error)
+                continue
+            if result is not None:
+                self._check(result)
+                compiled[number] = result
+        return compiled, refused
 
     def _check(self, result: Any) -> None:
         if not isinstance(result, torch.jit.ScriptModule | torch.ScriptObject):

@@ -21,7 +21,7 @@ from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .partition import CompileRegions
-from .target import Target
+from .target import RefusedOperator, Target
 
 CLIPS = ("aten::relu", "aten::clamp")
 MOST_AXES = 5  # of a tensor
@@ -219,6 +219,8 @@ class X86(Target):
     def compile(self, region: torch.jit.ScriptModule) -> Any:
         try:
             return _C.build_plan(region._c)
+        except _C.RefusedOperator as error:
+            raise RefusedOperator(error.operator, first_line(error)) from error
         except RuntimeError as error:
             warn(f"a region of the target 'x86' stays as it is: {first_line(error)}")
             return None

@@ -171,16 +171,9 @@ class Walk {
   void visitTable(Node* node) {
     const auto codes = codes_.find(node->input(0));
     refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
-    const at::Tensor entries = reader_.operand(node, "table").toTensor().contiguous();
-    const bool is_signed = entries.scalar_type() == at::kChar;
-    refuseUnless(is_signed || entries.scalar_type() == at::kByte, "its entries are no codes of 8 bits");
-    const int64_t shift = is_signed ? 128 : 0, count = entries.numel();
-    const int64_t first = reader_.operand(node, "first").toInt() + codes->second.shift;
-    const Grid& from = program_.grids[codes->second.value];
-    refuseUnless(
-        count > 0 && from.low >= first && from.high < first + count,
-        "it has no entry for some code of its operand");
-    Grid grid{1, shift, 0, 255};
+    const auto [table, shift] =
+        reader_.tableOf(node, program_.grids[codes->second.value], codes->second.shift);
+    Grid grid{1, shift, table.min().item<uint8_t>(), table.max().item<uint8_t>()};
     bool known = false;
     for (const torch::jit::Use& use : node->output()->uses()) {
       if (use.user->kind() == dequantize) {
@@ -192,16 +185,6 @@ class Walk {
       }
     }
     refuseUnless(grid.zero_point >= 0 && grid.zero_point <= 255, "its zero point is no code");
-    auto table = at::empty({256}, at::kByte);
-    const auto* from_entries = static_cast<const uint8_t*>(entries.const_data_ptr());
-    uint8_t lowest = 255, highest = 0;
-    for (int64_t code = 0; code < 256; ++code) {
-      const int64_t entry = std::clamp(std::clamp(code, from.low, from.high) - first, int64_t{0}, count - 1);
-      const uint8_t result = from_entries[entry] ^ (is_signed ? 0x80 : 0); // adds 128
-      table.mutable_data_ptr<uint8_t>()[code] = result;
-      lowest = std::min(lowest, result), highest = std::max(highest, result);
-    }
-    grid.low = lowest, grid.high = highest;
     const int64_t value = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
     codes_[node->output()] = {value, shift};
   }

@@ -99,6 +99,24 @@ std::pair<double, int64_t> Reader::scaleOf(const Node* dequantize) const {
   return {number(dequantize, "scale"), operand(dequantize, "zero_point").toInt()};
 }
 
+std::pair<at::Tensor, int64_t> Reader::tableOf(
+    const Node* lookup, const Grid& from, int64_t from_shift) const {
+  const at::Tensor entries = operand(lookup, "table").toTensor().contiguous();
+  const auto shift = shiftOf(entries.scalar_type());
+  refuseUnless(shift.has_value(), "its entries are no codes of 8 bits");
+  const int64_t count = entries.numel(), first = operand(lookup, "first").toInt() + from_shift;
+  refuseUnless(
+      count > 0 && from.low >= first && from.high < first + count,
+      "it has no entry for some code of its operand");
+  auto table = at::empty({256}, at::kByte);
+  const auto* stored = static_cast<const uint8_t*>(entries.const_data_ptr());
+  for (int64_t code = 0; code < 256; ++code) {
+    const int64_t entry = std::clamp(code, from.low, from.high) - first;
+    table.mutable_data_ptr<uint8_t>()[code] = stored[entry] + *shift;
+  }
+  return {table, *shift};
+}
+
 std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
   const Node* node = value->node();
   refuseUnless(isDequantize(node), "its weight is in float");

@@ -44,6 +44,10 @@ class Reader {
   Codes codesOf(const Node* quantize) const;
   std::pair<double, int64_t> scaleOf(const Node* dequantize) const;
 
+  // What a lookup_table gives for each stored code of its operand, and the shift of its results. Codes beyond the
+  // ends of the operand's grid have the entry of the end.
+  std::pair<at::Tensor, int64_t> tableOf(const Node* lookup, const Grid& from, int64_t from_shift) const;
+
   // int8 weights and a scale for each result, of a value that is dequantized. Results lie along that axis.
   std::pair<at::Tensor, at::Tensor> weights(const Value* value, int64_t axis = 0) const;
   // The bias in float32, as the reference model computes it.

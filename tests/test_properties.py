@@ -91,14 +91,10 @@ QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
 # padding with 0 then pads with the zero point, and bounds of a clamp are numbers. The lowered model
 # is compared with the reference.
 MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
-# A relu of what is 0 but for rounding, a group norm of single numbers: whether its gradient is 0 is
-# a matter of last bits, which a product and a linear layer have differently.
-# A factor of 1 that PyTorch's executor leaves out once no list is in between: the linear layer
-# behind it gets a tensor with other strides. Without its optimizations the numbers are the same.
-NOISE = {
-    "canonicalize_linear": "JIT_PASSES_MODULES=#663@0\n",
-    "resolve_lists": "JIT_PASSES_MODULES=#175@0\n",
-}
+# A relu6 of a group norm of zeros: at its bound a clamp has another derivative.
+# An addmm with a constant weight, between freeze and canonicalize_linear: PyTorch's executor takes
+# its result to have the sizes of the weight, and a loop over them runs too often.
+NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # What none of these modules has: codes of fewer than 8 bits; and what changes no graph.
@@ -108,6 +104,7 @@ NEVER = {"original", "avoid_fast_path", "clamp_codes", "outline_regions", "remar
 # of its bias: original modules fail with it too.
 PYTORCH = (
     "D input (got ",
+    "must have the same number of spatial dimensions",
     "failed shape propagation in this context",
 )
 # Change attributes, and maybe nothing else.
@@ -537,7 +534,8 @@ CHECKS = [
 def test_same_results(what: str, findings: Findings) -> None:
     """The pass, pipeline or rule has changed some module, and what no module computes."""
     failures = [text for name, text in findings.failures if name == what]
-    failures = [text for text in failures if what not in NOISE or NOISE[what] not in text]
+    noise = tuple(f"JIT_PASSES_MODULES=#{index}@0\n" for index in NOISE.get(what, ()))
+    failures = [text for text in failures if not text.startswith(noise)]
     assert not failures, f"{len(failures)} failures, the first one:\n{failures[0]}"
     if chosen()[1] >= COUNT and what not in NEVER:
         assert findings.changed[what], f"no module has what {what} changes"

@@ -21,6 +21,7 @@ from benchmarks.models.audio import DepthwiseSeparableAudioNet
 from benchmarks.models.chain import conv_relu_chain
 from benchmarks.models.convnext import ConvNeXt
 from benchmarks.models.densenet import densenet121
+from benchmarks.models.efficientnet import efficientnet_b0
 from benchmarks.models.encoder import Encoder
 from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.mobilenet_v3 import mobilenet_v3_large
@@ -64,6 +65,7 @@ MODELS: dict[str, ModelSpec] = {
     "resnet50": ModelSpec("ResNet-50", resnet50, images, 25_557_032),
     "mobilenet_v2": ModelSpec("MobileNetV2", MobileNetV2, images, 3_504_872),
     "mobilenet_v3": ModelSpec("MobileNetV3-large", mobilenet_v3_large, images, 5_483_032),
+    "efficientnet_b0": ModelSpec("EfficientNet-B0", efficientnet_b0, images, 5_288_548),
     "shufflenet_v2": ModelSpec("ShuffleNetV2 x1.0", shufflenet_v2_x1_0, images, 2_278_604),
     "densenet121": ModelSpec("DenseNet-121", densenet121, images, 7_978_856),
     "convnext": ModelSpec("ConvNeXt-Tiny", ConvNeXt, images, 28_589_128),

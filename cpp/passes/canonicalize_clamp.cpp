@@ -3,6 +3,9 @@
 //   aten::relu6(%x)                  ->  aten::clamp(%x, 0, 6)
 //   aten::hardtanh(%x, %low, %high)  ->  aten::clamp(%x, %low, %high)
 //   aten::clamp(%x, 0, None), aten::clamp_min(%x, 0)  ->  aten::relu(%x)
+//
+// At a bound itself the derivative changes: clamp has 1 there, relu and hardtanh have 0.
+#include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -20,7 +23,8 @@ bool clipsBelowZeroOnly(const Node* node) {
   return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
 }
 
-Value* canonicalClamp(Node* node) {
+// The derivative of relu is of its result, which then no operator may write; that of clamp is of its operand.
+Value* canonicalClamp(Node* node, const std::unordered_set<const Value*>& written) {
   if (node->kind() == relu6) {
     const std::vector<Value*> operands{
         node->input(0), insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})};
@@ -29,10 +33,14 @@ Value* canonicalClamp(Node* node) {
   if (node->kind() == hardtanh) {
     return insertValue(node, aten::clamp, node->inputs(), node);
   }
-  return clipsBelowZeroOnly(node) ? insertValue(node, aten::relu, {node->input(0)}, node) : nullptr;
+  const bool is_relu = clipsBelowZeroOnly(node) && !written.count(node->output());
+  return is_relu ? insertValue(node, aten::relu, {node->input(0)}, node) : nullptr;
 }
 
-bool canonicalizeClamp(PassContext& context) { return replaceNodes(*context.graph(), canonicalClamp); }
+bool canonicalizeClamp(PassContext& context) {
+  const auto written = writtenValues(context.graph());
+  return replaceNodes(*context.graph(), [&](Node* node) { return canonicalClamp(node, written); });
+}
 
 const RegisterPass canonicalize_clamp_pass{
     "canonicalize_clamp", "Turn relu6, hardtanh and clamp_min into relu and clamp.", canonicalizeClamp,

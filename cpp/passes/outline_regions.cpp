@@ -285,9 +285,8 @@ class Outline {
 
   // The same operator on something else.
   Node* cloneAfter(Node* point, const Node* node, Value* operand) {
-    Node* made = outer_.createClone(const_cast<Node*>(node), [&](Value* value) {
-      return value == node->input(0) ? operand : value;
-    });
+    Node* made = outer_.createClone(
+        const_cast<Node*>(node), [&](Value* value) { return value == node->input(0) ? operand : value; });
     return made->insertAfter(point);
   }
 

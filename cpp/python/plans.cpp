@@ -21,8 +21,7 @@ void bindPlans(py::module_& m) {
     try {
       std::rethrow_exception(thrown);
     } catch (const x86::RefusedOperator& error) {
-      const py::object raised = py::handle(refused)(error.what());
-      raised.attr("operator") = error.name;
+      const py::object raised = py::handle(refused)(error.what(), error.name);
       PyErr_SetObject(refused.ptr(), raised.ptr());
     }
   });

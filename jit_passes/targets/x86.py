@@ -220,7 +220,8 @@ class X86(Target):
         try:
             return _C.build_plan(region._c)
         except _C.RefusedOperator as error:
-            raise RefusedOperator(error.operator, first_line(error)) from error
+            message, operator = error.args
+            raise RefusedOperator(operator, message) from error
         except RuntimeError as error:
             warn(f"a region of the target 'x86' stays as it is: {first_line(error)}")
             return None

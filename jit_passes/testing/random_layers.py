@@ -161,6 +161,20 @@ def convolution_norm(w: Writer) -> None:
     w.keep()
 
 
+def layer_scale(w: Writer) -> None:
+    """A factor for each channel behind a layer; the layer may write its channels elsewhere."""
+    w.rng.choice((convolution, convolution, transposed, linear))(w)
+    x = f"v{w.last}"
+    rank = len(w.shape(x))
+    order = w.rng.choice((list(range(rank)), w.rng.sample(range(rank), rank)))
+    axis = w.rng.choice((rank - 1, order.index(min(1, rank - 1))))
+    size, factor = w.shape(x)[order[axis]], w.new("factor")
+    sizes = ", ".join(["1"] * w.rng.randint(0, axis) + [str(size)] + ["1"] * (rank - 1 - axis))
+    moved = x if order == sorted(order) else f"{x}.permute({order})"
+    product = w.rng.choice((f"self.{factor} * {moved}", f"{moved} * self.{factor}"))
+    w.add(f"{w.new()} = {product}", [f"self.{factor} = nn.Parameter(torch.randn({sizes}))"])
+
+
 def other_norm(w: Writer) -> None:
     member, x = w.new("norm"), w.pick((2, 3, 4, 5))
     shape = w.shape(x)

@@ -55,7 +55,7 @@ _STATEMENTS: dict[Callable[[Writer], None], int] = {
     layers.pool: 4, statements.resize: 3, statements.unpack: 3, statements.lists: 3,
     statements.sizes: 2, statements.branch: 5, statements.loop: 5, layers.layers: 3,
     layers.attention: 1, statements.state: 3, statements.optional: 2, layers.concatenation: 2,
-    layers.many_groups: 1,
+    layers.many_groups: 2, layers.layer_scale: 3,
 }  # fmt: skip
 
 

@@ -131,6 +131,50 @@ def test_operators(name: str) -> None:
     assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
 
 
+class Read(nn.Module):
+    """A result of a function that a linear layer reads too."""
+
+    def __init__(self, function: Function, features: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Linear(features, 2)
+        self.function = function
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.function(self.first(x))
+        return x, self.last(x)
+
+
+READ: dict[str, tuple[Function, int]] = {
+    "nothing": (lambda x: x, 10),
+    "permutation": (lambda x: x.permute(0, 2, 3, 1), 8),
+    "three axes around": (lambda x: x.permute(0, 3, 1, 2), 12),
+    "two permutations": (lambda x: x.permute(2, 0, 3, 1).transpose(0, 3), 12),
+    "table of a permutation": (lambda x: F.hardswish(x.permute(0, 2, 3, 1)), 8),
+    "sum of permutations": (lambda x: x.transpose(1, 3) + torch.relu(x).transpose(1, 3), 8),
+    "sum with another order": (
+        lambda x: x.transpose(2, 3) + F.conv2d(x, torch.ones(8, 1, 3, 1), groups=8)[..., :1], 12
+    ),
+    "gate": (lambda x: F.adaptive_avg_pool2d(x, 1).transpose(1, 3) * x.transpose(1, 3), 8),
+    "product with a gate": (lambda x: x.transpose(1, 2) * x.mean([1, 2], keepdim=True), 10),
+    "convolution": (lambda x: F.conv2d(x.transpose(1, 2), torch.ones(4, 12, 1, 1)), 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_results_lie_in_memory_as_in_float(name: str) -> None:
+    """What float operators behind see of it: whether `contiguous` gives another name, or a copy."""
+    function, features = READ[name]
+    model, x = Read(function, features), images()
+    reference, lowered = stages(model, x)
+    kinds = kinds_of(lowered)
+    assert kinds <= {"prim::TupleConstruct", "prim::TupleIndex"}
+    for inputs in (x, images(3, 3, 12, 10)):
+        results = lowered(inputs), reference(inputs), model(inputs)
+        for found, expected, of_float in zip(*results, strict=True):
+            assert found.stride() == expected.stride() == of_float.stride()
+            assert (found - expected).abs().max() < 0.1
+
+
 def windows(x: Tensor) -> Tensor:
     """In six axes, as a transformer cuts images into windows."""
     n, c, h, w = x.shape

@@ -75,7 +75,8 @@ struct Step {
 struct Lowered {
   std::vector<Memory> memory;
   std::vector<Step> steps;
-  int64_t bytes = 0; // of the arena
+  int64_t bytes = 0;         // of the arena
+  std::vector<Sizes> orders; // of the axes of each output in memory
 };
 
 // `weights` may be asked for what convolutions need around their input.

@@ -1,4 +1,5 @@
 #include "moves.h"
+#include "orders.h"
 #include "phases.h"
 
 namespace jit_passes::x86 {
@@ -100,10 +101,7 @@ class Preparation {
     const Memory& from = in(step);
     const Dims dims = pixelDims(from.sizes, from.axis);
     const Placed codes = image(from, dims);
-    Sizes strides(from.sizes.size(), 1);
-    for (size_t i = strides.size(); i-- > 1;) {
-      strides[i - 1] = strides[i] * from.sizes[i];
-    }
+    const Sizes strides = stridesOf(from.sizes, lowered_.orders[step.output]);
     const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
     const Dequantize kernel{
         static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};

@@ -45,7 +45,7 @@ class Prepared {
 
  private:
   std::vector<Phase> phases_; // none for a batch of none
-  std::vector<Sizes> output_sizes_;
+  std::vector<Sizes> output_sizes_, output_strides_;
   int64_t bytes_ = 0, scratch_bytes_ = 0; // for values, and for each thread
 };
 

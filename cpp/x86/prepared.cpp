@@ -1,16 +1,21 @@
 #include "lower.h"
+#include "orders.h"
 
 namespace jit_passes::x86 {
 
 Prepared::Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
   const auto sizes = inferSizes(program, inputs);
+  const auto orders = outputOrders(program, sizes);
   bool empty = true;
-  for (const int64_t output : program.outputs) {
+  for (size_t i = 0; i < orders.size(); ++i) {
+    const int64_t output = program.outputs[i];
     output_sizes_.push_back(sizes[output]);
+    output_strides_.push_back(stridesOf(sizes[output], orders[i]));
     empty = empty && countOf(sizes[output]) == 0;
   }
   if (!empty) {
     auto lowered = lower(program, sizes, weights);
+    lowered.orders = orders;
     bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
     phases_ = phasesOf(program, weights, std::move(lowered), scratch_bytes_);
   }
@@ -22,8 +27,8 @@ std::vector<at::Tensor> Prepared::run(
   c10::SmallVector<Call::Source, 4> sources;
   c10::SmallVector<float*, 4> results;
   std::vector<at::Tensor> outputs;
-  for (const Sizes& sizes : output_sizes_) {
-    outputs.push_back(at::empty(sizes, at::kFloat));
+  for (size_t i = 0; i < output_sizes_.size(); ++i) {
+    outputs.push_back(at::empty_strided(output_sizes_[i], output_strides_[i], at::kFloat));
     results.push_back(outputs.back().mutable_data_ptr<float>());
   }
   for (const at::Tensor& input : inputs) {

@@ -9,8 +9,9 @@
 //
 // A region takes and gives floats: it quantizes what it reads, and dequantizes what it gives. The codes are the
 // same, since quantize gives the codes back that dequantize of the same grid has read. A value in codes comes
-// in as it was before it was quantized, or where a rearrangement lies in between, as it is after that. Constants,
-// and attributes that nothing changes and that need no gradient, move in.
+// in as it was before it was quantized, or where a rearrangement lies in between, as it is after that; where it
+// may be written in place after it was quantized, as it is dequantized from that. Constants, and attributes that
+// nothing changes and that need no gradient, move in.
 //
 // The option `regions` has a list of nodes for each, by their number in program order. The regions are named in
 // that order. Several results come as a tuple; the node behind that, or the call, carries the place of the result.
@@ -158,7 +159,7 @@ class Outline {
     } else if (const auto parameter = known_.parameter(value); parameter && isFinal(*parameter)) {
       inside_[value] = inner_->insertConstant(*parameter);
     } else {
-      inside_[value] = takeInput(value);
+      inside_[value] = value->node()->kind() == quantize ? takeCodes(value) : takeInput(value);
     }
     return inside_.at(value);
   }
@@ -173,12 +174,28 @@ class Outline {
     return !parameter.isTensor() || !parameter.toTensor().requires_grad();
   }
 
-  Value* takeInput(Value* value) {
+  Value* addInput(Value* value) {
     Value* input = inner_->addInput("input_" + std::to_string(inputs_.size()));
     input->setType(value->type());
     inputs_.push_back(value);
+    return input;
+  }
+
+  Value* takeInput(Value* value) {
+    Value* input = addInput(value);
     const Node* grid = gridOf(value);
     return grid == nullptr ? input : requantized(input, grid)->output();
+  }
+
+  // Codes of what is written in place, which the region would read too late: it takes what they are dequantized to.
+  Value* takeCodes(Value* codes) {
+    Node* source = codes->node();
+    Node* floats = outer_.create(dequantize, {codes, source->input(1), source->input(2)});
+    floats->copyMetadata(source);
+    floats->insertAfter(source);
+    Value* input = addInput(floats->output());
+    const auto operand = [&](Value* v) { return v == source->input(0) ? input : take(v); };
+    return inner_->insertNode(inner_->createClone(source, operand))->output();
   }
 
   // The same value, as what was quantized and dequantized on the grid of another one.

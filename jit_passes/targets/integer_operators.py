@@ -134,7 +134,8 @@ class Reader:
         row = self.capability.operators.get(node.kind)
         if node.name in self.excluded:
             return self.excluded[node.name]
-        if any(value.written for value in (*node.inputs, *node.outputs)):
+        given = [*node.outputs, *(v for u in _unpacked(node) for v in u.outputs)]
+        if any(value.written for value in (*node.inputs, *given)):
             return "it reads or gives a value that is written in place"
         if row is None and node.moves_data:
             reason = self.capability.move_refusal(node)
@@ -313,6 +314,12 @@ class Reader:
                     self.found.links.append((number[maker.index], own))
         links = dict.fromkeys((*self.found.links, *shared))
         self.found.links = [(one, other) for one, other in links if one != other]
+
+
+def _unpacked(node: NodeView) -> list[NodeView]:
+    """Return the nodes that unpack a list which a node makes."""
+    users = [user for value in node.outputs for user, _ in value.uses]
+    return [user for user in users if user.kind == "prim::ListUnpack"]
 
 
 def _float(value: ValueView) -> str:

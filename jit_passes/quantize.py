@@ -45,7 +45,11 @@ def quantize_script(
             profile, or if weights alone are quantized, which need no data.
         profile: of this model, or the file of one, in place of data: see `jit_passes.profile`.
         quantizer: decides what is quantized and how; None for the target's own.
-        target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`.
+        target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
+            is the one that the quantizer is made for, or the best for this machine: "x86" on a
+            processor with AVX-512 VNNI, else "stock". A file for "x86" needs `import jit_passes`
+            before `torch.jit.load`, or in C++ the library `runtime_path()`; one for "stock" loads
+            with torch alone, anywhere.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`.
         strict: raise an error for operators that would stay in float and were not asked to.

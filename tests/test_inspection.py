@@ -66,7 +66,7 @@ def test_counts_conversions_and_regions() -> None:
 def test_says_why() -> None:
     """Each operator in float has its reason, and the line of the model that it stands in."""
     model = torch.jit.script(Net().eval())
-    rows = {row.name: row for row in jit_passes.inspect(model, config={
+    rows = {row.name: row for row in jit_passes.inspect(model, target="stock", config={
         "version": 1, "rules": [{"module": "b", "keep_float": True}],
     })}  # fmt: skip
     assert rows["b:conv2d"].reason.startswith("kept in float by")
@@ -74,7 +74,7 @@ def test_says_why() -> None:
     assert rows["cos"].reason == "the target 'stock' has no int8 form of it"
     assert "test_inspection.py" in rows["cos"].source
     assert not rows["a:conv2d"].reason
-    text = str(jit_passes.inspect(model))
+    text = str(jit_passes.inspect(model, target="stock"))
     assert text.startswith("5 of 7 operators on integers, in 2 regions; 2 values quantized")
 
 

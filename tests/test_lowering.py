@@ -102,7 +102,8 @@ def test_padding_of_three_axes_stays_float() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv3d(4, 8, 3), nn.ReLU(), nn.Conv3d(8, 4, 2, padding="same")).eval()
     x = torch.randn(2, 4, 6, 6, 6)
-    lowered = jit_passes.quantize_script(torch.jit.script(model), [x], progress=False)
+    script = torch.jit.script(model)
+    lowered = jit_passes.quantize_script(script, [x], target="stock", progress=False)
     kinds = {node.kind() for node in lowered.graph.nodes()}
     assert {"aten::constant_pad_nd", "quantized::conv3d"} <= kinds
     with torch.no_grad():
@@ -383,8 +384,8 @@ def test_data_movement_stays_in_integers(name: str) -> None:
     model = Between(function, channels)
     x = torch.randn(3, 3, 4, 4)
     script = torch.jit.trace(model.eval(), x)
-    prepared = jit_passes.calibrate(jit_passes.prepare(script), [x], progress=False)
-    reference = jit_passes.convert(prepared)
+    prepared = jit_passes.prepare(script, target="stock")
+    reference = jit_passes.convert(jit_passes.calibrate(prepared, [x], progress=False))
     pair = Pair(reference, jit_passes.lower(reference))
     lowered = pair.lowered.graph
     dequantizes = [n for n in lowered.nodes() if n.kind() == "aten::dequantize"]

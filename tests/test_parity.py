@@ -163,7 +163,7 @@ def test_exact_without_biases(method: str, bits: int, trace: bool) -> None:
 
 @pytest.mark.parametrize("make", [ResNet, Depthwise])
 @pytest.mark.parametrize(
-    ("target", "bits"), [("auto", None), ("reference", 8), ("reference", 4)], ids=str
+    ("target", "bits"), [("stock", None), ("reference", 8), ("reference", 4)], ids=str
 )
 @pytest.mark.parametrize("method", METHODS)
 def test_folded_batch_norms(
@@ -176,13 +176,13 @@ def test_folded_batch_norms(
     assert not report.unmatched
     lowered = jit_passes.parity(qat, jit_passes.lower(reference), data())
     for found, engine in ((report, "reference"), (lowered, target)):
-        if method == "lsq_plus" or engine == "auto":  # a tie next to an odd zero point
+        if method == "lsq_plus" or engine == "stock":  # a tie next to an odd zero point
             assert found.largest_own_steps < 1.05, found
         else:
             assert found.equal, found
     activations = [row.name for row in report.rows if row.kind == "activation"]
     assert [row.name for row in lowered.rows if row.kind == "activation"] == activations
-    if target == "auto":  # packed weights are not looked into
+    if target == "stock":  # packed weights are not looked into
         parameters = [row.name for row in report.rows if row.kind == "parameter"]
         assert sorted(lowered.unmatched) == sorted(parameters)
 

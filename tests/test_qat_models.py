@@ -49,7 +49,7 @@ def step(model: Model, args: Any, method: str, optimizer: torch.optim.Optimizer)
 def check(model: Model, args: Any, trainer: str, method: str = "forward") -> float | None:
     """Prepare, train, convert; the largest difference, of the largest value. None: refused."""
     try:
-        prepared = prepare_qat(model, fake_quantizer=trainer, method=method)
+        prepared = prepare_qat(model, fake_quantizer=trainer, target="stock", method=method)
     except JitPassesError as error:
         assert any(text in str(error) for text in REFUSED), error
         return None

@@ -140,7 +140,8 @@ def test_gradients_are_the_papers(method: str, training: bool, zero: bool) -> No
         eager.bn2.weight.data[:3] = 0
     x = batch(*IMAGES)
     config = {"version": 1, "global": {"bias": {"dtype": "float"}}}
-    model = prepare_qat(compiled(eager, x), fake_quantizer=method, config=config).train()
+    options = {"fake_quantizer": method, "target": "stock", "config": config}
+    model = prepare_qat(compiled(eager, x), **options).train()
     model(x)
     # In double, but for what quantizes, in float32: scales that have few digits keep it exact.
     model.double()
@@ -355,7 +356,8 @@ def test_without_fake_quantization_it_is_float(origin: str, method: str) -> None
 
 def test_ranges_stand_still() -> None:
     x = batch(*IMAGES)
-    model = prepare_qat(compiled(seeded(Net), x), fake_quantizer="moving_average").train()
+    options = {"fake_quantizer": "moving_average", "target": "stock"}
+    model = prepare_qat(compiled(seeded(Net), x), **options).train()
     model(x)
     ranges = [n for n in model.state_dict() if n.endswith("put_range")]
     assert len(ranges) == 6

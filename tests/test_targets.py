@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 import jit_passes
-from jit_passes import GraphEditor, GraphView, JitPassesError, Pipeline
+from jit_passes import _C, GraphEditor, GraphView, JitPassesError, Pipeline
 from jit_passes.observers import MinMax, PairSums
 from jit_passes.quantizer import (
     PER_TENSOR,
@@ -26,7 +27,8 @@ from jit_passes.quantizer import (
     Role,
     SpecSupport,
 )
-from jit_passes.targets import Reference, Stock
+from jit_passes.stages.module import Report
+from jit_passes.targets import Reference, Stock, resolve_target
 
 SUPPORT = SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True)
 NARROW = SpecSupport({"int8": (-127, 127)}, ("per_channel_symmetric",))
@@ -204,3 +206,53 @@ def test_a_target_of_ones_own() -> None:
         jit_passes.lower(reference, Press(size=7))
     with pytest.raises(JitPassesError, match="prepared for Press"):
         jit_passes.lower(reference, "stock")
+
+
+@pytest.fixture(params=["x86", "stock"])
+def best(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The target that is the best on a machine."""
+    monkeypatch.setattr(_C, "has_x86_kernels", lambda: request.param == "x86")
+    return request.param
+
+
+def test_auto(best: str) -> None:
+    """By the processor; but the target of the quantizer, and for lower that of the model."""
+    assert resolve_target("auto").name == best
+    model, x = torch.jit.script(nn.Conv2d(3, 4, 3).eval()), torch.randn(2, 3, 8, 8)
+    for quantizer, name in ((None, best), (BackendQuantizer(Reference()), "reference")):
+        prepared = jit_passes.prepare(model, quantizer=quantizer)
+        qat = jit_passes.prepare_qat(model, quantizer)
+        assert {Report.read(module).target["name"] for module in (prepared, qat)} == {name}
+    lowered = jit_passes.quantize_script(model, [x], progress=False)
+    text = str(lowered.inlined_graph)
+    assert ("quantized::conv2d" in text, "jit_passes.Plan" in text) == (
+        best == "stock",
+        best == "x86",
+    )
+    assert (lowered(x) - model(x)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("target", ["x86", "stock"])
+def test_lower_takes_the_target_of_the_model(best: str, target: str) -> None:
+    """Also that of a file from a machine for which another one is the best."""
+    model, x = torch.jit.script(nn.Conv2d(3, 4, 3).eval()), torch.randn(2, 3, 8, 8)
+    prepared = jit_passes.prepare(model, target=target)
+    file = io.BytesIO()
+    torch.jit.save(jit_passes.calibrate(prepared, [x], progress=False), file)
+    lowered = jit_passes.lower(jit_passes.convert(torch.jit.load(io.BytesIO(file.getvalue()))))
+    assert Report.read(lowered).target["name"] == target
+    found = jit_passes.coverage(lowered)
+    assert found.needs_package == (target == "x86")
+    assert ("`import jit_passes` first" in str(found)) == found.needs_package
+
+
+@pytest.mark.filterwarnings("ignore:nothing was quantized")
+def test_what_needs_no_package() -> None:
+    """A model of which nothing is quantized, whatever its target."""
+    model, x = (
+        torch.jit.script(nn.Conv2d(3, 4, 3).double().eval()),
+        torch.randn(2, 3, 8, 8).double(),
+    )
+    lowered = jit_passes.quantize_script(model, [x], target="x86", progress=False)
+    assert not jit_passes.coverage(lowered).needs_package
+    assert not jit_passes.coverage(model).needs_package

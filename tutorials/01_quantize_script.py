@@ -105,10 +105,12 @@ assert len(integers.unique()) > 16
 # `prepare` returns a copy of the module. In the copy, batch normalization has been folded into the
 # weights of the convolution before it, and an *observer* stands on every value that is to become
 # int8. An observer computes nothing; it notes the range of what passes. Your module is not touched,
-# here or anywhere below.
+# here or anywhere below. The target `stock` means PyTorch's own int8 operators, whose files load
+# with torch alone. Without it you get the fastest for your processor, which may be plans of whole
+# regions, whose files need jit_passes.
 
 # %%
-prepared = jit_passes.prepare(scripted)
+prepared = jit_passes.prepare(scripted, target="stock")
 images = data.test_x[:64]
 with torch.no_grad():
     expected = scripted(images)
@@ -130,7 +132,7 @@ torch.testing.assert_close(observed, expected, rtol=1e-3, atol=1e-3)
 # start over with a fresh copy.
 
 # %%
-prepared = jit_passes.prepare(scripted)
+prepared = jit_passes.prepare(scripted, target="stock")
 calibration_data = data.train_x[:512].split(64)
 jit_passes.calibrate(prepared, calibration_data)
 

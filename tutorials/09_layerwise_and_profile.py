@@ -175,7 +175,7 @@ assert layered_top1 > float_top1 - 2
 # nobody wanted so; what the file keeps in float is wanted.
 
 # %%
-stock = jit_passes.quantize_script(model, profile=profile, config=file, strict=True)
+stock = jit_passes.quantize_script(model, profile=profile, target="stock", config=file, strict=True)
 print(jit_passes.coverage(stock))
 assert [row.name for row in jit_passes.coverage(stock).float] == ["layer2.1.conv1:conv2d"]
 assert top1(stock, data.test_x, data.test_y) > float_top1 - 2

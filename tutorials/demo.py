@@ -71,7 +71,7 @@ def build(model: torch.nn.Module, data: Digits, folder: Path) -> Row:
     scripted = torch.jit.script(train(model, data))
     batches = data.train_x[:CALIBRATION_IMAGES].split(64)
     start = time.perf_counter()
-    quantized = jit_passes.quantize_script(scripted, batches)
+    quantized = jit_passes.quantize_script(scripted, batches, target="stock")
     seconds = time.perf_counter() - start
     paths = folder / f"{name}-float.pt", folder / f"{name}-int8.pt"
     for module, path in zip((scripted, quantized), paths, strict=True):

@@ -2,6 +2,7 @@
 #include "conversions.h"
 
 #include "x86/builder.h"
+#include "x86/kernels.h"
 #include "x86/plan.h"
 
 namespace jit_passes {
@@ -27,6 +28,7 @@ void bindPlans(py::module_& m) {
   });
   m.def("build_plan", &buildPlan, py::arg("region"));
   m.def("planned_kinds", &x86::plannedKinds);
+  m.def("has_x86_kernels", [] { return x86::bestForm() != x86::Form::Plain; });
 }
 
 } // namespace jit_passes

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
 from ..errors import count_of
 from ..specification.annotation import Annotations
-from ..stages.module import OperatorRecord, Report
+from ..stages.module import ModelStage, OperatorRecord, Report
 from ..stages.normalize import normalized_graph
 from ..stages.records import operator_records
 
+NEEDS_PACKAGE = (
+    "to load its file, `import jit_passes` first; files for target='stock' load with torch alone"
+)
+OWN = re.compile(r"\bjit_passes::|torch\.classes\.jit_passes\.")  # operators, classes
+
 
 class Coverage(tuple[OperatorRecord, ...]):
-    """Every operator with weights and every matrix product; printing it gives a table."""
+    """Every operator with weights and every matrix product; printing it gives a table.
+
+    Attributes:
+        needs_package: whether the model is lowered to operators or plans of this package, so that
+            its file loads behind `import jit_passes`, or in C++ behind the library
+            `runtime_path()`. Files for the target "stock" load with torch alone.
+    """
+
+    needs_package: bool
+
+    def __new__(cls, operators: Iterable[OperatorRecord], needs_package: bool = False) -> Coverage:
+        made = super().__new__(cls, operators)
+        made.needs_package = needs_package
+        return made
 
     @property
     def int8(self) -> tuple[OperatorRecord, ...]:
@@ -42,7 +62,7 @@ class Coverage(tuple[OperatorRecord, ...]):
             cells = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]
             why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
             lines.append("  ".join((*cells, why)).rstrip())
-        return "\n".join(lines)
+        return "\n".join((*lines, NEEDS_PACKAGE) if self.needs_package else lines)
 
 
 def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage:
@@ -61,7 +81,9 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
     """
     report = Report.read(model)
     if report is not None:
-        return Coverage(report.operators)
+        lowered = report.stage is ModelStage.LOWERED
+        graph_text = getattr(model, report.method).inlined_graph.str(False) if lowered else ""
+        return Coverage(report.operators, OWN.search(graph_text) is not None)
     graph = normalized_graph(model, method)
     nothing = Annotations(reasons={node.name: "not quantized yet" for node in graph.nodes})
     return Coverage(operator_records(graph, nothing))

@@ -41,8 +41,9 @@ def prepare(
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
         quantizer: decides what is quantized and how; None for the target's own.
-        target: the backend that the model is for: "auto" (the one that the quantizer is made for,
-            or the best for this machine), a name, or a `Target`.
+        target: the backend that the model is for: a name, a `Target`, or "auto": the one that the
+            quantizer is made for, or the best for this machine, "x86" on a processor with AVX-512
+            VNNI, else "stock". See `quantize_script` for what files of it need.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
         strict: raise an error for operators with weights and matrix products that would stay in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
 from .partition import CompileRegions, Partition, Region, RegionValue
@@ -36,7 +37,10 @@ targets = Target.registered
 
 
 def resolve_target(target: str | Target) -> Target:
-    """Return the backend that a name stands for; "auto" is the best one for this machine.
+    """Return the backend that a name stands for.
+
+    "auto" is the best one for this machine: `X86` where its processor has the instructions that the
+    kernels are made for (AVX-512 F, BW, VL, VNNI and VBMI), else `Stock`.
 
     Raises:
         JitPassesError: there is none of that name, or it cannot be had here.
@@ -44,7 +48,7 @@ def resolve_target(target: str | Target) -> Target:
     if isinstance(target, Target):
         return target
     if target == "auto":
-        return Stock()
+        return X86() if _C.has_x86_kernels() else Stock()
     try:
         return Target.make(target)
     except UnknownError as error:

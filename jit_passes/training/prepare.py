@@ -76,7 +76,8 @@ def prepare_qat(
         bits: of weights and of what weighted operators read, 2 to 16; or by slot, {"weight": 4,
             "input": 8, "output": 8}. None for the target's. With it, "auto" means "reference".
         first_last_bits: of the same of the first and last weighted operators, otherwise.
-        target: the backend that the model is for; see `prepare`.
+        target: the backend that the model is for; see `prepare`. It decides what trains, so name it
+            where a state dict or a group of processes is shared between processors.
         config: layer by layer, what is to be done otherwise; see `prepare`.
         strict: raise an error for convolutions, linears and matrix products that would stay in
             float and were not asked to.

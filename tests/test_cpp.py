@@ -58,7 +58,7 @@ def test_file_runs_in_a_cpp_program(tmp_path: Path) -> None:
     shape = (2, 3, 9, 9)
     x = torch.linspace(-2, 2, 2 * 3 * 9 * 9).reshape(shape)
     script = torch.jit.script(Net().eval())
-    lowered = jit_passes.quantize_script(script, [x], progress=False)
+    lowered = jit_passes.quantize_script(script, [x], target="stock", progress=False)
     assert jit_passes.coverage(lowered)[0].dtype == "int8"
     torch.jit.save(lowered, str(tmp_path / "int8.pt"))
     program = tmp_path / "run_model"

@@ -197,7 +197,9 @@ class Reader:
         if maker is None or row is None or reader is None:
             return None
         table = reader.elementwise and row.elementwise
-        return maker if table or (reader.reads_parts and reader.reads_parts(maker)) else None
+        summed = maker.kind in reader.sums and value is maker.output
+        parts = reader.reads_parts and reader.reads_parts(maker)
+        return maker if table or summed or parts else None
 
     def _quantizers(self, node: NodeView) -> list[NodeView]:
         """Return the operators that quantize a candidate's result."""
@@ -221,7 +223,7 @@ class Reader:
         kept = self._candidates
         for index in sorted(kept):  # what reads only those that are gone is in float
             row, node = kept[index], nodes[index]
-            inner = row is not None and (row.elementwise or row.reads_parts)
+            inner = row is not None and (row.elementwise or row.reads_parts or row.sums)
             values = [v for _, _, v in node.operands if v.is_tensor and not v.is_constant]
             if inner and not all(quantizer_of(v) or self._within(row, v) for v in values):
                 self.refused[node.name] = "what it reads is computed in float"
@@ -240,6 +242,8 @@ class Reader:
         tables = all(user.block == node.block and self._is_table(user) for user in others)
         if row.elementwise and others and tables and not value.is_result:
             return None
+        if len(value.uses) == 1 and not value.is_result and self._sums(value.uses[0][0], value):
+            return None
         readers = list(readers_of(value, lambda user, _: user.kind not in LISTS))
         if readers and all(self._takes_parts(use, node) for use in readers):
             return None
@@ -257,6 +261,12 @@ class Reader:
     def _is_table(self, node: NodeView) -> bool:
         row = self._candidates.get(node.index)
         return row is not None and row.elementwise
+
+    def _sums(self, user: NodeView, value: ValueView) -> bool:
+        row, maker = self._candidates.get(user.index), value.producer
+        return row is not None and maker is not None and (
+            maker.kind in row.sums and maker.block == user.block
+        )  # fmt: skip
 
     def _takes_parts(self, use: Use | None, node: NodeView) -> bool:
         row = self._candidates.get(use[0].index) if use and use[0].block == node.block else None

@@ -93,6 +93,32 @@ def test_sums_behind_convolutions(seed: int) -> None:
     assert names.count("add") == 1 - fused
 
 
+class Padded(nn.Module):
+    """A sum behind a convolution whose padding is an operator in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = random.Random(3)
+        self.x, self.z, self.layer = (
+            grid(draw),
+            grid(draw),
+            Weighted(nn.Conv2d(6, 6, 3), exact=True),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.x(x)
+        return self.z(x - self.layer(F.pad(x, (1, 1, 1, 1))))
+
+
+def test_a_padding_in_front_of_a_sum() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 5, 7) * 20
+    region = traced(Padded(), x)
+    plan = plan_of(region)
+    assert_bits(region, plan, x)
+    assert kernels(plan, x) == ["quantize", "convolution 3x3 + add", "dequantize"]
+
+
 class Linear(nn.Module):
     """A sum behind a linear, of any rank; the operands may broadcast."""
 
@@ -240,10 +266,13 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x = self.x(x)
         for i, layer in enumerate(self.layers):
-            y = self.grids[i](self.clips[i](layer(y)))
+            y = layer(y)
+            if self.same and layer is self.layers[-1]:
+                return self.z(y + x)
+            y = self.grids[i](self.clips[i](y))
             if self.tables[i]:
                 y = self.functions[i](F.hardswish(y))
-        return self.z(y + x) if self.same else y
+        return y
 
 
 @pytest.mark.parametrize("seed", range(14))

@@ -67,7 +67,8 @@ class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 32, 3, padding=1)
-        self.layers = nn.ModuleList(nn.Conv2d(32, 32, 1 + 2 * (i % 2), padding=i % 2) for i in range(24))
+        layers = [nn.Conv2d(32, 32, 1 + 2 * (i % 2), padding=i % 2) for i in range(24)]
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -79,9 +80,8 @@ class Deep(nn.Module):
 @pytest.fixture
 def busy_processors() -> Iterator[None]:
     """Processes beside that take half of what there is: threads stop in the middle of a step."""
-    spinning = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)
-    ]
+    command = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     yield
     for process in spinning:
         process.kill()

@@ -35,6 +35,14 @@ Call ofThread(Call call, int64_t thread) {
 // A phase falls into so many units at most; each has the same share of all parts.
 constexpr int64_t kMostUnits = 1 << 12;
 
+// Whether ranges are claimed in chunks. So many multiply-adds take a thread 10 us and more, of which beginning a kernel
+// once more is a few per cent.
+bool isCut(const Phase& phase, int64_t threads) {
+  constexpr int64_t kShort = 1 << 22;
+  return phase.products > kShort * threads &&
+         std::none_of(phase.parts.begin(), phase.parts.end(), [](const Part& p) { return p.shares_work; });
+}
+
 int64_t unitsOf(const Phase& phase) {
   int64_t units = 0;
   for (const Part& part : phase.parts) {
@@ -138,10 +146,11 @@ class Progress {
     return true;
   }
 
-  // The next chunk of a range, as its first unit and how many: three quarters, and then the rest, which is small
-  // enough for others to take over, and not so small that kernels begin all the time.
+  // The next chunk of a range, as its first unit and how many: three quarters, and then the rest, small enough for
+  // others to take over; or the whole range.
   int64_t claim(int index, int64_t owner, int64_t begin, int64_t end, int64_t& first) {
     const uint64_t phase = static_cast<uint64_t>(index) + 1;
+    const bool is_cut = isCut(phases_[index], static_cast<int64_t>(ranges_.size()));
     std::atomic<uint64_t>& next = ranges_[owner].next;
     uint64_t seen = next.load(std::memory_order_relaxed);
     while (seen >> 32 <= phase) {
@@ -149,7 +158,7 @@ class Progress {
       if (first >= end) {
         return 0;
       }
-      const int64_t count = first == begin ? (3 * (end - begin) + 3) / 4 : end - first;
+      const int64_t count = is_cut && first == begin ? (3 * (end - begin) + 3) / 4 : end - first;
       const uint64_t claimed = phase << 32 | static_cast<uint64_t>(first + count);
       if (next.compare_exchange_weak(seen, claimed, std::memory_order_relaxed)) {
         return count;

@@ -25,6 +25,7 @@ struct Call {
 struct Part {
   int64_t items;
   std::function<void(const Call& call, int64_t begin, int64_t end)> run;
+  bool shares_work = false; // between items next to each other
 };
 
 // Parts that do not depend on one another.

@@ -80,7 +80,8 @@ class Deep(nn.Module):
 @pytest.fixture
 def busy_processors() -> Iterator[None]:
     """Processes beside that take half of what there is: threads stop in the middle of a step."""
-    command = [sys.executable, "-c", "while True: pass"]
+    code = "from time import time; end = time() + 120\nwhile time() < end: pass"
+    command = [sys.executable, "-c", code]
     spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     yield
     for process in spinning:

@@ -172,9 +172,11 @@ Part chained(const Lowered& lowered, const Step& step, int64_t& scratch) {
     band *= 2;
   }
   scratch = std::max(scratch, chain.place(band));
-  return {chain.items(), [chain = std::move(chain)](const Call& call, int64_t begin, int64_t end) {
-            chain.run(call, begin, end);
-          }};
+  const int64_t items = chain.items();
+  const auto run = [chain = std::move(chain)](const Call& call, int64_t begin, int64_t end) {
+    chain.run(call, begin, end);
+  };
+  return {items, run, true};
 }
 
 } // namespace jit_passes::x86

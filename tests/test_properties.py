@@ -308,7 +308,7 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
     with warnings.catch_warnings(), checker.watching():
         warnings.simplefilter("ignore", JitPassesWarning)
         with checker.reporting("quantize_script"), torch.no_grad():
-            prepared = jit_passes.prepare(module)
+            prepared = jit_passes.prepare(module, target="stock")
             reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
             int8 = jit_passes.lower(reloaded(reference))
             expected = checker.observe(int8._c)
@@ -615,7 +615,7 @@ def test_one_number_for_two_axes(frontend: str) -> None:
     model = torch.jit.script(eager) if frontend == "script" else torch.jit.trace(eager, x)
     assert_equivalent(model, jit_passes.run_pass("canonicalize_convolution", model), (x,))
     with pytest.warns(JitPassesWarning, match="one number for several axes"):
-        quantized = jit_passes.quantize_script(model, [x], progress=False)
+        quantized = jit_passes.quantize_script(model, [x], target="stock", progress=False)
     assert torch.equal(quantized(x), model(x))
 
 

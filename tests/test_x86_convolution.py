@@ -6,7 +6,7 @@ A code is that of a reference computed in float64 where its value before roundin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from tests.x86_kernels import (
     Codes,
     Convolution,
     Image,
-    Sum,
     Triple,
     assert_rounds_to,
     forms,
@@ -209,15 +208,16 @@ def test_convolution_forms_agree(case: Case, at_front: bool) -> None:
     gap = int(rng.integers(2))
     residual = Image.of(random_codes(rng, *vector.out.shape), gap=gap, border=(1, 0, 0, gap, 0, 0))
     table = random_codes(rng, 256)
-    half = Sum(residual, (0.5, 0.37), 11.5)
+    half = {"residual": residual, "residual_multiplier": 0.37}
     huge = np.where(multiplier < np.median(multiplier), -3e38, 3e38).astype(np.float32)
     for options in (
         {},
         {"low": 17, "high": 203},
         {"table": table},
-        {"sum": half},
-        {"sum": replace(half, first=True, table=table), "low": 3, "table": table[::-1].copy()},
-        {"sum": replace(half, multipliers=(-0.9, 3e38), ends=(9, 250)), "high": 200},
+        half,
+        {**half, "residual_multiplier": -1.7, "low": 3, "table": table},
+        {**half, "residual_multiplier": 1e36, "low": 9, "high": 200},
+        {**half, "multiplier": huge},
         {"multiplier": huge},
     ):
         how = {"multiplier": multiplier, "offset": offset, **options}
@@ -229,21 +229,21 @@ def test_convolution_forms_agree(case: Case, at_front: bool) -> None:
 @forms
 @cases
 def test_sum_behind_a_convolution(case: Case, plain: bool) -> None:
-    """The bits of two steps: codes are rounded and clipped, then added to others."""
+    """It is rounded once, to the code next to the sum of products and residual."""
     rng = np.random.default_rng(8)
     prepared = Prepared(case, plain)
     multiplier, offset = prepared.scales()
     residual = Image.of(random_codes(rng, *prepared.out.shape), border=(0, 1, 1, 0, 0, 0))
+    how = {"multiplier": multiplier, "offset": offset, "residual": residual}
+    for factor, low, high in ((0.25, 0, 255), (-0.31, 30, 180), (1.0, 7, 200)):
+        added = residual.codes * np.float64(np.float32(factor)) + offset
+        value = prepared.sums * multiplier.astype(np.float64) + added.astype(np.float32)
+        found = prepared.run(**how, residual_multiplier=factor, low=low, high=high)
+        if case.images:
+            assert_rounds_to(found, value, low, high)
+    codes = prepared.run(**how, residual_multiplier=0.25)
     table = random_codes(rng, 256)
-    half = Sum(residual, (0.5, 0.25), 20)
-    for sum, options in (
-        (half, {}),
-        (replace(half, multipliers=(0.7, -0.31), first=True), {"low": 30, "high": 180}),
-        (replace(half, ends=(7, 200), table=table), {"table": table[::-1].copy()}),
-    ):
-        codes = prepared.run(multiplier=multiplier, offset=offset, **options)
-        found = prepared.run(multiplier=multiplier, offset=offset, sum=sum, **options)
-        assert (found == sum.apart(codes)).all()
+    assert (prepared.run(**how, residual_multiplier=0.25, table=table) == table[codes]).all()
 
 
 @forms
@@ -276,7 +276,7 @@ def test_random_convolutions(plain: bool) -> None:
 @forms
 @pytest.mark.parametrize("groups", [1, 4], ids=["dense", "depthwise"])
 def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
-    """Ties go to the even code, before and after a sum; codes beyond the ends are clipped."""
+    """Ties go to the even code, with a sum too; codes beyond the ends are clipped."""
     weight = np.zeros((4, 1, 1, 1, 4 // groups), np.int8)
     for c in range(4):
         weight[c, ..., c if groups == 1 else 0] = (1, 3, -1, 127)[c]
@@ -287,8 +287,8 @@ def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
     kernel.run(image, out, requantize(half, no_offset))
     exact = codes.astype(np.int64) * (1, 3, -1, 127) / 2
     assert (out.codes == np.clip(np.round(exact), 0, 255)).all()  # NumPy rounds half to even
-    kernel.run(image, out, requantize(half, no_offset, sum=Sum(image, (0.5, 0.25))))
-    exact = np.clip(np.round(exact), 0, 255) * 0.5 + codes * 0.25
+    kernel.run(image, out, requantize(half, no_offset, residual=image, residual_multiplier=0.25))
+    exact = exact + codes * 0.25
     assert (out.codes == np.clip(np.round(exact), 0, 255)).all()
     huge = np.array([3e38, -3e38, 3e38, 1e10], np.float32)
     kernel.run(image, out, requantize(huge, no_offset, low=2, high=250))
@@ -309,11 +309,11 @@ def test_residual_in_place(plain: bool) -> None:
         prepared = Prepared(case, plain)
         multiplier, offset = prepared.scales()
         residual = random_codes(np.random.default_rng(5), *prepared.out.shape)
-        sum = Sum(Image.of(residual), (0.5, 0.5))
-        apart = prepared.run(multiplier=multiplier, offset=offset, sum=sum)
+        how = {"multiplier": multiplier, "offset": offset, "residual_multiplier": 0.5}
+        apart = prepared.run(**how, residual=Image.of(residual))
         prepared.out.codes[:] = residual
-        how = requantize(multiplier, offset, sum=replace(sum, residual=prepared.out))
-        prepared.kernel.run(prepared.image, prepared.out, how)
+        own = requantize(**how, residual=prepared.out)
+        prepared.kernel.run(prepared.image, prepared.out, own)
         assert (prepared.out.codes == apart).all()
 
 

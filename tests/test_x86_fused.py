@@ -46,7 +46,10 @@ def assert_bits(region: Any, plan: Any, x: Tensor) -> None:
 
 
 class Residual(nn.Module):
-    """A convolution, a function of it, and a sum with what came in or with another convolution."""
+    """A convolution, and a sum with what came in or with another convolution.
+
+    In some, the convolution is rounded before it is added, as is a function of it.
+    """
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -57,17 +60,19 @@ class Residual(nn.Module):
         self.layer = convolution(draw, self.channels, outputs)
         self.other, self.r = convolution(draw, self.channels, outputs), grid(draw)
         self.clip, self.last = clip(draw), clip(draw)
-        self.table, self.form = draw.random() < 0.4, draw.randint(0, 3)
+        self.rounded, self.table, self.form = (draw.randint(0, n) for n in (3, 1, 4))
         self.pooled, self.after = draw.random() < 0.3, convolution(draw, outputs, 9)
         self.end = grid(draw)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.x(x)
-        y = self.y(self.clip(self.layer(x)))
-        y = self.function(F.hardswish(y)) if self.table else y
+        y = self.layer(x)
+        if self.rounded == 0:
+            y = self.y(self.clip(y))
         r = x if self.same else self.r(self.other(x))
-        z = (y + r, r + y, y - r, torch.add(r, y, alpha=-1))[self.form]
+        z = (y + r, r + y, y - r, r - y, torch.add(r, y, alpha=-0.5))[self.form]
         z = self.z(self.last(z))
+        z = self.function(F.hardswish(z)) if self.table else z
         z = F.max_pool2d(z, 3, 1, 1) if self.pooled else z
         return self.end(self.after(z))
 
@@ -83,7 +88,89 @@ def test_sums_behind_convolutions(seed: int) -> None:
     for batch in (1, draw.randint(2, 9)):
         assert_bits(region, plan, torch.randn(batch, *size) * 40)
     names = kernels(plan, torch.randn(1, *size))
-    assert "add" not in names and sum(name.endswith(" + add") for name in names) == 1
+    fused = int(module.rounded > 0)
+    assert sum(name.endswith(" + add") for name in names) == fused
+    assert names.count("add") == 1 - fused
+
+
+class Padded(nn.Module):
+    """A sum behind a convolution whose padding is an operator in front of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = random.Random(3)
+        self.x, self.z, self.layer = (
+            grid(draw),
+            grid(draw),
+            Weighted(nn.Conv2d(6, 6, 3), exact=True),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.x(x)
+        return self.z(x - self.layer(F.pad(x, (1, 1, 1, 1))))
+
+
+def test_a_padding_in_front_of_a_sum() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 5, 7) * 20
+    region = traced(Padded(), x)
+    plan = plan_of(region)
+    assert_bits(region, plan, x)
+    assert kernels(plan, x) == ["quantize", "convolution 3x3 + add", "dequantize"]
+
+
+class Linear(nn.Module):
+    """A sum behind a linear, of any rank; the operands may broadcast."""
+
+    def __init__(self, inputs: int, outputs: int, form: int) -> None:
+        super().__init__()
+        draw = random.Random(inputs)
+        self.x, self.r, self.z = grid(draw), grid(draw), grid(draw)
+        self.layer, self.form = Weighted(nn.Linear(inputs, outputs), exact=True), form
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        y, r = self.layer(self.x(x)), self.r(r)
+        return self.z(F.relu((y + r, r - y, torch.add(y, r, alpha=2))[self.form]))
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (5, 33), (3, 2, 40), (2, 3, 5, 70)], ids=str)
+@pytest.mark.parametrize("form", range(3))
+def test_sums_behind_linear(shape: tuple[int, ...], form: int) -> None:
+    torch.manual_seed(0)
+    net = Linear(shape[-1], 37, form)
+    x, r = torch.randn(shape) * 20, torch.randn(*shape[:-1], 37) * 20
+    region = traced(net, x, r)
+    plan = plan_of(region)
+    with torch.no_grad():
+        assert torch.equal(plan.run([x, r])[0], region(x, r))
+    assert [kernel for _, kernel, *_ in plan.profile([x, r])].count("linear + add") == 1
+
+
+@pytest.mark.parametrize("form", range(3))
+@pytest.mark.parametrize(
+    "shapes",
+    [((3, 4, 7), (9,)), ((7,), (3, 4, 9)), ((3, 1, 7), (1, 4, 9)), ((3, 4, 7), (1,))],
+    ids=str,
+)
+def test_sums_that_broadcast(shapes: tuple[tuple[int, ...], tuple[int, ...]], form: int) -> None:
+    """Where no operand, or one only, has the size of the sum, the linear is rounded by itself.
+
+    Tolerance: half a step of 255 over the range beyond which the sum is clipped, and one of it.
+    """
+    torch.manual_seed(0)
+    net = Linear(7, 9, form)
+    net.z.scale = 4.0
+    x, r = (torch.randn(shape) * 20 for shape in shapes)
+    region = traced(net, x, r)
+    plan = plan_of(region)
+    with torch.no_grad():
+        expected = region(x, r)
+    (found,) = plan.run([x, r])
+    assert expected.unique().numel() > 20
+    factors = ((1, 1), (-1, 1), (1, 2))[form]
+    half = (255 * net.z.scale + 255 * net.r.scale * abs(factors[1])) / 255 / 2
+    assert (found - expected).abs().max() <= half + net.z.scale
+    assert [kernel for _, kernel, *_ in plan.profile([x, r])].count("add") == 1
 
 
 class Shared(nn.Module):
@@ -179,10 +266,13 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x = self.x(x)
         for i, layer in enumerate(self.layers):
-            y = self.grids[i](self.clips[i](layer(y)))
+            y = layer(y)
+            if self.same and layer is self.layers[-1]:
+                return self.z(y + x)
+            y = self.grids[i](self.clips[i](y))
             if self.tables[i]:
                 y = self.functions[i](F.hardswish(y))
-        return self.z(y + x) if self.same else y
+        return y
 
 
 @pytest.mark.parametrize("seed", range(14))

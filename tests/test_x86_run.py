@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,9 +56,53 @@ def two_threads() -> Iterator[None]:
 def test_any_number_of_threads_gives_the_same_bits(plan: Any, two_threads: None) -> None:
     x = torch.randn(3, 3, 37, 41)
     (two,) = plan.run([x])
-    for threads in (1, 3, 7):
+    for threads in (1, 3, 4, 7):
         torch.set_num_threads(threads)
         assert torch.equal(plan.run([x])[0], two)
+
+
+class Deep(nn.Module):
+    """Many short steps, some of which add to a value in its own memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+        layers = [nn.Conv2d(32, 32, 1 + 2 * (i % 2), padding=i % 2) for i in range(24)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        for layer in self.layers:
+            x = F.relu(layer(x) + x)
+        return x
+
+
+@pytest.fixture
+def busy_processors() -> Iterator[None]:
+    """Processes beside that take half of what there is: threads stop in the middle of a step."""
+    code = "from time import time; end = time() + 120\nwhile time() < end: pass"
+    command = [sys.executable, "-c", code]
+    spinning = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    yield
+    for process in spinning:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("two_threads", "busy_processors")
+def test_threads_that_come_late() -> None:
+    """Others have gone on by then: what is done must not be done again, nor be left out."""
+    torch.manual_seed(0)
+    plan = plan_of(reference(Deep(), [torch.randn(2, 3, 20, 20) for _ in range(2)]))
+    inputs = [torch.randn(1 + i, 3, 20, 20) for i in range(3)]
+    torch.set_num_threads(1)
+    expected = [plan.run([x])[0] for x in inputs]
+    steps = len(plan.profile([inputs[0]]))
+    for threads in (2, 3, 8):
+        torch.set_num_threads(threads)
+        for i in range(100):
+            assert torch.equal(plan.run([inputs[i % 3]])[0], expected[i % 3])
+        assert len(plan.profile([inputs[0]])) == steps
 
 
 def test_many_callers_and_sizes(plan: Any, two_threads: None) -> None:

@@ -45,18 +45,6 @@ class ImageStruct(ctypes.Structure):
     )
 
 
-class Add(ctypes.Structure):
-    _fields_ = (
-        ("a_multiplier", ctypes.c_float),
-        ("b_multiplier", ctypes.c_float),
-        ("offset", ctypes.c_float),
-        ("low", ctypes.c_int32),
-        ("high", ctypes.c_int32),
-        ("table", ctypes.c_void_p),
-        ("form", ctypes.c_int),
-    )
-
-
 class Requantize(ctypes.Structure):
     _fields_ = (
         ("multiplier", ctypes.c_void_p),
@@ -65,8 +53,7 @@ class Requantize(ctypes.Structure):
         ("high", ctypes.c_int32),
         ("table", ctypes.c_void_p),
         ("residual", ctypes.POINTER(ImageStruct)),
-        ("add", ctypes.POINTER(Add)),
-        ("residual_first", ctypes.c_bool),
+        ("residual_multiplier", ctypes.c_float),
     )
 
 
@@ -203,34 +190,14 @@ class Convolution:
         call("convolution_run", self.handle, image, out, requantize, part)
 
 
-@dataclass(frozen=True)
-class Sum:
-    """A residual, and how it is added: the numbers of `Add`, and the place of the residual."""
-
-    residual: Image
-    multipliers: tuple[float, float]
-    offset: float = 0.0
-    ends: tuple[int, int] = (0, 255)
-    table: Codes | None = None
-    first: bool = False
-
-    def apart(self, codes: Codes) -> Codes:
-        """Return what the kernel that adds makes of the codes and the residual."""
-        out, own = Image(codes.shape), Image.of(codes)
-        operands = (self.residual, own) if self.first else (own, self.residual)
-        scales = map(np.float32, (*self.multipliers, self.offset))
-        ends = map(ctypes.c_int32, self.ends)
-        call("add", *operands, out, *scales, *ends, self.table, True, 1 << 40)
-        return out.codes
-
-
 def requantize(
     multiplier: NDArray[np.float32],
     offset: NDArray[np.float32],
     low: int = 0,
     high: int = 255,
     table: Codes | None = None,
-    sum: Sum | None = None,
+    residual: Image | None = None,
+    residual_multiplier: float = 0.0,
 ) -> Requantize:
     made = Requantize(
         multiplier.ctypes.data,
@@ -239,12 +206,10 @@ def requantize(
         high,
         table.ctypes.data if table is not None else None,
     )
-    if sum is not None:
-        entries = sum.table.ctypes.data if sum.table is not None else None
-        made.add = ctypes.pointer(Add(*sum.multipliers, sum.offset, *sum.ends, entries, 0))
-        made.residual = ctypes.pointer(sum.residual.struct)
-        made.residual_first = sum.first
-    made.keep = (multiplier, offset, sum, table)
+    if residual is not None:
+        made.residual = ctypes.pointer(residual.struct)
+        made.residual_multiplier = residual_multiplier
+    made.keep = (multiplier, offset, residual, table)
     return made
 
 

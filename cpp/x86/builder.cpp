@@ -5,6 +5,7 @@
 #include "passes/dialect.h"
 #include "reader.h"
 #include "simplify.h"
+#include "sums.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -260,6 +261,7 @@ class Walk {
     }
     Planned planned = plannedOperator(reader_, node);
     planned.op.name = nameOf(node);
+    takeSum(planned);
     const bool joins = isJoin(node) || planned.op.kind == Kind::Affine;
     for (const Value* operand : planned.operands) {
       if (const auto joined = joins ? joined_.find(operand) : joined_.end(); joined != joined_.end()) {
@@ -279,8 +281,17 @@ class Walk {
       floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
       return;
     }
-    refuseUnless(closes(node->output()), "its result is read in float");
+    refuseUnless(closes(node->output()) || isSummed(node, planned.op), "its result is read in float");
     pending_.emplace(node->output(), Pending{std::move(planned.op)});
+  }
+
+  // A sum with the result of an operator with weights that is still to be quantized becomes part of that operator.
+  void takeSum(Planned& planned) const {
+    for (size_t own = 0; own < 2 && planned.op.kind == Kind::Add; ++own) {
+      if (const auto found = pending_.find(planned.operands[own]); found != pending_.end()) {
+        planned = {withSum(found->second.op, planned.op, own), {planned.operands[1 - own]}};
+      }
+    }
   }
 
   // The grid of a result that follows from that of the operands.

@@ -117,7 +117,7 @@ void Chain::compute(size_t layer, int64_t n, const Call& call, const Spans& span
   }
   Image other;
   if (const auto& residual = layers[layer].residual) {
-    other = residual->place.in(call);
+    other = residual->in(call);
     other.data = other.at(n, 0, from, 0);
     other.images = 1, other.height = to - from;
   }
@@ -148,11 +148,11 @@ void Chain::run(const Call& call, int64_t begin, int64_t end) const {
 
 } // namespace
 
-Part chained(const Program& program, const Lowered& lowered, const Step& step, int64_t& scratch) {
+Part chained(const Lowered& lowered, const Step& step, int64_t& scratch) {
   const auto view = [](const Memory& memory) { return image(memory); };
   Chain chain;
   for (const Step& layer : step.chain) {
-    chain.layers.push_back(layerOf(program, lowered, layer, view));
+    chain.layers.push_back(layerOf(lowered, layer, view));
     if (&layer == &step.chain.back()) {
       break;
     }
@@ -172,9 +172,11 @@ Part chained(const Program& program, const Lowered& lowered, const Step& step, i
     band *= 2;
   }
   scratch = std::max(scratch, chain.place(band));
-  return {chain.items(), [chain = std::move(chain)](const Call& call, int64_t begin, int64_t end) {
-            chain.run(call, begin, end);
-          }};
+  const int64_t items = chain.items();
+  const auto run = [chain = std::move(chain)](const Call& call, int64_t begin, int64_t end) {
+    chain.run(call, begin, end);
+  };
+  return {items, run, true};
 }
 
 } // namespace jit_passes::x86

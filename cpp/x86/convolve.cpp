@@ -27,7 +27,7 @@ Placed matrix(const Memory& memory) {
 Part convolution(const Layer& layer, const Placed& x, const Placed& y) {
   const int64_t items = layer.items(x.image, y.image);
   return {items, [=](const Call& call, int64_t begin, int64_t end) {
-            const Image other = layer.residual ? layer.residual->place.in(call) : Image{};
+            const Image other = layer.residual ? layer.residual->in(call) : Image{};
             layer.run(x.in(call), y.in(call), other, begin, end);
           }};
 }
@@ -38,43 +38,26 @@ Layer layerOf(const Step& step, std::shared_ptr<const Packed> packed) {
   layer.requantize.offset = layer.packed->offset.data();
   layer.requantize.low = step.grid->low, layer.requantize.high = step.grid->high;
   layer.requantize.table = step.table;
+  layer.requantize.residual_multiplier = layer.packed->residual_multiplier;
   return layer;
 }
 
 } // namespace
 
 int64_t Layer::items(const Image& x, const Image& y) const {
-  return packed->kernel.items(x, y, residual ? &residual->place.image : nullptr);
+  return packed->kernel.items(x, y, residual ? &residual->image : nullptr);
 }
 
 void Layer::run(const Image& x, const Image& y, const Image& other, int64_t begin, int64_t end) const {
   Requantize how = requantize;
-  if (residual) {
-    how.residual = &other, how.add = &residual->add, how.residual_first = residual->first;
-  }
+  how.residual = residual ? &other : nullptr;
   packed->kernel.run(x, y, how, begin, end);
 }
 
-Add addOf(const Program& program, const Lowered& lowered, const Step& step) {
-  const Grid &a = *lowered.memory[step.inputs[0]].grid, &b = *lowered.memory[step.inputs[1]].grid;
-  const double* factors = program.operators[step.index].tensors[0].const_data_ptr<double>();
-  const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
-  const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
-  Add kernel{};
-  kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
-  kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
-  kernel.low = step.grid->low, kernel.high = step.grid->high;
-  kernel.table = step.table;
-  return kernel;
-}
-
-Layer layerOf(
-    const Program& program, const Lowered& lowered, const Step& step,
-    const std::function<Placed(const Memory&)>& view) {
+Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Placed(const Memory&)>& view) {
   Layer layer = layerOf(step, step.packed);
-  if (step.sum) {
-    const bool first = step.sum->inputs[0] == step.inputs[1];
-    layer.residual = {view(lowered.memory[step.inputs[1]]), addOf(program, lowered, *step.sum), first};
+  if (step.inputs.size() > 1) {
+    layer.residual = view(lowered.memory[step.inputs[1]]);
   }
   return layer;
 }
@@ -82,14 +65,15 @@ Layer layerOf(
 Part convolve(const Program& program, const Lowered& lowered, const Step& step) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
   const bool linear = program.operators[step.index].kind == Kind::Linear;
-  const bool rows =
-      isUniform(from) && isUniform(to) && (!step.sum || isUniform(lowered.memory[step.inputs[1]]));
+  const bool rows = isUniform(to) && std::ranges::all_of(step.inputs, [&](size_t id) {
+                      return isUniform(lowered.memory[id]);
+                    });
   const auto view = [&](const Memory& memory) {
     return !linear ? image(memory)
            : rows  ? matrix(memory)
                    : image(memory, axisDims(memory.sizes, memory.axis));
   };
-  return convolution(layerOf(program, lowered, step, view), view(from), view(to));
+  return convolution(layerOf(lowered, step, view), view(from), view(to));
 }
 
 // Each tap of the window makes pixels of its own.

@@ -9,33 +9,18 @@ namespace {
 // 20 to 50 us, by processor: longer than threads are apart after a share of equal size, and shorter than a time slice.
 constexpr int kSpins = 1 << 10;
 
-class Barrier {
- public:
-  explicit Barrier(int threads) : threads_(threads) {}
-
-  void wait() {
-    const int round = round_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      round_.notify_all();
-      return;
+// Waits until a word is another than the one seen: busily for a moment, and then asleep.
+int waitWhile(const std::atomic<int>& word, int seen) {
+  for (int spin = 0; spin < kSpins; ++spin) {
+    const int now = word.load(std::memory_order_acquire);
+    if (now != seen) {
+      return now;
     }
-    for (int spin = 0; spin < kSpins; ++spin) {
-      if (round_.load(std::memory_order_acquire) != round) {
-        return;
-      }
-      __builtin_ia32_pause();
-    }
-    round_.wait(round, std::memory_order_acquire);
+    __builtin_ia32_pause();
   }
-
- private:
-  const int threads_;
-  // Apart, so that arriving does not disturb those who look for the next round.
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> round_{0};
-};
+  word.wait(seen, std::memory_order_acquire);
+  return word.load(std::memory_order_acquire);
+}
 
 // OpenMP's threads are not there any more after a fork, and a parallel region would wait for them for good,
 // whoever began them. So this is asked for when the library is loaded.
@@ -47,11 +32,30 @@ Call ofThread(Call call, int64_t thread) {
   return call;
 }
 
-void runShare(const Phase& phase, const Call& call, int64_t thread, int64_t threads) {
+// A phase falls into so many units at most; each has the same share of all parts.
+constexpr int64_t kMostUnits = 1 << 12;
+
+// Whether ranges are claimed in chunks. So many multiply-adds take a thread 10 us and more, of which beginning a kernel
+// once more is a few per cent.
+bool isCut(const Phase& phase, int64_t threads) {
+  constexpr int64_t kShort = 1 << 22;
+  return phase.products > kShort * threads &&
+         std::none_of(phase.parts.begin(), phase.parts.end(), [](const Part& p) { return p.shares_work; });
+}
+
+int64_t unitsOf(const Phase& phase) {
+  int64_t units = 0;
   for (const Part& part : phase.parts) {
-    const int64_t begin = part.items * thread / threads, end = part.items * (thread + 1) / threads;
-    if (begin < end) {
-      part.run(call, begin, end);
+    units = std::max(units, part.items);
+  }
+  return std::min(units, kMostUnits);
+}
+
+void runUnits(const Phase& phase, const Call& call, int64_t begin, int64_t end, int64_t units) {
+  for (const Part& part : phase.parts) {
+    const int64_t first = part.items * begin / units, last = part.items * end / units;
+    if (first < last) {
+      part.run(call, first, last);
     }
   }
 }
@@ -74,6 +78,104 @@ class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
+// How far a call is. Each thread has a range of a phase's units, of which it claims one chunk after the other, and then
+// of the ranges of others. A phase ends when all of its units are finished, whoever is there: whoever finishes the last
+// one opens the next phase, and a thread that comes late goes on where the others are.
+class Progress {
+ public:
+  Progress(const std::vector<Phase>& phases, int threads, std::vector<int64_t>* nanoseconds)
+      : phases_(phases), ranges_(threads), clock_(nanoseconds) {
+    open(0);
+  }
+
+  // Of one of so many threads, which may be fewer than there are ranges.
+  void work(const Call& call, int thread, int threads) {
+    const int end = static_cast<int>(phases_.size());
+    for (int phase = phase_.load(std::memory_order_acquire); phase < end;) {
+      phase = takePart(phase, call, thread) ? phase + 1 : waitWhile(phase_, phase);
+    }
+    // The region ends with a barrier of OpenMP, where a thread spins for milliseconds and keeps its processor from
+    // those that it waits for.
+    if (thread > 0) {
+      left_.fetch_add(1, std::memory_order_release);
+      left_.notify_one();
+    }
+    for (int left = thread > 0 ? threads : left_.load(std::memory_order_acquire); left < threads - 1;) {
+      left = waitWhile(left_, left);
+    }
+  }
+
+ private:
+  // Phase + 1 in the upper half, for which the unit in the lower half is the next that nobody has claimed. Where the
+  // phase is one that was before, nothing of the range is claimed yet. The phase only grows, so a late thread claims
+  // nothing. What units read is in order by `phase_`.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> next{0};
+  };
+
+  void open(int phase) {
+    const int end = static_cast<int>(phases_.size());
+    for (; phase < end && unitsOf(phases_[phase]) == 0; ++phase) {
+      clock_.next();
+    }
+    unfinished_.store(phase < end ? unitsOf(phases_[phase]) : 0, std::memory_order_relaxed);
+    phase_.store(phase, std::memory_order_release);
+    phase_.notify_all();
+  }
+
+  // Returns whether this thread has finished the last of the units.
+  bool takePart(int index, const Call& call, int64_t thread) {
+    const Phase& phase = phases_[index];
+    const int64_t units = unitsOf(phase), threads = static_cast<int64_t>(ranges_.size());
+    int64_t finished = 0;
+    for (int64_t i = 0; i < threads; ++i) {
+      const int64_t owner = (thread + i) % threads;
+      const int64_t begin = (units * owner + threads - 1) / threads;
+      const int64_t end = (units * (owner + 1) + threads - 1) / threads;
+      int64_t first = 0;
+      while (const int64_t count = claim(index, owner, begin, end, first)) {
+        runUnits(phase, call, first, first + count, units);
+        finished += count;
+      }
+    }
+    if (finished == 0 || unfinished_.fetch_sub(finished, std::memory_order_acq_rel) != finished) {
+      return false;
+    }
+    clock_.next();
+    open(index + 1);
+    return true;
+  }
+
+  // The next chunk of a range, as its first unit and how many: three quarters, and then the rest, small enough for
+  // others to take over; or the whole range.
+  int64_t claim(int index, int64_t owner, int64_t begin, int64_t end, int64_t& first) {
+    const uint64_t phase = static_cast<uint64_t>(index) + 1;
+    const bool is_cut = isCut(phases_[index], static_cast<int64_t>(ranges_.size()));
+    std::atomic<uint64_t>& next = ranges_[owner].next;
+    uint64_t seen = next.load(std::memory_order_relaxed);
+    while (seen >> 32 <= phase) {
+      first = seen >> 32 == phase ? static_cast<int64_t>(seen & UINT32_MAX) : begin;
+      if (first >= end) {
+        return 0;
+      }
+      const int64_t count = is_cut && first == begin ? (3 * (end - begin) + 3) / 4 : end - first;
+      const uint64_t claimed = phase << 32 | static_cast<uint64_t>(first + count);
+      if (next.compare_exchange_weak(seen, claimed, std::memory_order_relaxed)) {
+        return count;
+      }
+    }
+    return 0;
+  }
+
+  const std::vector<Phase>& phases_;
+  std::vector<Range> ranges_; // of each thread
+  Clock clock_;
+  // Apart, so that finishing does not disturb those who look for the next phase.
+  alignas(64) std::atomic<int64_t> unfinished_{0}; // units of the phase
+  alignas(64) std::atomic<int> phase_{0};
+  alignas(64) std::atomic<int> left_{0}; // threads but the first
+};
+
 } // namespace
 
 void execute(
@@ -81,27 +183,17 @@ void execute(
   if (threads <= 1 || at::in_parallel_region() || is_forked) {
     Clock clock(nanoseconds);
     for (const Phase& phase : phases) {
-      runShare(phase, call, 0, 1);
+      const int64_t units = unitsOf(phase);
+      runUnits(phase, call, 0, units, units);
       clock.next();
     }
     return;
   }
-  std::optional<Barrier> barrier; // for as many threads as there are, not as were asked for
+  Progress progress(phases, threads, nanoseconds);
 #pragma omp parallel num_threads(threads)
   {
-#pragma omp single
-    barrier.emplace(omp_get_num_threads());
     const int thread = omp_get_thread_num();
-    const Call own = ofThread(call, thread);
-    Clock clock(thread == 0 ? nanoseconds : nullptr);
-    for (size_t i = 0; i < phases.size(); ++i) {
-      runShare(phases[i], own, thread, omp_get_num_threads());
-      // The region ends with a barrier of its own.
-      if (i + 1 < phases.size() || nanoseconds) {
-        barrier->wait();
-      }
-      clock.next();
-    }
+    progress.work(ofThread(call, thread), thread, omp_get_num_threads());
   }
 }
 

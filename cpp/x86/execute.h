@@ -25,6 +25,7 @@ struct Call {
 struct Part {
   int64_t items;
   std::function<void(const Call& call, int64_t begin, int64_t end)> run;
+  bool shares_work = false; // between items next to each other
 };
 
 // Parts that do not depend on one another.
@@ -38,9 +39,10 @@ struct Phase {
   std::vector<at::Tensor> tables = {}; // that parts read
 };
 
-// One parallel region for all phases, with a barrier between two: a thread waits for it busily for a moment, and
-// then sleeps. Results are the same for any number of threads. On one thread within a parallel region, and in a process
-// that was forked after a call. `nanoseconds`, where there is one, gets the time of each phase.
+// One parallel region for all phases, one after the other. Threads claim what a phase falls into: one that has none
+// left waits for those who compute busily for a moment, and then sleeps; one that comes late holds nobody up but at the
+// end. Results are the same for any number of threads. On one thread within a parallel region, and in a process that
+// was forked after a call. `nanoseconds`, where there is one, gets the time of each phase.
 void execute(
     const std::vector<Phase>& phases, const Call& call, int threads,
     std::vector<int64_t>* nanoseconds = nullptr);

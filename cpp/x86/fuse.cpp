@@ -4,18 +4,15 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Who writes and reads each memory under its own name, and who writes any of its bytes last.
+// How many steps write and read each memory under its own name.
 struct Uses {
-  explicit Uses(Lowered& lowered)
-      : writers(lowered.memory.size()), readers(lowered.memory.size()), last(lowered.memory.size()) {
-    for (size_t i = 0; i < lowered.steps.size(); ++i) {
-      const Step& step = lowered.steps[i];
+  explicit Uses(const Lowered& lowered) : writers(lowered.memory.size()), readers(lowered.memory.size()) {
+    for (const Step& step : lowered.steps) {
       for (const size_t id : step.inputs) {
         ++readers[id];
       }
       if (step.does != Step::Does::Exit) {
-        writers[step.output].push_back(i);
-        last[&ownerOf(lowered, step.output) - lowered.memory.data()] = i;
+        ++writers[step.output];
       }
     }
     for (const Memory& memory : lowered.memory) {
@@ -25,36 +22,11 @@ struct Uses {
 
   // Whether one step writes it and one reads it, and nothing else does.
   bool isBetweenTwo(const Lowered& lowered, size_t id) const {
-    return lowered.memory[id].is == Memory::Is::Own && readers[id] == 1 && writers[id].size() == 1;
+    return lowered.memory[id].is == Memory::Is::Own && readers[id] == 1 && writers[id] == 1;
   }
 
-  std::vector<std::vector<size_t>> writers;
-  std::vector<size_t> readers, last;
+  std::vector<size_t> writers, readers;
 };
-
-// Makes the sum part of the convolution that computes this operand of it, if that alone needs it, and the other
-// operand is there in time.
-bool fuseSum(Lowered& lowered, size_t sum, size_t operand) {
-  const Uses uses(lowered);
-  std::vector<Step>& steps = lowered.steps;
-  const size_t own = steps[sum].inputs[operand], other = steps[sum].inputs[1 - operand];
-  const Memory& to = lowered.memory[steps[sum].output];
-  const auto fits = [&](size_t id) {
-    return lowered.memory[id].sizes == to.sizes && lowered.memory[id].axis == to.axis;
-  };
-  if (!fits(own) || !fits(other) || !uses.isBetweenTwo(lowered, own)) {
-    return false;
-  }
-  Step& step = steps[uses.writers[own][0]];
-  const size_t ready = uses.last[&ownerOf(lowered, other) - lowered.memory.data()];
-  if (step.does != Step::Does::Convolve || step.sum || ready >= uses.writers[own][0]) {
-    return false;
-  }
-  step.sum = std::make_shared<Step>(steps[sum]);
-  step.inputs.push_back(other);
-  step.output = steps[sum].output;
-  return true;
-}
 
 // Values smaller than that stay in the second cache of a core from one step to the next. Weights that are larger
 // would be read anew for each band of rows.
@@ -92,16 +64,6 @@ bool follows(const Lowered& lowered, const Uses& uses, const Step& before, const
 }
 
 } // namespace
-
-void fuseSums(Lowered& lowered) {
-  for (size_t i = 0; i < lowered.steps.size();) {
-    if (lowered.steps[i].does == Step::Does::Add && (fuseSum(lowered, i, 0) || fuseSum(lowered, i, 1))) {
-      lowered.steps.erase(lowered.steps.begin() + i);
-    } else {
-      ++i;
-    }
-  }
-}
 
 void fuseChains(Lowered& lowered) {
   const Uses uses(lowered);

@@ -122,24 +122,22 @@ struct Add {
   void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// How sums become codes, for the output channel c:
+// How sums become codes, for the output channel c, with the code r of a residual where there is one:
 //
-//   y = clamp(round(fma(float(sum), multiplier[c], offset[c])), low, high)   half to even
+//   v = fma(float(r), residual_multiplier, offset[c])                        else offset[c]
+//   y = clamp(round(fma(float(sum), multiplier[c], v)), low, high)           half to even
 //   y = table[y]                                                             where there is a table
-//   y = add(y, residual)                                                     where there is a residual
 //
-// multiplier = s_x s_w / s_y; offset = z_y + bias s_x s_w / s_y; both computed in double and rounded once.
-// 0 <= low <= high <= 255. So a sum behind the convolution has the bits that it has as a step of its own. The
-// residual has the shape of the output, may be the output's own memory, and is the first operand if
-// `residual_first`.
+// For y = a (convolution + bias) + b residual, multiplier = a s_x s_w / s_y, residual_multiplier = b s_r / s_y and
+// offset = z_y + a bias / s_y - z_r b s_r / s_y, computed in double and rounded once. 0 <= low <= high <= 255. The
+// residual has the shape of the output, and may be the output's own memory.
 struct Requantize {
   const float* multiplier = nullptr;
   const float* offset = nullptr;
   int32_t low = 0, high = 255;
   const uint8_t* table = nullptr;
   const Image* residual = nullptr;
-  const Add* add = nullptr;
-  bool residual_first = false;
+  float residual_multiplier = 0;
 };
 
 // Convolution in one to three dimensions with any stride, dilation and groups, and linear, as 1 x 1.

@@ -41,7 +41,6 @@ class Lowering : public Products {
     }
     findBorders();
     settleNames();
-    fuseSums(result_);
     fuseChains(result_);
     placeMemory(result_);
     return std::move(result_);

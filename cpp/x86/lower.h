@@ -51,14 +51,12 @@ struct Step {
   };
 
   Does does;
-  size_t index; // of the operator
-  std::vector<size_t> inputs;
-  size_t output; // of Exit: the number of the output
+  size_t index;               // of the operator
+  std::vector<size_t> inputs; // of Convolve, the second one is added
+  size_t output;              // of Exit: the number of the output
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
-  // Of Convolve: what is done to the result next, an Add whose operands are the result and the last input.
-  std::shared_ptr<const Step> sum = nullptr;
   // Of Chain: convolutions of which each alone reads what the one before writes. Inputs are those from outside.
   std::vector<Step> chain = {};
   // Of Copy and Interleave: of each operand, undefined where its codes stay. Of others, the table where it is no
@@ -84,8 +82,6 @@ Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& 
 
 // The memory of which it is a part or another name, or itself.
 Memory& ownerOf(Lowered& lowered, size_t id);
-// Makes sums part of the convolutions in front of them.
-void fuseSums(Lowered& lowered);
 // Makes one step of convolutions with large values in between, which then lie in no memory of their own.
 void fuseChains(Lowered& lowered);
 // Finds a place in the arena for all memory that steps touch.

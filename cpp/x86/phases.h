@@ -8,20 +8,11 @@ namespace jit_passes::x86 {
 // A phase without parts, with what a profile says about it.
 Phase describe(const Program& program, const Lowered& lowered, const Step& step);
 
-// Of a step that adds.
-Add addOf(const Program& program, const Lowered& lowered, const Step& step);
-
 // A convolution with everything but its operands.
 struct Layer {
-  struct Residual {
-    Placed place;
-    Add add;
-    bool first; // operand of the sum
-  };
-
   std::shared_ptr<const Packed> packed;
   Requantize requantize; // but for the residual
-  std::optional<Residual> residual;
+  std::optional<Placed> residual;
 
   int64_t items(const Image& x, const Image& y) const;
   // `other` is added, if there is a residual.
@@ -29,14 +20,12 @@ struct Layer {
 };
 
 // `view`: how memory is an image.
-Layer layerOf(
-    const Program& program, const Lowered& lowered, const Step& step,
-    const std::function<Placed(const Memory&)>& view);
+Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Placed(const Memory&)>& view);
 
 // Of steps with weights.
 Part convolve(const Program& program, const Lowered& lowered, const Step& step);
 // `scratch` is made as large as what a thread needs.
-Part chained(const Program& program, const Lowered& lowered, const Step& step, int64_t& scratch);
+Part chained(const Lowered& lowered, const Step& step, int64_t& scratch);
 std::vector<Part> upsample(
     const Program& program, const Lowered& lowered, const Step& step, Weights& weights);
 

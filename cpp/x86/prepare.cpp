@@ -44,7 +44,7 @@ class Preparation {
     switch (step.does) {
       case Does::Enter: return enter(step);
       case Does::Convolve: return convolve(program_, lowered_, step);
-      case Does::Chain: return chained(program_, lowered_, step, scratch_);
+      case Does::Chain: return chained(lowered_, step, scratch_);
       case Does::LookUp: return lookUp(step);
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
@@ -138,7 +138,18 @@ class Preparation {
             }};
   }
 
-  Part add(const Step& step) const { return binary(step, addOf(program_, lowered_, step)); }
+  Part add(const Step& step) const {
+    const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
+    const double* factors = operatorOf(step).tensors[0].const_data_ptr<double>();
+    const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
+    const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
+    Add kernel{};
+    kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
+    kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
+    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.table = step.table;
+    return binary(step, kernel);
+  }
 
   Part multiply(const Step& step) const {
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;

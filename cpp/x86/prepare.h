@@ -11,6 +11,7 @@ namespace jit_passes::x86 {
 struct Packed {
   Convolution kernel;
   std::vector<float> multiplier, offset;
+  float residual_multiplier;
 };
 
 // The packed weights of a program, made once, when they are needed first. Any thread may ask.
@@ -44,7 +45,10 @@ class Prepared {
   const std::vector<Phase>& phases() const { return phases_; }
 
  private:
-  std::vector<Phase> phases_; // none for a batch of none
+  void prepare(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
+
+  std::unique_ptr<const Program> apart_; // for sizes with which sums broadcast
+  std::vector<Phase> phases_;            // none for a batch of none
   std::vector<Sizes> output_sizes_, output_strides_;
   int64_t bytes_ = 0, scratch_bytes_ = 0; // for values, and for each thread
 };

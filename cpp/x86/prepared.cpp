@@ -1,9 +1,21 @@
 #include "lower.h"
 #include "orders.h"
+#include "sums.h"
 
 namespace jit_passes::x86 {
 
 Prepared::Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
+  auto apart = sumsApart(program, inputs);
+  if (!apart) {
+    prepare(program, weights, inputs);
+    return;
+  }
+  apart_ = std::make_unique<const Program>(std::move(*apart));
+  Weights own(*apart_);
+  prepare(*apart_, own, inputs);
+}
+
+void Prepared::prepare(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
   const auto sizes = inferSizes(program, inputs);
   const auto orders = outputOrders(program, sizes);
   bool empty = true;

@@ -47,14 +47,11 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
     }
     return phase;
   }
-  if (step.sum) {
-    phase.tables.insert(phase.tables.end(), step.sum->own_tables.begin(), step.sum->own_tables.end());
-  }
   phase.kernel = step.does == Step::Does::Copy   ? "copy"
                  : step.does == Step::Does::Pack ? "pack"
                  : op.kind == Kind::Convolution  ? convolutionName(op)
                                                  : nameOf(op.kind);
-  phase.kernel += step.sum ? " + add" : "";
+  phase.kernel += hasSum(op) ? " + add" : "";
   if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
     phase.products = productsOf(op, phase.sizes);
   } else if (step.does == Step::Does::Product) {

@@ -21,9 +21,9 @@ struct Signature {
 
 constexpr Signature kSignatures[] = {
     {"quantize", 1, 1, 0, 0, 0, 0},
-    {"convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
+    {"convolution", 1, 2, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 4},
     {"upsampling", 1, 1, 1, 1, 3, 3},
-    {"linear", 1, 1, 0, 0, 3, 3},
+    {"linear", 1, 2, 0, 0, 3, 4},
     {"affine", 1, 4096, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
@@ -134,7 +134,7 @@ class Checker {
     switch (op.kind) {
       case Kind::Convolution: return checkConvolution(op);
       case Kind::Upsampling: return checkUpsampling(op);
-      case Kind::Linear: return checkWeights(op, 2);
+      case Kind::Linear: checkWeights(op, 2); return checkSum(op);
       case Kind::Affine:
         checkWeights(op, 2);
         return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
@@ -172,6 +172,7 @@ class Checker {
     using A = ConvolutionAttributes;
     const auto& a = op.attributes;
     checkWeights(op, 5);
+    checkSum(op);
     const auto& weight = op.tensors[kWeight];
     checkAxesOf(a[A::Spatial]);
     require(
@@ -230,6 +231,14 @@ class Checker {
     require(
         sums.max().item<int64_t>() < kMaxSum / 255 && weight.numel() / weight.size(0) <= kMostProducts,
         "its weights are too many or too large for sums in int32");
+  }
+
+  void checkSum(const Operator& op) {
+    require(hasSum(op) == (op.tensors.size() > kFactors), "a sum has an operand and factors");
+    if (hasSum(op)) {
+      checkNumbers(op.tensors[kFactors], 2, "factors");
+      require(op.tensors[kFactors][0].item<float>() != 0, "the factor of its own result is 0");
+    }
   }
 
   void checkNorm(const Operator& op) {

@@ -22,7 +22,8 @@ enum class Kind {
   Quantize,    // inputs: the number of an input of the plan
   Convolution, // see ConvolutionAttributes
   Upsampling,  // transposed convolution, stride as large as its window; attributes: spatial axes
-  Linear,      // over the last axis
+  Linear,      // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
+               // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
   Affine,      // a factor and a number for each channel, of axis 1, of several values one after the other;
                // weights are -1, 0 or 1
   Table,       // a function of codes
@@ -92,8 +93,8 @@ struct PartAttributes {
 // That of the channels of an affine operator.
 constexpr int64_t kAffineAxis = 1;
 
-// Positions in `tensors` of operators with weights.
-enum : size_t { kWeight, kWeightScales, kBias, kWeightedTensors };
+// Positions in `tensors` of operators with weights; factors where there is a sum.
+enum : size_t { kWeight, kWeightScales, kBias, kFactors };
 
 // Positions in `tensors` of layer norm: float32, a number for each channel; float64, one number.
 struct NormTensors {
@@ -107,7 +108,7 @@ struct Operator {
   int64_t output;
   std::vector<int64_t> attributes;
   // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
-  // the bias. Of the table: uint8 [256]. Of the factors: float64 [count].
+  // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count].
   std::vector<at::Tensor> tensors;
 };
 
@@ -117,6 +118,11 @@ struct Program {
   std::vector<Operator> operators;
   std::vector<int64_t> outputs; // values that it returns, dequantized
 };
+
+// Whether an operator with weights adds a value before it rounds.
+inline bool hasSum(const Operator& op) {
+  return (op.kind == Kind::Convolution || op.kind == Kind::Linear) && op.inputs.size() > 1;
+}
 
 const char* nameOf(Kind kind);
 // Throws where there is none of that name.

@@ -35,9 +35,9 @@ class Inference {
  private:
   Sizes infer() const {
     switch (op_.kind) {
-      case Kind::Convolution: return convolution();
+      case Kind::Convolution: return summed(convolution());
       case Kind::Upsampling: return upsampled();
-      case Kind::Linear: return linear();
+      case Kind::Linear: return summed(linear());
       case Kind::Add:
       case Kind::Multiply: return broadcast(first(), *operands_[1]);
       case Kind::MaxPool:
@@ -123,6 +123,8 @@ class Inference {
     sizes.back() = weight.size(0);
     return sizes;
   }
+
+  Sizes summed(const Sizes& own) const { return operands_.size() > 1 ? broadcast(own, *operands_[1]) : own; }
 
   Sizes affine() const {
     const int64_t channels = op_.tensors[kWeight].size(0);
@@ -365,10 +367,14 @@ int64_t countOf(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
+Sizes inferResult(const Operator& op, const std::vector<Sizes>& sizes, const std::vector<Sizes>& inputs) {
+  return Inference(op, sizes, inputs).result();
+}
+
 std::vector<Sizes> inferSizes(const Program& program, const std::vector<Sizes>& inputs) {
   std::vector<Sizes> sizes(program.grids.size());
   for (const Operator& op : program.operators) {
-    sizes[op.output] = Inference(op, sizes, inputs).result();
+    sizes[op.output] = inferResult(op, sizes, inputs);
   }
   return sizes;
 }

@@ -21,7 +21,7 @@ void absorbPaddings(std::vector<Operator>& operators) {
     for (size_t i = 0; i < padding.attributes.size(); ++i) {
       op.attributes[(i % 2 ? A::PadAfter : A::PadBefore) + 2 - i / 2] += padding.attributes[i];
     }
-    op.inputs = padding.inputs;
+    op.inputs[0] = padding.inputs[0];
   }
 }
 

@@ -41,19 +41,27 @@ std::shared_ptr<const Packed> pack(
       Convolution(
           window, inputs, outputs, ordered.const_data_ptr<int8_t>(),
           static_cast<int32_t>(affine ? 0 : in->zero_point), dense),
-      std::vector<float>(outputs), std::vector<float>(outputs)});
+      std::vector<float>(outputs), std::vector<float>(outputs), 0});
   const double out_scale = static_cast<float>(out.scale);
+  double own = 1, zero_of_residual = 0; // the factor of the result, and what the other's zero point adds
+  if (hasSum(op)) {
+    const double* factors = op.tensors[kFactors].const_data_ptr<double>();
+    const Grid& residual = program.grids[op.inputs[1]];
+    const double multiplier = factors[1] * static_cast<float>(residual.scale) / out_scale;
+    own = factors[0], zero_of_residual = residual.zero_point * multiplier;
+    packed->residual_multiplier = static_cast<float>(multiplier);
+  }
   int64_t end = affine ? widths[0] : outputs; // of the channels with the grid `in`
   for (int64_t c = 0, input = 0; c < outputs; ++c) {
     for (; c == end; end += widths[input]) {
       in = &program.grids[op.inputs[++input]];
     }
     const double weight_scale = static_cast<float>(op.tensors[kWeightScales].const_data_ptr<double>()[c]);
-    const double multiplier = static_cast<float>(in->scale) * weight_scale / out_scale;
+    const double multiplier = own * static_cast<float>(in->scale) * weight_scale / out_scale;
     const double zero = affine ? in->zero_point * multiplier * ordered.const_data_ptr<int8_t>()[c] : 0;
     packed->multiplier[c] = static_cast<float>(multiplier);
-    packed->offset[c] =
-        static_cast<float>(out.zero_point + op.tensors[kBias].const_data_ptr<float>()[c] / out_scale - zero);
+    const double bias = own * op.tensors[kBias].const_data_ptr<float>()[c] / out_scale;
+    packed->offset[c] = static_cast<float>(out.zero_point + bias - zero - zero_of_residual);
   }
   return packed;
 }

@@ -141,6 +141,11 @@ class BackendQuantizer(Quantizer):
         )
         own_results = frozenset(
             index for index, options in resolved.layers.items() if options.output
+        ) | frozenset(
+            node.index
+            for node in graph.nodes
+            for said in map(resolved.of_value, node.outputs)
+            if said and said.dtype != "float"
         )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(

@@ -33,7 +33,6 @@ class Capability:
             them in float.
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
-        sums: weighted operators to which it can add another tensor before it rounds.
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
     """
@@ -43,7 +42,6 @@ class Capability:
     weights: SpecSupport = ANY_SPEC
     accumulators: SpecSupport | None = None
     mixed: bool = False
-    sums: tuple[str, ...] = ()
     moves: Mapping[str, Check | None] | None = None
 
     def is_weighted(self, node: NodeView) -> bool:

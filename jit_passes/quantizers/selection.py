@@ -316,19 +316,26 @@ class Selection:
         return value.id in self.inner_values
 
     def fuse_sums(self) -> None:
-        """Let the backend add before it rounds: the weighted node's own result is not quantized."""
-        for node in self.graph.nodes:
-            if node.kind != "aten::add" or node.index not in self.selected:
+        """Let the backend add before it rounds: the weighted node's own result is not quantized.
+
+        Of two such operands it is the later one: the other is there when that is computed.
+        """
+        for index, row in self.selected.items():
+            node = self.nodes[index]
+            if index in self.inner or len(self.operands(node)) < 2:
                 continue
-            for value in node.inputs[:2]:
-                weighted = self.by_output.get(value.id)
-                if (
-                    weighted is not None
-                    and weighted.kind in self.capability.sums
-                    and weighted.output is value
-                    and weighted.block == node.block
-                    and len(value.uses) == 1
-                    and not (value.is_result or value.written)
-                ):
-                    self.summed[node.index] = weighted
-                    break
+            makers = [self.by_output.get(value.id) for value in node.inputs[:2]]
+            found = [m.index for m in makers if m is not None and self.is_summed(m, node, row)]
+            if found:
+                self.summed[index] = self.nodes[max(found)]
+
+    def is_summed(self, weighted: NodeView, node: NodeView, row: OperatorSupport) -> bool:
+        """Whether an operator's result is an operand of a sum that takes it, and nothing else."""
+        value = weighted.output
+        return (
+            weighted.kind in row.sums
+            and weighted.index not in self.own_results
+            and weighted.block == node.block
+            and [user for user, _ in value.uses] == [node]
+            and not (value.is_result or value.written)
+        )

@@ -123,6 +123,8 @@ class OperatorSupport:
             operator with weights makes or reads it.
         reads_parts: says which operators it takes the quantized operands of, in place of their
             result: a concatenation in front of it is not rounded.
+        sums: of an addition, the weighted operators whose results it takes before they are rounded,
+            one of its two operands: only the sum is quantized then, where nothing else reads it.
     """
 
     kind: str
@@ -138,3 +140,4 @@ class OperatorSupport:
     input_range: tuple[float, float] | None = None
     begins: bool = False
     reads_parts: Callable[[NodeView], bool] | None = None
+    sums: tuple[str, ...] = ()

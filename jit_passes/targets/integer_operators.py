@@ -198,7 +198,9 @@ class Reader:
         if maker is None or row is None or reader is None:
             return None
         table = reader.elementwise and row.elementwise
-        return maker if table or (reader.reads_parts and reader.reads_parts(maker)) else None
+        summed = maker.kind in reader.sums and value is maker.output
+        parts = reader.reads_parts and reader.reads_parts(maker)
+        return maker if table or summed or parts else None
 
     def _quantizers(self, node: NodeView) -> list[NodeView]:
         """Return the operators that quantize a candidate's result."""
@@ -222,7 +224,7 @@ class Reader:
         kept = self._candidates
         for index in sorted(kept):  # what reads only those that are gone is in float
             row, node = kept[index], nodes[index]
-            inner = row is not None and (row.elementwise or row.reads_parts)
+            inner = row is not None and (row.elementwise or row.reads_parts or row.sums)
             values = [v for _, _, v in node.operands if v.is_tensor and not v.is_constant]
             if inner and not all(quantizer_of(v) or self._within(row, v) for v in values):
                 self.refused[node.name] = "what it reads is computed in float"
@@ -241,6 +243,8 @@ class Reader:
         tables = all(user.block == node.block and self._is_table(user) for user in others)
         if row.elementwise and others and tables and not value.is_result:
             return None
+        if len(value.uses) == 1 and not value.is_result and self._sums(value.uses[0][0], value):
+            return None
         readers = list(readers_of(value, lambda user, _: user.kind not in LISTS))
         if readers and all(self._takes_parts(use, node) for use in readers):
             return None
@@ -258,6 +262,12 @@ class Reader:
     def _is_table(self, node: NodeView) -> bool:
         row = self._candidates.get(node.index)
         return row is not None and row.elementwise
+
+    def _sums(self, user: NodeView, value: ValueView) -> bool:
+        row, maker = self._candidates.get(user.index), value.producer
+        return row is not None and maker is not None and (
+            maker.kind in row.sums and maker.block == user.block
+        )  # fmt: skip
 
     def _takes_parts(self, use: Use | None, node: NodeView) -> bool:
         row = self._candidates.get(use[0].index) if use and use[0].block == node.block else None
@@ -346,7 +356,7 @@ def _specs_of(quantize: NodeView) -> list[Spec]:
 
 
 def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
-    """Return those of a weight; of its codes, those that occur."""
+    """Return those of a weight; of its codes, the range that occurs, widened to 0 and 1."""
     codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
     per = "channel" if axis else "tensor"
     schemes = [f"per_{per}_affine"]
@@ -356,7 +366,5 @@ def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
             schemes.append(f"per_{per}_power_of_two")
     dtype = next(name for name, known in DTYPES.items() if known == codes.dtype)
     low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 1)
-    if low == high:  # a grid has two codes at least
-        low, high = (low - 1, high) if low > torch.iinfo(codes.dtype).min else (low, high + 1)
-    grid = (dtype, low, high)
+    grid = (dtype, min(low, 0), max(high, 1))
     return [QuantizationSpec(*grid, scheme, axis[0] if axis else None) for scheme in schemes]

@@ -71,7 +71,10 @@ class Stock(Target):
     def capability(self) -> Capability:
         can = capability_of(self.engine, self.reduce_range, self.integer_pools)
         fused = self.fuse_sums and self.engine == "onednn"
-        return replace(can, sums=SUMS) if fused else can
+        if not fused:
+            return can
+        add = replace(can.operators["aten::add"], sums=SUMS)
+        return replace(can, operators={**can.operators, add.kind: add})
 
     def lowering(self) -> Pipeline:
         engine = self.engine

@@ -24,6 +24,7 @@ from .partition import CompileRegions
 from .target import RefusedOperator, Target
 
 CLIPS = ("aten::relu", "aten::clamp")
+SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
@@ -140,8 +141,9 @@ def _capability() -> Capability:
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES)),
         *(
-            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, elementwise=True)
-            for op in ("add", "sub", "mul")
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, elementwise=True,
+                            sums=sums)
+            for op, sums in (("add", SUMMED), ("sub", SUMMED), ("mul", ()))
         ),
         OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists,
                         reads_parts=_joins_channels),

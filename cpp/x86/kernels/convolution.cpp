@@ -27,16 +27,15 @@ JIT_PASSES_VECTORIZED void store(
   const float* multiplier = requantize.multiplier + first;
   const float* offset = requantize.offset + first;
   const float low = requantize.low, high = requantize.high;
-  uint8_t own[kPlainBlock]; // the residual may lie where the result goes
-  uint8_t* codes = residual ? own : out;
+  float with[kPlainBlock]; // what is added; the residual may lie where the result goes
+  std::copy_n(offset, count, with);
+  for (int64_t c = 0; residual && c < count; ++c) {
+    with[c] = __builtin_fmaf(residual[c], requantize.residual_multiplier, offset[c]);
+  }
   for (int64_t c = 0; c < count; ++c) {
-    codes[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], offset[c]), low, high);
+    out[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], with[c]), low, high);
   }
-  lookUpInPlace(codes, count, requantize.table);
-  if (residual) {
-    const bool first = requantize.residual_first;
-    addPlain(first ? residual : codes, first ? codes : residual, count, *requantize.add, out);
-  }
+  lookUpInPlace(out, count, requantize.table);
 }
 
 namespace {

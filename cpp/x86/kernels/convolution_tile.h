@@ -25,13 +25,23 @@ struct Tile {
   int64_t runs, quads;
 };
 
+// The first pixel of a residual for each half, the bytes from one to the next, and its scale.
+struct TileResidual {
+  const uint8_t* half[2];
+  int64_t step;
+  float multiplier;
+};
+
 // Scales of its channels, what they are clipped to in floats, and the codes: 64 for each pixel of a half.
 struct alignas(64) TileResult {
   uint8_t codes[64 * kHalf];
   const float *multiplier, *offset; // of 32 channels
   float most;
+  TileResidual residual;
   float copies[2][2 * kLanes];
 };
+
+static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multiplier) == 24);
 
 // clang-format off
 
@@ -91,11 +101,11 @@ struct alignas(64) TileResult {
 // Sums as codes: pixel `p` of both halves in one register.
 #define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                     \
   ".if %c[half] > " #p "\n"                                       \
-  ".irp sum," #a0 "," #b0 "\n" JIT_PASSES_ROUND("28", "30")       \
-  ".endr\n"                                                       \
+  JIT_PASSES_ROUND(a0, "first", "0", "28", "30")                  \
+  JIT_PASSES_ROUND(b0, "second", "0", "28", "30")                 \
   ".if %c[columns] > 1\n"                                         \
-  ".irp sum," #a1 "," #b1 "\n" JIT_PASSES_ROUND("29", "31")       \
-  ".endr\n"                                                       \
+  JIT_PASSES_ROUND(a1, "first", "16", "29", "31")                 \
+  JIT_PASSES_ROUND(b1, "second", "16", "29", "31")                \
   "vpackssdw %%zmm" #a1 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
   "vpackssdw %%zmm" #b1 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
   ".else\n"                                                       \
@@ -104,20 +114,32 @@ struct alignas(64) TileResult {
   ".endif\n"                                                      \
   "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
   "vmovdqa32 %%zmm" #a0 ", %c[codes]+64*" #p "(%[result])\n"      \
-  ".endif\n"
+  ".if %c[adds]\n"                                                \
+  "add %[weight], %[first]\n"                                     \
+  "add %[weight], %[second]\n"                                    \
+  ".endif\n.endif\n"
 
-#define JIT_PASSES_ROUND(multiplier, offset)                                \
-  "vcvtdq2ps %%zmm\\sum, %%zmm\\sum\n"                                     \
-  "vfmadd213ps %%zmm" offset ", %%zmm" multiplier ", %%zmm\\sum\n"         \
-  ".if %c[gives] == 1\n"                                                  \
-  "vminps %c[most](%[result])%{1to16%}, %%zmm\\sum, %%zmm\\sum\n"            \
-  ".endif\n"                                                               \
-  "vcvtps2dq %%zmm\\sum, %%zmm\\sum\n"
+// Of 16 channels from `channel` on. Where a residual is added, its pixels are at `first` and `second`, its scale is in
+// register 31, and `left` is where the offsets are; else these are in a register.
+#define JIT_PASSES_ROUND(sum, pixel, channel, multiplier, offset)             \
+  "vcvtdq2ps %%zmm" #sum ", %%zmm" #sum "\n"                                  \
+  ".if %c[adds]\n"                                                            \
+  "vpmovzxbd " channel "(%[" pixel "]), %%zmm30\n"                            \
+  "vcvtdq2ps %%zmm30, %%zmm30\n"                                              \
+  "vfmadd213ps 4*" channel "(%[left]), %%zmm31, %%zmm30\n"                    \
+  "vfmadd213ps %%zmm30, %%zmm" multiplier ", %%zmm" #sum "\n"                 \
+  ".else\n"                                                                   \
+  "vfmadd213ps %%zmm" offset ", %%zmm" multiplier ", %%zmm" #sum "\n"         \
+  ".endif\n"                                                                  \
+  ".if %c[bounded] == 0\n"                                                    \
+  "vminps %c[most](%[result])%{1to16%}, %%zmm" #sum ", %%zmm" #sum "\n"         \
+  ".endif\n"                                                                  \
+  "vcvtps2dq %%zmm" #sum ", %%zmm" #sum "\n"
 
 // What becomes of the sums. As sums: [pixel of a half][half][channel]. As codes, in a TileResult: in lanes of 16 bytes,
 // four of the first 16 channels and four of the others, of the first half, then of the second. Bounded: no scaled sum is
-// 2^31 or above.
-enum class Gives { Sums, Codes, BoundedCodes };
+// 2^31 or above. Added: a residual is added before they are rounded.
+enum class Gives { Sums, Codes, BoundedCodes, AddedCodes, BoundedAddedCodes };
 
 // Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
 // with each 16 bytes of input.
@@ -160,15 +182,24 @@ JIT_PASSES_VNNI void multiplyTile(
       "vmovups (%[left]), %%zmm28\n"
       "vmovups 64(%[left]), %%zmm29\n"
       "mov %c[offset](%[result]), %[left]\n"
+      ".if %c[adds]\n"
+      "vbroadcastss %c[residual]+24(%[result]), %%zmm31\n"
+      "mov %c[residual](%[result]), %[first]\n"
+      "mov %c[residual]+8(%[result]), %[second]\n"
+      "mov %c[residual]+16(%[result]), %[weight]\n"
+      ".else\n"
       "vmovups (%[left]), %%zmm30\n"
       "vmovups 64(%[left]), %%zmm31\n"
+      ".endif\n"
       JIT_PASSES_EACH_PIXEL(JIT_PASSES_CODES)
       ".endif\n"
       : [first] "+r"(first), [second] "+r"(second), [weight] "+r"(weight), [jumps] "+r"(jumps),
         [runs] "+r"(runs), [ahead] "+r"(ahead), [left] "=&r"(left)
       : [start] "r"(start), [result] "r"(result), [quads] "rm"(tile.quads), [step] "r"(tile.step),
         [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns),
-        [gives] "i"(kGives), [multiplier] "i"(offsetof(TileResult, multiplier)),
+        [gives] "i"(kGives), [adds] "i"(kGives == Gives::AddedCodes || kGives == Gives::BoundedAddedCodes),
+        [bounded] "i"(kGives == Gives::BoundedCodes || kGives == Gives::BoundedAddedCodes),
+        [residual] "i"(offsetof(TileResult, residual)), [multiplier] "i"(offsetof(TileResult, multiplier)),
         [offset] "i"(offsetof(TileResult, offset)),
         [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
       : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
@@ -186,10 +217,12 @@ constexpr MultiplyTile kMultiplyTiles[kHalf] = {
     multiplyTile<7, kColumns, kGives>};
 
 inline MultiplyTile multiplyTileFor(Gives gives, int64_t columns, int64_t pixels) {
-  constexpr const MultiplyTile* kAll[3][2] = {
+  constexpr const MultiplyTile* kAll[5][2] = {
       {kMultiplyTiles<Gives::Sums, 1>, kMultiplyTiles<Gives::Sums, 2>},
       {kMultiplyTiles<Gives::Codes, 1>, kMultiplyTiles<Gives::Codes, 2>},
-      {kMultiplyTiles<Gives::BoundedCodes, 1>, kMultiplyTiles<Gives::BoundedCodes, 2>}};
+      {kMultiplyTiles<Gives::BoundedCodes, 1>, kMultiplyTiles<Gives::BoundedCodes, 2>},
+      {kMultiplyTiles<Gives::AddedCodes, 1>, kMultiplyTiles<Gives::AddedCodes, 2>},
+      {kMultiplyTiles<Gives::BoundedAddedCodes, 1>, kMultiplyTiles<Gives::BoundedAddedCodes, 2>}};
   return kAll[static_cast<int>(gives)][columns - 1][pixels - 1];
 }
 

@@ -23,36 +23,31 @@ namespace {
 // Where the codes of a tile go: pixels from `skip` on of each half.
 struct Target {
   uint8_t* half[2];
-  const uint8_t* residual[2];
   int64_t skip[2];
-  int64_t step, residual_step;
+  int64_t step;
 };
 
 // What is done with the codes of all tiles.
 struct Finish {
   Rounding rounding;
   const uint8_t* table;
-  Addition addition;
 };
 
 JIT_PASSES_VNNI Finish finishOf(const Requantize& requantize) {
-  return {roundingTo(requantize.low, requantize.high), requantize.table, additionOf(requantize)};
+  return {roundingTo(requantize.low, requantize.high), requantize.table};
 }
 
 // Codes of one tile; `count` of the 32 channels exist. What the loop needs is copied first: bytes that are stored may
 // be anything's, so it would be read again for each pixel.
-template <bool kResidual, bool kFull>
+template <bool kFull>
 JIT_PASSES_VNNI void storeTile(
     const TileResult& result, int64_t pixels, int64_t first, int64_t count, const Finish& finish,
     const Target& target) {
   const auto lanes = static_cast<__mmask32>(firstLanes(count));
   const Rounding rounding = finish.rounding;
   const uint8_t* const table = finish.table;
-  const Addition addition = kResidual ? finish.addition : Addition{};
   const int64_t step = target.step, skip0 = target.skip[0], skip1 = target.skip[1];
   uint8_t *out0 = target.half[0] + first, *out1 = target.half[1] + first;
-  const uint8_t *residual0 = target.residual[0] + first, *residual1 = target.residual[1] + first;
-  const int64_t residual_step = target.residual_step;
   const auto put = [&](uint8_t* out, __m256i codes)
                        __attribute__((always_inline, target("avx512vl,avx512bw"))) {
                          if constexpr (kFull) {
@@ -67,13 +62,6 @@ JIT_PASSES_VNNI void storeTile(
     if (table) {
       codes = lookUp(codes, loadTable(table));
     }
-    if constexpr (kResidual) {
-      const __m512i residual = _mm512_inserti64x4(
-          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(lanes, residual0)),
-          _mm256_maskz_loadu_epi8(lanes, residual1), 1);
-      residual0 += residual_step, residual1 += residual_step;
-      codes = addResidual(codes, residual, addition);
-    }
     if (p >= skip0) {
       put(out0, _mm512_castsi512_si256(codes));
     }
@@ -84,8 +72,7 @@ JIT_PASSES_VNNI void storeTile(
 }
 
 using StoreTile = void (*)(const TileResult&, int64_t, int64_t, int64_t, const Finish&, const Target&);
-constexpr StoreTile kStoreTile[2][2] = {
-    {storeTile<false, false>, storeTile<false, true>}, {storeTile<true, false>, storeTile<true, true>}};
+constexpr StoreTile kStoreTile[2] = {storeTile<false>, storeTile<true>};
 
 // Scales of a block, in a copy where the block has fewer channels.
 void takeScales(const Requantize& requantize, int64_t first, int64_t count, TileResult& result) {
@@ -236,7 +223,10 @@ void Convolution::runVnni(
   const Image &in = work.in, &out = work.out;
   const bool by_block = static_cast<int64_t>(packed_.size()) > in.rows() * in.width * in.channels;
   const auto blocks = static_cast<int64_t>(blocks_.size());
-  const Gives gives = isBounded(requantize, out_channels_) ? Gives::BoundedCodes : Gives::Codes;
+  const bool bounded = isBounded(requantize, out_channels_);
+  const Gives gives = requantize.residual ? bounded ? Gives::BoundedAddedCodes : Gives::AddedCodes
+                      : bounded           ? Gives::BoundedCodes
+                                          : Gives::Codes;
   const Finish finish = finishOf(requantize);
 
   int64_t jumps[kMostRuns], last = 0;
@@ -251,9 +241,11 @@ void Convolution::runVnni(
 
   TileResult result{};
   result.most = static_cast<float>(requantize.high);
+  result.residual = {{}, work.residual.pixel, requantize.residual_multiplier};
   Tile tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
   Target target{};
-  target.step = out.pixel, target.residual_step = work.residual.pixel;
+  target.step = out.pixel;
+  const uint8_t* residual[2]; // the first pixel of each half
   const auto setTile = [&](Place& place) {
     for (int64_t i = 0; i < 2; ++i) {
       // The last tile's second half may not exist: it repeats the first one and is not stored.
@@ -263,11 +255,11 @@ void Convolution::runVnni(
         tile.half[i] = place.in + x * tile.step;
         target.half[i] = place.out + x * out.pixel;
         target.skip[i] = place.part * work.half - x;
-        target.residual[i] = place.residual + x * target.residual_step;
+        residual[i] = place.residual + x * result.residual.step;
         place.next(work, w);
       } else {
         tile.half[i] = tile.half[0], target.half[i] = target.half[0], target.skip[i] = work.half;
-        target.residual[i] = target.residual[0];
+        residual[i] = residual[0];
       }
     }
   };
@@ -290,11 +282,12 @@ void Convolution::runVnni(
       takeScales(requantize, block.first, block.count, result);
       scaled = &block;
     }
+    result.residual.half[0] = residual[0] + block.first;
+    result.residual.half[1] = residual[1] + block.first;
     multiplyTileFor(gives, block.columns, work.half)(
         tile, block.in_channel, weight, fetch ? weight + block_bytes + fetched : weight,
         start_.data() + (&block - blocks_.data()) * 2 * kLanes, &result);
-    kStoreTile[requantize.residual != nullptr][block.count == 2 * kLanes](
-        result, work.half, block.first, block.count, finish, target);
+    kStoreTile[block.count == 2 * kLanes](result, work.half, block.first, block.count, finish, target);
     if (++position == inner) {
       position = 0;
       ++outer;

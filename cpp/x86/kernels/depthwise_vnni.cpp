@@ -68,8 +68,8 @@ struct Stretch {
   int64_t out_step, residual_step, out_second, residual_second;
   int64_t count; // channels
   Floats scale, offset;
+  __m512 residual_multiplier;
   Rounding rounding;
-  Addition addition;
   const uint8_t* table;
 };
 
@@ -108,16 +108,9 @@ JIT_PASSES_VNNI_INLINE void takeColumn(
 
 template <bool kSplit>
 JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
-  __m512 v[4];
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), s.scale.v[i], s.offset.v[i]);
-  }
   const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
   const auto half = static_cast<__mmask32>(lanes);
-  __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
-  if (s.table) {
-    codes = lookUp(codes, loadTable(s.table));
-  }
+  Floats offset = s.offset;
   if (s.residual[row]) {
     const uint8_t* from = s.residual[row] + x * s.residual_step;
     __m512i residual;
@@ -128,7 +121,18 @@ JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& 
     } else {
       residual = _mm512_maskz_loadu_epi8(lanes, from);
     }
-    codes = addResidual(codes, residual, s.addition);
+    for (int i = 0; i < 4; ++i) {
+      const __m512 other = _mm512_cvtepi32_ps(spread(residual, i));
+      offset.v[i] = _mm512_fmadd_ps(other, s.residual_multiplier, offset.v[i]);
+    }
+  }
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), s.scale.v[i], offset.v[i]);
+  }
+  __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
+  if (s.table) {
+    codes = lookUp(codes, loadTable(s.table));
   }
   uint8_t* out = s.out[row] + x * s.out_step;
   if constexpr (kSplit) {
@@ -331,7 +335,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   s.columns = w.kernel_w;
   s.out_step = out.pixel;
   s.residual_step = residual ? residual->pixel : 0;
-  s.addition = additionOf(requantize);
+  s.residual_multiplier = _mm512_set1_ps(requantize.residual_multiplier);
   s.rounding = roundingTo(requantize.low, requantize.high, isBounded(requantize, out_channels_));
   s.table = requantize.table;
   const int64_t half = (out.width + 1) / 2, shift = out.width - half;

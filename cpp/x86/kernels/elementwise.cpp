@@ -6,6 +6,7 @@
 #include "vnni.h"
 
 namespace jit_passes::x86 {
+namespace {
 
 JIT_PASSES_VECTORIZED void addPlain(
     const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
@@ -15,8 +16,6 @@ JIT_PASSES_VECTORIZED void addPlain(
   }
   lookUpInPlace(out, count, add.table);
 }
-
-namespace {
 
 JIT_PASSES_VECTORIZED void multiplyRun(
     const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {

@@ -18,9 +18,6 @@ inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {
   }
 }
 
-// `add` of so many codes.
-void addPlain(const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out);
-
 // As many channels as the plain forms sum up at once.
 constexpr int64_t kPlainBlock = 64;
 

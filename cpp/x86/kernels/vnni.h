@@ -93,53 +93,15 @@ JIT_PASSES_VNNI_INLINE __m512i spread(__m512i codes, int i) {
   return _mm512_shuffle_epi8(codes, index);
 }
 
-// The sum behind a convolution.
-struct Addition {
-  __m512 own, residual, offset;
-  Rounding rounding;
-  const uint8_t* table;
-  bool residual_first;
-};
-
-JIT_PASSES_VNNI_INLINE Addition additionOf(const Requantize& requantize) {
-  Addition addition{};
-  if (const Add* add = requantize.add) {
-    constexpr float kMost = 1 << 20; // so that nothing comes near 2^31
-    const bool bounded = std::abs(add->a_multiplier) < kMost && std::abs(add->b_multiplier) < kMost &&
-                         std::abs(add->offset) < kMost;
-    addition.own = _mm512_set1_ps(requantize.residual_first ? add->b_multiplier : add->a_multiplier);
-    addition.residual = _mm512_set1_ps(requantize.residual_first ? add->a_multiplier : add->b_multiplier);
-    addition.offset = _mm512_set1_ps(add->offset);
-    addition.rounding = roundingTo(add->low, add->high, bounded);
-    addition.table = add->table;
-    addition.residual_first = requantize.residual_first;
-  }
-  return addition;
-}
-
-JIT_PASSES_VNNI_INLINE __m512i addResidual(__m512i codes, __m512i residual, const Addition& addition) {
-  __m512 v[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const __m512 own = _mm512_cvtepi32_ps(spread(codes, i)), other = _mm512_cvtepi32_ps(spread(residual, i));
-    // The second operand is added to the offset first.
-    v[i] =
-        addition.residual_first
-            ? _mm512_fmadd_ps(other, addition.residual, _mm512_fmadd_ps(own, addition.own, addition.offset))
-            : _mm512_fmadd_ps(own, addition.own, _mm512_fmadd_ps(other, addition.residual, addition.offset));
-  }
-  const __m512i sum = packCodes(v[0], v[1], v[2], v[3], addition.rounding);
-  return addition.table ? lookUp(sum, loadTable(addition.table)) : sum;
-}
-
-// Whether no sum of products, scaled like that, comes near 2^31.
+// Whether no sum of products, scaled like that, comes near 2^31, with a residual neither.
 JIT_PASSES_VNNI inline bool isBounded(const Requantize& requantize, int64_t channels) {
   int32_t multiplier = 0, offset = 0; // the bits of floats without their signs are in order
   for (int64_t c = 0; c < channels; ++c) {
     multiplier = std::max(multiplier, std::bit_cast<int32_t>(requantize.multiplier[c]) & INT32_MAX);
     offset = std::max(offset, std::bit_cast<int32_t>(requantize.offset[c]) & INT32_MAX);
   }
-  return multiplier <= std::bit_cast<int32_t>(0.5F) && offset <= std::bit_cast<int32_t>(float{1 << 29});
+  return multiplier <= std::bit_cast<int32_t>(0.5F) && offset <= std::bit_cast<int32_t>(float{1 << 29}) &&
+         std::abs(requantize.residual_multiplier) <= float{1 << 20};
 }
 
 // The first `count` of 64, 32 or 16 lanes.

@@ -249,6 +249,16 @@ class Walk {
     }
   }
 
+  int64_t valueOf(const Value* operand) {
+    if (const auto coded = floats_.find(operand); coded != floats_.end()) {
+      return coded->second;
+    }
+    const auto constant = reader_.constant(operand);
+    refuseUnless(constant.has_value(), "its operand ", operand->debugName(), " is in float");
+    const auto& [codes, grid] = *constant;
+    return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {codes}}, {}, grid);
+  }
+
   void visitOperator(Node* node) {
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (movesCodes(node)) {
@@ -266,9 +276,7 @@ class Walk {
         planned.op.inputs.insert(planned.op.inputs.end(), joined->second.begin(), joined->second.end());
         continue;
       }
-      const auto coded = floats_.find(operand);
-      refuseUnless(coded != floats_.end(), "its operand ", operand->debugName(), " is in float");
-      planned.op.inputs.push_back(coded->second);
+      planned.op.inputs.push_back(valueOf(operand));
     }
     if (isReadInParts(node)) {
       joined_[node->output()] = planned.op.inputs;

@@ -47,6 +47,7 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis
   LayerNorm, // over the last axis, see NormTensors
+  Constant,  // its codes are tensors[0]
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -107,7 +108,7 @@ struct Operator {
   int64_t output;
   std::vector<int64_t> attributes;
   // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
-  // the bias. Of the table: uint8 [256]. Of the factors: float64 [count].
+  // the bias. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a constant: uint8 of its shape.
   std::vector<at::Tensor> tensors;
 };
 

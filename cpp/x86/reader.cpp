@@ -143,6 +143,21 @@ std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t ax
   return {weight, scales};
 }
 
+std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) const {
+  const Node* node = value->node();
+  const auto held = node->kind() == dequantize ? find(node->input(0)) : std::nullopt;
+  if (!held || !held->isTensor()) {
+    return std::nullopt;
+  }
+  const auto shift = shiftOf(held->toTensor().scalar_type());
+  refuseUnless(shift.has_value(), "the codes of a constant are not of 8 bits");
+  const auto codes = held->toTensor().to(at::kInt).add(*shift).to(at::kByte).contiguous();
+  const auto [scale, zero_point] = scaleOf(node);
+  const int64_t zero = zero_point + *shift;
+  refuseUnless(zero >= 0 && zero <= 255, "the zero point of a constant does not fit its dtype");
+  return std::pair(codes, Grid{scale, zero, 0, 255});
+}
+
 at::Tensor Reader::bias(const Value* value, int64_t count) const {
   if (isNone(value)) {
     return at::zeros({count}, at::kFloat);

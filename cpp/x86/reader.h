@@ -53,6 +53,9 @@ class Reader {
   // The bias in float32, as the reference model computes it.
   at::Tensor bias(const Value* value, int64_t count) const;
 
+  // Codes and their grid, of a tensor that is dequantized; nothing for what the model computes.
+  std::optional<std::pair<at::Tensor, Grid>> constant(const Value* value) const;
+
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:

@@ -60,6 +60,7 @@ class Inference {
       case Kind::MatrixProduct: return matrixProduct();
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
       case Kind::LayerNorm: return normalized();
+      case Kind::Constant: return op_.tensors[0].sizes().vec();
       case Kind::Quantize:
       case Kind::Table: return first();
     }

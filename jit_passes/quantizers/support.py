@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..graph.view import NodeView
+from ..graph.view import NodeView, ValueView, is_number
 from ..specification.grid import DTYPES, SCHEMES, check_grid
 from ..specification.specification import (
     ROUNDINGS,
@@ -123,6 +123,7 @@ class OperatorSupport:
             operator with weights makes or reads it.
         reads_parts: says which operators it takes the quantized operands of, in place of their
             result: a concatenation in front of it is not rounded.
+        constants: whether it takes constant tensors among its operands, on grids of their own.
     """
 
     kind: str
@@ -138,3 +139,8 @@ class OperatorSupport:
     input_range: tuple[float, float] | None = None
     begins: bool = False
     reads_parts: Callable[[NodeView], bool] | None = None
+    constants: bool = False
+
+    def is_activation(self, position: int, value: ValueView) -> bool:
+        """Say whether an operand must be quantized: numbers of a table need not."""
+        return position in self.operands and not (self.elementwise and is_number(value))

@@ -85,9 +85,9 @@ struct PartAttributes {
     Number, // of this one, from 0 on
     Parts,
     How,
-    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each
+    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each; Single: 1
   };
-  enum : int64_t { Chunks, Equal, Listed };
+  enum : int64_t { Chunks, Equal, Listed, Single }; // of Single, the axis goes
 };
 
 // That of the channels of an affine operator.

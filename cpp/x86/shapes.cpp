@@ -311,7 +311,9 @@ class Inference {
     const Range range = rangeOf(op_, first());
     Sizes sizes = first();
     sizes[range.axis] = range.length;
-    if (op_.kind == Kind::Narrow && op_.attributes[3]) {
+    if (op_.kind == Kind::Narrow
+            ? op_.attributes[3] != 0
+            : op_.kind == Kind::Part && op_.attributes[PartAttributes::How] == PartAttributes::Single) {
       sizes.erase(sizes.begin() + range.axis);
     }
     return sizes;

@@ -36,6 +36,7 @@ class Capability:
         sums: weighted operators to which it can add another tensor before it rounds.
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
+        forms: passes that give operators the forms that it has, after those of all targets.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -45,6 +46,7 @@ class Capability:
     mixed: bool = False
     sums: tuple[str, ...] = ()
     moves: Mapping[str, Check | None] | None = None
+    forms: tuple[str, ...] = ()
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

@@ -186,7 +186,7 @@ def _capability() -> Capability:
         *("max_pool1d", "max_pool2d", "flatten", "contiguous", "detach"),
         *("alias", "upsample_nearest2d", "upsample_nearest3d"),
         *("transpose", "channel_shuffle", "slice", "select", "narrow"),
-        *("chunk", "split", "split_with_sizes"),
+        *("chunk", "split", "split_with_sizes", "unbind"),
         *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     )
     return Capability(
@@ -199,6 +199,7 @@ def _capability() -> Capability:
             **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
+        forms=("expand_attention",),
     )
 
 

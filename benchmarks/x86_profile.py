@@ -3,6 +3,7 @@
 Usage, from the repository root::
 
     python -m benchmarks.x86_profile --models resnet50 mobilenet_v2 --batch 1 8
+    python -m benchmarks.x86_profile --models resnet50 --image 225 193
 
 The time of each step is its minimum over many calls, with the wait for other threads behind it.
 A share of the peak is that of multiply-adds, measured first with registers only. What is left is
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from benchmarks.models import MODELS
 from benchmarks.runtimes.base import THREADS
@@ -75,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
+    parser.add_argument("--image", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--calls", type=int, default=_CALLS)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -94,8 +97,13 @@ def main() -> None:
             print(f"{spec.title}: {len(found)} plans, and one is shown where there is no other\n")
             continue
         for batch in options.batch:
-            rows, whole = steps(found[0], spec.inputs(batch, _TIMED_SEED), options.calls)
-            print(f"{spec.title}, batch {batch}: {whole * 1e3:.2f} ms\n")
+            x = spec.inputs(batch, _TIMED_SEED)
+            if options.image:
+                x = interpolate(x, options.image, mode="bilinear")
+            rows, whole = steps(found[0], x, options.calls)
+            rate = sum(products for _, products, _ in rows) / whole
+            print(f"{spec.title}, {' x '.join(map(str, x.shape))}: {whole * 1e3:.2f} ms, ", end="")
+            print(f"{rate / 1e9:.0f} GMAC/s, {rate / peak:.0%} of the peak\n")
             print(table(rows, whole, peak), end="\n\n", flush=True)
 
 

@@ -196,7 +196,10 @@ def test_random_annotations_of_random_modules() -> None:
         except JitPassesError as error:
             assert "in a circle" in str(error) or "elements of one list" in str(error)
             continue
-        expected = tensors(model(*drawn.arguments(torch.float32)))
+        try:
+            expected = tensors(model(*drawn.arguments(torch.float32)))
+        except torch.jit.Error:  # PyTorch's executor takes a convolution to have a batch axis
+            continue
         found = tensors(prepared(*drawn.arguments(torch.float32)))
         for one, other in zip(expected, found, strict=True):
             assert torch.allclose(one.float(), other.float(), 1e-4, 1e-5), drawn.name

@@ -320,6 +320,18 @@ def test_regions_take_and_give_tensors(list_in_float: bool) -> None:
     assert steps_apart(reference, lowered, images(4, 3, 9, 7)) <= 2.01
 
 
+@pytest.mark.parametrize("sign", [-1, 0, 1])
+def test_weights_of_one_sign(sign: int) -> None:
+    """Heads start at 0 in many vision transformers; codes that do not reach 0 have a grid too."""
+    x = images()
+    model = Around(nn.Sequential(nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()))
+    for weight in model.parameters():
+        weight.data = sign * (weight.data.abs() + 0.1)
+    reference, lowered = stages(model, x)
+    assert not kinds_of(lowered)
+    assert steps_apart(reference, lowered, x) <= 1.01
+
+
 def test_a_region_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays as it is, and the user is told."""
     x = images()

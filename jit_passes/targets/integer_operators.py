@@ -349,7 +349,7 @@ def _specs_of(quantize: NodeView) -> list[Spec]:
 
 
 def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
-    """Return those of a weight; of its codes, those that occur."""
+    """Return those of a weight; of its codes, the range that occurs, widened to 0 and 1."""
     codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
     per = "channel" if axis else "tensor"
     schemes = [f"per_{per}_affine"]
@@ -359,7 +359,5 @@ def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
             schemes.append(f"per_{per}_power_of_two")
     dtype = next(name for name, known in DTYPES.items() if known == codes.dtype)
     low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 1)
-    if low == high:  # a grid has two codes at least
-        low, high = (low - 1, high) if low > torch.iinfo(codes.dtype).min else (low, high + 1)
-    grid = (dtype, low, high)
+    grid = (dtype, min(low, 0), max(high, 1))
     return [QuantizationSpec(*grid, scheme, axis[0] if axis else None) for scheme in schemes]

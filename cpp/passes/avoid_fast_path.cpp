@@ -36,27 +36,30 @@ const auto to_padded = symbol("aten::to_padded_tensor");
 
 // The computation of the fused operators. They, too, take a mask of floats for one of bool.
 const char* const formula = R"SCRIPT(
-def attend(x: Tensor, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
-           mask: Optional[Tensor], mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:
-    batch, length, width = x.size(0), x.size(1), x.size(2)
-    qkv = torch.linear(x, w, b).reshape([batch, length, 3, heads, width // heads]).permute([2, 0, 3, 1, 4])
+def attend(x: Tensor, width: int, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
+           mask: Optional[Tensor], mask_type: Optional[int], need_weights: bool) -> Tuple[Tensor, Tensor]:
+    qkv = torch.unflatten(torch.linear(x, w, b), 2, [3, heads, width // heads]).permute([2, 0, 3, 1, 4])
     q, k, v = torch.select(qkv, 0, 0), torch.select(qkv, 0, 1), torch.select(qkv, 0, 2)
-    scores = torch.matmul(q * (1.0 / torch.sqrt(width // heads)), torch.transpose(k, 2, 3))
-    if mask is None:
-        weights = torch.softmax(scores, 3)
+    if mask is None and not need_weights:
+        y = torch.scaled_dot_product_attention(q, k, v)
+        weights = y
     else:
-        hidden = mask != 0
-        if mask_type is not None and mask_type == 1:
-            hidden = hidden.reshape([batch, 1, 1, length])
-        weights = torch.softmax(torch.masked_fill(scores, hidden, float('-inf')), 3)
-    y = torch.matmul(weights, v).permute([0, 2, 1, 3]).reshape([batch, length, width])
-    return torch.linear(y, out_w, out_b), weights
+        scores = torch.matmul(q * (1.0 / torch.sqrt(width // heads)), torch.transpose(k, 2, 3))
+        if mask is None:
+            weights = torch.softmax(scores, 3)
+        else:
+            hidden = mask != 0
+            if mask_type is not None and mask_type == 1:
+                hidden = hidden.reshape([x.size(0), 1, 1, x.size(1)])
+            weights = torch.softmax(torch.masked_fill(scores, hidden, float('-inf')), 3)
+        y = torch.matmul(weights, v)
+    return torch.linear(torch.flatten(y.permute([0, 2, 1, 3]), 2), out_w, out_b), weights
 
 def _native_multi_head_attention(
         q: Tensor, k: Tensor, v: Tensor, width: int, heads: int, w: Tensor, b: Tensor, out_w: Tensor,
         out_b: Tensor, mask: Optional[Tensor], need_weights: bool, average: bool,
         mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:
-    y, weights = attend(q, heads, w, b, out_w, out_b, mask, mask_type)
+    y, weights = attend(q, width, heads, w, b, out_w, out_b, mask, mask_type, need_weights)
     if average:
         weights = torch.mean(weights, [1])
     return y, weights
@@ -76,11 +79,11 @@ def _transformer_encoder_layer_fwd(
         mask_type: Optional[int]) -> Tensor:
     if norm_first:
         y = torch.layer_norm(x, [width], g1, n1, eps)
-        x = x + attend(y, heads, w, b, out_w, out_b, mask, mask_type)[0]
+        x = x + attend(y, width, heads, w, b, out_w, out_b, mask, mask_type, False)[0]
         y = torch.layer_norm(x, [width], g2, n2, eps)
         x = x + feed_forward(y, gelu, w1, b1, w2, b2)
     else:
-        x = x + attend(x, heads, w, b, out_w, out_b, mask, mask_type)[0]
+        x = x + attend(x, width, heads, w, b, out_w, out_b, mask, mask_type, False)[0]
         x = torch.layer_norm(x, [width], g1, n1, eps)
         x = x + feed_forward(x, gelu, w1, b1, w2, b2)
         x = torch.layer_norm(x, [width], g2, n2, eps)
@@ -191,7 +194,9 @@ bool writeOut(PassContext& context, Node* fused) {
   torch::jit::WithInsertPoint guard(fused);
   auto results = torch::jit::insertGraph(*fused->owningGraph(), *written(fused), fused->inputs());
   if (results.size() < fused->outputs().size()) { // a tuple
-    results = torch::jit::createTupleUnpack(results.at(0)).vec();
+    Node* made = results.at(0)->node();           // an unpacked tuple would keep weights that nobody reads
+    results = made->kind() == prim::TupleConstruct ? made->inputs().vec()
+                                                   : torch::jit::createTupleUnpack(results[0]).vec();
   }
   for (size_t i = 0; i < fused->outputs().size(); ++i) {
     fused->outputs()[i]->replaceAllUsesWith(results.at(i));

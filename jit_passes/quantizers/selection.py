@@ -144,7 +144,7 @@ class Selection:
         return [
             (*node.use(position, element), value)
             for position, element, value in node.operands
-            if position in row.operands and not (row.elementwise and value.is_constant)
+            if row.is_activation(position, value)
         ]
 
     def add(self, node: NodeView, row: OperatorSupport) -> None:
@@ -199,6 +199,8 @@ class Selection:
         values = [value for _, _, value in self.operands(node)]
         if not values:
             return "it has no operand"
+        if self.support[node.kind].constants:
+            values = [value for value in values if not value.is_constant]
         for value in values:
             if not value.is_tensor or value.is_constant:
                 return "one of its operands is a constant"
@@ -230,7 +232,7 @@ class Selection:
             node = self.nodes[index]
             for value in (
                 self.result(node),
-                *(self.origin(value) for _, _, value in self.operands(node)),
+                *(self.origin(v) for _, _, v in self.operands(node) if not v.is_constant),
             ):
                 origins[value.id] = value
         return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]

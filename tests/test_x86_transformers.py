@@ -79,12 +79,18 @@ def layer() -> nn.Module:
     return nn.TransformerEncoderLayer(WIDTH, HEADS, 128, batch_first=True)
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], str, int, float]] = {
-    "unbind": (lambda: Block("unbind"), "trace", 1, 30),
-    "given scale": (lambda: Block("unbind", scale=0.3), "trace", 1, 30),
-    "views": (Scripted, "script", 1, 30),
-    "attention": (SelfAttention, "trace", 1, 25),
-    "layer": (layer, "trace", 2, 40),  # sums in float cost no conversion there
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(layer(), 3, enable_nested_tensor=False)
+
+
+# With a floor of the signal-to-noise ratio; 27 to 40 dB were seen.
+MODELS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "unbind": (lambda: Block("unbind"), "trace", 30),
+    "given scale": (lambda: Block("unbind", scale=0.3), "trace", 30),
+    "views": (Scripted, "script", 30),
+    "attention": (SelfAttention, "trace", 25),
+    "layer": (layer, "trace", 30),
+    "encoder": (encoder, "trace", 25),
 }
 
 
@@ -100,9 +106,9 @@ def decibels(expected: Tensor, actual: Tensor) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
-    """All products on integers, in few regions; other batch sizes; saved and loaded."""
+    """All products on integers, in one region; other batch sizes; saved and loaded."""
     torch.manual_seed(0)
-    make, how, regions, floor = MODELS[name]
+    make, how, floor = MODELS[name]
     net = make().eval()
     data = [torch.randn(4, TOKENS, WIDTH) for _ in range(4)]
     model = compiled(net, how)
@@ -110,7 +116,7 @@ def test_models(name: str) -> None:
     rows = jit_passes.coverage(lowered)
     assert len(rows.int8) == len(rows)
     assert {"matmul", "linear"} <= {row.kind for row in rows}
-    assert str(lowered.graph).count("prim::CallMethod") == regions
+    assert str(lowered.graph).count("prim::CallMethod") == 1
     assert "matmul" not in str(lowered.graph)
     assert "aten::softmax" not in str(lowered.graph)
     buffer = io.BytesIO()

@@ -320,11 +320,13 @@ class Selection:
     def fuse_sums(self) -> None:
         """Let the backend add before it rounds: the weighted node's own result is not quantized.
 
-        Of two such operands it is the later one: the other is there when that is computed.
+        Of two such operands it is the later one: the other is there when that is computed. A
+        constant tensor is broadcast most of the time, which no backend does before it rounds.
         """
         for index, row in self.selected.items():
             node = self.nodes[index]
-            if index in self.inner or len(self.operands(node)) < 2:
+            operands = [value for *_, value in self.operands(node)]
+            if index in self.inner or len(operands) < 2 or any(v.is_constant for v in operands):
                 continue
             makers = [self.by_output.get(value.id) for value in node.inputs[:2]]
             found = [m.index for m in makers if m is not None and self.is_summed(m, node, row)]

@@ -97,9 +97,16 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# What none of these modules has: codes of fewer than 8 bits; and what changes no graph.
-# test_partition.py cuts regions out of random modules.
-NEVER = {"original", "avoid_fast_path", "clamp_codes", "outline_regions", "remark_float"}
+# What none of these modules has: codes of fewer than 8 bits, attention; and what changes no graph.
+# test_partition.py cuts regions out of random modules, test_x86_transformers.py expands attention.
+NEVER = {
+    "original",
+    "avoid_fast_path",
+    "clamp_codes",
+    "expand_attention",
+    "outline_regions",
+    "remark_float",
+}
 # Said where PyTorch's executor takes a convolution to have a batch axis, and addmm to have the rank
 # of its bias: original modules fail with it too.
 PYTORCH = (

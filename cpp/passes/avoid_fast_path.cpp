@@ -36,29 +36,45 @@ const auto to_padded = symbol("aten::to_padded_tensor");
 
 // The computation of the fused operators. They, too, take a mask of floats for one of bool.
 const char* const formula = R"SCRIPT(
-def attend(x: Tensor, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
-           mask: Optional[Tensor], mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:
-    batch, length, width = x.size(0), x.size(1), x.size(2)
-    qkv = torch.linear(x, w, b).reshape([batch, length, 3, heads, width // heads]).permute([2, 0, 3, 1, 4])
-    q, k, v = torch.select(qkv, 0, 0), torch.select(qkv, 0, 1), torch.select(qkv, 0, 2)
-    scores = torch.matmul(q * (1.0 / torch.sqrt(width // heads)), torch.transpose(k, 2, 3))
-    if mask is None:
-        weights = torch.softmax(scores, 3)
-    else:
+def heads_of(x: Tensor, width: int, heads: int, w: Tensor, b: Tensor) -> Tensor:
+    return torch.unflatten(torch.linear(x, w, b), 2, [3, heads, width // heads]).permute([2, 0, 3, 1, 4])
+
+def weights_of(qkv: Tensor, features: int, mask: Optional[Tensor], mask_type: Optional[int]) -> Tensor:
+    q, k = torch.select(qkv, 0, 0), torch.select(qkv, 0, 1)
+    scores = torch.matmul(q * (1.0 / torch.sqrt(features)), torch.transpose(k, 2, 3))
+    if mask is not None:
         hidden = mask != 0
         if mask_type is not None and mask_type == 1:
-            hidden = hidden.reshape([batch, 1, 1, length])
-        weights = torch.softmax(torch.masked_fill(scores, hidden, float('-inf')), 3)
-    y = torch.matmul(weights, v).permute([0, 2, 1, 3]).reshape([batch, length, width])
-    return torch.linear(y, out_w, out_b), weights
+            hidden = hidden.reshape([q.size(0), 1, 1, q.size(2)])
+        scores = torch.masked_fill(scores, hidden, float('-inf'))
+    return torch.softmax(scores, 3)
+
+def joined(y: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.linear(torch.flatten(y.permute([0, 2, 1, 3]), 2), w, b)
+
+def attend(x: Tensor, width: int, heads: int, w: Tensor, b: Tensor, out_w: Tensor, out_b: Tensor,
+           mask: Optional[Tensor], mask_type: Optional[int]) -> Tensor:
+    qkv = heads_of(x, width, heads, w, b)
+    v = torch.select(qkv, 0, 2)
+    if mask is None:
+        y = torch.scaled_dot_product_attention(torch.select(qkv, 0, 0), torch.select(qkv, 0, 1), v)
+    else:
+        y = torch.matmul(weights_of(qkv, width // heads, mask, mask_type), v)
+    return joined(y, out_w, out_b)
 
 def _native_multi_head_attention(
         q: Tensor, k: Tensor, v: Tensor, width: int, heads: int, w: Tensor, b: Tensor, out_w: Tensor,
         out_b: Tensor, mask: Optional[Tensor], need_weights: bool, average: bool,
         mask_type: Optional[int]) -> Tuple[Tensor, Tensor]:
-    y, weights = attend(q, heads, w, b, out_w, out_b, mask, mask_type)
-    if average:
-        weights = torch.mean(weights, [1])
+    if need_weights:
+        qkv = heads_of(q, width, heads, w, b)
+        weights = weights_of(qkv, width // heads, mask, mask_type)
+        y = joined(torch.matmul(weights, torch.select(qkv, 0, 2)), out_w, out_b)
+        if average:
+            weights = torch.mean(weights, [1])
+    else:
+        y = attend(q, width, heads, w, b, out_w, out_b, mask, mask_type)
+        weights = y
     return y, weights
 
 def feed_forward(x: Tensor, gelu: bool, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
@@ -76,11 +92,11 @@ def _transformer_encoder_layer_fwd(
         mask_type: Optional[int]) -> Tensor:
     if norm_first:
         y = torch.layer_norm(x, [width], g1, n1, eps)
-        x = x + attend(y, heads, w, b, out_w, out_b, mask, mask_type)[0]
+        x = x + attend(y, width, heads, w, b, out_w, out_b, mask, mask_type)
         y = torch.layer_norm(x, [width], g2, n2, eps)
         x = x + feed_forward(y, gelu, w1, b1, w2, b2)
     else:
-        x = x + attend(x, heads, w, b, out_w, out_b, mask, mask_type)[0]
+        x = x + attend(x, width, heads, w, b, out_w, out_b, mask, mask_type)
         x = torch.layer_norm(x, [width], g1, n1, eps)
         x = x + feed_forward(x, gelu, w1, b1, w2, b2)
         x = torch.layer_norm(x, [width], g2, n2, eps)
@@ -191,7 +207,9 @@ bool writeOut(PassContext& context, Node* fused) {
   torch::jit::WithInsertPoint guard(fused);
   auto results = torch::jit::insertGraph(*fused->owningGraph(), *written(fused), fused->inputs());
   if (results.size() < fused->outputs().size()) { // a tuple
-    results = torch::jit::createTupleUnpack(results.at(0)).vec();
+    Node* made = results.at(0)->node();           // an unpacked tuple would keep weights that nobody reads
+    results = made->kind() == prim::TupleConstruct ? made->inputs().vec()
+                                                   : torch::jit::createTupleUnpack(results[0]).vec();
   }
   for (size_t i = 0; i < fused->outputs().size(); ++i) {
     fused->outputs()[i]->replaceAllUsesWith(results.at(i));

@@ -8,17 +8,6 @@ using Is = Memory::Is;
 constexpr int64_t kAlignment = 64;
 constexpr double kMaxBytes = 1e12; // of one value
 
-void layOutDense(Memory& memory) {
-  memory.strides.assign(memory.sizes.size(), 1);
-  int64_t stride = memory.channels();
-  for (int64_t axis = int64_t(memory.sizes.size()) - 1; axis >= 0; --axis) {
-    if (axis != memory.axis) {
-      memory.strides[axis] = stride;
-      stride *= memory.sizes[axis];
-    }
-  }
-}
-
 // Sets the strides and the offset within its own bytes, and returns how many these are.
 int64_t layOutOwn(Memory& memory) {
   if (memory.border == Border{}) {
@@ -102,6 +91,17 @@ void follow(std::vector<Memory>& memory, size_t id) {
 }
 
 } // namespace
+
+void layOutDense(Memory& memory) {
+  memory.strides.assign(memory.sizes.size(), 1);
+  int64_t stride = memory.channels();
+  for (int64_t axis = int64_t(memory.sizes.size()) - 1; axis >= 0; --axis) {
+    if (axis != memory.axis) {
+      memory.strides[axis] = stride;
+      stride *= memory.sizes[axis];
+    }
+  }
+}
 
 Memory& ownerOf(Lowered& lowered, size_t id) {
   while (lowered.memory[id].is != Is::Own) {

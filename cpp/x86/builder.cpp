@@ -250,6 +250,16 @@ class Walk {
     }
   }
 
+  int64_t valueOf(const Value* operand) {
+    if (const auto coded = floats_.find(operand); coded != floats_.end()) {
+      return coded->second;
+    }
+    const auto constant = reader_.constant(operand);
+    refuseUnless(constant.has_value(), "its operand ", operand->debugName(), " is in float");
+    const auto& [codes, grid] = *constant;
+    return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {codes}}, {}, grid);
+  }
+
   void visitOperator(Node* node) {
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (movesCodes(node)) {
@@ -268,9 +278,7 @@ class Walk {
         planned.op.inputs.insert(planned.op.inputs.end(), joined->second.begin(), joined->second.end());
         continue;
       }
-      const auto coded = floats_.find(operand);
-      refuseUnless(coded != floats_.end(), "its operand ", operand->debugName(), " is in float");
-      planned.op.inputs.push_back(coded->second);
+      planned.op.inputs.push_back(valueOf(operand));
     }
     if (isReadInParts(node)) {
       joined_[node->output()] = planned.op.inputs;
@@ -281,7 +289,9 @@ class Walk {
       floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
       return;
     }
-    refuseUnless(closes(node->output()) || isSummed(node, planned.op), "its result is read in float");
+    refuseUnless(
+        isQuantizedLater(reader_, node->output()) || isSummed(node, planned.op),
+        "its result is read in float");
     pending_.emplace(node->output(), Pending{std::move(planned.op)});
   }
 
@@ -322,44 +332,6 @@ class Walk {
     };
     return isJoin(node) && !node->output()->uses().empty() &&
            std::ranges::all_of(node->output()->uses(), takesParts);
-  }
-
-  // Whether all that reads the value quantizes it, behind clips and what moves it.
-  bool closes(const Value* value) const {
-    std::vector<const Value*> left{value};
-    for (size_t i = 0; i < left.size(); ++i) {
-      if (left[i]->uses().empty()) {
-        return false;
-      }
-      for (const torch::jit::Use& use : left[i]->uses()) {
-        if (use.user->owningBlock() != block_ || !mayFollow(use.user, left[i])) {
-          return false;
-        }
-        if (use.user->kind() != quantize) {
-          left.insert(left.end(), use.user->outputs().begin(), use.user->outputs().end());
-        }
-      }
-    }
-    return true;
-  }
-
-  bool mayFollow(Node* node, const Value* value) const {
-    try {
-      if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
-        return false;
-      }
-      if (node->kind() == quantize) {
-        reader_.codesOf(node);
-        return true;
-      }
-      if (movesCodes(node)) {
-        plannedOperator(reader_, node);
-        return true;
-      }
-      return node->kind() == c10::prim::ListUnpack || isIdentity(node) || clipOf(reader_, node).has_value();
-    } catch (const Refusal&) {
-      return false;
-    }
   }
 
   const Reader& reader_;

@@ -96,6 +96,7 @@ class Lowering : public Products {
       }
       case Kind::Add: return lowerBroadcast(Does::Add, index);
       case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
+      case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
       case Kind::Mean: return lowerMean(index);
       case Kind::MatrixProduct: return lowerProduct(index);
       case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));

@@ -46,6 +46,7 @@ struct Step {
     Softmax,
     Normalize,
     Copy,
+    Load, // of a constant
     Rename,
     Exit
   };
@@ -84,6 +85,8 @@ Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& 
 Memory& ownerOf(Lowered& lowered, size_t id);
 // Makes one step of convolutions with large values in between, which then lie in no memory of their own.
 void fuseChains(Lowered& lowered);
+// Sets the strides of codes without anything in between.
+void layOutDense(Memory& memory);
 // Finds a place in the arena for all memory that steps touch.
 void placeMemory(Lowered& lowered);
 

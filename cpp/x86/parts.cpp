@@ -24,9 +24,10 @@ Sizes partsOf(const Attributes& a, int64_t size) {
     return {a.begin() + A::Sizes, a.end()};
   }
   const int64_t asked = a[A::Sizes];
-  const int64_t each = a[A::How] == A::Equal ? asked : (size + asked - 1) / asked;
+  const int64_t each = a[A::How] != A::Chunks ? asked : (size + asked - 1) / asked;
   // An empty axis has as many chunks as are asked for, and one part of equal size.
-  const int64_t count = size > 0 && each > 0 ? (size + each - 1) / each : a[A::How] == A::Equal ? 1 : asked;
+  const int64_t none = a[A::How] == A::Single ? 0 : a[A::How] == A::Equal ? 1 : asked;
+  const int64_t count = size > 0 && each > 0 ? (size + each - 1) / each : none;
   if (count != a[A::Parts] || (each == 0 && size > 0)) {
     return {};
   }
@@ -54,10 +55,10 @@ bool isRange(const Operator& op) {
     default: break;
   }
   const int64_t sizes = a.size() - A::Sizes;
-  return within(a[A::How], A::Chunks, A::Listed) && within(a[A::Parts], 1, int64_t{1} << 20) &&
+  return within(a[A::How], A::Chunks, A::Single) && within(a[A::Parts], 1, int64_t{1} << 20) &&
          within(a[A::Number], 0, a[A::Parts] - 1) && sizes == (a[A::How] == A::Listed ? a[A::Parts] : 1) &&
          std::all_of(a.begin() + A::Sizes, a.end(), [&](int64_t size) {
-           return within(size, a[A::How] == A::Chunks, kLargest);
+           return within(size, a[A::How] == A::Chunks, kLargest) && (a[A::How] != A::Single || size == 1);
          });
 }
 

@@ -34,6 +34,8 @@ Part unary(Kernel kernel, const Placed& in, const Placed& out) {
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);
 // Into a part of the result, where it is one of a concatenation.
 Part copied(const Step& step, const Memory& from, const Memory& to);
+// Of a constant, into the order that its memory has.
+Part loaded(const Operator& op, const Memory& to);
 Part interleaved(const Step& step, const std::vector<Memory>& memory);
 
 // Of transformers.

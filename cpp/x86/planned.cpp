@@ -271,6 +271,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"chunk", {chunk, true}},
         {"unsafe_chunk", {chunk, true}},
         {"split", {split, true}},
+        {"unbind", {unbind, true}},
         {"split_with_sizes", {split, true}},
         {"unsafe_split", {split, true}},
         {"unsafe_split_with_sizes", {split, true}},

@@ -61,6 +61,8 @@ Planned chunk(const Reader& reader, Node* node) {
   return parts(reader, node, PartAttributes::Chunks, {reader.operand(node, "chunks").toInt()});
 }
 
+Planned unbind(const Reader& reader, Node* node) { return parts(reader, node, PartAttributes::Single, {1}); }
+
 Planned split(const Reader& reader, Node* node) {
   const auto size = reader.find(node->input(1));
   refuseUnless(size.has_value(), "the model computes its sizes");

@@ -14,5 +14,6 @@ Planned select(const Reader& reader, Node* node);
 // Of nodes that give a list: its first element. The others differ in `PartAttributes::Number`.
 Planned chunk(const Reader& reader, Node* node);
 Planned split(const Reader& reader, Node* node);
+Planned unbind(const Reader& reader, Node* node);
 
 } // namespace jit_passes::x86

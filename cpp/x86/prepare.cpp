@@ -54,6 +54,7 @@ class Preparation {
       case Does::Resample: return resample(step);
       case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
       case Does::Copy: return copied(step, in(step), out(step));
+      case Does::Load: return loaded(operatorOf(step), out(step));
       case Does::Interleave: return interleaved(step, lowered_.memory);
       case Does::Pack: return packedOperand(step, lowered_.memory);
       case Does::Product: return product(step, lowered_.memory);

@@ -43,6 +43,24 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
           }};
 }
 
+Part loaded(const Operator& op, const Memory& to) {
+  const at::Tensor ordered = to.axis < 0 ? op.tensors[0] : op.tensors[0].movedim(to.axis, -1);
+  const int64_t count = ordered.numel();
+  const at::Tensor codes = at::zeros({count + kSlack}, at::kByte);
+  codes.narrow(0, 0, count).copy_(ordered.flatten());
+  Memory from{.sizes = to.sizes, .axis = to.axis, .grid = to.grid};
+  layOutDense(from);
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  const Placed y = image(to, dims);
+  Image x = image(from, dims).image;
+  x.data = codes.mutable_data_ptr<uint8_t>(); // `codes` is held by the part
+  const LookUp kernel;
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            (void)codes;
+            kernel.run(x, y.in(call), begin, end);
+          }};
+}
+
 Part interleaved(const Step& step, const std::vector<Memory>& memory) {
   const Memory& to = memory[step.output];
   const Dims dims = pixelDims(to.sizes, to.axis);

@@ -47,9 +47,10 @@ constexpr Signature kSignatures[] = {
     {"matrix_product", 2, 2, 1, 1, 0, 0},
     {"softmax", 1, 1, 1, 1, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
+    {"constant", 0, 0, 0, 0, 1, 1},
 };
 constexpr size_t kKinds = std::size(kSignatures);
-static_assert(kKinds == static_cast<size_t>(Kind::LayerNorm) + 1);
+static_assert(kKinds == static_cast<size_t>(Kind::Constant) + 1);
 
 const Signature& signatureOf(Kind kind) { return kSignatures[static_cast<size_t>(kind)]; }
 
@@ -128,6 +129,16 @@ class Checker {
         between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ", op.output,
         " is none, or has been computed already");
     computed_[op.output] = true;
+    if (op.kind == Kind::Constant) {
+      checkCodes(op.tensors[0], program_.grids[op.output]);
+    }
+  }
+
+  void checkCodes(const at::Tensor& codes, const Grid& grid) {
+    const auto [low, high] = codes.aminmax();
+    require(
+        low.item<int64_t>() >= grid.low && high.item<int64_t>() <= grid.high, "codes beyond [", grid.low,
+        ", ", grid.high, "]");
   }
 
   void checkKind(const Operator& op) {
@@ -153,6 +164,7 @@ class Checker {
       case Kind::MatrixProduct:
         return require(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
       case Kind::LayerNorm: return checkNorm(op);
+      case Kind::Constant: return checkConstant(op.tensors[0]);
       case Kind::Softmax:
       case Kind::Concat:
       case Kind::Permute:
@@ -253,6 +265,12 @@ class Checker {
         between(op.tensors[0].numel(), 1, kMostNormalized), "it has ", op.tensors[0].numel(), " channels");
     checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
     require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
+  }
+
+  void checkConstant(const at::Tensor& codes) {
+    require(
+        codes.scalar_type() == at::kByte && codes.dim() <= 5 && between(codes.numel(), 1, kMaxSize),
+        "a constant is uint8 with 5 axes at most, and not empty");
   }
 
   void checkTable(const Operator& op) {

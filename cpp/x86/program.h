@@ -48,6 +48,7 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis
   LayerNorm, // over the last axis, see NormTensors
+  Constant,  // its codes are tensors[0]
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -85,9 +86,9 @@ struct PartAttributes {
     Number, // of this one, from 0 on
     Parts,
     How,
-    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each
+    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each; Single: 1
   };
-  enum : int64_t { Chunks, Equal, Listed };
+  enum : int64_t { Chunks, Equal, Listed, Single }; // of Single, the axis goes
 };
 
 // That of the channels of an affine operator.
@@ -108,7 +109,8 @@ struct Operator {
   int64_t output;
   std::vector<int64_t> attributes;
   // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
-  // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count].
+  // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a
+  // constant: uint8 of its shape.
   std::vector<at::Tensor> tensors;
 };
 

@@ -143,6 +143,21 @@ std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t ax
   return {weight, scales};
 }
 
+std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) const {
+  const Node* node = value->node();
+  const auto held = node->kind() == dequantize ? find(node->input(0)) : std::nullopt;
+  if (!held || !held->isTensor()) {
+    return std::nullopt;
+  }
+  const auto shift = shiftOf(held->toTensor().scalar_type());
+  refuseUnless(shift.has_value(), "the codes of a constant are not of 8 bits");
+  const auto codes = held->toTensor().to(at::kInt).add(*shift).to(at::kByte).contiguous();
+  const auto [scale, zero_point] = scaleOf(node);
+  const int64_t zero = zero_point + *shift;
+  refuseUnless(zero >= 0 && zero <= 255, "the zero point of a constant does not fit its dtype");
+  return std::pair(codes, Grid{scale, zero, 0, 255});
+}
+
 at::Tensor Reader::bias(const Value* value, int64_t count) const {
   if (isNone(value)) {
     return at::zeros({count}, at::kFloat);
@@ -192,6 +207,49 @@ std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node
   };
   constexpr double infinity = std::numeric_limits<double>::infinity();
   return std::pair(end(row->second.clip->low, -infinity), end(row->second.clip->high, infinity));
+}
+
+namespace {
+
+// Whether a node quantizes the value, or clips or moves it.
+bool leavesForLater(const Reader& reader, Node* node, const Value* value) {
+  try {
+    if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
+      return false;
+    }
+    if (node->kind() == quantize) {
+      reader.codesOf(node);
+      return true;
+    }
+    if (movesCodes(node)) {
+      plannedOperator(reader, node);
+      return true;
+    }
+    return node->kind() == c10::prim::ListUnpack || isIdentity(node) || clipOf(reader, node).has_value();
+  } catch (const Refusal&) {
+    return false;
+  }
+}
+
+} // namespace
+
+bool isQuantizedLater(const Reader& reader, const Value* value) {
+  std::vector<const Value*> left{value};
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i]->uses().empty()) {
+      return false;
+    }
+    for (const torch::jit::Use& use : left[i]->uses()) {
+      if (use.user->owningBlock() != value->node()->owningBlock() ||
+          !leavesForLater(reader, use.user, left[i])) {
+        return false;
+      }
+      if (use.user->kind() != quantize) {
+        left.insert(left.end(), use.user->outputs().begin(), use.user->outputs().end());
+      }
+    }
+  }
+  return true;
 }
 
 } // namespace jit_passes::x86

@@ -53,6 +53,9 @@ class Reader {
   // The bias in float32, as the reference model computes it.
   at::Tensor bias(const Value* value, int64_t count) const;
 
+  // Codes and their grid, of a tensor that is dequantized; nothing for what the model computes.
+  std::optional<std::pair<at::Tensor, Grid>> constant(const Value* value) const;
+
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:
@@ -79,5 +82,8 @@ bool isSilent(const Node* node);
 
 // The ends of a node that limits its operand, infinite where it has none; nothing for others.
 std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node);
+
+// Whether all that reads the value quantizes it, in the same block, behind clips and what moves it.
+bool isQuantizedLater(const Reader& reader, const Value* value);
 
 } // namespace jit_passes::x86

@@ -60,6 +60,7 @@ class Inference {
       case Kind::MatrixProduct: return matrixProduct();
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
       case Kind::LayerNorm: return normalized();
+      case Kind::Constant: return op_.tensors[0].sizes().vec();
       case Kind::Quantize:
       case Kind::Table: return first();
     }
@@ -312,7 +313,9 @@ class Inference {
     const Range range = rangeOf(op_, first());
     Sizes sizes = first();
     sizes[range.axis] = range.length;
-    if (op_.kind == Kind::Narrow && op_.attributes[3]) {
+    if (op_.kind == Kind::Narrow
+            ? op_.attributes[3] != 0
+            : op_.kind == Kind::Part && op_.attributes[PartAttributes::How] == PartAttributes::Single) {
       sizes.erase(sizes.begin() + range.axis);
     }
     return sizes;

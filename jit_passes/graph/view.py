@@ -175,6 +175,12 @@ def is_literal(value: ValueView) -> bool:
     return value.is_constant and not isinstance(value.constant, torch.Tensor)
 
 
+def is_number(value: ValueView) -> bool:
+    """Say whether a value is a literal, or a constant tensor without axes."""
+    tensor = isinstance(value.constant, torch.Tensor)
+    return value.is_constant and not (tensor and value.constant.dim() > 0)
+
+
 @dataclass(eq=False)
 class GraphView:
     """A method's graph.

@@ -35,6 +35,7 @@ class Capability:
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
+        forms: passes that give operators the forms that it has, after those of all targets.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -43,6 +44,7 @@ class Capability:
     accumulators: SpecSupport | None = None
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
+    forms: tuple[str, ...] = ()
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

@@ -144,7 +144,7 @@ class Selection:
         return [
             (*node.use(position, element), value)
             for position, element, value in node.operands
-            if position in row.operands and not (row.elementwise and value.is_constant)
+            if row.is_activation(position, value)
         ]
 
     def add(self, node: NodeView, row: OperatorSupport) -> None:
@@ -199,6 +199,8 @@ class Selection:
         values = [value for _, _, value in self.operands(node)]
         if not values:
             return "it has no operand"
+        if self.support[node.kind].constants:
+            values = [value for value in values if not value.is_constant]
         for value in values:
             if not value.is_tensor or value.is_constant:
                 return "one of its operands is a constant"
@@ -230,7 +232,7 @@ class Selection:
             node = self.nodes[index]
             for value in (
                 self.result(node),
-                *(self.origin(value) for _, _, value in self.operands(node)),
+                *(self.origin(v) for _, _, v in self.operands(node) if not v.is_constant),
             ):
                 origins[value.id] = value
         return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
@@ -318,11 +320,13 @@ class Selection:
     def fuse_sums(self) -> None:
         """Let the backend add before it rounds: the weighted node's own result is not quantized.
 
-        Of two such operands it is the later one: the other is there when that is computed.
+        Of two such operands it is the later one: the other is there when that is computed. A
+        constant tensor is broadcast most of the time, which no backend does before it rounds.
         """
         for index, row in self.selected.items():
             node = self.nodes[index]
-            if index in self.inner or len(self.operands(node)) < 2:
+            operands = [value for *_, value in self.operands(node)]
+            if index in self.inner or len(operands) < 2 or any(v.is_constant for v in operands):
                 continue
             makers = [self.by_output.get(value.id) for value in node.inputs[:2]]
             found = [m.index for m in makers if m is not None and self.is_summed(m, node, row)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..graph.view import NodeView
+from ..graph.view import NodeView, ValueView, is_number
 from ..specification.grid import DTYPES, SCHEMES, check_grid
 from ..specification.specification import (
     ROUNDINGS,
@@ -125,6 +125,7 @@ class OperatorSupport:
             result: a concatenation in front of it is not rounded.
         sums: of an addition, the weighted operators whose results it takes before they are rounded,
             one of its two operands: only the sum is quantized then, where nothing else reads it.
+        constants: whether it takes constant tensors among its operands, on grids of their own.
     """
 
     kind: str
@@ -141,3 +142,8 @@ class OperatorSupport:
     begins: bool = False
     reads_parts: Callable[[NodeView], bool] | None = None
     sums: tuple[str, ...] = ()
+    constants: bool = False
+
+    def is_activation(self, position: int, value: ValueView) -> bool:
+        """Say whether an operand must be quantized: numbers of a table need not."""
+        return position in self.operands and not (self.elementwise and is_number(value))

@@ -16,7 +16,7 @@ import torch
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
-from ..passes.subject import wrap
+from ..passes.subject import Remark, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
@@ -154,6 +154,11 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
+    remarks: Sequence[Remark] = ()
+    if backend is not None and backend.capability.forms:
+        steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
+        formed = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
+        module, remarks = formed.module, formed.remarks
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
@@ -163,6 +168,8 @@ def annotate(
     if mode.parameters:
         show_folded(graph, lambda path: attribute_of(wrap(module), path))
     annotations = annotations_of(quantizer, graph)
+    for remark in remarks:
+        annotations.reasons.setdefault(remark.name, remark.reason)
     quantizer.validate(annotations)
     quantizations = resolve(graph, annotations)
     operators = tuple(operator_records(graph, annotations, backend, quantizations))

@@ -163,11 +163,14 @@ class Reader:
         operands = [
             (position, value)
             for position, _, value in node.operands
-            if position in row.operands and not (row.elementwise and value.is_constant)
+            if row.is_activation(position, value)
         ]
         for position, value in operands:
             source = quantizer_of(value)
-            if source is not None:
+            if row.constants and value.is_constant:
+                if why := self._refusal_of_constant(value):
+                    return why
+            elif source is not None:
                 if why := self._misfit(node, position, source):
                     return f"its operand '{source.inputs[0].name}' is {why}"
             elif self._within(row, value) is None:
@@ -175,6 +178,13 @@ class Reader:
                 if not self.capability.mixed or floats == len(operands):
                     return _float(value)
         return None if operands else "it has no operand"
+
+    def _refusal_of_constant(self, value: ValueView) -> str | None:
+        maker = value.producer
+        if maker is None or maker.kind != DEQUANTIZE:
+            return _float(value)
+        dtype = next(n for n, known in DTYPES.items() if known == maker.inputs[0].constant.dtype)
+        return None if dtype in self.capability.activations.grids else f"its constant is {dtype}"
 
     def _refusal_of_weight(self, node: NodeView) -> str | None:
         maker = node.inputs[_WEIGHT].producer

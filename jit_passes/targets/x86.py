@@ -78,9 +78,23 @@ def _transposed(node: NodeView) -> str | None:
 
 
 def _tensors(node: NodeView) -> str | None:
-    values = node.inputs[:2]
-    if all(value.is_constant and isinstance(value.constant, torch.Tensor) for value in values[1:]):
+    if any(value.is_constant for value in node.inputs[:2]):
         return "one of its operands is a constant"
+    return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
+
+
+def _tensors_or_constants(node: NodeView) -> str | None:
+    constants = [value.constant for value in node.inputs[:2] if value.is_constant]
+    for constant in constants:
+        if isinstance(constant, torch.Tensor) and (
+            constant.dtype != torch.float32
+            or constant.dim() > MOST_AXES
+            or not constant.numel()
+            or not constant.isfinite().all()
+        ):
+            return "its constant is not float32, empty, not finite, or has too many axes"
+    if len(constants) == 2:
+        return "its operands are constants"
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
 
 
@@ -141,8 +155,8 @@ def _capability() -> Capability:
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES)),
         *(
-            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, elementwise=True,
-                            sums=sums)
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
+                            elementwise=True, constants=True, sums=sums)
             for op, sums in (("add", SUMMED), ("sub", SUMMED), ("mul", ()))
         ),
         OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists,
@@ -173,7 +187,7 @@ def _capability() -> Capability:
         *("max_pool1d", "max_pool2d", "flatten", "contiguous", "detach"),
         *("alias", "upsample_nearest2d", "upsample_nearest3d"),
         *("transpose", "channel_shuffle", "slice", "select", "narrow"),
-        *("chunk", "split", "split_with_sizes"),
+        *("chunk", "split", "split_with_sizes", "unbind"),
         *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     )
     return Capability(
@@ -186,6 +200,7 @@ def _capability() -> Capability:
             **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
+        forms=("expand_attention",),
     )
 
 

@@ -1,0 +1,366 @@
+#include "shapes.h"
+
+#include "operators.h"
+
+namespace jit_passes {
+namespace {
+
+// Axes that a pool, or what resizes an image, works along.
+int64_t spatialOf(const Node* node) {
+  static const auto kinds = [] {
+    std::unordered_map<c10::Symbol, int64_t> found;
+    for (const char* name : {"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"}) {
+      for (int64_t axes = 1; axes <= 3; ++axes) {
+        found.emplace(symbol(c10::str("aten::", name, axes, "d")), axes);
+      }
+    }
+    return found;
+  }();
+  const auto found = kinds.find(node->kind());
+  return found == kinds.end() ? 0 : found->second;
+}
+
+// Whether the result has the shape of the first operand.
+bool keepsShape(const Node* node) {
+  static const auto kinds = symbols(
+      {"aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm", "aten::softmax",
+       "aten::layer_norm", "jit_passes::quantize", "jit_passes::dequantize"});
+  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
+  return kinds.count(node->kind()) || isDropout(node) || (isElementwise(node) && tensors == 1);
+}
+
+const auto attention = symbol("aten::scaled_dot_product_attention");
+
+// What two operands give that broadcast: an axis of both has one size, or one of them 1.
+Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
+  const auto is_one = [](const Extent& extent) { return extent.isNumber() && extent.number == 1; };
+  const auto is_more = [](const Extent& extent) { return extent.isNumber() && extent.number > 1; };
+  return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
+}
+
+bool broadcasts(const Node* node) {
+  return isElementwise(node) && std::count_if(node->inputs().begin(), node->inputs().end(), isTensor) == 2 &&
+         isTensor(node->input(0)) && isTensor(node->input(1));
+}
+
+bool isUnbound(const Node* node) {
+  return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;
+}
+
+std::optional<int64_t> integer(const Value* value) {
+  const auto number = constantNumber(value);
+  return number && *number == std::floor(*number) ? std::optional(static_cast<int64_t>(*number))
+                                                  : std::nullopt;
+}
+
+} // namespace
+
+std::optional<int64_t> Shapes::rank(const Value* tensor) const {
+  const auto [known, added] = ranks_.emplace(tensor, std::nullopt);
+  if (added) {
+    const auto found = findRank(tensor);
+    return ranks_[tensor] = found;
+  }
+  return known->second;
+}
+
+std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
+  const Node* node = tensor->node();
+  if (known_.isWritten(tensor)) {
+    return std::nullopt;
+  }
+  if (const auto sizes = sizesGiven(tensor)) {
+    return sizes->size();
+  }
+  for (const Use& use : tensor->uses()) {
+    if (use.user->kind() == aten::size && use.user->inputs().size() == 1) {
+      for (const Use& list : use.user->output()->uses()) {
+        // It is unpacked whenever the tensor is there.
+        if (list.user->kind() == prim::ListUnpack && list.user->owningBlock() == node->owningBlock()) {
+          return list.user->outputs().size();
+        }
+      }
+    }
+  }
+  const auto weighted = weightedOperator(node);
+  if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
+    return spatial + 2;
+  }
+  if (keepsShape(node) || weighted || node->kind() == aten::transpose || node->kind() == aten::slice ||
+      node->kind() == attention) {
+    return rank(node->input(0));
+  }
+  if (node->kind() == aten::permute) {
+    const auto axes = constantInts(node->input(1));
+    return axes ? std::optional<int64_t>(axes->size()) : rank(node->input(0));
+  }
+  if (node->kind() == aten::select || isUnbound(node)) {
+    const auto own = rank(node->kind() == aten::select ? node->input(0) : node->input(0)->node()->input(0));
+    return own ? std::optional(*own - 1) : std::nullopt;
+  }
+  if (node->kind() == aten::matmul || broadcasts(node)) {
+    const auto a = rank(node->input(0)), b = rank(node->input(1));
+    const bool whole = a && b && (node->kind() != aten::matmul || std::min(*a, *b) >= 2);
+    return whole ? std::optional(std::max(*a, *b)) : std::nullopt;
+  }
+  if (node->kind() == aten::cat || node->kind() == prim::ListUnpack) {
+    const Node* list = node->input(0)->node();
+    const bool made = node->kind() == aten::cat ? list->kind() == prim::ListConstruct : movesData(list);
+    for (const Value* element : made ? list->inputs() : at::ArrayRef<const Value*>()) {
+      if (const auto own = isTensor(element) ? rank(element) : std::nullopt) {
+        return own;
+      }
+    }
+  }
+  if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
+    const auto change = split(node);
+    const auto own = change ? rank(node->input(0)) : std::nullopt;
+    return own ? std::optional(*own + change->second - change->first) : std::nullopt;
+  }
+  return known_.rank(tensor);
+}
+
+Extent Shapes::ofNumber(const Value* value) const {
+  const Node* node = value->node();
+  static const auto conversions =
+      symbols({"prim::NumToTensor", "aten::Int", "aten::ScalarImplicit", "aten::IntImplicit"});
+  if (const auto constant = constantOf(value); constant && constant->isInt()) {
+    return {nullptr, constant->toInt()};
+  }
+  if (conversions.count(node->kind()) && node->inputs().size() == 1) {
+    return ofNumber(node->input(0));
+  }
+  if (const auto quotient = ofQuotient(node)) {
+    return {nullptr, *quotient};
+  }
+  const Value* sizes = node->kind() == aten::size ? value : node->inputs().empty() ? nullptr : node->input(0);
+  if (sizes == nullptr || sizes->node()->kind() != aten::size || known_.isWritten(sizes)) {
+    return {value};
+  }
+  const Value* tensor = sizes->node()->input(0);
+  const Node* reader = value == sizes || node->kind() == aten::__getitem__ ? node : nullptr;
+  if (node->kind() == prim::ListUnpack) {
+    return ofAxis(tensor, value->offset(), {value});
+  }
+  const auto axis = reader && reader->inputs().size() == 2 ? constantOf(reader->input(1)) : std::nullopt;
+  return axis && axis->isInt() ? ofAxis(tensor, axis->toInt(), {value}) : Extent{value};
+}
+
+// `size // 4`, and what traced models have for it.
+std::optional<int64_t> Shapes::ofQuotient(const Node* node) const {
+  const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;
+  const auto rounding =
+      node->kind() == aten::div && node->inputs().size() == 3 ? constantOf(node->input(2)) : std::nullopt;
+  if (!floors && !(rounding && rounding->isString())) { // trunc and floor are one for sizes
+    return std::nullopt;
+  }
+  const Extent size = ofNumber(node->input(0));
+  const auto divisor = integer(node->input(1));
+  return size.isNumber() && size.number >= 0 && divisor && *divisor > 0
+             ? std::optional(size.number / *divisor)
+             : std::nullopt;
+}
+
+// The sizes that a reshape is given; -1 for the one that is open.
+std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const {
+  const Node* node = tensor->node();
+  if (node->kind() != aten::reshape || known_.isWritten(node->input(1))) {
+    return std::nullopt;
+  }
+  std::vector<Extent> sizes;
+  if (const auto constant = constantInts(node->input(1))) {
+    for (const int64_t size : *constant) {
+      sizes.push_back({nullptr, size});
+    }
+  } else if (node->input(1)->node()->kind() == prim::ListConstruct) {
+    for (const Value* size : node->input(1)->node()->inputs()) {
+      sizes.push_back(ofNumber(size));
+    }
+  } else {
+    return std::nullopt;
+  }
+  return sizes;
+}
+
+std::optional<Shapes::Split> Shapes::split(const Node* node) const {
+  const auto one = constantOf(node->input(1)), two = constantOf(node->input(2));
+  if (!one || !two || !one->isInt()) {
+    return std::nullopt;
+  }
+  const auto own = rank(node->input(0));
+  const int64_t first = one->toInt() < 0 && own ? one->toInt() + *own : one->toInt();
+  if (first < 0) {
+    return std::nullopt;
+  }
+  if (node->kind() == aten::unflatten) {
+    return two->isIntList() ? std::optional(Split{first, 1, int64_t(two->toIntVector().size())})
+                            : std::nullopt;
+  }
+  const int64_t last = two->toInt() < 0 && own ? two->toInt() + *own : two->toInt();
+  return last >= 0 ? std::optional(Split{first, last - first + 1, 1}) : std::nullopt;
+}
+
+Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
+  if (known_.isWritten(tensor)) {
+    return opaque;
+  }
+  if (axis < 0) {
+    const auto own = rank(tensor);
+    const auto linear = weightedOperator(tensor->node());
+    if (!own && axis == -1 && linear && linear->spatial_dims == 0) {
+      const auto weight = known_.tensor(tensor->node()->input(1));
+      return weight ? Extent{nullptr, weight->size(0)} : opaque;
+    }
+    if (!own || axis + *own < 0) {
+      return opaque;
+    }
+    axis += *own;
+  }
+  const auto [known, added] = extents_.emplace(std::pair(tensor, axis), Extent{tensor, axis});
+  if (!added) {
+    return known->second;
+  }
+  const Extent found = findExtent(tensor, axis);
+  return extents_[{tensor, axis}] = found;
+}
+
+Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
+  const Node* node = tensor->node();
+  const Value* from = node->inputs().empty() ? nullptr : node->input(0);
+  if (const auto constant = known_.tensor(tensor); constant && axis < constant->dim()) {
+    return {nullptr, constant->size(axis)};
+  }
+  if (keepsShape(node)) {
+    return ofAxis(from, axis);
+  }
+  if (const auto sizes = sizesGiven(tensor); sizes && axis < int64_t(sizes->size())) {
+    const Extent size = (*sizes)[axis];
+    return size.isNumber() && size.number < 0 ? Extent{tensor, axis} : size;
+  }
+  if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
+    const auto change = split(node);
+    if (change && axis < change->axis) {
+      return ofAxis(from, axis);
+    }
+    if (change && axis >= change->axis + change->second) {
+      return ofAxis(from, axis - change->second + change->first);
+    }
+    if (change && node->kind() == aten::unflatten) {
+      const int64_t size = constantOf(node->input(2))->toIntVector()[axis - change->axis];
+      return size < 0 ? ofOpen(node, change->axis) : Extent{nullptr, size};
+    }
+  } else if (const auto moved = ofMoved(tensor, axis)) {
+    return *moved;
+  } else if (const auto own = rank(tensor)) {
+    const auto weighted = weightedOperator(node);
+    const auto weight = weighted ? known_.tensor(node->input(1)) : std::nullopt;
+    const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node),
+                  channels = *own - 1 - spatial;
+    if ((weighted || spatial) && (axis < channels || (!weighted && axis == channels))) {
+      return ofAxis(from, axis);
+    }
+    if (weight && axis == channels && !weighted->transposed) {
+      return {nullptr, weight->size(0)};
+    }
+    if (node->kind() == aten::matmul || node->kind() == attention || broadcasts(node)) {
+      return ofProduct(tensor, axis, *own);
+    }
+    if (axis == *own - 1) {
+      const auto features = featuresRead(tensor);
+      return features ? Extent{nullptr, *features} : Extent{tensor, axis};
+    }
+  }
+  return {tensor, axis};
+}
+
+// The size that is left open, of those that an axis is split into.
+Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
+  const Extent whole = ofAxis(unflatten->input(0), axis);
+  int64_t others = 1;
+  for (const int64_t size : constantOf(unflatten->input(2))->toIntVector()) {
+    others *= size < 0 ? 1 : size;
+  }
+  return whole.isNumber() && others > 0 ? Extent{nullptr, whole.number / others}
+                                        : Extent{unflatten->output(), -1};
+}
+
+// Of what only moves axes.
+std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
+  const Node* node = tensor->node();
+  const auto numbered = [&](const Value* value, int64_t rank) {
+    const auto number = integer(value);
+    return number ? (*number < 0 ? *number + rank : *number) : -1;
+  };
+  const auto own = rank(tensor);
+  if (node->kind() == aten::transpose) {
+    const int64_t a = numbered(node->input(1), own.value_or(-8)),
+                  b = numbered(node->input(2), own.value_or(-8));
+    return a >= 0 && b >= 0 ? std::optional(ofAxis(
+                                  node->input(0), axis == a   ? b
+                                                  : axis == b ? a
+                                                              : axis))
+                            : std::nullopt;
+  }
+  if (node->kind() == aten::permute) {
+    const auto axes = constantInts(node->input(1));
+    return axes && axis < int64_t(axes->size()) ? std::optional(ofAxis(node->input(0), (*axes)[axis]))
+                                                : std::nullopt;
+  }
+  if (node->kind() == aten::select || isUnbound(node)) {
+    const Node* taken = node->kind() == aten::select ? node : node->input(0)->node();
+    const int64_t gone = numbered(taken->input(1), own.value_or(-8) + 1);
+    return gone >= 0 ? std::optional(ofAxis(taken->input(0), axis + (axis >= gone))) : std::nullopt;
+  }
+  const Node* list = node->kind() == prim::ListUnpack ? node->input(0)->node() : nullptr;
+  if (list && list->inputs().size() == 3 && movesData(list)) { // chunk, split and the like
+    const int64_t along = numbered(list->input(2), own.value_or(-8));
+    const Extent whole = along >= 0 ? ofAxis(list->input(0), axis) : Extent{tensor, axis};
+    if (along >= 0 && axis != along) {
+      return whole;
+    }
+    const int64_t parts = node->outputs().size();
+    const bool equal =
+        list->kind() == aten::chunk || integer(list->input(1)).value_or(0) * parts == whole.number;
+    return whole.isNumber() && equal && whole.number % parts == 0
+               ? std::optional(Extent{nullptr, whole.number / parts})
+               : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// Of matrix products, attention, and what broadcasts.
+Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const {
+  const Node* node = tensor->node();
+  const int64_t behind = axis - rank_of_result; // below 0
+  const bool is_matrix = node->kind() == aten::matmul || node->kind() == attention;
+  const Value *left = node->input(0), *right = node->input(node->kind() == attention ? 2 : 1);
+  if (is_matrix && behind >= -2) {
+    return ofAxis(behind == -2 ? left : right, behind);
+  }
+  std::optional<Extent> size;
+  for (const Value* operand : node->inputs().slice(0, node->kind() == attention ? 3 : 2)) {
+    const auto own = rank(operand);
+    if (!own) {
+      return {tensor, axis};
+    }
+    const Extent next = *own + behind < 0 ? Extent{nullptr, 1} : ofAxis(operand, behind);
+    size = size ? broadcast(*size, next, {tensor, axis}) : next;
+  }
+  return *size;
+}
+
+// The features of a value, if a linear layer reads them whenever it is there.
+std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
+  for (const Use& use : tensor->uses()) {
+    const auto weighted = weightedOperator(use.user);
+    if (weighted && weighted->spatial_dims == 0 && use.offset == 0 &&
+        use.user->owningBlock() == tensor->node()->owningBlock()) {
+      if (const auto weight = known_.tensor(use.user->input(1)); weight && weight->dim() == 2) {
+        return weight->size(1);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace jit_passes

@@ -1,0 +1,55 @@
+// What is known of tensors' shapes before a model runs: ranks, and which sizes are equal or numbers.
+//
+// Convolutions and pools are taken to have a batch axis.
+#pragma once
+
+#include "known_values.h"
+
+namespace jit_passes {
+
+// A number where there is no value; an axis of a tensor; or whatever an integer value holds.
+struct Extent {
+  const Value* value = nullptr;
+  int64_t number = 0;
+
+  bool operator==(const Extent&) const = default;
+  bool isNumber() const { return value == nullptr; }
+};
+
+// Taken once, before any edit.
+class Shapes {
+ public:
+  explicit Shapes(const PassContext& context) : known_(context) {}
+
+  std::optional<int64_t> rank(const Value* tensor) const;
+  Extent ofNumber(const Value* value) const;
+  // Axes count from the end where they are below 0.
+  Extent ofAxis(const Value* tensor, int64_t axis) const { return ofAxis(tensor, axis, {tensor, axis}); }
+  // The sizes that a reshape is given; -1 for the one that is open.
+  std::optional<std::vector<Extent>> sizesGiven(const Value* tensor) const;
+  bool isWritten(const Value* value) const { return known_.isWritten(value); }
+
+ private:
+  // The first axis that flatten or unflatten works on, and how many become how many: of the operand, of the result.
+  struct Split {
+    int64_t axis, first, second;
+  };
+
+  std::optional<Split> split(const Node* node) const;
+  std::optional<int64_t> findRank(const Value* tensor) const;
+  // `opaque` where nothing is known of the tensor.
+  Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
+  Extent findExtent(const Value* tensor, int64_t axis) const;
+  Extent ofOpen(const Node* unflatten, int64_t axis) const;
+  std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
+  Extent ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const;
+  std::optional<int64_t> featuresRead(const Value* tensor) const;
+  std::optional<int64_t> ofQuotient(const Node* node) const;
+
+  KnownValues known_;
+  // What was asked for, so that each value is looked at once.
+  mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
+  mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
+};
+
+} // namespace jit_passes

@@ -26,6 +26,7 @@ from benchmarks.models import MODELS
 from benchmarks.runtimes.base import THREADS
 from benchmarks.runtimes.jit_passes import quantize_with_jit_passes
 from benchmarks.x86_kernels import fastest
+from jit_passes.targets import X86
 from tests.x86_kernels import call
 
 _CALIBRATION_SEED, _CALIBRATION_BATCHES, _CALIBRATION_BATCH_SIZE = 2_000, 4, 8
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
     parser.add_argument("--image", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--integer-layer-norm", action="store_true")
     parser.add_argument("--calls", type=int, default=_CALLS)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -91,7 +93,8 @@ def main() -> None:
                 for index in range(_CALIBRATION_BATCHES)
             ]
         scripted = torch.jit.script(spec.build())
-        model = quantize_with_jit_passes(scripted, batches, None, "x86")
+        target = X86(integer_layer_norm=options.integer_layer_norm)
+        model = quantize_with_jit_passes(scripted, batches, None, target)
         found = list(plans(model))
         if len(found) != 1:
             print(f"{spec.title}: {len(found)} plans, and one is shown where there is no other\n")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.targets import X86
 from tests.plans import Grid, plan_of, traced
 from tests.test_x86_plan import assert_equal, assert_steps
 
@@ -297,7 +298,8 @@ def test_an_encoder_is_one_region(first: bool) -> None:
     net = Encoder(32, 4, first).eval()
     batches = [torch.randn(4, 9, 32) for _ in range(4)]
     model = torch.jit.trace(net, batches[0])
-    lowered = jit_passes.quantize_script(model, batches, target="x86")
+    target = X86(integer_layer_norm=True)
+    lowered = jit_passes.quantize_script(model, batches, target=target)
     assert str(lowered.graph).count("prim::CallMethod") == 1
     assert str(lowered.graph).count("aten::") == 0
     float_result = net(batches[0])
@@ -305,3 +307,37 @@ def test_an_encoder_is_one_region(first: bool) -> None:
     assert error < 10 ** (-2.0)
     for batch, tokens in ((1, 9), (3, 20)):
         assert lowered(torch.randn(batch, tokens, 32)).shape == (batch, 10)
+
+
+class ClassToken(nn.Module):
+    """A token that is much smaller than the others, as vision transformers put in front."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, width) * 0.001)
+        self.positions = nn.Parameter(torch.randn(1, 10, width) * 0.001)
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), self.layers[0](x)], 1)
+        tokens = tokens + self.positions
+        tokens = tokens + self.layers[1](self.norms[0](tokens))
+        return self.layers[2](self.norms[1](tokens))
+
+
+def test_small_rows_keep_their_digits() -> None:
+    """Layer norm is in float unless asked for: one scale has no codes for a token that small."""
+    torch.manual_seed(0)
+    net = ClassToken(32).eval()
+    batches = [torch.randn(4, 9, 32) for _ in range(4)]
+    with torch.no_grad():
+        model = torch.jit.trace(net, batches[0])
+        expected = net(batches[0])[:, 0]
+        error = {}
+        for integer in (False, True):
+            target = X86(integer_layer_norm=integer)
+            lowered = jit_passes.quantize_script(model, batches, target=target)
+            difference = lowered(batches[0])[:, 0] - expected
+            error[integer] = float(difference.square().mean() / expected.square().mean())
+    assert error[False] < 10 ** (-2.0) and error[True] > 10 ** (-0.5), error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
+from jit_passes.targets import X86
 from tests.plans import Grid, plan_of, traced
 from tests.test_x86_plan import assert_equal
 from tests.test_x86_state import restored
@@ -112,7 +113,7 @@ def test_models(name: str) -> None:
     net = make().eval()
     data = [torch.randn(4, TOKENS, WIDTH) for _ in range(4)]
     model = compiled(net, how)
-    lowered = jit_passes.quantize_script(model, data, target="x86")
+    lowered = jit_passes.quantize_script(model, data, target=X86(integer_layer_norm=True))
     rows = jit_passes.coverage(lowered)
     assert len(rows.int8) == len(rows)
     assert {"matmul", "linear"} <= {row.kind for row in rows}

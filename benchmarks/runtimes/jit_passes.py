@@ -51,11 +51,12 @@ def quantize_with_jit_passes(
     scripted: torch.jit.ScriptModule,
     calibration: Iterable[Tensor],
     engine: str | None,
-    name: str = "stock",
+    target: Any = "stock",
 ) -> torch.jit.ScriptModule:
-    """``scripted`` quantized for the target of that name, ``Stock`` with ``engine``."""
+    """``scripted`` quantized for the target or that of this name, ``Stock`` with ``engine``."""
     jit_passes = import_jit_passes()
-    target = jit_passes.targets.Stock(engine=engine) if name == "stock" else name
+    if target == "stock":
+        target = jit_passes.targets.Stock(engine=engine)
     with quantized_engine(engine):
         module: torch.jit.ScriptModule = jit_passes.quantize_script(
             scripted, calibration, target=target, progress=False

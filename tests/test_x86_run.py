@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from jit_passes import _C
 from jit_passes.targets.x86 import X86
 from tests.plans import Grid, Weighted, plan_of, reference, traced
+from tests.x86_kernels import Crowd
 
 
 class Net(nn.Module):
@@ -103,6 +104,37 @@ def test_threads_that_come_late() -> None:
         for i in range(100):
             assert torch.equal(plan.run([inputs[i % 3]])[0], expected[i % 3])
         assert len(plan.profile([inputs[0]])) == steps
+
+
+def test_fewer_threads_on_a_busy_machine() -> None:
+    """A late one is left out for 10 ms, and twice as long whenever it is soon late again."""
+    crowd = Crowd()
+    assert crowd.threads(2, 0) == 2
+    crowd.finished(0, True, 0)
+    assert [crowd.threads(2, now) for now in (0, 9.9, 10)] == [1, 1, 2]
+    crowd.finished(0, True, 10)
+    assert [crowd.threads(2, now) for now in (10, 29.9, 30)] == [1, 1, 2]
+    crowd.finished(0, False, 30)
+    assert crowd.threads(2, 31) == 2
+    crowd.finished(0, True, 40)
+    assert [crowd.threads(2, now) for now in (40, 79.9, 80)] == [1, 1, 2]
+    crowd.finished(0, False, 80)
+    crowd.finished(0, True, 200)
+    assert [crowd.threads(2, now) for now in (200, 209.9, 210)] == [1, 1, 2]
+
+
+def test_threads_are_left_out_one_by_one() -> None:
+    crowd = Crowd()
+    crowd.finished(0, True, 0)
+    assert crowd.threads(8, 1) == 7
+    crowd.finished(1, True, 1)
+    assert [crowd.threads(8, now) for now in (1, 20.9, 21)] == [6, 6, 7]
+    crowd.finished(1, False, 21)
+    assert crowd.threads(8, 21) == 8
+    for now in range(100, 100 + 640 * 20, 640):
+        crowd.finished(7, True, now)
+    assert [crowd.threads(8, now + wait) for wait in (0, 639, 640)] == [1, 1, 1]
+    assert crowd.threads(1, 0) == 1
 
 
 def test_many_callers_and_sizes(plan: Any, two_threads: None) -> None:

@@ -146,6 +146,23 @@ def convert(argument: object) -> object:
     return argument
 
 
+class Crowd:
+    """How many threads calls take, by a clock in milliseconds."""
+
+    def __init__(self) -> None:
+        _library.jit_passes_x86_crowd.restype = ctypes.c_void_p
+        self._crowd = ctypes.c_void_p(_library.jit_passes_x86_crowd())
+
+    def __del__(self) -> None:
+        call("delete_crowd", self._crowd)
+
+    def threads(self, most: int, now: float) -> object:
+        return call("crowd_threads", self._crowd, most, int(now * 1e6))
+
+    def finished(self, left_out: int, was_late: bool, now: float) -> None:
+        call("crowd_finished", self._crowd, left_out, was_late, int(now * 1e6))
+
+
 class Convolution:
     """Packed weights [out, depth, height, width, in / groups]."""
 

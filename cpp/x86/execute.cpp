@@ -3,24 +3,33 @@
 #include <omp.h>
 #include <pthread.h>
 
+#include "crowd.h"
+
 namespace jit_passes::x86 {
 namespace {
 
 // 20 to 50 us, by processor: longer than threads are apart after a share of equal size, and shorter than a time slice.
 constexpr int kSpins = 1 << 10;
 
-// Waits until a word is another than the one seen: busily for a moment, and then asleep.
-int waitWhile(const std::atomic<int>& word, int seen) {
+// Waits for a moment, busily, for a word to be another than the one seen.
+bool isSoonOther(const std::atomic<int>& word, int seen) {
   for (int spin = 0; spin < kSpins; ++spin) {
-    const int now = word.load(std::memory_order_acquire);
-    if (now != seen) {
-      return now;
+    if (word.load(std::memory_order_acquire) != seen) {
+      return true;
     }
     __builtin_ia32_pause();
   }
-  word.wait(seen, std::memory_order_acquire);
-  return word.load(std::memory_order_acquire);
+  return false;
 }
+
+// For longer than this, and than twice its own share takes, a thread sleeps only where another has no processor.
+constexpr int64_t kLate = 500'000;
+
+int64_t nanosecondsNow() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Crowd crowd; // of this process
 
 // OpenMP's threads are not there any more after a fork, and a parallel region would wait for them for good,
 // whoever began them. So this is asked for when the library is loaded.
@@ -92,7 +101,12 @@ class Progress {
   void work(const Call& call, int thread, int threads) {
     const int end = static_cast<int>(phases_.size());
     for (int phase = phase_.load(std::memory_order_acquire); phase < end;) {
-      phase = takePart(phase, call, thread) ? phase + 1 : waitWhile(phase_, phase);
+      const int64_t begun = nanosecondsNow();
+      if (takePart(phase, call, thread)) {
+        ++phase;
+        continue;
+      }
+      phase = waitFor(phase_, phase, begun, unitsOf(phases_[phase]) >= threads);
     }
     // The region ends with a barrier of OpenMP, where a thread spins for milliseconds and keeps its processor from
     // those that it waits for.
@@ -101,11 +115,27 @@ class Progress {
       left_.notify_one();
     }
     for (int left = thread > 0 ? threads : left_.load(std::memory_order_acquire); left < threads - 1;) {
-      left = waitWhile(left_, left);
+      left = waitFor(left_, left, nanosecondsNow(), true);
     }
   }
 
+  // Whether some thread came so late that others had to wait for it.
+  bool wasLate() const { return was_late_.load(std::memory_order_relaxed); }
+
  private:
+  // Waits until a word is another than the one seen. This thread's share took from `begun` till now, and all others
+  // have one that is `alike`, or nobody knows how long they will take.
+  int waitFor(const std::atomic<int>& word, int seen, int64_t begun, bool alike) {
+    if (!isSoonOther(word, seen)) {
+      const int64_t since = nanosecondsNow();
+      word.wait(seen, std::memory_order_acquire);
+      if (alike && nanosecondsNow() - since > 2 * (since - begun) + kLate) {
+        was_late_.store(true, std::memory_order_relaxed);
+      }
+    }
+    return word.load(std::memory_order_acquire);
+  }
+
   // Phase + 1 in the upper half, for which the unit in the lower half is the next that nobody has claimed. Where the
   // phase is one that was before, nothing of the range is claimed yet. The phase only grows, so a late thread claims
   // nothing. What units read is in order by `phase_`.
@@ -174,12 +204,15 @@ class Progress {
   alignas(64) std::atomic<int64_t> unfinished_{0}; // units of the phase
   alignas(64) std::atomic<int> phase_{0};
   alignas(64) std::atomic<int> left_{0}; // threads but the first
+  std::atomic<bool> was_late_{false};
 };
 
 } // namespace
 
 void execute(
     const std::vector<Phase>& phases, const Call& call, int threads, std::vector<int64_t>* nanoseconds) {
+  const int most = threads;
+  threads = crowd.threads(most, nanosecondsNow());
   if (threads <= 1 || at::in_parallel_region() || is_forked) {
     Clock clock(nanoseconds);
     for (const Phase& phase : phases) {
@@ -195,6 +228,7 @@ void execute(
     const int thread = omp_get_thread_num();
     progress.work(ofThread(call, thread), thread, omp_get_num_threads());
   }
+  crowd.finished(most - threads, progress.wasLate(), nanosecondsNow());
 }
 
 } // namespace jit_passes::x86

@@ -1,10 +1,11 @@
-// The kernels for callers without C++, by ctypes: tests and benchmarks. Images and parameters are the structs of
-// kernels.h, whose fields these callers repeat. All of a result is computed in one call on one thread, in parts
-// of `part` items.
+// The kernels, and the choice of a number of threads, for callers without C++, by ctypes: tests and benchmarks. Images
+// and parameters are the structs of kernels.h, whose fields these callers repeat. All of a result is computed in one
+// call on one thread, in parts of `part` items.
 #include <algorithm>
 
 #include "vnni.h"
 #include "x86/attention.h"
+#include "x86/crowd.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
 
@@ -196,4 +197,17 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm(
     int32_t high, bool plain, int64_t part) {
   const LayerNorm norm{multiplier, offset, eps, low, high, formOf(plain)};
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE Crowd* jit_passes_x86_crowd() { return new Crowd; }
+
+JIT_PASSES_FACE void jit_passes_x86_delete_crowd(Crowd* crowd) { delete crowd; }
+
+JIT_PASSES_FACE int32_t jit_passes_x86_crowd_threads(const Crowd* crowd, int32_t most, int64_t now) {
+  return crowd->threads(most, now);
+}
+
+JIT_PASSES_FACE void jit_passes_x86_crowd_finished(
+    Crowd* crowd, int32_t left_out, bool was_late, int64_t now) {
+  crowd->finished(left_out, was_late, now);
 }

@@ -43,7 +43,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass
 class Row:
-    """What is known of one runtime on one model and batch size."""
+    """Measurements of one runtime on one model and batch size."""
 
     error: str = ""
     sqnr: float = math.nan

@@ -6,7 +6,7 @@ Usage, from the repository root::
     python -m benchmarks.x86_profile --models resnet50 --image 225 193
 
 The time of each step is its minimum over many calls, with the wait for other threads behind it.
-A share of the peak is that of multiply-adds, measured first with registers only. What is left is
+A share of the peak is that of multiply-adds, measured first with registers only. The rest is
 the median of whole calls less the sum of all steps.
 """
 

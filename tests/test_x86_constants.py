@@ -132,7 +132,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refusals(kind: str) -> None:
-    """What has no codes stays in float, with the reason; the model computes what it did."""
+    """Without codes it stays in float, with the reason; the model computes what it did."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -160,7 +160,7 @@ BAD_CODES = {
 
 @pytest.mark.parametrize("kind", [*BAD_CODES, "missing", "input"])
 def test_hostile_states(kind: str) -> None:
-    """What is checked when a plan is loaded, so that nothing is read that is not there."""
+    """Checks of a loaded plan, so that nothing is read that is not there."""
     torch.manual_seed(0)
     region = traced(WithConstant(FUNCTIONS["add"], (9, 40), torch.uint8), torch.randn(2, 9, 40))
     lists, scales, operators = plan_of(region).__getstate__()[0]

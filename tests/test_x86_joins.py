@@ -35,7 +35,7 @@ def batch_norm(dims: int, channels: int) -> nn.Module:
 
 
 class Reader(nn.Module):
-    """What reads a concatenation of some features: a batch norm, a convolution, or the caller."""
+    """A reader of a concatenation of some features: a batch norm, a convolution, or the caller."""
 
     def __init__(self, dims: int, parts: list[int], widths: list[int], draw: random.Random) -> None:
         super().__init__()

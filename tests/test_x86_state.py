@@ -1,4 +1,4 @@
-"""What a plan keeps, and what becomes of bad ones: files are not trusted."""
+"""The state of a plan, and the end of bad ones: files are not trusted."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_state_is_plain(plan: Any) -> None:
 
 
 def test_nobody_else_holds_the_weights(plan: Any) -> None:
-    """What is checked stays as it is, whatever becomes of the tensors of a state."""
+    """A checked state stays as it is, whatever becomes of the tensors of a state."""
     state = plan.__getstate__()[0]
     other = restored(state)
     (expected,) = plan.run([X])

@@ -162,7 +162,7 @@ READ: dict[str, tuple[Function, int]] = {
 
 @pytest.mark.parametrize("name", READ)
 def test_results_lie_in_memory_as_in_float(name: str) -> None:
-    """What float operators behind see of it: whether `contiguous` gives another name, or a copy."""
+    """Float operators behind see it: whether `contiguous` gives another name, or a copy."""
     function, features = READ[name]
     model, x = Read(function, features), images()
     reference, lowered = stages(model, x)

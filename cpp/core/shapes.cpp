@@ -31,7 +31,7 @@ bool keepsShape(const Node* node) {
 
 const auto attention = symbol("aten::scaled_dot_product_attention");
 
-// What two operands give that broadcast: an axis of both has one size, or one of them 1.
+// The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
 Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
   const auto is_one = [](const Extent& extent) { return extent.isNumber() && extent.number == 1; };
   const auto is_more = [](const Extent& extent) { return extent.isNumber() && extent.number > 1; };

@@ -1,4 +1,4 @@
-// What is known of tensors' shapes before a model runs: ranks, and which sizes are equal or numbers.
+// Knowledge of tensors' shapes before a model runs: ranks, and which sizes are equal or numbers.
 //
 // Convolutions and pools are taken to have a batch axis.
 #pragma once
@@ -47,7 +47,7 @@ class Shapes {
   std::optional<int64_t> ofQuotient(const Node* node) const;
 
   KnownValues known_;
-  // What was asked for, so that each value is looked at once.
+  // Answers given so far, so that each value is looked at once.
   mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
 };

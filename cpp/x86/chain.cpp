@@ -1,6 +1,6 @@
 // Convolutions computed depth first: a band of rows of the last one at a time. Of each value in between, a thread has
 // as many rows as the next layer needs, in memory of its own that stays in the caches; rows that the next band needs
-// too are moved to the front. Rows outside of an image hold the zero point. What a row of a value is does not depend on
+// too are moved to the front. Rows outside of an image hold the zero point. The content of a row does not depend on
 // the band that it is computed for.
 #include <cstring>
 

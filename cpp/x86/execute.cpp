@@ -138,7 +138,7 @@ class Progress {
 
   // Phase + 1 in the upper half, for which the unit in the lower half is the next that nobody has claimed. Where the
   // phase is one that was before, nothing of the range is claimed yet. The phase only grows, so a late thread claims
-  // nothing. What units read is in order by `phase_`.
+  // nothing. `phase_` orders the memory that units read.
   struct alignas(64) Range {
     std::atomic<uint64_t> next{0};
   };

@@ -1,4 +1,4 @@
-// What lowering knows while it goes over the operators, and how it makes steps and memory.
+// State of lowering while it goes over the operators, and how it makes steps and memory.
 #pragma once
 
 #include "joins.h"

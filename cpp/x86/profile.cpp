@@ -1,4 +1,4 @@
-// What a profile of a plan says about its phases.
+// The rows of a plan's profile, one for each phase.
 #include "phases.h"
 
 namespace jit_passes::x86 {

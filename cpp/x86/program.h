@@ -91,7 +91,7 @@ struct PartAttributes {
   enum : int64_t { Chunks, Equal, Listed, Single }; // of Single, the axis goes
 };
 
-// That of the channels of an affine operator.
+// The axis of the channels of an affine operator.
 constexpr int64_t kAffineAxis = 1;
 
 // Positions in `tensors` of operators with weights; factors where there is a sum.

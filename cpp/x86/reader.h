@@ -44,7 +44,7 @@ class Reader {
   Codes codesOf(const Node* quantize) const;
   std::pair<double, int64_t> scaleOf(const Node* dequantize) const;
 
-  // What a lookup_table gives for each stored code of its operand, and the shift of its results. Codes beyond the
+  // The result of a lookup_table for each stored code of its operand, and the shift of its results. Codes beyond the
   // ends of the operand's grid have the entry of the end.
   std::pair<at::Tensor, int64_t> tableOf(const Node* lookup, const Grid& from, int64_t from_shift) const;
 

@@ -18,7 +18,7 @@ struct Rearranged {
   const Operator* op;
   Sizes sizes;
 };
-// What the operators, each of which reads the one before, make of a view.
+// The view that operators make of another one; each reads the result of the one before.
 View through(const std::vector<Rearranged>& operators, View view);
 
 // Axes of the operands; -1 where a vector has none.

@@ -27,7 +27,7 @@ struct Target {
   int64_t step;
 };
 
-// What is done with the codes of all tiles.
+// The treatment of the codes of all tiles.
 struct Finish {
   Rounding rounding;
   const uint8_t* table;
@@ -37,7 +37,7 @@ JIT_PASSES_VNNI Finish finishOf(const Requantize& requantize) {
   return {roundingTo(requantize.low, requantize.high), requantize.table};
 }
 
-// Codes of one tile; `count` of the 32 channels exist. What the loop needs is copied first: bytes that are stored may
+// Codes of one tile; `count` of the 32 channels exist. The loop's operands are copied first: bytes that are stored may
 // be anything's, so it would be read again for each pixel.
 template <bool kFull>
 JIT_PASSES_VNNI void storeTile(

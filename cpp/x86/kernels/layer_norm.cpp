@@ -10,7 +10,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// x * factor + offset has mean 0 and variance 1. What a compiler may join is joined here, so that both forms round
+// x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that both forms round
 // alike. A call takes 200 ns from the vector form: so it is none.
 struct Normal {
   float factor, offset;

@@ -1,7 +1,8 @@
-"""Weights of plans, which are held once: packed, and as a file has them again when it is written."""
+"""Weights of plans: held once, packed, and as a file has them when one is written."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -121,7 +122,7 @@ print(resident() - before)
 def test_weights_are_held_once(tmp_path: Any) -> None:
     """64 MB of weights take their size, and what else a call needs."""
     for name, sizes in (("small", [16, 16]), ("large", [4096] * 5)):
-        layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)]
+        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
         x = torch.randn(2, sizes[0])
         model = torch.jit.trace(nn.Sequential(*layers).eval(), x)
         jit_passes.quantize_script(model, [x], target="x86").save(str(tmp_path / f"{name}.pt"))

@@ -28,7 +28,7 @@ export PYTHONPATH = $(CURDIR)
 # One process for each core; some tests, of one xdist_group, stay together.
 PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-.PHONY: help demo build test test-fast soak asan test-torch lint stub docs format bench wheel sdist clean
+.PHONY: help demo build test test-fast soak fuzz asan test-torch lint stub docs format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test-fast: $(BUILT) ## run all but the slowest tests
 
 soak: $(BUILT) ## call a plan 100,000 times from eight threads of a C++ program
 	JIT_PASSES_CALLS=100000 $(PYTEST) tests/test_cpp.py -k threads
+
+fuzz: $(BUILT) ## check passes, rules and targets on 20,000 modules drawn at random; about an hour
+	JIT_PASSES_MODULES=20000 $(PYTEST) tests/test_properties.py
 
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	$(call copy,.torch-$(TORCH))

@@ -65,6 +65,7 @@ lint: $(BUILT) ## check style, types, stub, tables of documents and imports; cha
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.stub --check
+	$(BIN)/stubtest --concise --allowlist tools/stubtest.txt jit_passes._C
 	$(BIN)/python -m tools.generate_docs --check
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/lint-imports

@@ -371,6 +371,35 @@ class Annotating(Quantizer):
         return annotations
 
 
+class Attend(nn.Module):
+    """Attention without a mask, and a linear behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [batch, tokens, 16]."""
+        operator = nn.functional.scaled_dot_product_attention
+        return self.out(operator(self.q(x), self.k(x), self.v(x)))
+
+
+@pytest.mark.parametrize("target", ["stock", "x86"])
+@pytest.mark.parametrize(
+    "model", [Attend, lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)]
+)
+def test_attention_stays_fused(target: str, model: Any) -> None:
+    """All linears become dynamic, and attention stays one operator in float."""
+    layer = seeded(model)
+    lowered = jit_passes.quantize_script(script(layer), mode="dynamic", target=target)
+    assert [row.mode for row in jit_passes.coverage(lowered).int8] == ["dynamic"] * 4
+    assert len(kinds(lowered, "quantized::linear")) == 4
+    assert kinds(lowered, "aten::scaled_dot_product_attention") and not kinds(lowered, "aten::soft")
+    x = torch.randn(2, 5, 16)
+    with torch.no_grad():
+        close(lowered(x), layer(x), 0.03)
+
+
 def test_annotations() -> None:
     """A quantizer of one's own says is_dynamic, as PyTorch's do."""
     layer = seeded(lambda: nn.Linear(8, 3))

@@ -80,6 +80,13 @@ class Configuration:
             if not isinstance(rule, Rule):
                 raise ValueError(f"rules are Rules, not {rule!r}")
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether no operator can have another mode than dynamic."""
+        said = [rule.options for rule in self.rules if isinstance(rule.options, LayerOptions)]
+        modes = {self.everywhere.mode, *(options.mode for options in said if options.mode)}
+        return modes == {"dynamic"}
+
     def resolve(self, graph: GraphView) -> ResolvedConfiguration:
         """Return the options of each operator and value of a normalized graph.
 

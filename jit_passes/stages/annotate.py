@@ -157,7 +157,9 @@ def annotate(
     """
     module = mode.enter(model, method)
     remarks: Sequence[Remark] = ()
-    if backend is not None and backend.capability.forms:
+    # Forms are for integers from one operator to the next: of dynamic ones, results are floats.
+    floats = isinstance(quantizer, BackendQuantizer) and quantizer.configuration.is_dynamic
+    if backend is not None and backend.capability.forms and not floats:
         steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
         formed = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
         module, remarks = formed.module, formed.remarks

@@ -182,7 +182,7 @@ def _of_setting(setting: Mapping[str, Located], entry: Located) -> TensorOptions
 
 
 def _layer(tensors: Mapping[str, TensorOptions]) -> LayerOptions:
-    return LayerOptions(**tensors, keep_float=False)
+    return LayerOptions(**tensors, keep_float=False, mode=None)
 
 
 def _checked(source: Located, **options: Any) -> TensorOptions:

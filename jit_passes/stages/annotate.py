@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..configuration.configuration import Configuration
+from ..configuration.options import LayerOptions, OptionError
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
@@ -155,7 +157,9 @@ def annotate(
     """
     module = mode.enter(model, method)
     remarks: Sequence[Remark] = ()
-    if backend is not None and backend.capability.forms:
+    # Forms are for integers from one operator to the next: of dynamic ones, results are floats.
+    floats = isinstance(quantizer, BackendQuantizer) and quantizer.configuration.is_dynamic
+    if backend is not None and backend.capability.forms and not floats:
         steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
         formed = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
         module, remarks = formed.module, formed.remarks
@@ -181,12 +185,13 @@ def annotate(
 
 
 def choose_quantizer(
-    quantizer: Quantizer | None, target: str | Target, config: Any = None
+    quantizer: Quantizer | None, target: str | Target, config: Any = None, mode: str | None = None
 ) -> tuple[Target, Quantizer]:
-    """Return the backend, and the quantizer with what a configuration says.
+    """Return the backend, and the quantizer with what a mode for all operators and rules say.
 
     Raises:
-        JitPassesError: the target is unknown, the quantizer is none, or takes no configuration.
+        JitPassesError: the target or the mode is unknown, the quantizer is none, or takes no
+            configuration.
     """
     if quantizer is not None and not isinstance(quantizer, Quantizer):
         call = f": call it, {quantizer.__name__}()" if isinstance(quantizer, type) else ""
@@ -194,14 +199,28 @@ def choose_quantizer(
     made_for = quantizer.target if quantizer is not None else None
     backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
     chosen = quantizer or backend.quantizer()
-    if config is not None:
+    said = {"mode": mode, "config": config}
+    for name in (name for name, what in said.items() if what is not None):
         if not isinstance(chosen, BackendQuantizer):
+            what = "a configuration" if name == "config" else "a mode"
             raise JitPassesError(
-                f"a configuration changes what a backend's quantizer does, and "
-                f"{type(chosen).__name__} is none: leave `config` or `quantizer` out"
+                f"{what} changes what a backend's quantizer does, and "
+                f"{type(chosen).__name__} is none: leave `{name}` or `quantizer` out"
             )
-        chosen = chosen.configured(config)
+        chosen = chosen.configured(config if name == "config" else of_mode(said[name]))
     return backend, chosen
+
+
+def of_mode(mode: Any) -> Configuration:
+    """Return a configuration that says the mode of all operators.
+
+    Raises:
+        JitPassesError: there is no such mode.
+    """
+    try:
+        return Configuration(LayerOptions(mode=mode))
+    except OptionError as error:
+        raise JitPassesError(str(error)) from None
 
 
 def check_places(places: Sequence[Quantization], target: Target) -> None:

@@ -24,7 +24,7 @@ from .passes.subject import Remark
 from .profile import Profile, ValueProfile, fill, profile
 from .quantize import quantize_script
 from .quantizers.slots import Slot
-from .report import Coverage, Inspection, Parity, coverage, inspect, parity
+from .report import Coverage, Inspection, Parity, coverage, inspect, parity, provenance
 from .stages.calibrate import calibrate
 from .stages.convert import convert
 from .stages.lower import lower
@@ -106,6 +106,7 @@ __all__ = [
     "prepare",
     "prepare_qat",
     "profile",
+    "provenance",
     "quantization_parameters",
     "quantize_script",
     "quantize_slots",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from jit_passes import JitPassesWarning, Profile
 from jit_passes.observers import Observer
 from jit_passes.profile.sites import Sites
 from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
+from jit_passes.stages.module import Report
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import TargetQuantizer, resolve_target
 
@@ -152,7 +154,11 @@ def observe_with(observer: Observer) -> BackendQuantizer:
 
 
 def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
-    """Files of the reference and the lowered model."""
+    """Files of the reference and the lowered model, but for the note where ranges came from."""
+    report = Report.read(prepared)
+    assert report is not None and report.made.keys() & {"batches", "profile"}
+    made = {name: value for name, value in report.made.items() if name == "quantizer"}
+    replace(report, made=made).write(prepared._c)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JitPassesWarning)
         reference = jit_passes.convert(prepared)

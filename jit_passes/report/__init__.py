@@ -3,6 +3,7 @@
 from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
 from .parity import Parity, ValueParity, parity
+from .provenance import provenance
 
 __all__ = [
     "Coverage",
@@ -13,4 +14,5 @@ __all__ = [
     "coverage",
     "inspect",
     "parity",
+    "provenance",
 ]

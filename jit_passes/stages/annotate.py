@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ..configuration.configuration import Configuration
+from ..configuration.file import write_configuration
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
@@ -20,6 +22,7 @@ from ..passes.subject import Remark, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
+from ..registered import path_of
 from ..specification.annotation import Annotations
 from ..specification.derivation import hold_derivations
 from ..specification.resolve import Quantization, resolve
@@ -93,6 +96,7 @@ class Annotated:
         annotations: what the quantizer says about it.
         operators: all operators with weights and all matrix products.
         quantizations: the places at which values are quantized.
+        quantizer: which said so.
     """
 
     module: Any
@@ -102,6 +106,7 @@ class Annotated:
     annotations: Annotations
     operators: tuple[OperatorRecord, ...]
     quantizations: list[Quantization]
+    quantizer: Quantizer
 
     def insert(
         self, pipeline: Pipeline, options: Mapping[str, Any], stage: ModelStage | None = None
@@ -117,7 +122,9 @@ class Annotated:
         if self.quantizations:
             module = pipeline.run(module, self.method, options=options).module
         if stage is not None and self.backend is not None:
-            Report(stage, self.method, self.backend.record(), self.operators).write(module)
+            made = description_of(self.quantizer)
+            record = self.backend.record()
+            Report(stage, self.method, record, self.operators, made=made).write(module)
         model = wrap(module)
         specs = [quantization.spec for quantization in self.quantizations]
         hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])
@@ -177,7 +184,9 @@ def annotate(
         check_refusals(annotations, operators, strict)
     if backend is not None:
         check_places(quantizations, backend)
-    return Annotated(module, method, backend, graph, annotations, operators, quantizations)
+    return Annotated(
+        module, method, backend, graph, annotations, operators, quantizations, quantizer
+    )
 
 
 def choose_quantizer(
@@ -202,6 +211,15 @@ def choose_quantizer(
             )
         chosen = chosen.configured(config)
     return backend, chosen
+
+
+def description_of(quantizer: Quantizer) -> dict[str, Any]:
+    """Return what a report says of the quantizer: its class, and what is said of single layers."""
+    described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
+    configuration = getattr(quantizer, "configuration", None)
+    if isinstance(configuration, Configuration) and configuration != Configuration():
+        described["configuration"] = write_configuration(configuration)
+    return described
 
 
 def check_places(places: Sequence[Quantization], target: Target) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from .._version import __version__
 from ..errors import JitPassesError
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
@@ -75,6 +76,7 @@ class Report:
         codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
             and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
+        made: what made the model: see `provenance`.
         names: for each kind of those listed above, the names of those in the graph, likewise.
     """
 
@@ -87,6 +89,7 @@ class Report:
     names: Mapping[str, list[str]] = field(default_factory=dict)
     codes: Sequence[tuple[int, int, list[int]]] = ()
     plan: str = ""
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def located(self, module: Any) -> Report:
         """Return the record with where the places and the operators are in the module's graph.
@@ -107,6 +110,8 @@ class Report:
 
     def write(self, module: Any) -> None:
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
+        versions = {"jit_passes": __version__, "torch": torch.__version__}
+        fields["made"] = {k: v for k, v in self.made.items() if k not in versions} | versions
         _C.set_string_attribute(module, REPORT, json.dumps(fields))
 
     @classmethod

@@ -153,15 +153,20 @@ def observe_with(observer: Observer) -> BackendQuantizer:
     return TargetQuantizer(resolve_target("auto"), activation=QuantizationSpec(observer=observer))
 
 
-def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
-    """Files of the reference and the lowered model, but for the note where ranges came from."""
+def anonymous(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """The model without the note where its ranges came from, data or a profile."""
     report = Report.read(prepared)
     assert report is not None and report.made.keys() & {"batches", "profile"}
     made = {name: value for name, value in report.made.items() if name == "quantizer"}
     replace(report, made=made).write(prepared._c)
+    return prepared
+
+
+def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
+    """Files of the reference and the lowered model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JitPassesWarning)
-        reference = jit_passes.convert(prepared)
+        reference = jit_passes.convert(anonymous(prepared))
         return saved(reference), saved(jit_passes.lower(reference))
 
 

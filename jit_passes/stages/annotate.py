@@ -161,11 +161,7 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
-    remarks: Sequence[Remark] = ()
-    if backend is not None and backend.capability.forms:
-        steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
-        formed = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
-        module, remarks = formed.module, formed.remarks
+    module, remarks = formed(module, method, backend)
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
@@ -187,6 +183,15 @@ def annotate(
     return Annotated(
         module, method, backend, graph, annotations, operators, quantizations, quantizer
     )
+
+
+def formed(module: Any, method: str, backend: Target | None) -> tuple[Any, Sequence[Remark]]:
+    """Return a canonical module in the forms that a target computes, and remarks on others."""
+    if backend is None or not backend.capability.forms:
+        return module, ()
+    steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
+    result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
+    return result.module, result.remarks
 
 
 def choose_quantizer(

@@ -16,6 +16,7 @@ from ..errors import JitPassesError
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
 from ..passes.subject import check_script
+from .values import QuantizedValue
 
 REPORT = "jit_passes_report"
 
@@ -76,6 +77,7 @@ class Report:
         codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
             and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
+        values: the computed values that it quantizes, in program order of the reference model.
         made: what made the model: see `provenance`.
         names: for each kind of those listed above, the names of those in the graph, likewise.
     """
@@ -89,6 +91,7 @@ class Report:
     names: Mapping[str, list[str]] = field(default_factory=dict)
     codes: Sequence[tuple[int, int, list[int]]] = ()
     plan: str = ""
+    values: Sequence[QuantizedValue] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def located(self, module: Any) -> Report:
@@ -110,6 +113,7 @@ class Report:
 
     def write(self, module: Any) -> None:
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
+        fields["values"] = [vars(value) for value in self.values]
         versions = {"jit_passes": __version__, "torch": torch.__version__}
         fields["made"] = {k: v for k, v in self.made.items() if k not in versions} | versions
         _C.set_string_attribute(module, REPORT, json.dumps(fields))
@@ -122,6 +126,7 @@ class Report:
             return None
         fields = json.loads(text)
         fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
+        fields["values"] = [QuantizedValue(**value) for value in fields.get("values", ())]
         return cls(**{**fields, "stage": ModelStage(fields["stage"])})
 
 

@@ -231,3 +231,19 @@ def test_shell_completion(tmp_path: Path) -> None:
 
     assert complete("jit-passes ins", 1) == ["inspect"]
     assert complete("jit-passes inspect --target s", 3) == ["stock"]
+
+
+def test_compare(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """The table of jit_passes.compare; scripts go by the exit code."""
+    out = tmp_path / "int8.pt"
+    assert run("quantize", model, "--data", data, "--target", "stock", "-o", out).code == 0
+    found = jit_passes.compare(torch.jit.load(model), torch.jit.load(out), [images()])
+    done = run("compare", model, out, "--data", data)
+    assert done.code == 0 and done.out.rstrip() == str(found)
+    result = run("compare", model, out, "--data", data, "--min-sqnr", 10, "--json")
+    assert result.code == 0 and result.json["sqnr"] == pytest.approx(found.sqnr)
+    assert [row["name"] for row in result.json["values"]] == [row.name for row in found.rows]
+    low = run("compare", model, out, "--data", data, "--min-sqnr", 90)
+    assert low.code == 5 and "below 90" in low.err and low.out == done.out
+    assert run("compare", model, model, "--data", data).code == 3
+    assert run("compare", model, out).code == 2

@@ -25,6 +25,11 @@ SESSIONS = {
     "command_quantize": [
         "jit-passes quantize model.pt --data calib.npz --target stock:engine=x86 -o int8.pt"
     ],
+    "command_compare": [
+        "jit-passes quantize model.pt --data calib.npz --config low.yaml --target reference "
+        "-o low.pt | head -2",
+        "jit-passes compare model.pt low.pt --data calib.npz",
+    ],
     "command_configured": [
         "cat layers.yaml",
         "jit-passes quantize model.pt --data calib.npz --config layers.yaml "
@@ -48,6 +53,7 @@ SESSIONS = {
     ],
 }
 LAYERS = "version: 1\nrules:\n  - module: head\n    keep_float: true\n"
+LOW = "version: 1\nrules:\n  - module: conv\n    weight: {bits: 2}\n"
 
 
 class Net(nn.Module):
@@ -73,6 +79,7 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "calib.npz", images=images)
     np.savez(folder / "labels.npz", images=images, labels=np.zeros(100))
     (folder / "layers.yaml").write_text(LAYERS)
+    (folder / "low.yaml").write_text(LOW)
     (folder / "typo.yaml").write_text(LAYERS.replace("keep_float", "keep_flaot"))
 
 

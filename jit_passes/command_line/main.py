@@ -13,6 +13,7 @@ import click
 
 from .._version import __version__
 from ..errors import JitPassesError, JitPassesWarning, first_line
+from .compare import compare
 from .export import export
 from .inspect import inspect
 from .listings import passes, targets
@@ -26,6 +27,7 @@ Examples:
   jit-passes quantize model.pt --data calib.npz -o int8.pt
   jit-passes quantize model.pt --random 1x3x224x224 --target stock -o int8.pt
   jit-passes inspect int8.pt
+  jit-passes compare model.pt int8.pt --data test.npz
 
 \b
 Exit codes:
@@ -34,6 +36,7 @@ Exit codes:
   2  the command line is wrong
   3  a model, data, a profile or a configuration is wrong, or cannot be read
   4  a result cannot be written
+  5  compare --min-sqnr: the quantized model is not good enough
   130, 143  interrupted, terminated: no file was changed
 
 Results go to stdout, everything else to stderr.
@@ -52,7 +55,7 @@ def cli() -> None:
     """
 
 
-for command in (quantize, inspect, profile, export, passes, targets):
+for command in (quantize, inspect, compare, profile, export, passes, targets):
     cli.add_command(command)
 
 

@@ -46,6 +46,9 @@ class Seen:
     own: Values
 
 
+NOTHING = Seen([], [], [])
+
+
 class Lockstep:
     """Compares values while batches go through; what is kept is of one batch.
 
@@ -95,24 +98,38 @@ class Lockstep:
         result, values = self._first.run(arguments)
         their_result, theirs = self._second.run(arguments)
         told: dict[int, Values] = {}
+        ours: list[Values | None] = []
         for pair in self.pairs:
-            told |= self._told(pair, values[pair.node], theirs[pair.site.node])
+            ours.append(self._aligned(pair, values[pair.node], theirs[pair.site.node]))
+            told |= self._told(pair, ours[-1], theirs[pair.site.node])
         own_result, own = self._own.run(arguments, told)
         seen = []
-        for pair in self.pairs:
+        for pair, wanted in zip(self.pairs, ours, strict=True):
             plain, alone = (
                 [value_of(codes, pair.site) for codes in found[pair.site.node]]
                 for found in (theirs, own)
             )
-            seen.append((pair, Seen(values[pair.node], plain, alone)))
+            seen.append((pair, NOTHING if wanted is None else Seen(wanted, plain, alone)))
         return seen, list(_outputs(result, their_result, own_result)), values
 
-    def _told(self, pair: Pair, ours: Values, theirs: Values) -> dict[int, Values]:
-        if len(ours) != len(theirs):
-            raise JitPassesError(
-                f"'{pair.name}' is computed {len(ours)} times by the first model and "
-                f"{len(theirs)} times by the other one: branches or loops went another way"
-            )
+    def _aligned(self, pair: Pair, ours: Values, theirs: Values) -> Values | None:
+        """Return the first model's value each time that the second one has it; None if unknown.
+
+        A float model computes a value once, and branches and loops may quantize it several times.
+        """
+        if len(ours) == len(theirs):
+            return ours
+        if self._rounded:
+            return ours * len(theirs) if len(ours) == 1 else None
+        raise JitPassesError(
+            f"'{pair.name}' is computed {len(ours)} times by the first model and "
+            f"{len(theirs)} times by the other one: branches or loops went another way"
+        )
+
+    def _told(self, pair: Pair, ours: Values | None, theirs: Values) -> dict[int, Values]:
+        if ours is None:
+            return {index: [value_of(code, pair.site) for code in theirs]
+                    for index in pair.site.readers} | {pair.site.node: theirs}  # fmt: skip
         codes = [codes_of(a, b, pair.site) for a, b in zip(ours, theirs, strict=True)]
         read = [value_of(code, pair.site) for code in codes] if self._rounded else ours
         return {**dict.fromkeys(pair.site.readers, read), pair.site.node: codes}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
-from .batches import InputFn, batches
+from .batches import InputFn, batches, progress_bar
 from .module import ModelStage, stage_of
 
 
@@ -46,14 +43,13 @@ def calibrate(
             or infinite, which the message names.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
-    show = sys.stderr.isatty() if progress is None else progress
     before = _C.deepcopy(prepared._c)
     count = report.made.get("batches", 0)
     try:
         # Optimizing the graph would take longer than a few batches gain from it.
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            progress_bar = partial(tqdm, desc="calibrate", unit="batch", disable=not show)
-            given = batches(data, input_fn, progress_bar, "the calibration data")
+            shown = progress_bar("calibrate", progress)
+            given = batches(data, input_fn, shown, "the calibration data")
             for number, (args, kwargs) in enumerate(given):
                 _run(prepared, report.method, args, kwargs, number)
                 count += 1

@@ -48,6 +48,8 @@ class QuantizedValue:
 def quantized_values(graph: GraphView, places: Mapping[int, int | None]) -> list[QuantizedValue]:
     """Return the values that a reference model quantizes while it runs, in program order.
 
+    Those whose grid is computed while the model runs have none that is known, and are left out.
+
     Args:
         graph: of the reference model, whose values have the names of the float model's.
         places: ids of places by index of node.
@@ -55,7 +57,7 @@ def quantized_values(graph: GraphView, places: Mapping[int, int | None]) -> list
     found = []
     for node in graph.nodes:
         place = places.get(node.index)
-        if node.kind not in QUANTIZE or place is None:
+        if node.kind not in QUANTIZE or place is None or not node.inputs[1].is_constant:
             continue
         scale, zero_point = (torch.as_tensor(v.constant).reshape(-1) for v in node.inputs[1:3])
         axis = int(node.inputs[3].constant) if "per_channel" in node.kind else None

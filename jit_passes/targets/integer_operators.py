@@ -22,6 +22,7 @@ from ..specification.specification import FixedQParamsQuantizationSpec, Quantiza
 QUANTIZE = "jit_passes::quantize"
 DEQUANTIZE = "jit_passes::dequantize"
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+DYNAMIC = f"{DEQUANTIZE}_dynamic"
 ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 
 _WEIGHT = 1
@@ -343,6 +344,10 @@ def _unpacked(node: NodeView) -> list[NodeView]:
 
 
 def _float(value: ValueView) -> str:
+    maker = value.producer
+    codes = maker.inputs[0].producer if maker is not None and maker.kind == DYNAMIC else None
+    if codes is not None:
+        return f"its operand '{codes.inputs[0].name}' is quantized as the model runs"
     return f"its operand '{value.name}' is in float"
 
 

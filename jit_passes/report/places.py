@@ -14,9 +14,8 @@ from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..stages.convert import Groups, QuantizedPlace, refusals
 from ..stages.module import Report, by_position
+from ..stages.values import DEQUANTIZE, QUANTIZE
 
-QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
-DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
 TABLE = "jit_passes::lookup_table"
 DERIVED = "jit_passes::derive_quantization"
 # Dequantize becomes these, where PyTorch has dtypes for codes.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..configuration.configuration import Configuration
+from ..configuration.file import write_configuration
 from ..configuration.options import LayerOptions, OptionError
 from ..errors import JitPassesError
 from ..graph.view import GraphView
@@ -22,6 +23,7 @@ from ..passes.subject import Remark, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
+from ..registered import path_of
 from ..specification.annotation import Annotations
 from ..specification.derivation import hold_derivations
 from ..specification.resolve import Quantization, resolve
@@ -95,6 +97,7 @@ class Annotated:
         annotations: what the quantizer says about it.
         operators: all operators with weights and all matrix products.
         quantizations: the places at which values are quantized.
+        quantizer: which said so.
     """
 
     module: Any
@@ -104,6 +107,7 @@ class Annotated:
     annotations: Annotations
     operators: tuple[OperatorRecord, ...]
     quantizations: list[Quantization]
+    quantizer: Quantizer
 
     def insert(
         self, pipeline: Pipeline, options: Mapping[str, Any], stage: ModelStage | None = None
@@ -119,7 +123,9 @@ class Annotated:
         if self.quantizations:
             module = pipeline.run(module, self.method, options=options).module
         if stage is not None and self.backend is not None:
-            Report(stage, self.method, self.backend.record(), self.operators).write(module)
+            made = description_of(self.quantizer)
+            record = self.backend.record()
+            Report(stage, self.method, record, self.operators, made=made).write(module)
         model = wrap(module)
         specs = [quantization.spec for quantization in self.quantizations]
         hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])
@@ -156,13 +162,9 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
-    remarks: Sequence[Remark] = ()
     # Forms are for integers from one operator to the next: of dynamic ones, results are floats.
     floats = isinstance(quantizer, BackendQuantizer) and quantizer.configuration.is_dynamic
-    if backend is not None and backend.capability.forms and not floats:
-        steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
-        formed = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
-        module, remarks = formed.module, formed.remarks
+    module, remarks = formed(module, method, None if floats else backend)
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
@@ -181,7 +183,18 @@ def annotate(
         check_refusals(annotations, operators, strict)
     if backend is not None:
         check_places(quantizations, backend)
-    return Annotated(module, method, backend, graph, annotations, operators, quantizations)
+    return Annotated(
+        module, method, backend, graph, annotations, operators, quantizations, quantizer
+    )
+
+
+def formed(module: Any, method: str, backend: Target | None) -> tuple[Any, Sequence[Remark]]:
+    """Return a canonical module in the forms that a target computes, and remarks on others."""
+    if backend is None or not backend.capability.forms:
+        return module, ()
+    steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
+    result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
+    return result.module, result.remarks
 
 
 def choose_quantizer(
@@ -221,6 +234,15 @@ def of_mode(mode: Any) -> Configuration:
         return Configuration(LayerOptions(mode=mode))
     except OptionError as error:
         raise JitPassesError(str(error)) from None
+
+
+def description_of(quantizer: Quantizer) -> dict[str, Any]:
+    """Return what a report says of the quantizer: its class, and what is said of single layers."""
+    described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
+    configuration = getattr(quantizer, "configuration", None)
+    if isinstance(configuration, Configuration) and configuration != Configuration():
+        described["configuration"] = write_configuration(configuration)
+    return described
 
 
 def check_places(places: Sequence[Quantization], target: Target) -> None:

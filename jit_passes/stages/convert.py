@@ -13,6 +13,7 @@ import torch
 from .. import _C
 from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
+from ..graph.view import GraphView
 from ..observers import ObserverState
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
@@ -25,7 +26,8 @@ from ..specification.specification import (
     QuantizationSpec,
     ResolvedSpec,
 )
-from .module import ModelStage, OperatorRecord, Report, stage_of
+from .module import ModelStage, OperatorRecord, Report, by_position, stage_of
+from .values import quantized_values
 
 _NOTHING = "jit_passes::observe_nothing"
 
@@ -78,7 +80,10 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         codes=[(*ends, ids) for ends, ids in codes.items()],
         plan=digest_of(places),
     )
-    report.located(result).write(result)
+    report = report.located(result)
+    graph = GraphView.of(result, report.method)
+    values = quantized_values(graph, by_position(graph, report.places))
+    replace(report, values=values).write(result)
     return wrap(result)
 
 

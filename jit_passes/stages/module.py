@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from .. import _C
+from .._version import __version__
 from ..errors import JitPassesError
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
 from ..passes.subject import check_script
+from .values import QuantizedValue
 
 REPORT = "jit_passes_report"
 
@@ -78,6 +80,8 @@ class Report:
         codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
             and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
+        values: the computed values that it quantizes, in program order of the reference model.
+        made: what made the model: see `provenance`.
         names: for each kind of those listed above, the names of those in the graph, likewise.
     """
 
@@ -90,6 +94,8 @@ class Report:
     names: Mapping[str, list[str]] = field(default_factory=dict)
     codes: Sequence[tuple[int, int, list[int]]] = ()
     plan: str = ""
+    values: Sequence[QuantizedValue] = ()
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def located(self, module: Any) -> Report:
         """Return the record with where the places and the operators are in the module's graph.
@@ -110,6 +116,9 @@ class Report:
 
     def write(self, module: Any) -> None:
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
+        fields["values"] = [vars(value) for value in self.values]
+        versions = {"jit_passes": __version__, "torch": torch.__version__}
+        fields["made"] = {k: v for k, v in self.made.items() if k not in versions} | versions
         _C.set_string_attribute(module, REPORT, json.dumps(fields))
 
     @classmethod
@@ -120,6 +129,7 @@ class Report:
             return None
         fields = json.loads(text)
         fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
+        fields["values"] = [QuantizedValue(**value) for value in fields.get("values", ())]
         return cls(**{**fields, "stage": ModelStage(fields["stage"])})
 
 

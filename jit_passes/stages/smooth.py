@@ -56,10 +56,10 @@ def smooth(
 
         s_j = max|X_j|^a / max|W_j|^(1 - a),    Y = (X / s) (s W)^T
 
-    with a the `strength`: the model computes the same, and both factors are quantized well. X / s is
-    the layer norm with gain and shift divided by s. Where others read X too, the sum of a residual
-    say, they get a layer norm of their own, as it was. Source: SmoothQuant (Xiao et al., 2023,
-    https://arxiv.org/abs/2211.10438, equation 4).
+    with a the `strength`: the model computes the same, and both factors are quantized well. X / s
+    is the layer norm with gain and shift divided by s. Where others read X too, the sum of a
+    residual say, they get a layer norm of their own, as it was. Source: SmoothQuant (Xiao et al.,
+    2023, https://arxiv.org/abs/2211.10438, equation 4).
 
     Call it before `quantize_script` or `prepare`, with the same data:
 
@@ -78,8 +78,8 @@ def smooth(
         The model in canonical form, its parameters constants: to be quantized, not to be trained.
 
     Raises:
-        JitPassesError: the model has been quantized or is in training mode; no layer norm is read by
-            a linear; a value is NaN or infinite; there is no batch.
+        JitPassesError: the model has been quantized or is in training mode; no layer norm is read
+            by a linear; a value is NaN or infinite; there is no batch.
         ValueError: the strength is not between 0 and 1.
     """
     if not 0 <= strength <= 1:

@@ -221,8 +221,6 @@ class Rules(nn.Module):
 
 
 IDLE: list[tuple[dict[str, Any], str]] = [
-    ({"op": "embedding", "weight": {"bits": 4}},
-     "'table:embedding' (aten::embedding) stays in float: the target has no quantized form of it"),
     ({"op": "lstm", "bits": 8},
      "'rnn:lstm' (aten::lstm) stays in float: the target has no quantized form of it"),
     ({"op": "add", "weight": {"bits": 4}}, "'add' (aten::add) has no weight to quantize"),
@@ -235,6 +233,7 @@ USED: list[dict[str, Any]] = [
     {"module": "[ab]", "bias": {"bits": 8}},
     {"op": "*", "bits": 8},
     {"op": "embedding", "keep_float": True},
+    {"op": "embedding", "weight": {"bits": 4}},
     {"op": "embedding", "weight": {"dtype": "float"}},
 ]
 
@@ -283,7 +282,7 @@ def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule
     four = TensorOptions(bits=4)
     layer = LayerOptions(weight=four)
     for quantizer, message in (
-        (Reference().quantizer().set_op("embedding", layer), "op 'embedding'"),
+        (Reference().quantizer().set_op("lstm", layer), "op 'lstm'"),
         (Reference().quantizer().set_module_name("rnn", layer), "module 'rnn'"),
         (Reference().quantizer().set_value("table:embedding", four), "no operator quantizes"),
     ):

@@ -29,11 +29,12 @@ OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 _REPLACES: dict[str, tuple[str, ...]] = {
     "dtype": ("signed",),
     "signed": ("dtype",),
-    "scale": ("range", "calibration", "scheme", "channelwise", "rounding"),
+    "scale": ("range", "calibration", "scheme", "channelwise", "group_size", "rounding"),
     "range": ("scale", "zero_point", "calibration"),
     "calibration": ("scale", "zero_point", "range"),
     "scheme": ("scale", "zero_point"),
-    "channelwise": ("scale", "zero_point"),
+    "channelwise": ("scale", "zero_point", "group_size"),
+    "group_size": ("scale", "zero_point", "channelwise"),
     "rounding": ("scale", "zero_point"),
 }
 
@@ -63,6 +64,7 @@ class TensorOptions:
         scheme: "affine", "symmetric", "symmetric_with_uint8" or "power_of_two"; see
             `QuantizationSpec`.
         channelwise: whether each channel has a scale of its own.
+        group_size: how many neighbouring inputs of a channel share a scale: see `QuantizationSpec`.
         calibration: the observer that finds the range.
         scale: a scale known beforehand: goes with bits, dtype, signed and zero_point only.
         zero_point: the code that means 0, for a fixed scale; then 0 unless given.
@@ -79,6 +81,7 @@ class TensorOptions:
     dtype: str | None = None
     scheme: str | None = None
     channelwise: bool | None = None
+    group_size: int | None = None
     calibration: Observer | None = None
     scale: float | None = None
     zero_point: int | None = None
@@ -112,6 +115,8 @@ class TensorOptions:
     def _check_numbers(self) -> None:
         if self.bits is not None:
             self._set("bits", _whole("bits", self.bits, 2, 16))
+        if self.group_size is not None:
+            self._set("group_size", _whole("group_size", self.group_size, 1, 2**31))
         if self.scale is not None:
             self._set("scale", _finite("scale", self.scale))
             if self.scale <= 0:
@@ -140,6 +145,9 @@ class TensorOptions:
                     name = option if option == "signed" else f"a fixed {option}"
                     why = f"{name} and {other} exclude each other: drop one of them"
                     raise OptionError(other, why)
+        if self.group_size is not None and self.channelwise is False:
+            why = "group_size cuts channels, which channelwise: false leaves out: drop one of them"
+            raise OptionError("group_size", why)
         if self.zero_point is not None and self.scale is None:
             raise OptionError("zero_point", "zero_point belongs to a fixed scale: give a scale too")
         if self.scale is not None and self.zero_point is None:
@@ -165,7 +173,8 @@ class TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
 
         A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
-        channelwise and rounding, and each of these replaces it; so do dtype and signed. dtype
+        channelwise, group_size and rounding, and each of these replaces it; so do dtype and signed,
+        and channelwise and group_size. dtype
         "float" replaces everything, and anything replaces it. An earlier int8 becomes int16 if
         later bits need that; other dtypes too small for them go. Earlier bits too many for a later
         dtype go.
@@ -234,11 +243,14 @@ class TensorOptions:
                 self.scale, self.zero_point, dtype, quant_min, quant_max
             )
         scheme = self.scheme or spec.qscheme.split("_", 2)[2]  # per_tensor_, per_channel_
-        axis = spec.ch_axis
-        if self.channelwise is not None:
-            axis = (ch_axis if axis is None else axis) if self.channelwise else None
-            if self.channelwise and axis is None:
-                raise OptionError("channelwise", "channelwise needs a tensor with channels")
+        axis, group_size = spec.ch_axis, self.group_size
+        if self.channelwise is None and group_size is None:
+            group_size = spec.group_size
+        else:
+            axis = None if self.channelwise is False else ch_axis if axis is None else axis
+            if self.channelwise is not False and axis is None:
+                name = "group_size" if self.channelwise is None else "channelwise"
+                raise OptionError(name, f"{name} needs a tensor with channels")
         if axis is not None and self.calibration is not None and not has_channels(self.calibration):
             raise OptionError(
                 "calibration",
@@ -255,6 +267,7 @@ class TensorOptions:
             ch_axis=axis,
             observer=observer if self.range is None else Fixed(*self.range),
             rounding=self.rounding or spec.rounding,
+            group_size=group_size,
         )
 
     def _codes(self, spec: QuantizationSpec) -> tuple[str, int, int]:

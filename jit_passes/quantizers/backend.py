@@ -147,9 +147,14 @@ class BackendQuantizer(Quantizer):
             for said in map(resolved.of_value, node.outputs)
             if said and said.dtype != "float"
         )
+        float_inputs = frozenset(
+            node.index
+            for node in graph.nodes
+            if node.kind in operators and resolved.of(node).input.dtype == "float"
+        )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(
-                self.policy.capability, graph, refused, float_results, own_results
+                self.policy.capability, graph, refused, float_results, own_results, float_inputs
             )
             selection.run()
             writer = AnnotationWriter(self.policy, selection, resolved)

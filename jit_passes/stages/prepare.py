@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +14,7 @@ from ..errors import JitPassesError, first_line
 from ..observers import Observer
 from ..passes.pipeline import Pipeline
 from ..quantizers.base import Quantizer
+from ..specification.groups import rows_of
 from ..specification.place import Place
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec
@@ -81,9 +83,9 @@ def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:
     return {"places": tuple(plan.requests), "states": tuple(plan.states)}
 
 
-def fresh_range(channels: int = 0) -> torch.Tensor:
+def fresh_range(scales: tuple[int, ...] = ()) -> torch.Tensor:
     """Return the range of an observer that has seen nothing: see `ObserverState`."""
-    return _unseen(channels).clone()
+    return _unseen(math.prod(scales) if scales else 0).clone()
 
 
 @lru_cache
@@ -139,17 +141,21 @@ class _Plan:
             own = observer.op if axis is None else observer.per_channel_op
             known = {**vars(observer), "axis": axis}
             known["histogram"] = self.histogram(own, f"{group}_histogram", observer)
-            known["range"] = self.state(f"{group}_range", fresh_range(place.channels))
-            if op == CONSTANT:
+            known["range"] = self.state(f"{group}_range", fresh_range(place.scales))
+            if op == CONSTANT and spec.group_size is not None:
+                assert axis is not None
+                rows = rows_of(value.constant, axis, spec.group_size)
+                self.measure(own, rows, {**known, "axis": 0}, place)
+            elif op == CONSTANT:
                 self.measure(own, value.constant, known, place)
             else:
                 op = own
-        elif isinstance(spec, GroupDerivation) or (place.channels and op == REACH):
+        elif isinstance(spec, GroupDerivation) or (place.scales and op == REACH):
             # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
             # All that nothing is observed of have one buffer: many attributes are slow to look up.
             op, group = NOTHING, "observer_none"
         known |= {"name": place.name, "spec": place.to_text()}
-        known.setdefault("range", self.state(f"{group}_range", fresh_range(place.channels)))
+        known.setdefault("range", self.state(f"{group}_range", fresh_range(place.scales)))
         known.setdefault("histogram", None)
         if op == CONSTANT:
             block = quantization.uses[0][0].block if quantization.uses else 0

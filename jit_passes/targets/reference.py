@@ -18,6 +18,7 @@ from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.support import OperatorSupport, Role
+from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
 
@@ -83,6 +84,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
         OperatorSupport(f"aten::{op}", Role.SHARED, check=_options, elementwise=True)
         for op in ("relu", "clamp")
     ]
+    rows += [OperatorSupport(kind, Role.LOOKUP, ()) for kind in LOOKUPS]
     table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
     if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
         for kind, spec in FIXED.items():

@@ -11,6 +11,8 @@ from .. import _C
 from ..graph.view import NodeView
 from ..quantizers.capability import Capability
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..specification.grid import SCHEMES
+from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
 
 
@@ -161,11 +163,14 @@ WEIGHTS = SpecSupport(
 SHIFTED_WEIGHTS = SpecSupport(
     {"int8": (-127, 126)}, ("per_tensor_symmetric", "per_tensor_power_of_two")
 )
+# Decoded, or looked up, by operators of ATen that know all of these.
+WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, groups=True)
 CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
-    OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8)),
+    OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8), weights_alone=WEIGHTS_ALONE),
+    *(OperatorSupport(kind, Role.LOOKUP, (), weights_alone=WEIGHTS_ALONE) for kind in LOOKUPS),
     *(
         OperatorSupport(
             f"aten::{kind}{n}d",

@@ -24,7 +24,17 @@ from .passes.subject import Remark
 from .profile import Profile, ValueProfile, fill, profile
 from .quantize import quantize_script
 from .quantizers.slots import Slot
-from .report import Coverage, Inspection, Parity, coverage, inspect, parity
+from .report import (
+    Comparison,
+    Coverage,
+    Inspection,
+    Parity,
+    compare,
+    coverage,
+    inspect,
+    parity,
+    provenance,
+)
 from .stages.calibrate import calibrate
 from .stages.convert import convert
 from .stages.lower import lower
@@ -50,6 +60,7 @@ from .training.switches import (
 )
 
 __all__ = [
+    "Comparison",
     "Coverage",
     "Encoding",
     "Encodings",
@@ -77,6 +88,7 @@ __all__ = [
     "ValueView",
     "assert_equivalent",
     "calibrate",
+    "compare",
     "convert",
     "coverage",
     "diff_graphs",
@@ -106,6 +118,7 @@ __all__ = [
     "prepare",
     "prepare_qat",
     "profile",
+    "provenance",
     "quantization_parameters",
     "quantize_script",
     "quantize_slots",

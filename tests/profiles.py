@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from jit_passes import JitPassesWarning, Profile
 from jit_passes.observers import Observer
 from jit_passes.profile.sites import Sites
 from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
+from jit_passes.stages.module import Report
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import TargetQuantizer, resolve_target
 
@@ -151,11 +153,20 @@ def observe_with(observer: Observer) -> BackendQuantizer:
     return TargetQuantizer(resolve_target("auto"), activation=QuantizationSpec(observer=observer))
 
 
+def anonymous(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """The model without the note where its ranges came from, data or a profile."""
+    report = Report.read(prepared)
+    assert report is not None and report.made.keys() & {"batches", "profile"}
+    made = {name: value for name, value in report.made.items() if name == "quantizer"}
+    replace(report, made=made).write(prepared._c)
+    return prepared
+
+
 def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
     """Files of the reference and the lowered model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JitPassesWarning)
-        reference = jit_passes.convert(prepared)
+        reference = jit_passes.convert(anonymous(prepared))
         return saved(reference), saved(jit_passes.lower(reference))
 
 

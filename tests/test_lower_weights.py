@@ -344,3 +344,39 @@ def test_tied_tables_are_stored_once() -> None:
     _, lowered = pair(Decoder(blocks=1).eval(), {"bits": 8})
     tables = {t.data_ptr() for t in constants(lowered) if t.dtype == torch.int8 and len(t) == 512}
     assert len(tables) == 1
+
+
+# ---------------------------------------------------------------------------------------- modes
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_mode(target: str) -> None:
+    """One word is all that it takes, and no data; a later rule has another mode again."""
+    torch.manual_seed(0)
+    model = torch.jit.script(Decoder(tied=False).eval())
+    ids = torch.randint(0, 512, (2, 9))
+    lowered = jit_passes.quantize_script(model, mode="weight_only", target=target)
+    rows = jit_passes.coverage(lowered)
+    assert {(row.bits, row.mode) for row in rows} == {("w8 only", "weight_only")} and len(rows) == 6
+    assert sqnr(model(ids), lowered(ids)) > 30
+    config = {
+        "version": 1,
+        "global": {"mode": "weight_only", "weight": {"bits": 4, "group_size": 32}},
+        "rules": [{"module": "head", "mode": "dynamic", "weight": {"bits": 8, "channelwise": True}},
+                  {"module": "up.0", "mode": "static", "weight": {"bits": 8, "channelwise": True}}],
+    }  # fmt: skip
+    mixed = jit_passes.quantize_script(model, [(ids,)], config=config, target=target)
+    assert [row.bits for row in jit_passes.coverage(mixed)] == [
+        "w4g32 only", "w8a8", "w4g32 only", "w4g32 only", "w4g32 only", "w8a8",
+    ]  # fmt: skip
+    assert sqnr(model(ids), mixed(ids)) > 12
+
+
+def test_mode_of_operators_that_have_it_not() -> None:
+    """A convolution of PyTorch's has no such form, and stays in float."""
+    model = torch.jit.script(seeded(Mixed()))
+    config = {"version": 1, "rules": [{"op": "conv2d", "mode": "weight_only"}]}
+    with pytest.warns(jit_passes.JitPassesWarning, match="no weight_only form"):
+        prepared = jit_passes.prepare(model, target=EXACT, config=config)
+    rows = {row.kind: row for row in jit_passes.coverage(prepared)}
+    assert rows["conv2d"].dtype == "float" and rows["linear"].bits == "w8a8"

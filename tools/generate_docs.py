@@ -10,6 +10,7 @@ makes it. `tests/test_documents.py` runs the check.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import pkgutil
 import re
@@ -24,6 +25,7 @@ from torch import nn
 import jit_passes
 from jit_passes import _C, Pipeline
 from jit_passes.registered import Registered
+from tools import command_sessions
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -175,6 +177,11 @@ def canonical() -> str:
     return block("\n".join(rows))
 
 
+def session(name: str) -> str:
+    """Commands and what they write."""
+    return block(command_sessions.outputs()[name])
+
+
 STAGES: dict[str, torch.jit.ScriptModule] = {}
 MAKERS: dict[str, Callable[[], str]] = {
     "passes": passes,
@@ -192,6 +199,9 @@ MAKERS: dict[str, Callable[[], str]] = {
     "life_lowered": life("lowered"),
     "life_training": training_life,
 }
+
+
+MAKERS |= {name: functools.partial(session, name) for name in command_sessions.SESSIONS}
 
 
 def generate(text: str) -> str:

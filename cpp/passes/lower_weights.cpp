@@ -19,6 +19,7 @@
 #include "weight_alone.h"
 
 #include "core/alias.h"
+#include "core/operators.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -314,7 +315,11 @@ std::optional<size_t> weightAlone(const Node* node) {
   const size_t operand = linear ? 1 : 0;
   const Node* weight = node->input(operand)->node();
   const bool coded = startsWith(weight, "jit_passes::dequantize") && isConstant(weight->input(0));
-  const bool beside = linear && startsWith(node->input(0)->node(), "jit_passes::dequantize");
+  const Node* maker = node->input(linear ? 0 : 1)->node();
+  while (movesData(maker)) {
+    maker = maker->input(0)->node();
+  }
+  const bool beside = linear && startsWith(maker, "jit_passes::dequantize");
   return coded && !beside ? std::optional(operand) : std::nullopt;
 }
 

@@ -4,9 +4,11 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;
 
-std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
+} // namespace
+
+std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
     copies.push_back(tensor.clone());
@@ -14,20 +16,18 @@ std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
   return copies;
 }
 
-} // namespace
-
 State stateOf(const Program& program) {
   std::vector<double> scales;
   std::vector<int64_t> codes;
   for (const Grid& grid : program.grids) {
     scales.push_back(grid.scale);
-    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high});
+    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high, int64_t{grid.is_float}});
   }
   std::vector<OperatorState> operators;
   for (const Operator& op : program.operators) {
     operators.emplace_back(
         std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copied(op.tensors));
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copiesOf(op.tensors));
   }
   return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
 }
@@ -41,12 +41,14 @@ Program programOf(const State& state) {
       ": load it with the version that wrote it, or quantize the model anew");
   const auto& codes = lists[1];
   TORCH_CHECK(
-      codes.size() == 3 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
-      " zero points and ends of codes");
+      codes.size() == 4 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
+      " zero points, ends of codes and types");
   Program program;
   program.inputs = lists[0][1];
   for (size_t i = 0; i < scales.size(); ++i) {
-    program.grids.push_back({scales[i], codes[3 * i], codes[3 * i + 1], codes[3 * i + 2]});
+    const int64_t* grid = &codes[4 * i];
+    TORCH_CHECK(grid[3] == 0 || grid[3] == 1, "not a plan: value ", i, " has the type ", grid[3]);
+    program.grids.push_back({scales[i], grid[0], grid[1], grid[2], grid[3] == 1});
   }
   for (const auto& [texts, numbers, tensors] : operators) {
     TORCH_CHECK(
@@ -57,9 +59,6 @@ Program programOf(const State& state) {
   }
   program.outputs = lists[2];
   check(program);
-  for (Operator& op : program.operators) {
-    op.tensors = copied(op.tensors); // a file may have other names for them, and change what was checked
-  }
   return program;
 }
 

@@ -23,7 +23,8 @@ class Rule:
         where: where it was written, `layers.yaml:12:5`, for messages; "" for rules of Python.
 
     Raises:
-        ValueError: the options change nothing, or are for values and the selector has none.
+        ValueError: the options change nothing, contradict their mode, or are for values and the
+            selector has none.
     """
 
     selector: Selector
@@ -40,6 +41,8 @@ class Rule:
             )
         if self.options in (LayerOptions(), NOTHING):
             raise ValueError("the rule changes nothing: give it an option")
+        if isinstance(self.options, LayerOptions):
+            self.options.check_mode()
         if isinstance(self.options, TensorOptions) and self.selector.value is None:
             raise ValueError(
                 "options of one tensor need a selector with value; those of a layer go under "
@@ -76,6 +79,13 @@ class Configuration:
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise ValueError(f"rules are Rules, not {rule!r}")
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether no operator can have another mode than dynamic."""
+        said = [rule.options for rule in self.rules if isinstance(rule.options, LayerOptions)]
+        modes = {self.everywhere.mode, *(options.mode for options in said if options.mode)}
+        return modes == {"dynamic"}
 
     def resolve(self, graph: GraphView) -> ResolvedConfiguration:
         """Return the options of each operator and value of a normalized graph.
@@ -129,8 +139,13 @@ class ResolvedConfiguration:
     matches: list[Match] = field(default_factory=list)
 
     def of(self, node: NodeView) -> LayerOptions:
-        """Return the options of an operator: the global ones updated by the matching rules."""
-        return self.layers.get(node.index, self.everywhere)
+        """Return the options of an operator: the global ones updated by the matching rules.
+
+        In the mode weight_only its tensors but the weight are said to be float.
+        """
+        options = self.layers.get(node.index, self.everywhere)
+        weighs = node.traits.weighted is not None or node.traits.holds_weights
+        return options.alone if options.mode == "weight_only" and weighs else options
 
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""
@@ -158,7 +173,7 @@ def _apply(
     updated: dict[int, tuple[LayerOptions, LayerOptions]] = {}
     matched = list(filter(rule.selector.matches, nodes))
     for node in matched:
-        former = resolved.of(node)
+        former = resolved.layers.get(node.index, resolved.everywhere)
         if id(former) not in updated:
             updated[id(former)] = (former, former.updated(rule.options))
         resolved.layers[node.index] = updated[id(former)][1]

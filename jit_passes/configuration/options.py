@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -19,36 +17,29 @@ from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
 )
-from .located import brief
+from .checks import OptionError, finite, whole
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
+MODES = ("static", "dynamic", "weight_only")
 OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 
 # Options that say the same thing in another way: a later one replaces the earlier ones.
 _REPLACES: dict[str, tuple[str, ...]] = {
     "dtype": ("signed",),
     "signed": ("dtype",),
-    "scale": ("range", "calibration", "scheme", "channelwise", "group_size", "rounding"),
+    "scale": (
+        *("range", "calibration", "scheme", "channelwise"),
+        *("group_size", "tokenwise", "rounding"),
+    ),
     "range": ("scale", "zero_point", "calibration"),
     "calibration": ("scale", "zero_point", "range"),
     "scheme": ("scale", "zero_point"),
     "channelwise": ("scale", "zero_point", "group_size"),
     "group_size": ("scale", "zero_point", "channelwise"),
+    "tokenwise": ("scale", "zero_point"),
     "rounding": ("scale", "zero_point"),
 }
-
-
-class OptionError(ValueError):
-    """An option that cannot be.
-
-    Attributes:
-        option: its name.
-    """
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(message)
-        self.option = option
 
 
 @dataclass(frozen=True)
@@ -65,6 +56,8 @@ class TensorOptions:
             `QuantizationSpec`.
         channelwise: whether each channel has a scale of its own.
         group_size: how many neighbouring inputs of a channel share a scale: see `QuantizationSpec`.
+        tokenwise: whether each token, all but the last axis, has a scale of its own; for what is
+            quantized dynamically.
         calibration: the observer that finds the range.
         scale: a scale known beforehand: goes with bits, dtype, signed and zero_point only.
         zero_point: the code that means 0, for a fixed scale; then 0 unless given.
@@ -82,6 +75,7 @@ class TensorOptions:
     scheme: str | None = None
     channelwise: bool | None = None
     group_size: int | None = None
+    tokenwise: bool | None = None
     calibration: Observer | None = None
     scale: float | None = None
     zero_point: int | None = None
@@ -102,7 +96,7 @@ class TensorOptions:
             if word is not None and word not in words:
                 close = f": {nearest(word, words)}" if isinstance(word, str) else ""
                 raise OptionError(name, f"{name} is one of {', '.join(words)}, not {word!r}{close}")
-        for name in ("channelwise", "signed"):
+        for name in ("channelwise", "tokenwise", "signed"):
             if not isinstance(getattr(self, name), bool | None):
                 raise OptionError(name, f"{name} is True or False, not {getattr(self, name)!r}")
         if not isinstance(self.calibration, Observer | None):
@@ -114,18 +108,18 @@ class TensorOptions:
 
     def _check_numbers(self) -> None:
         if self.bits is not None:
-            self._set("bits", _whole("bits", self.bits, 2, 16))
+            self._set("bits", whole("bits", self.bits, 2, 16))
         if self.group_size is not None:
-            self._set("group_size", _whole("group_size", self.group_size, 1, 2**31))
+            self._set("group_size", whole("group_size", self.group_size, 1, 2**31))
         if self.scale is not None:
-            self._set("scale", _finite("scale", self.scale))
+            self._set("scale", finite("scale", self.scale))
             if self.scale <= 0:
                 raise OptionError("scale", f"scale is above 0, not {self.scale}")
         if self.zero_point is not None:
-            self._set("zero_point", _whole("zero_point", self.zero_point))
+            self._set("zero_point", whole("zero_point", self.zero_point))
         if self.range is not None:
             two = isinstance(self.range, tuple | list) and len(self.range) == 2
-            ends = tuple(_finite("range", end) for end in self.range) if two else ()
+            ends = tuple(finite("range", end) for end in self.range) if two else ()
             if list(ends) != sorted(ends) or not two:
                 wanted = "two numbers, [low, high] with low <= high"
                 raise OptionError("range", f"range is {wanted}, not {self.range!r}")
@@ -173,8 +167,8 @@ class TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
 
         A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
-        channelwise, group_size and rounding, and each of these replaces it; so do dtype and signed,
-        and channelwise and group_size. dtype
+        channelwise, group_size, tokenwise and rounding, and each of these it; so do dtype and
+        signed, and channelwise and group_size. dtype
         "float" replaces everything, and anything replaces it. An earlier int8 becomes int16 if
         later bits need that; other dtypes too small for them go. Earlier bits too many for a later
         dtype go.
@@ -231,6 +225,18 @@ class TensorOptions:
         self, spec: QuantizationSpec, ch_axis: int | None
     ) -> QuantizationSpec | FixedQParamsQuantizationSpec:
         dtype, quant_min, quant_max = self._codes(spec)
+        if spec.is_dynamic:
+            qscheme, form = self._dynamic(spec)
+            return replace(
+                spec,
+                dtype=dtype,
+                quant_min=quant_min,
+                quant_max=quant_max,
+                qscheme=qscheme,
+                range_form=form,
+            )
+        if self.tokenwise:
+            raise OptionError("tokenwise", "tokenwise is for inputs in the mode dynamic")
         if self.scale is not None:
             assert self.zero_point is not None
             if not quant_min <= self.zero_point <= quant_max:
@@ -270,6 +276,20 @@ class TensorOptions:
             group_size=group_size,
         )
 
+    def _dynamic(self, spec: QuantizationSpec) -> tuple[str, str]:
+        """Return scheme and range form of parameters that the value itself decides.
+
+        Ranges and roundings are for calibrated ones: options of all operators may say them.
+        """
+        if self.channelwise:
+            raise OptionError("channelwise", "channelwise is not for inputs in the mode dynamic")
+        _, granularity, scheme = spec.qscheme.split("_", 2)
+        if self.tokenwise is not None:
+            granularity = "token" if self.tokenwise else "tensor"
+        scheme = self.scheme or scheme
+        form = spec.range_form if scheme == "affine" else "pytorch"
+        return f"per_{granularity}_{scheme}", form
+
     def _codes(self, spec: QuantizationSpec) -> tuple[str, int, int]:
         """Return dtype, quant_min and quant_max."""
         was_signed = spec.quant_min < 0
@@ -302,6 +322,13 @@ class LayerOptions:
         output: its result.
         bias: its bias.
         keep_float: whether it stays in float; None leaves that to others.
+        mode: "static", its input has parameters from calibration; "dynamic", parameters from the
+            input itself each time the model runs, and its result and bias stay in float;
+            "weight_only", all but its weight stays in float. For operators with weights: what lies
+            between them follows. None leaves that to others, and without any is static.
+
+    Raises:
+        ValueError: an option is none of these.
     """
 
     input: TensorOptions = field(default_factory=TensorOptions)
@@ -309,6 +336,7 @@ class LayerOptions:
     output: TensorOptions = field(default_factory=TensorOptions)
     bias: TensorOptions = field(default_factory=TensorOptions)
     keep_float: bool | None = None
+    mode: str | None = None
 
     def __post_init__(self) -> None:
         for name in TENSORS:
@@ -316,12 +344,33 @@ class LayerOptions:
                 raise OptionError(name, f"{name} is TensorOptions, not {getattr(self, name)!r}")
         if not isinstance(self.keep_float, bool | None):
             raise OptionError("keep_float", f"keep_float is True or False, not {self.keep_float!r}")
+        if self.mode is not None and self.mode not in MODES:
+            close = f": {nearest(self.mode, MODES)}" if isinstance(self.mode, str) else ""
+            why = f"mode is one of {', '.join(MODES)}, not {self.mode!r}{close}"
+            raise OptionError("mode", why)
+
+    @cached_property
+    def alone(self) -> LayerOptions:
+        """The same with input and result in float."""
+        return replace(self, input=TensorOptions(dtype=FLOAT), output=TensorOptions(dtype=FLOAT))
+
+    def check_mode(self) -> None:
+        """Refuse a mode next to what has no meaning in it, where both were said at once.
+
+        Raises:
+            OptionError: they do not go together.
+        """
+        for name in ("calibration", "range", "scale", "rounding"):
+            if self.mode == "dynamic" and getattr(self.input, name) is not None:
+                why = f"mode dynamic takes the range that the input has, so {name} has no meaning"
+                raise OptionError("mode", f"{why}: drop one of them")
 
     def updated(self, later: LayerOptions) -> LayerOptions:
         """Return both together, tensor by tensor; see `TensorOptions.updated`."""
-        tensors = {name: getattr(self, name).updated(getattr(later, name)) for name in TENSORS}
+        mode = self.mode if later.mode is None else later.mode
         keep_float = self.keep_float if later.keep_float is None else later.keep_float
-        return LayerOptions(**tensors, keep_float=keep_float)
+        tensors = {name: getattr(self, name).updated(getattr(later, name)) for name in TENSORS}
+        return LayerOptions(**tensors, keep_float=keep_float, mode=mode)
 
 
 def has_channels(observer: Observer) -> bool:
@@ -336,23 +385,3 @@ TENSORS = ("input", "weight", "output", "bias")
 
 def _width(dtype: str) -> int:
     return torch.iinfo(DTYPES[dtype]).bits
-
-
-def _whole(name: str, value: Any, *ends: int) -> int:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or (ends and not ends[0] <= int(value) <= ends[1]):
-        which = f" from {ends[0]} to {ends[1]}" if ends else ""
-        raise OptionError(name, f"{name} is a whole number{which}, not {brief(value)}")
-    return int(value)
-
-
-def _finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise OptionError(name, f"{name} is made of numbers, not {brief(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise OptionError(name, f"{name} is finite, not {brief(value)}")
-    return number

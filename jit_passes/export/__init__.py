@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,9 @@ def export_calibration(
     content = make(encodings, **options)
     if path is not None:
         if format == "nni":
-            torch.save(content, path)
+            buffer = io.BytesIO()  # PyTorch's own writing hides errors of the system
+            torch.save(content, buffer)
+            Path(path).write_bytes(buffer.getbuffer())
         else:
             text = content if format == "tensorrt" else text_of(content)
             Path(path).write_text(text, encoding="utf-8", newline="\n")

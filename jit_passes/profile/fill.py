@@ -69,7 +69,9 @@ def fill(
     for observer in observers:
         _fill(observer, record, buffers)
     buffers.write()
-    replace(report, calibrated=True).write(prepared._c)
+    made = {name: what for name, what in report.made.items() if name != "batches"}
+    made["profile"] = record.digest
+    replace(report, calibrated=True, made=made).write(prepared._c)
     return prepared
 
 

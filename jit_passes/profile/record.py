@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,12 @@ class Profile:
         return (self.graph, self.bins) == (other.graph, other.bins) and _seen(self) == _seen(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def digest(self) -> str:
+        """A text that is the same for equal ranges and histograms of one graph and its weights."""
+        text = form.write("", "", self.graph, self.weights, self.bins, self.values.values())
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         """Return one line; `str` gives the table."""

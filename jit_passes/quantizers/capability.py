@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,10 +15,11 @@ from .support import ANY_SPEC, Check, OperatorSupport, Role, SpecSupport
 
 Spec = QuantizationSpec | FixedQParamsQuantizationSpec
 ACTIVATION = QuantizationSpec("uint8")
+DYNAMIC = QuantizationSpec("uint8", is_dynamic=True)
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
 _WEIGHT, _BIAS = 1, 2  # the operands of all weighted operators
-HEADER = ("operator", "how", "operands", "weights", "ranks", "absorbs")
+HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ class Capability:
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
+        floats: operators that it computes in float between those on integers, each with what says
+            why a node cannot be done, or None. Asked for regions only.
         forms: passes that give operators the forms that it has, after those of all targets.
+        dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
+            operators that have this mode; None where there are none.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -44,7 +49,9 @@ class Capability:
     accumulators: SpecSupport | None = None
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
+    floats: Mapping[str, Check] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
+    dynamic: SpecSupport | None = None
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""
@@ -78,7 +85,7 @@ class Capability:
         node: NodeView,
         operand: int | None = None,
         spec: Spec | None = None,
-        alone: bool = False,
+        mode: str = "static",
     ) -> str | None:
         """Say why the backend cannot do what is asked of an operator; None when it can.
 
@@ -86,15 +93,23 @@ class Capability:
             node: the operator. Without a specification: whether it has an integer form at all.
             operand: which of its operands the specification is for; None for its result.
             spec: what "is to be" is said of: "uint8 [0, 15], and the target has uint8 [0, 255]".
-            alone: of a weight, whether the operator's input stays in float.
+            mode: of the operator, "static", "dynamic" or "weight_only": its input stays in float.
         """
+        row = self.operators.get(node.kind)
         if spec is None:
-            row = self.operators.get(node.kind)
             if row is None:
                 return "the target has no int8 form of it"
+            if mode not in row.modes and not (self.mixed and mode == "weight_only"):
+                return f"the target has no {mode} form of it"
             of_weight = {Role.WEIGHTED: weighted_reason, Role.LOOKUP: lookup_reason}.get(row.role)
             reason = of_weight(node) if of_weight else None
             return reason or (row.check(node) if row.check else None)
+        if spec.is_dynamic:
+            reads = self.mixed or (row is not None and operand in row.operands)
+            if self.dynamic is None or not reads or row is None or "dynamic" not in row.modes:
+                return "chosen as the model runs, and the target has no dynamic form of it"
+            return self.dynamic.refusal(spec)
+        alone = mode == "weight_only"
         can = self.specs(node, operand, alone)
         if can is not None and (why := can.refusal(spec)):
             return why
@@ -119,6 +134,16 @@ class Capability:
         check = self.moves[node.kind]
         return check(node) if check else None
 
+    def float_refusal(self, node: NodeView) -> str | None:
+        """Say why the backend cannot compute a node in float within a region; None when it can."""
+        if node.kind not in self.floats:
+            return "the target does not compute it in float"
+        if any(value.written for value in (*node.inputs, *node.outputs)):
+            return "it reads or gives a value that is written in place"
+        if not all(value.is_tensor or _is_unpacked(value) for value in node.outputs):
+            return "its results stay a list"
+        return self.floats[node.kind](node)
+
     def adds_pairs(self, node: NodeView) -> bool:
         """Say whether the operator's kernel adds pairs of products in int16; see `PairSums`."""
         row = self.operators.get(node.kind)
@@ -133,6 +158,8 @@ class Capability:
             f"  activations  {self.activations}; by default {default}",
             f"  weights      {self.weights}",
         ]
+        if self.dynamic is not None:
+            lines.append(f"  dynamic      {self.dynamic}")
         rows: list[tuple[str, ...]] = [HEADER]
         rows += [self._columns(row) for _, row in sorted(self.operators.items())]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -152,6 +179,7 @@ class Capability:
             ", ".join(map(str, row.operands)),
             weights,
             str(low) if low == high else f"{low} to {high}",
+            ", ".join(row.modes),
             ", ".join(clip.removeprefix("aten::") for clip in row.clips),
         )
 

@@ -48,7 +48,7 @@ class AnnotationWriter:
     def __post_init__(self) -> None:
         self.nodes = self.selection.nodes
         self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
-        for index in sorted(self.selection.selected):
+        for index in sorted(self.selection.selected.keys() - self.selection.dynamic):
             for _, _, value in self.selection.operands(self.nodes[index]):
                 origin = self.selection.origin(value)
                 self.readers.setdefault(origin.id, []).append(self.nodes[index])
@@ -76,12 +76,12 @@ class AnnotationWriter:
 
     def lookup_refusal(self, node: NodeView) -> str | None:
         """Say why the weight of an embedding stays in float; None where it does not."""
-        options = self.resolved.of(node).weight
-        if options.dtype == "float":
+        options = self.resolved.of(node)
+        if options.weight.dtype == "float":
             return "its weight is to stay in float"
-        if not options:
-            return "nothing is said of its weight: a rule with weight: {bits: 8} quantizes it"
-        return self.policy.capability.refusal(node)
+        if not options.weight and options.mode != "weight_only":
+            return "nothing is said of its weight: a rule with mode: weight_only quantizes it"
+        return self.policy.capability.refusal(node, mode="weight_only")
 
     def refusals(self) -> dict[int, str]:
         """Return, by index of the operator, what the backend cannot do of what is wanted."""
@@ -94,7 +94,7 @@ class AnnotationWriter:
             if row is None or row.role is not Role.LOOKUP or index in self.selection.refused:
                 continue
             spec = None if self.lookup_refusal(node) else self.weight(node)
-            why = spec and self.policy.capability.refusal(node, 0, spec, alone=True)
+            why = spec and self.policy.capability.refusal(node, 0, spec, "weight_only")
             if why:
                 found[index] = f"its weight is to be {why}"
         return found
@@ -104,6 +104,7 @@ class AnnotationWriter:
         for user, operand, value in self.selection.operands(node):
             spec = self.operand(node, value)
             quantized = self.is_produced(value) or self.selection.is_inner(value)
+            quantized &= not self.is_dynamic(node)
             alone = row.role is Role.WEIGHTED and can.takes_weight_alone(node)
             if spec is None and not can.mixed and not quantized and not alone:
                 return "its input is to stay in float"
@@ -127,8 +128,8 @@ class AnnotationWriter:
             if floats:  # a result that nobody asked for is no reason to call it quantized
                 return ALL_FLOAT
             return None if self.policy.capability.mixed else "its weight is to stay in float"
-        alone = not self.quantized_values(node)
-        if why := self.policy.capability.refusal(node, 1, weight, alone=alone):
+        mode = "static" if self.quantized_values(node) else "weight_only"
+        if why := self.policy.capability.refusal(node, 1, weight, mode):
             return f"its weight is to be {why}"
         bias = self.bias(node, node.inputs[2], weight)
         if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
@@ -139,7 +140,9 @@ class AnnotationWriter:
         row = self.selection.selected[node.index]
         operands = self.operands(node)
         # An operand that is quantized anew is not to share with others of an equal specification.
+        # In the mode dynamic it does: parameters are chosen once for all that read it.
         anew = any(self.is_produced(v) for v in operands if isinstance(v, ValueView))
+        anew &= not self.is_dynamic(node)
         owner = self.selection.summed.get(node.index, node)
         owner = self.selection.inner.get(node.index, owner)
         if row.role is Role.WEIGHTED:
@@ -171,6 +174,10 @@ class AnnotationWriter:
         """Return the operands that are not left in float, each once."""
         values = dict.fromkeys(self.values(node))
         return [v for v in values if self.is_produced(v) or self.operand(node, v) is not None]
+
+    def is_dynamic(self, node: NodeView) -> bool:
+        """Whether its input is quantized as the model runs."""
+        return node.index in self.selection.dynamic
 
     def is_produced(self, value: ValueView) -> bool:
         """Whether a selected operator's result is quantized and the value goes back to it."""
@@ -207,6 +214,8 @@ class AnnotationWriter:
         if self.selection.is_inner(value):
             return None
         options = self.resolved.of(node).input
+        if self.is_dynamic(node):
+            return self.apply(options.updated(self.resolved.of_value(value)), node, value)
         if not self.is_produced(value):
             if not options:
                 options = self.wanted_by_readers(self.selection.origin(value), node)
@@ -228,7 +237,11 @@ class AnnotationWriter:
         return self.operand(maker, first) or self.produced(first)
 
     def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
-        spec = options.apply(self.policy.activation, where=f"'{node.name}'")
+        default = self.policy.activation
+        if self.is_dynamic(node):
+            assert self.policy.dynamic is not None
+            default = self.policy.dynamic
+        spec = options.apply(default, where=f"'{node.name}'")
         unsigned = self.policy.unsigned and isinstance(spec, QuantizationSpec)
         if not unsigned or can_be_negative(value, self.negative):
             return spec
@@ -245,7 +258,7 @@ class AnnotationWriter:
         value = self.selection.result(node)
         layers, values = self.resolved.layers, self.resolved.values
         options = result_options(self.resolved, node, value)
-        if options.dtype == "float":
+        if options.dtype == "float" or self.is_dynamic(node):
             return None
         is_special = (
             speaker(self.resolved, node, value).index in layers
@@ -306,10 +319,14 @@ class AnnotationWriter:
             return None
         if options:
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
-        per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
         if isinstance(weight, QuantizationSpec) and weight.group_size is not None:
             return None  # no accumulator has the scales of groups
-        if weight is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
+        if (
+            weight is not None
+            and not self.is_dynamic(node)
+            and (self.is_produced(inputs) or self.operand(node, inputs))
+        ):
+            per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
             accumulators = self.policy.capability.accumulators or INT32
             dtype, (low, high) = next(iter(accumulators.grids.items()))
             return DerivedQuantizationSpec(

@@ -1,16 +1,22 @@
 """Reports on quantized models."""
 
+from .compare import Comparison, ValueComparison, compare
 from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
 from .parity import Parity, ValueParity, parity
+from .provenance import provenance
 
 __all__ = [
+    "Comparison",
     "Coverage",
     "Inspection",
     "OperatorInspection",
     "Parity",
+    "ValueComparison",
     "ValueParity",
+    "compare",
     "coverage",
     "inspect",
     "parity",
+    "provenance",
 ]

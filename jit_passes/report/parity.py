@@ -13,14 +13,16 @@ from ..passes.subject import wrap
 from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
 from ..stages.module import ModelStage, Report, stage_of
+from .lockstep import Kept, Lockstep, Pair, Seen, check_shapes
 from .places import Pairs, TrainedPlace, match, sites_of, trained_places
-from .recording import Recorder, copy_of, tensors_of
-from .steps import codes_of, rounded, step_of, value_of
+from .recording import copy_of
+from .steps import rounded, step_of, value_of
 
 # In steps: rounding in float32 moves a value on a grid by less.
 SLACK = 0.05
 # As a part of the largest magnitude: it moves results off any grid by less.
 FLOAT_TOLERANCE = 1e-5
+_NOTHING = torch.zeros(())
 
 
 @dataclass(frozen=True)
@@ -195,11 +197,7 @@ class _Tally:
     difference: float = 0.0
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor, step: torch.Tensor) -> None:
-        if ours.shape != theirs.shape:
-            raise JitPassesError(
-                f"a value has shape {list(ours.shape)} in one model and {list(theirs.shape)} in "
-                "the other: was the converted model made of this one?"
-            )
+        check_shapes(ours, theirs)
         self.elements += ours.numel()
         apart = (ours.double() - theirs.double()).abs()
         apart = torch.where(torch.isnan(ours) & torch.isnan(theirs), 0.0, apart)
@@ -217,6 +215,11 @@ class _Row:
     kind: str
     seen: _Tally = field(default_factory=_Tally)
     own: _Tally = field(default_factory=_Tally)
+
+    def add(self, seen: Seen, step: torch.Tensor) -> None:
+        for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):
+            self.seen.add(ours, theirs, step)
+            self.own.add(ours, own, step)
 
     def result(self) -> ValueParity:
         place, gridless = self.place, self.kind == "output"
@@ -240,29 +243,21 @@ class _Comparison:
         self, qat: torch.jit.ScriptModule, converted: torch.jit.ScriptModule, method: str,
         activations: Pairs, parameters: Pairs,
     ) -> None:  # fmt: skip
-        pairs = [*activations, *parameters]
-        kept = [place.node for place, site in pairs if site is not None and not place.derived]
-        self.trained = Recorder(in_use(qat, method), method, list(dict.fromkeys(kept)))
-        reached = [(p, s) for p, s in activations if s is not None]
-        nodes = [site.node for _, site in reached]
-        readers = [index for _, site in reached for index in site.readers]
-        self.seen = Recorder(copy_of(converted, method), method, [*nodes, *readers])
-        self.activations = [
-            (_Row(place, place.name, "activation"), place, site)
-            for place, site in reached
-            if place.node not in self.trained.lost
-            and not self.seen.lost & {site.node, *site.readers}
-        ]
-        told = [index for _, _, site in self.activations for index in site.readers]
-        told += [site.node for _, _, site in self.activations if site.codes_read]
-        nodes = [site.node for _, _, site in self.activations]
-        self.own = Recorder(copy_of(converted, method), method, nodes, told)
         self.parameters = [
             (_Row(place, place.name, "parameter"), place, site)
             for place, site in parameters
             if site is not None
         ]
+        rows = {
+            Pair(place.name, place.node, site): (_Row(place, place.name, "activation"), place)
+            for place, site in activations
+            if site is not None and not place.derived
+        }
+        also = [place.node for _, place, _ in self.parameters if not place.derived]
+        self.models = Lockstep(in_use(qat, method), converted, method, list(rows), also)
+        self.activations = [(*rows[pair], pair.site) for pair in self.models.pairs]
         compared = {place.order for _, place, _ in (*self.activations, *self.parameters)}
+        pairs = (*activations, *parameters)
         self.unmatched = tuple(place.name for place, _ in pairs if place.order not in compared)
         self.outputs: dict[str, _Row] = {}
         self.compared_parameters = False
@@ -294,30 +289,19 @@ class _Comparison:
         return cls(qat, converted, report.method, activations, weights)
 
     def add(self, arguments: tuple[Any, ...]) -> None:
-        result, values = self.trained.run(arguments)
-        their_result, their_values = self.seen.run(arguments)
-        told: dict[int, list[torch.Tensor]] = {}
-        for _, place, site in self.activations:
-            ours, theirs = values[place.node], their_values[site.node]
-            if len(ours) != len(theirs):
-                raise JitPassesError(
-                    f"'{place.name}' is computed {len(ours)} times by the model that trained and "
-                    f"{len(theirs)} times by the other one: branches or loops went another way"
-                )
-            told.update(dict.fromkeys(site.readers, ours))
-            told[site.node] = [codes_of(a, b, site) for a, b in zip(ours, theirs, strict=True)]
-        own_result, own_values = self.own.run(arguments, told)
-        for row, place, site in self.activations:
-            step = step_of(place.parameters, values[place.node])
-            for i, value in enumerate(values[place.node]):
-                row.seen.add(value, value_of(their_values[site.node][i], site), step)
-                row.own.add(value, value_of(own_values[site.node][i], site), step)
+        pairs, outputs, values = self.models.run(arguments)
+        for (row, place, _), (_, seen) in zip(self.activations, pairs, strict=True):
+            row.add(seen, step_of(place.parameters, seen.ours))
         if not self.compared_parameters:
             self.compared_parameters = True
             self.add_parameters(values)
-        self.add_outputs(result, their_result, own_result)
+        for name, seen in outputs:
+            (ours,) = seen.ours
+            size = ours.double().abs().nan_to_num(0.0, 0.0).max() if ours.numel() else _NOTHING
+            step = (FLOAT_TOLERANCE / SLACK * size).clamp_min(1e-30)
+            self.outputs.setdefault(name, _Row(None, name, "output")).add(seen, step)
 
-    def add_parameters(self, values: dict[int, list[torch.Tensor]]) -> None:
+    def add_parameters(self, values: Kept) -> None:
         for row, place, site in self.parameters:
             assert place.constant is not None and site.codes is not None
             if place.derived:
@@ -326,18 +310,8 @@ class _Comparison:
                 continue
             else:
                 ours = values[place.node][0]
-            step = step_of(place.parameters, [ours])
-            for tally in (row.seen, row.own):
-                tally.add(ours, value_of(site.codes, site), step)
-
-    def add_outputs(self, ours: Any, theirs: Any, own: Any) -> None:
-        named = zip(tensors_of(ours), tensors_of(theirs), tensors_of(own), strict=True)
-        for (name, a), (_, b), (_, c) in named:
-            row = self.outputs.setdefault(name, _Row(None, name, "output"))
-            largest = a.double().abs().nan_to_num(0.0, 0.0).max() if a.numel() else torch.zeros(())
-            step = (FLOAT_TOLERANCE / SLACK * largest).clamp_min(1e-30)
-            row.seen.add(a, b, step)
-            row.own.add(a, c, step)
+            theirs = [value_of(site.codes, site)]
+            row.add(Seen([ours], theirs, theirs), step_of(place.parameters, [ours]))
 
     def result(self, atol_steps: float) -> Parity:
         found = sorted((*self.parameters, *self.activations), key=lambda entry: entry[1].order)

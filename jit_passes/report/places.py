@@ -14,9 +14,8 @@ from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..stages.convert import Groups, QuantizedPlace, refusals
 from ..stages.module import Report, by_position
+from ..stages.values import DEQUANTIZE, QUANTIZE
 
-QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
-DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
 TABLE = "jit_passes::lookup_table"
 DERIVED = "jit_passes::derive_quantization"
 # Dequantize becomes these, where PyTorch has dtypes for codes.
@@ -65,7 +64,7 @@ def trained_places(
     for known in places:
         parameters = groups.parameters_at(known)
         before = by_id[known.place.id].pop(0)
-        if parameters is None:
+        if not isinstance(parameters, QParams):  # float, or another grid for each input
             continue
         constant = known.operands["x"]
         computed = not isinstance(constant, torch.Tensor)

@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 
+from ..configuration.checks import OptionError
+from ..configuration.configuration import Configuration
+from ..configuration.file import write_configuration
+from ..configuration.options import LayerOptions
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
@@ -20,6 +24,7 @@ from ..passes.subject import Remark, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
+from ..registered import path_of
 from ..specification.annotation import Annotations
 from ..specification.derivation import hold_derivations
 from ..specification.resolve import Quantization, resolve
@@ -93,6 +98,7 @@ class Annotated:
         annotations: what the quantizer says about it.
         operators: all operators with weights and all matrix products.
         quantizations: the places at which values are quantized.
+        quantizer: which said so.
     """
 
     module: Any
@@ -102,6 +108,7 @@ class Annotated:
     annotations: Annotations
     operators: tuple[OperatorRecord, ...]
     quantizations: list[Quantization]
+    quantizer: Quantizer
 
     def insert(
         self, pipeline: Pipeline, options: Mapping[str, Any], stage: ModelStage | None = None
@@ -117,7 +124,9 @@ class Annotated:
         if self.quantizations:
             module = pipeline.run(module, self.method, options=options).module
         if stage is not None and self.backend is not None:
-            Report(stage, self.method, self.backend.record(), self.operators).write(module)
+            made = description_of(self.quantizer)
+            record = self.backend.record()
+            Report(stage, self.method, record, self.operators, made=made).write(module)
         model = wrap(module)
         specs = [quantization.spec for quantization in self.quantizations]
         hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])
@@ -154,11 +163,9 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
-    remarks: Sequence[Remark] = ()
-    if backend is not None and backend.capability.forms:
-        steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
-        formed = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
-        module, remarks = formed.module, formed.remarks
+    # Forms are for integers from one operator to the next: of dynamic ones, results are floats.
+    floats = isinstance(quantizer, BackendQuantizer) and quantizer.configuration.is_dynamic
+    module, remarks = formed(module, method, None if floats else backend)
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
@@ -177,16 +184,28 @@ def annotate(
         check_refusals(annotations, operators, strict)
     if backend is not None:
         check_places(quantizations, backend)
-    return Annotated(module, method, backend, graph, annotations, operators, quantizations)
+    return Annotated(
+        module, method, backend, graph, annotations, operators, quantizations, quantizer
+    )
+
+
+def formed(module: Any, method: str, backend: Target | None) -> tuple[Any, Sequence[Remark]]:
+    """Return a canonical module in the forms that a target computes, and remarks on others."""
+    if backend is None or not backend.capability.forms:
+        return module, ()
+    steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
+    result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
+    return result.module, result.remarks
 
 
 def choose_quantizer(
-    quantizer: Quantizer | None, target: str | Target, config: Any = None
+    quantizer: Quantizer | None, target: str | Target, config: Any = None, mode: str | None = None
 ) -> tuple[Target, Quantizer]:
-    """Return the backend, and the quantizer with what a configuration says.
+    """Return the backend, and the quantizer with what a mode for all operators and rules say.
 
     Raises:
-        JitPassesError: the target is unknown, the quantizer is none, or takes no configuration.
+        JitPassesError: the target or the mode is unknown, the quantizer is none, or takes no
+            configuration.
     """
     if quantizer is not None and not isinstance(quantizer, Quantizer):
         call = f": call it, {quantizer.__name__}()" if isinstance(quantizer, type) else ""
@@ -194,14 +213,37 @@ def choose_quantizer(
     made_for = quantizer.target if quantizer is not None else None
     backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
     chosen = quantizer or backend.quantizer()
-    if config is not None:
+    said = {"mode": mode, "config": config}
+    for name in (name for name, what in said.items() if what is not None):
         if not isinstance(chosen, BackendQuantizer):
+            what = "a configuration" if name == "config" else "a mode"
             raise JitPassesError(
-                f"a configuration changes what a backend's quantizer does, and "
-                f"{type(chosen).__name__} is none: leave `config` or `quantizer` out"
+                f"{what} changes what a backend's quantizer does, and "
+                f"{type(chosen).__name__} is none: leave `{name}` or `quantizer` out"
             )
-        chosen = chosen.configured(config)
+        chosen = chosen.configured(config if name == "config" else of_mode(said[name]))
     return backend, chosen
+
+
+def of_mode(mode: Any) -> Configuration:
+    """Return a configuration that says the mode of all operators.
+
+    Raises:
+        JitPassesError: there is no such mode.
+    """
+    try:
+        return Configuration(LayerOptions(mode=mode))
+    except OptionError as error:
+        raise JitPassesError(str(error)) from None
+
+
+def description_of(quantizer: Quantizer) -> dict[str, Any]:
+    """Return what a report says of the quantizer: its class, and what is said of single layers."""
+    described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
+    configuration = getattr(quantizer, "configuration", None)
+    if isinstance(configuration, Configuration) and configuration != Configuration():
+        described["configuration"] = write_configuration(configuration)
+    return described
 
 
 def check_places(places: Sequence[Quantization], target: Target) -> None:
@@ -215,7 +257,8 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
             continue
         for node, operand in place.uses or ((place.node, None),):
             alone = operand is not None and seen.is_alone(node, operand)
-            if why := target.refusal(*convolution_use(node, operand), place.spec, alone):
+            mode = "weight_only" if alone else "static"
+            if why := target.refusal(*convolution_use(node, operand), place.spec, mode):
                 raise JitPassesError(
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
                     "for another target"

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ..errors import JitPassesError
 
 InputFn = Callable[[Any], Any]
+
+
+def progress_bar(name: str, progress: bool | None) -> Callable[[Iterable[Any]], Any]:
+    """Return what shows how far a walk through batches is, on stderr.
+
+    Args:
+        name: of the work.
+        progress: whether to; None for terminals only.
+    """
+    shown = sys.stderr.isatty() if progress is None else progress
+    return partial(tqdm, desc=name, unit="batch", disable=not shown)
 
 
 def batches(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
-from .batches import InputFn, batches
+from .batches import InputFn, batches, progress_bar
 from .module import ModelStage, stage_of
 
 
@@ -46,18 +43,20 @@ def calibrate(
             or infinite, which the message names.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
-    show = sys.stderr.isatty() if progress is None else progress
     before = _C.deepcopy(prepared._c)
+    count = report.made.get("batches", 0)
     try:
         # Optimizing the graph would take longer than a few batches gain from it.
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            progress_bar = partial(tqdm, desc="calibrate", unit="batch", disable=not show)
-            given = batches(data, input_fn, progress_bar, "the calibration data")
+            shown = progress_bar("calibrate", progress)
+            given = batches(data, input_fn, shown, "the calibration data")
             for number, (args, kwargs) in enumerate(given):
                 _run(prepared, report.method, args, kwargs, number)
+                count += 1
     finally:  # the model's own counters, running means and attributes stay as they were
         _C.restore_state(prepared._c, before, report.method)
-    replace(report, calibrated=True).write(prepared._c)
+    made = {**report.made, "batches": count}
+    replace(report, calibrated=True, made=made).write(prepared._c)
     return prepared
 
 
@@ -75,11 +74,13 @@ def _run(
         if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
             message = _bad_weight(prepared, name) or unmeasurable[0]
             raise JitPassesError(f"calibration batch {number}: {message}") from error
+        if where := _foreign_device(prepared, name, args, kwargs):
+            raise JitPassesError(f"calibration batch {number} does not run: {where}") from error
         got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
         raise JitPassesError(
             f"calibration batch {number} does not run. The model takes {_parameters(method)}; the "
-            f"batch gives ({got}). If batches hold more than the model's inputs, pass "
-            f"input_fn=lambda batch: ... to pick them. PyTorch says: {last_line(error)}"
+            f"batch gives ({got}). If batches hold more than the model's inputs, pick "
+            f"them, with input_fn=lambda batch: ... in Python. PyTorch says: {last_line(error)}"
         ) from error
 
 
@@ -96,6 +97,23 @@ def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:
                 return (
                     f"the weight '{value.name}', which '{node.name}' reads, holds a NaN: the data "
                     "are not to blame; look at the state_dict of the model"
+                )
+    return None
+
+
+def _foreign_device(
+    model: torch.jit.ScriptModule, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str | None:
+    """Say which operator computes on a device where there are no data; None if none does."""
+    given = {v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)}
+    for node in GraphView.of(model, method).nodes:
+        for value in node.inputs:
+            device = value.constant
+            if isinstance(device, torch.device) and device.type not in given:
+                return (
+                    f"'{node.name}' ({node.kind}, {node.source}) computes on {device.type}, and "
+                    f"the data are on {' and '.join(sorted(given)) or 'none'}: write "
+                    "device=x.device there, and script or trace the model again, on the CPU"
                 )
     return None
 

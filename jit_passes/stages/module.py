@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from .. import _C
+from .._version import __version__
 from ..errors import JitPassesError
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
 from ..passes.subject import check_script
+from .values import QuantizedValue
 
 REPORT = "jit_passes_report"
 
@@ -44,6 +46,8 @@ class OperatorRecord:
         bits: of its weight and its activations, as it was prepared: `w4a8`; `a8` for a product;
             `w8 only` where activations stay in float. "" in float, and in files of versions that
             did not note it.
+        mode: how its input is quantized: `static`; `dynamic`, as the model runs; `weight_only`, not
+            at all. "" in float, and in files of versions that did not note it.
     """
 
     name: str
@@ -52,6 +56,7 @@ class OperatorRecord:
     reason: str
     source: str
     bits: str = ""
+    mode: str = ""
 
     @property
     def precision(self) -> str:
@@ -75,6 +80,8 @@ class Report:
         codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
             and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
+        values: the computed values that it quantizes, in program order of the reference model.
+        made: what made the model: see `provenance`.
         names: for each kind of those listed above, the names of those in the graph, likewise.
     """
 
@@ -87,6 +94,8 @@ class Report:
     names: Mapping[str, list[str]] = field(default_factory=dict)
     codes: Sequence[tuple[int, int, list[int]]] = ()
     plan: str = ""
+    values: Sequence[QuantizedValue] = ()
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def located(self, module: Any) -> Report:
         """Return the record with where the places and the operators are in the module's graph.
@@ -107,6 +116,9 @@ class Report:
 
     def write(self, module: Any) -> None:
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
+        fields["values"] = [vars(value) for value in self.values]
+        versions = {"jit_passes": __version__, "torch": torch.__version__}
+        fields["made"] = {k: v for k, v in self.made.items() if k not in versions} | versions
         _C.set_string_attribute(module, REPORT, json.dumps(fields))
 
     @classmethod
@@ -117,6 +129,7 @@ class Report:
             return None
         fields = json.loads(text)
         fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
+        fields["values"] = [QuantizedValue(**value) for value in fields.get("values", ())]
         return cls(**{**fields, "stage": ModelStage(fields["stage"])})
 
 

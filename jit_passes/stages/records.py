@@ -39,6 +39,22 @@ class QuantizedUses:
         place = found.place if found else earlier
         return None if place is None else place.spec
 
+    def is_dynamic(self, node: NodeView) -> bool:
+        """Say whether an operand is quantized with parameters that are chosen as the model runs."""
+        specs = (self.at(node, position, element) for position, element, _ in node.operands)
+        return any(getattr(spec, "is_dynamic", False) for spec in specs)
+
+    def mode(self, node: NodeView) -> str:
+        """Return how its input is quantized: `static`, `dynamic`, or `weight_only` for not at all.
+
+        For operators whose weight is.
+        """
+        if self.is_dynamic(node):
+            return "dynamic"
+        bits = self.bits(node)
+        alone = bits.startswith("w") and bits.endswith(" only")
+        return "weight_only" if alone else "static"
+
     def bits(self, node: NodeView) -> str:
         """Return bits of weights and activations: `w4a8`, `a8` for a product, "" for none.
 
@@ -89,8 +105,10 @@ def operator_records(
         int8 = node.name in quantized
         reason = "" if int8 else float_reason(node, annotations, target)
         kind = node.kind.rpartition("::")[2]
-        dtype, bits = ("int8", uses.bits(node)) if int8 else ("float", "")
-        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits))
+        dtype, bits, mode = (
+            ("int8", uses.bits(node), uses.mode(node)) if int8 else ("float", "", "")
+        )
+        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode))
     return records
 
 

@@ -17,12 +17,13 @@ from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
-from ..quantizers.support import OperatorSupport, Role
+from ..quantizers.support import ANY_DYNAMIC, OperatorSupport, Role
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
 
 CLIPS = ("aten::relu", "aten::clamp")
+MODES = ("static", "dynamic", "weight_only")
 OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
 PRODUCTS = ("matmul", "bmm")
 OF_ONE = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "pow", "prelu", "softmax")
@@ -61,7 +62,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
     unary = kinds(lambda traits: traits.elementwise == 1)
     rows = [OperatorSupport(kind, Role.OWN, check=_options, elementwise=True) for kind in unary]
     weighted = kinds(lambda traits: traits.weighted)
-    rows += [OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS) for kind in weighted]
+    rows += [OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS, modes=MODES) for kind in weighted]
     rows += [
         OperatorSupport(
             f"aten::{op}",
@@ -84,14 +85,14 @@ def capability_of(activation: QuantizationSpec) -> Capability:
         OperatorSupport(f"aten::{op}", Role.SHARED, check=_options, elementwise=True)
         for op in ("relu", "clamp")
     ]
-    rows += [OperatorSupport(kind, Role.LOOKUP, ()) for kind in LOOKUPS]
+    rows += [OperatorSupport(kind, Role.LOOKUP, (), modes=("weight_only",)) for kind in LOOKUPS]
     table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
     if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
         for kind, spec in FIXED.items():
             table[kind] = replace(table[kind], role=Role.FIXED, fixed=spec)
     for kind, (ends, _) in FIXED_RANGES.items():
         table[kind] = replace(table[kind], input_range=ends)
-    return Capability(table, mixed=True)
+    return Capability(table, mixed=True, dynamic=ANY_DYNAMIC)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -165,12 +166,27 @@ SHIFTED_WEIGHTS = SpecSupport(
 )
 # Decoded, or looked up, by operators of ATen that know all of these.
 WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, groups=True)
+
+
+def lookups() -> tuple[OperatorSupport, ...]:
+    """Return the rows of embeddings."""
+    alone: dict[str, Any] = {"weights_alone": WEIGHTS_ALONE, "modes": ("weight_only",)}
+    return tuple(OperatorSupport(kind, Role.LOOKUP, (), **alone) for kind in LOOKUPS)
+
+
 CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
-    OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8), weights_alone=WEIGHTS_ALONE),
-    *(OperatorSupport(kind, Role.LOOKUP, (), weights_alone=WEIGHTS_ALONE) for kind in LOOKUPS),
+    OperatorSupport(
+        "aten::linear",
+        _W,
+        clips=CLIPS,
+        ranks=(2, 8),
+        weights_alone=WEIGHTS_ALONE,
+        modes=("static", "dynamic", "weight_only"),
+    ),
+    *lookups(),
     *(
         OperatorSupport(
             f"aten::{kind}{n}d",
@@ -247,4 +263,10 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
     }
     highest = 127 if reduce_range else 255
     activations = SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True)
-    return Capability(operators, activations, WEIGHTS)
+    return Capability(operators, activations, WEIGHTS, dynamic=dynamic_inputs(reduce_range))
+
+
+def dynamic_inputs(reduce_range: bool) -> SpecSupport:
+    """Return what `quantized::linear_dynamic` makes of its input."""
+    codes = {"uint8": (0, 127 if reduce_range else 255)}
+    return SpecSupport(codes, ("per_tensor_affine",), whole=True, range_forms=("fbgemm",))

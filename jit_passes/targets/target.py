@@ -46,10 +46,10 @@ class Target(Registered, ABC, noun="target"):
         node: NodeView,
         operand: int | None = None,
         spec: Spec | None = None,
-        alone: bool = False,
+        mode: str = "static",
     ) -> str | None:
         """Say why it cannot do what is asked of an operator: see `Capability.refusal`."""
-        return self.capability.refusal(node, operand, spec, alone)
+        return self.capability.refusal(node, operand, spec, mode)
 
     def quantizer(self) -> BackendQuantizer:
         """Return the quantizer that is used when the caller gives none."""

@@ -1,0 +1,305 @@
+"""From files of samples to batches."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import JitPassesError, first_line, nearest, shortened
+from .files import check_readable
+from .images import IMAGES, Images
+from .outcome import note
+
+SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
+RANDOM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
+DTYPES = {name: getattr(torch, name) for name in ("float32", "int32", "int64", "uint8", "bool")}
+Batch = Any  # a tensor, a tuple of arguments, or a dict of them
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Arguments whose first axis is the samples.
+
+    Attributes:
+        where: the file, for messages.
+        positional: in order.
+        named: by the names that the model has for them.
+    """
+
+    where: str
+    positional: tuple[Any, ...] = ()
+    named: Mapping[str, Any] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All of them, by name or number."""
+        named = self.named or {}
+        return {**{str(i): value for i, value in enumerate(self.positional)}, **named}
+
+    def count(self) -> int:
+        """Return the number of samples.
+
+        Raises:
+            JitPassesError: arguments have different numbers of them, or none.
+        """
+        counts = {n: len(v) for n, v in self.arguments.items() if np.ndim(v) > 0}
+        if not counts or 0 in counts.values():
+            raise JitPassesError(f"{self.where}: there are no samples in it")
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise JitPassesError(
+                f"{self.where}: the first axis counts samples, and arguments have different "
+                f"numbers of them: {told}"
+            )
+        return next(iter(counts.values()))
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Yield parts of so many samples."""
+        for begin in range(0, self.count(), size):
+            part = slice(begin, begin + size)
+            if self.named is not None:
+                yield {name: _tensor(value, part) for name, value in self.named.items()}
+            else:
+                yield tuple(_tensor(value, part) for value in self.positional)
+
+
+class Data:
+    """Batches that can be gone through again and again; nothing is kept but what is needed.
+
+    Args:
+        sources: called anew for each pass.
+        total: number of batches; None where it is not known.
+        limit: at most so many.
+        check: raises an error for a batch that the model does not take.
+    """
+
+    def __init__(
+        self,
+        sources: Callable[[], Iterable[Batch]],
+        total: int | None,
+        limit: int | None,
+        check: Callable[[Batch], None],
+    ) -> None:
+        self._sources, self._check, self._limit = sources, check, limit
+        known = [n for n in (total, limit) if n is not None]
+        self._total = None if total is None else min(known)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in islice(self._sources(), self._limit):
+            self._check(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        if self._total is None:
+            raise TypeError("the number of batches is not known")
+        return self._total
+
+
+def data_of(path: Path, size: int, limit: int | None, images: Images | None, method: Any) -> Data:
+    """Return the batches of a file, or of a folder of files.
+
+    Args:
+        path: `.npy`, `.npz`, `.pt`, `.safetensors`, or a folder of such files, or of images.
+        size: samples in a batch.
+        limit: the number of batches at most; None for all.
+        images: how pictures become tensors; None where the caller did not say.
+        method: that takes them; its schema has the names.
+
+    Raises:
+        JitPassesError: there is no such file, or it has another form.
+    """
+
+    def check(batch: Batch) -> None:
+        check_arguments(method, batch, str(path))
+
+    if not path.is_dir():
+        loaded = read(path)
+        if not isinstance(loaded, Samples):
+            return Data(lambda: loaded, len(loaded), limit, check)
+        total = math.ceil(loaded.count() / size)
+        return Data(lambda: loaded.batches(size), total, limit, check)
+    files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] != ".")
+    pictures = [file for file in files if file.suffix.lower() in IMAGES]
+    tensors = [file for file in files if file.suffix.lower() in SUFFIXES]
+    if bool(pictures) == bool(tensors):
+        found = "both" if pictures else "none"
+        raise JitPassesError(
+            f"{path}: a folder of data has images, or files of one of the forms "
+            f"{', '.join(SUFFIXES)}; this one has {found}"
+        )
+    if pictures:
+        if images is None:
+            raise JitPassesError(
+                f"{path} has images: say with --image-size, --mean and --std how the model was "
+                "trained, such as --image-size 224 --mean 0.485,0.456,0.406 --std "
+                "0.229,0.224,0.225; --mean 0 --std 1 gives values from 0 to 1"
+            )
+        total = math.ceil(len(pictures) / size)
+        return Data(lambda: images.batches(pictures, size), total, limit, check)
+
+    def all_files() -> Iterator[Batch]:
+        for file in tensors:
+            found = read(file)
+            yield from found.batches(size) if isinstance(found, Samples) else found
+
+    return Data(all_files, None, limit, check)
+
+
+def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
+    """Return batches of random numbers, the same ones each time.
+
+    Args:
+        texts: an argument each: `1x3x224x224`, `ids=1x128:int64`. Floats are normal, integers 0
+            and 1.
+        count: the number of batches.
+        method: that takes them.
+
+    Raises:
+        JitPassesError: a text is none such.
+    """
+    specs = [RANDOM.fullmatch(text) for text in texts]
+    for text, spec in zip(texts, specs, strict=True):
+        if spec is None or (spec["dtype"] or "float32") not in DTYPES:
+            raise JitPassesError(
+                f"--random {text}: a shape such as 1x3x224x224 is needed, with a name and a dtype "
+                f"where the model wants them, ids=1x128:int64; dtypes are {', '.join(DTYPES)}"
+            )
+    named = [spec["name"] for spec in specs if spec is not None and spec["name"]]
+    if named and len(named) < len(specs):
+        raise JitPassesError("--random: name all arguments, or none")
+
+    def make() -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(count):
+            values = [_random(spec, generator) for spec in specs if spec is not None]
+            yield dict(zip(named, values, strict=True)) if named else tuple(values)
+
+    return Data(make, count, None, lambda batch: check_arguments(method, batch, "--random"))
+
+
+def _random(spec: re.Match[str], generator: torch.Generator) -> torch.Tensor:
+    shape = [int(size) for size in spec["shape"].split("x")]
+    dtype = DTYPES[spec["dtype"] or "float32"]
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+
+def read(path: Path) -> Samples | list[Batch]:
+    """Return what a file holds: samples, or batches as they were saved.
+
+    Raises:
+        JitPassesError: it cannot be read, or has another form.
+    """
+    readers = {
+        ".npy": _read_npy,
+        ".npz": _read_npz,
+        ".pt": _read_torch,
+        ".pth": _read_torch,
+        ".safetensors": _read_safetensors,
+    }
+    suffix = path.suffix.lower()
+    check_readable(path)
+    if suffix not in readers:
+        raise JitPassesError(
+            f"{path}: data are files that end in {', '.join(SUFFIXES)}, or a folder of these, or "
+            "of images"
+        )
+    try:
+        return readers[suffix](path)
+    except JitPassesError:
+        raise
+    except Exception as error:
+        raise JitPassesError(
+            f"{path}: this is no file of the form {suffix} with tensors: {first_line(error)}"
+        ) from error
+
+
+def _read_npy(path: Path) -> Samples:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return Samples(str(path), (_floats(array, path.name),))
+
+
+def _read_npz(path: Path) -> Samples:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: _floats(archive[name], name) for name in archive.files}
+    ordered = [f"arr_{i}" for i in range(len(arrays))]  # what savez calls those without names
+    if set(arrays) == set(ordered):
+        return Samples(str(path), tuple(arrays[name] for name in ordered))
+    return Samples(str(path), named=arrays)
+
+
+def _read_safetensors(path: Path) -> Samples:
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise JitPassesError(
+            f"{path}: reading it needs the package safetensors: pip install 'jit_passes[data]', or "
+            "safetensors"
+        ) from error
+    return Samples(str(path), named={n: _floats(t, n) for n, t in load_file(path).items()})
+
+
+def _read_torch(path: Path) -> Samples | list[Batch]:
+    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(loaded, torch.Tensor):
+        return Samples(str(path), (_floats(loaded, path.name),))
+    if isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded):
+        return Samples(str(path), named={n: _floats(v, n) for n, v in loaded.items()})
+    if isinstance(loaded, tuple):
+        return Samples(str(path), tuple(_floats(v, str(i)) for i, v in enumerate(loaded)))
+    if isinstance(loaded, list) and loaded:
+        return loaded
+    raise JitPassesError(
+        f"{path}: data are a tensor, a tuple of arguments, a dict of them by name, or a list of "
+        f"batches; this is a {type(loaded).__name__}"
+    )
+
+
+def _floats(value: Any, name: str) -> Any:
+    """Return double numbers, which numpy makes where nobody asked for them, as float32."""
+    if str(getattr(value, "dtype", "")).removeprefix("torch.") == "float64":
+        note(f"note: {name} holds float64, and is taken as float32")
+        return value.astype(np.float32) if isinstance(value, np.ndarray) else value.float()
+    return value
+
+
+def _tensor(value: Any, part: slice) -> Any:
+    """Return some samples; what has no axis, a flag say, goes with all of them."""
+    if np.ndim(value) == 0:
+        return value.item() if isinstance(value, np.ndarray | torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value[part]
+    return torch.from_numpy(np.array(value[part]))  # a copy: the file is only mapped
+
+
+def check_arguments(method: Any, batch: Batch, where: str) -> None:
+    """Raise an error if a batch has other arguments than a method takes."""
+    schema = method.schema.arguments[1:]
+    names = [argument.name for argument in schema]
+    takes = ", ".join(f"{a.name}: {a.type}" for a in schema)
+    needed = [argument.name for argument in schema if not argument.has_default_value()]
+    if isinstance(batch, dict):
+        for name in batch:
+            if name not in names:
+                raise JitPassesError(
+                    f"{where}: the model has no argument '{name}': {nearest(name, names)}; it "
+                    f"takes ({takes})"
+                )
+        missing = [repr(name) for name in needed if name not in batch]
+        if missing:
+            raise JitPassesError(
+                f"{where}: the data have no {shortened(missing)}; the model takes ({takes})"
+            )
+        return
+    count = len(batch) if isinstance(batch, tuple) else 1
+    if not len(needed) <= count <= len(names):
+        raise JitPassesError(f"{where}: the data have {count} arguments; the model takes ({takes})")

@@ -1,0 +1,67 @@
+"""`jit-passes passes` and `jit-passes targets`."""
+
+from __future__ import annotations
+
+import click
+
+from ..errors import aligned, nearest
+from ..passes.registry import passes as registered
+from ..targets import Target
+from . import options
+from .outcome import show
+
+PASSES = """\b
+Examples:
+  jit-passes passes
+  jit-passes passes fold_batch_norm
+  jit-passes passes --plugin my_passes
+"""
+TARGETS = """\b
+Examples:
+  jit-passes targets
+  jit-passes targets stock                  what it can compute, operator by operator
+  jit-passes targets stock:engine=onednn
+"""
+
+
+@click.command(short_help="List the graph passes.", epilog=PASSES)
+@click.argument("name", required=False)
+@options.JSON
+@options.common
+def passes(name: str | None, as_json: bool) -> None:
+    """List the graph passes, or say what one of them does and takes."""
+    if name is not None and name not in registered:
+        raise click.UsageError(f"no pass {name!r}: {nearest(name, registered)}")
+    chosen = {name: registered[name]} if name is not None else dict(registered.items())
+    result = [
+        {
+            "name": key,
+            "summary": info.summary,
+            "options": [str(option) for option in info.options],
+            "requires": list(info.requires),
+            "ensures": list(info.ensures),
+        }
+        for key, info in chosen.items()
+    ]
+    table = aligned([(key, info.summary) for key, info in chosen.items()])
+    show(str(registered[name]) if name is not None else table, result, as_json)
+
+
+@click.command(short_help="List the backends.", epilog=TARGETS)
+@click.argument("name", required=False)
+@options.JSON
+@options.common
+def targets(name: str | None, as_json: bool) -> None:
+    """List the backends with their options, or say what one of them can compute."""
+    if name is not None:
+        target = options.target_of(name)
+        show(str(target), {**target.record(), "capability": str(target.capability)}, as_json)
+        return
+    rows, result = [], []
+    for key, kind in Target.named().items():
+        summary = (kind.__doc__ or "").strip().split("\n")[0]
+        defaults = {option: str(value) for option, value in kind.defaults().items()}
+        given = ", ".join(f"{option}={value}" for option, value in defaults.items())
+        rows.append((key, given, summary))
+        result.append({"name": key, "options": defaults, "summary": summary})
+    show(aligned(rows), result, as_json)

@@ -1,0 +1,117 @@
+"""The entry point: arguments, plugins, errors and exit codes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from .._version import __version__
+from ..errors import JitPassesError, JitPassesWarning, first_line
+from .compare import compare
+from .export import export
+from .inspect import inspect
+from .listings import passes, targets
+from .outcome import Exit, OutputError, failure, note, warning
+from .profile import profile
+from .quantize import quantize
+
+EPILOG = """\b
+Examples:
+  jit-passes inspect model.pt
+  jit-passes quantize model.pt --data calib.npz -o int8.pt
+  jit-passes quantize model.pt --random 1x3x224x224 --target stock -o int8.pt
+  jit-passes inspect int8.pt
+  jit-passes compare model.pt int8.pt --data test.npz
+
+\b
+Exit codes:
+  0  done
+  1  failed by a mistake of jit_passes or PyTorch
+  2  the command line is wrong
+  3  a model, data, a profile or a configuration is wrong, or cannot be read
+  4  a result cannot be written
+  5  compare --min-sqnr: the quantized model is not good enough
+  130, 143  interrupted, terminated: no file was changed
+
+Results go to stdout, everything else to stderr.
+"""
+
+
+@click.group(
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="jit_passes")
+def cli() -> None:
+    """Quantize TorchScript models to int8, and look into them.
+
+    A model is a .pt file of torch.jit.save, scripted or traced; its Python source is not needed.
+    """
+
+
+for command in (quantize, inspect, compare, profile, export, passes, targets):
+    cli.add_command(command)
+
+
+def run() -> None:
+    """Run the command of this process, and end it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
+    sys.exit(main())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        arguments: without the name of the program; None for those of this process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    with warnings.catch_warnings():
+        if not debug:
+            warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", category=JitPassesWarning)
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        try:
+            result = cli.main(given, prog_name="jit-passes", standalone_mode=False)
+            return int(result) if isinstance(result, int) else Exit.DONE
+        except (Exception, KeyboardInterrupt) as error:
+            if debug:
+                traceback.print_exc()
+            return _code_of(error)
+
+
+def _code_of(error: BaseException) -> Exit:
+    """Tell the user about an error, and return the exit code."""
+    if isinstance(error, click.exceptions.Exit):
+        return Exit(error.exit_code)
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        note("interrupted: no file was changed")
+        return Exit.INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return Exit.USAGE
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has seen enough
+        sys.stdout = sys.__stderr__
+        return Exit.OUTPUT
+    if isinstance(error, JitPassesError):
+        failure(str(error))
+        return Exit.OUTPUT if isinstance(error, OutputError) else Exit.INPUT
+    failure(f"{type(error).__name__}: {first_line(error)}")
+    note("this is a mistake of jit_passes, or of PyTorch; run it again with --debug to report it")
+    return Exit.FAILED
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any
+) -> None:
+    if issubclass(category, JitPassesWarning):
+        warning(str(message))
+    else:
+        note(warnings.formatwarning(message, category, filename, line).rstrip())

@@ -1,0 +1,216 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import torch
+import yaml
+
+from ..errors import JitPassesError
+from ..passes.plugins import load_plugins
+from ..registered import UnknownError
+from ..targets import Target, resolve_target, targets
+from .data import Data, data_of, random_data
+from .images import Images
+from .outcome import warning
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
+MODEL = click.argument("model", type=FILE)
+RANDOM_BATCHES = 8
+
+
+class TargetType(click.ParamType):  # type: ignore[type-arg]
+    """A target by its name, with options: `stock`, `stock:engine=onednn,reduce_range=true`."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the text; targets of plugins are not known yet."""
+        return value
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[Any]:
+        names = ("auto", *Target.named())
+        return [click.shell_completion.CompletionItem(n) for n in names if n.startswith(incomplete)]
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]
+    """Numbers with commas between them: `0.485,0.456,0.406`."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            found = tuple(map(float, value.split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is not numbers with commas between them: 0.485,0.456,0.406")
+        if len(found) not in (1, 3):
+            self.fail(f"{value!r} is {len(found)} numbers: give one for each channel, 1 or 3")
+        return found
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """Height and width: `224`, `320x224`."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        sides = value.split("x")
+        if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+            self.fail(f"{value!r} is no size: give 224, or height and width, 320x224")
+        return int(sides[0]), int(sides[-1])
+
+
+def _options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+TARGET = click.option(
+    "--target", type=TargetType(), default="auto", show_default=True,
+    help="Backend: a name of `jit-passes targets`, with options after a colon, "
+    "stock:engine=onednn.",
+)  # fmt: skip
+METHOD = click.option("--method", default="forward", show_default=True, help="Method of the model.")
+CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
+DATA = _options(
+    click.option(
+        "--data", type=FILE,
+        help="Samples: .npy, .npz, .pt, .safetensors, or a folder of these, or of images.",
+    ),
+    click.option(
+        "--random", "random", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
+        help="Random numbers in place of data, 1x3x224x224; once for each argument. Ranges are "
+        "made up.",
+    ),
+    click.option(
+        "--batch-size", type=click.IntRange(1), default=32, show_default=True,
+        help="Samples in a batch.",
+    ),
+    click.option("--batches", type=click.IntRange(1), help="Take that many batches at most."),
+    click.option("--image-size", type=Size(), help="For images: 224, or 320x224."),
+    click.option("--mean", type=Numbers(), help="For images: 0.485,0.456,0.406."),
+    click.option("--std", type=Numbers(), help="For images: 0.229,0.224,0.225."),
+    click.option("--grey", is_flag=True, help="For images: one channel."),
+    click.option("--no-progress", is_flag=True, help="Draw no progress bar."),
+)  # fmt: skip
+
+
+def common(command: Command) -> Command:
+    """Add what all commands have: plugins, and how errors are shown."""
+
+    @functools.wraps(command)
+    def run(*args: Any, plugin: tuple[str, ...], **kwargs: Any) -> Any:
+        load_plugins()
+        for name in plugin:
+            load_plugin(name)
+        return command(*args, **kwargs)
+
+    return _options(
+        click.option(
+            "--plugin", multiple=True, metavar="MODULE",
+            help="Import a module, .py or .so with targets, passes or operators first.",
+        ),
+        click.option(
+            "--debug", is_flag=True, expose_value=False, help="Show the traceback of errors."
+        ),
+    )(run)  # type: ignore[return-value]  # fmt: skip
+
+
+def load_plugin(name: str) -> None:
+    """Import a module by its name or file, or load a library with operators.
+
+    Raises:
+        JitPassesError: it cannot be.
+    """
+    path = Path(name)
+    try:
+        if path.suffix == ".so":
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+        elif path.suffix == ".py":
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module  # dataclasses look themselves up there
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+            try:
+                importlib.import_module(name)
+            finally:
+                sys.path.remove(str(Path.cwd()))
+    except Exception as error:
+        raise JitPassesError(
+            f"--plugin {name} does not import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def target_of(text: str) -> Target:
+    """Return the target that a text stands for.
+
+    Raises:
+        click.UsageError: there is none.
+    """
+    name, _, options = text.partition(":")
+    if name in targets and options:
+        pairs = [pair.partition("=") for pair in options.split(",")]
+        try:
+            return Target.make(name, **{key: yaml.safe_load(value) for key, _, value in pairs})
+        except UnknownError as error:
+            raise click.UsageError(f"--target {text}: {error}") from error
+    if text != "auto" and text not in targets:
+        names = ", ".join(("auto", *Target.named()))
+        raise click.UsageError(f"--target {text}: there is none of that name, only {names}")
+    return resolve_target(text)
+
+
+def given_data(
+    model: torch.jit.ScriptModule, method: str, data: Path | None, random: tuple[str, ...],
+    batch_size: int, batches: int | None, image_size: tuple[int, int] | None,
+    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, grey: bool,
+) -> Data | None:  # fmt: skip
+    """Return the batches that the options stand for; None if they say nothing of data.
+
+    Raises:
+        click.UsageError: they contradict each other.
+        JitPassesError: the data cannot be read.
+    """
+    if data is not None and random:
+        raise click.UsageError("--data or --random, not both")
+    if any(value is not None for value in (image_size, mean, std)) or grey:
+        if image_size is None or mean is None or std is None:
+            raise click.UsageError("images need all three: --image-size, --mean and --std")
+        if data is None or not data.is_dir():
+            raise click.UsageError("--image-size, --mean and --std are for a folder of images")
+        images = Images(image_size, mean, std, 1 if grey else 3)
+    else:
+        images = None
+    if not model._c._has_method(method):
+        names = ", ".join(sorted(model._c._method_names()))
+        raise click.UsageError(f"--method {method}: the model has {names or 'none'}")
+    if random:
+        return random_data(random, batches or RANDOM_BATCHES, getattr(model, method))
+    if data is None:
+        return None
+    return data_of(data, batch_size, batches, images, getattr(model, method))
+
+
+def warn_of_random(random: tuple[str, ...]) -> None:
+    """Tell that ranges of random data are made up."""
+    if random:
+        warning(
+            "the data are random, so ranges are made up: good for sizes and timings, not for use"
+        )

@@ -1,0 +1,48 @@
+"""Exit codes, and messages on stderr; stdout is for results."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Any
+
+import click
+
+from ..errors import JitPassesError
+
+
+class Exit(IntEnum):
+    """What the process returns."""
+
+    DONE = 0
+    FAILED = 1  # by a mistake of this package, or of PyTorch
+    USAGE = 2
+    INPUT = 3
+    OUTPUT = 4
+    BELOW = 5
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class OutputError(JitPassesError):
+    """A result cannot be written."""
+
+
+def note(message: str) -> None:
+    """Say something to people on stderr."""
+    click.echo(message, err=True)
+
+
+def warning(message: str) -> None:
+    """Say on stderr that the result is probably not what was hoped for."""
+    click.echo(f"{click.style('warning:', fg='yellow')} {message}", err=True)
+
+
+def failure(message: str) -> None:
+    """Say on stderr why there is no result."""
+    click.echo(f"{click.style('error:', fg='red')} {message}", err=True)
+
+
+def show(text: str, data: Any, as_json: bool) -> None:
+    """Write a result to stdout: as text for people, or as JSON for programs."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)

@@ -1,0 +1,91 @@
+"""`jit-passes quantize`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import JitPassesError
+from ..quantize import quantize_script
+from ..report import coverage, provenance
+from ..report.provenance import note_data
+from . import options
+from .files import check_output, check_readable, load_model, save_model
+from .outcome import show
+
+EPILOG = """\b
+Examples:
+  jit-passes quantize model.pt --data calib.npz -o int8.pt
+  jit-passes quantize model.pt --data photos/ --image-size 224 \\
+      --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 -o int8.pt
+  jit-passes quantize model.pt --profile model.yaml --config layers.yaml --strict -o int8.pt
+  jit-passes quantize bert.pt --random ids=1x128:int64 --target stock -o int8.pt
+
+A hundred samples or so are enough. In an .npz, arrays have the names of the model's arguments, and
+the first axis counts samples.
+"""
+
+
+@click.command(short_help="Quantize a model to int8.", epilog=EPILOG)
+@options.MODEL
+@options.DATA
+@click.option("--profile", type=options.FILE, help="Ranges of `jit-passes profile`, for data.")
+@options.TARGET
+@options.CONFIG
+@click.option("--strict", is_flag=True, help="Fail where something would stay in float.")
+@options.METHOD
+@click.option("-o", "--output", type=options.FILE, required=True, help="The int8 model.")
+@options.JSON
+@options.common
+def quantize(
+    model: Path, profile: Path | None, target: str, config: Path | None, strict: bool, method: str,
+    output: Path, as_json: bool, no_progress: bool, **data: Any,
+) -> None:  # fmt: skip
+    """Quantize MODEL to int8, and say what became int8 and why the rest did not.
+
+    The file is written as a whole or not at all, and never over an input.
+    """
+    if profile is not None and (data["data"] is not None or data["random"]):
+        raise click.UsageError("--data, --random or --profile: one of them")
+    backend = options.target_of(target)
+    loaded = load_model(model)
+    inputs = [path for path in (model, profile, config, data["data"]) if path is not None]
+    check_output(output, inputs)
+    for path in (profile, config):
+        if path is not None:
+            check_readable(path)
+    batches = options.given_data(loaded, method, **data)
+    options.warn_of_random(data["random"])
+    try:
+        quantized = quantize_script(
+            loaded,
+            batches,
+            profile=profile,
+            target=backend,
+            config=config,
+            strict=strict,
+            method=method,
+            progress=False if no_progress else None,
+        )
+    except JitPassesError as error:
+        if batches is None and profile is None and "ranges come from" in str(error):
+            raise click.UsageError("ranges come from --data, --profile or --random") from error
+        raise
+    if data["random"]:
+        note_data(quantized, "random " + " ".join(data["random"]))
+    save_model(quantized, output)
+    covered = coverage(quantized, method)
+    before, after = model.stat().st_size, output.stat().st_size
+    lines = [str(covered), f"{output}: {after / 1024:.0f} KiB, {after / before:.0%} of {model}"]
+    result = {
+        "output": str(output),
+        "bytes": after,
+        "input_bytes": before,
+        "made": provenance(quantized),
+        "needs_package": covered.needs_package,
+        "operators": [asdict(row) for row in covered],
+    }
+    show("\n".join(lines), result, as_json)

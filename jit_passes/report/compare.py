@@ -1,0 +1,369 @@
+"""A quantized model beside the float model that it was made of, value by value."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError, aligned, count_of, shortened
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView, NodeView
+from ..passes.pipeline import Pipeline
+from ..stages.annotate import FROZEN, formed
+from ..stages.batches import batches, progress_bar
+from ..stages.module import ModelStage, Report, by_position, stage_of
+from ..stages.values import QuantizedValue
+from ..targets import Target
+from .lockstep import Lockstep, Pair, Seen, check_shapes
+from .places import Site, sites_of
+from .recording import copy_of
+
+EDGE = "jit_passes::edge"
+
+
+@dataclass(frozen=True)
+class ValueComparison:
+    """How a value of the quantized model differs from that of the float model.
+
+    With x of the float model and y of the quantized one, sums over all elements of all batches:
+
+        SQNR = 10 log10(sum x^2 / sum (x - y)^2) dB
+        cosine = sum x y / sqrt(sum x^2 sum y^2)
+
+    Elements that are infinite or NaN in the float model are left out.
+
+    Attributes:
+        name: of the value in the float model's canonical graph, `layer1.0.conv1:conv2d`; `output`,
+            `output.1`.
+        kind: "quantized"; "float" for the result of an operator that is not quantized; "output".
+        operator: what computes it, `aten::conv2d`; "" for inputs and outputs of the model.
+        source: `file:line` of the model's code.
+        elements: how many were compared.
+        sqnr: in dB; inf where nothing differs.
+        cosine: 1 where the directions are the same.
+        steps: the largest difference in steps of the value's grid; None without a grid.
+        difference: the largest difference.
+        clipped: the share of the float model's elements beyond the ends of the grid; None without.
+        own_sqnr, own_steps: the same where all compared values before it are those of the float
+            model, on their grids: the error of the operators since then, of the rounding of what
+            they read, and of rounding it itself.
+    """
+
+    name: str
+    kind: str
+    operator: str
+    source: str
+    elements: int
+    sqnr: float
+    cosine: float
+    steps: float | None
+    difference: float
+    clipped: float | None
+    own_sqnr: float
+    own_steps: float | None
+
+    @property
+    def inherited(self) -> bool:
+        """Whether most of its error, by power, came with values before it."""
+        return self.sqnr < self.own_sqnr - 10 * math.log10(2)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a quantized model differs from the float model; printing it gives a table.
+
+    Attributes:
+        rows: the values that both have, in program order of the float model, then the outputs.
+        unmatched: names of quantized values that could not be compared, or were never computed.
+        jump: by how many dB the own error of an operator must stand out to be `first`.
+    """
+
+    rows: tuple[ValueComparison, ...]
+    unmatched: tuple[str, ...] = ()
+    jump: float = 10.0
+
+    @property
+    def typical(self) -> float:
+        """The median of the values' own SQNR, in dB; inf where hardly any differs."""
+        own = [row.own_sqnr for row in self.rows if row.kind != "output"]
+        return statistics.median_high(own) if own else math.inf
+
+    @property
+    def first(self) -> ValueComparison | None:
+        """The first value whose own SQNR is `jump` or more below the typical one; None without."""
+        bound = self.typical - self.jump
+        if math.isinf(bound):
+            return None
+        return next((r for r in self.rows if r.kind != "output" and r.own_sqnr <= bound), None)
+
+    @property
+    def worst(self) -> tuple[ValueComparison, ...]:
+        """The values by their own SQNR, the lowest first; outputs are left out."""
+        rows = (row for row in self.rows if row.kind != "output")
+        return tuple(sorted(rows, key=lambda row: row.own_sqnr))
+
+    @property
+    def sqnr(self) -> float:
+        """The lowest SQNR of an output, in dB."""
+        return min((r.sqnr for r in self.rows if r.kind == "output"), default=math.inf)
+
+    def __getitem__(self, name: str) -> ValueComparison:
+        """Return the first row of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    @property
+    def summary(self) -> str:
+        """The result, in two lines."""
+        typical = _decibels(self.typical)
+        output = f"SQNR of the output: {_decibels(self.sqnr)}"
+        first = self.first
+        if first is None:
+            return f"{output}\nno operator stands out: typical own errors are {typical}"
+        where = " of ".join(filter(None, (first.operator, first.source)))
+        cut = f", {first.clipped:.2%} clipped" if first.clipped else ""
+        return (
+            f"{output}\nfirst to stand out: {first.name}{f' ({where})' if where else ''} with "
+            f"{_decibels(first.own_sqnr)}, where {typical} are typical{cut}"
+        )
+
+    def __str__(self) -> str:
+        head = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
+        lines = [aligned([head, *map(_cells, self.rows)])]
+        if self.unmatched:
+            count = count_of(len(self.unmatched), "value")
+            lines.append(
+                f"not compared: {count} inside of compiled regions, or never computed: "
+                f"{shortened(self.unmatched)}; target='reference' shows them"
+            )
+        return "\n".join([*lines, self.summary])
+
+
+def compare(
+    float_model: torch.jit.ScriptModule,
+    quantized: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    *,
+    input_fn: Callable[[Any], Any] | None = None,
+    jump: float = 10.0,
+    progress: bool | None = None,
+) -> Comparison:
+    """Compare a quantized model with the float model, value by value, in one pass over the data.
+
+    The quantized model runs twice: as it is, and with each compared value replaced, as soon as it
+    is computed, by that of the float model on its grid. What differs then is a value's own error;
+    the rest it inherits. Sums are kept, values are forgotten after each batch.
+
+    Compared are all values that `convert` has quantized, results of operators that stay in float,
+    and the outputs. Of a region that a target compiles as a whole only what it gives can be seen:
+    to look inside, quantize for the target "reference".
+
+    Args:
+        float_model: of which the other was made, in eval mode; for one that has trained,
+            `strip(qat)[0]`, which has its weights. It is not touched.
+        quantized: a reference model or a lowered one, also from a file; it is not touched.
+        data: batches, as for `calibrate`.
+        input_fn: makes a batch of inputs out of what `data` gives.
+        jump: by how many dB the own error of an operator must stand out from the typical one to be
+            `Comparison.first`.
+        progress: a progress bar; None for one on terminals only.
+
+    Raises:
+        JitPassesError: the first is no float model, the second is not converted, or no value in
+            one is in the other; there is no batch.
+    """
+    instead = "call jit_passes.quantize_script, or convert"
+    report = stage_of(quantized, (ModelStage.REFERENCE, ModelStage.LOWERED), instead)
+    comparison = _Comparison(float_model, quantized, report)
+    for arguments in batches(data, input_fn, progress_bar("compare", progress)):
+        comparison.add(arguments)
+    return comparison.result(jump)
+
+
+@dataclass
+class _Tally:
+    """Sums over elements; x is of the float model."""
+
+    signal: float = 0.0
+    other: float = 0.0
+    product: float = 0.0
+    noise: float = 0.0
+    largest: float = 0.0
+    steps: float = 0.0
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, step: torch.Tensor | None) -> None:
+        """Add elements of float64."""
+        apart = (x - y).abs().nan_to_num(nan=math.inf)
+        self.signal += float(x.square().sum())
+        self.other += float(y.square().sum())
+        self.product += float((x * y).sum())
+        self.noise += float(apart.square().sum())
+        if apart.numel():
+            self.largest = max(self.largest, float(apart.max()))
+            if step is not None:
+                self.steps = max(self.steps, float((apart / step).max()))
+
+    @property
+    def sqnr(self) -> float:
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+    @property
+    def cosine(self) -> float:
+        norm = math.sqrt(self.signal * self.other)
+        return self.product / norm if norm else float(self.signal == self.other)
+
+
+@dataclass
+class _Row:
+    name: str
+    kind: str
+    operator: str = ""
+    source: str = ""
+    grid: QuantizedValue | None = None
+    elements: int = 0
+    clipped: int = 0
+    seen: _Tally = field(default_factory=_Tally)
+    own: _Tally = field(default_factory=_Tally)
+
+    def add(self, seen: Seen) -> None:
+        for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):
+            check_shapes(ours, theirs)
+            finite = torch.isfinite(ours)
+            x, y, z = (value.double()[finite] for value in (ours, theirs, own))
+            self.elements += x.numel()
+            step = None
+            if self.grid is not None:
+                step, low, high = self.grid.ends(ours.dim())
+                # Half a step further still rounds to the end.
+                beyond = (ours < low - step / 2) | (ours > high + step / 2)
+                self.clipped += int((beyond & finite).sum())
+                step = step.expand(ours.shape)[finite]
+            self.seen.add(x, y, step)
+            self.own.add(x, z, step)
+
+    def result(self) -> ValueComparison:
+        on_grid = self.grid is not None
+        return ValueComparison(
+            self.name, self.kind, self.operator, self.source, self.elements,
+            self.seen.sqnr, self.seen.cosine, self.seen.steps if on_grid else None,
+            self.seen.largest, self.clipped / max(self.elements, 1) if on_grid else None,
+            self.own.sqnr, self.own.steps if on_grid else None,
+        )  # fmt: skip
+
+
+class _Comparison:
+    def __init__(
+        self, float_model: torch.jit.ScriptModule, quantized: torch.jit.ScriptModule, report: Report
+    ) -> None:
+        target = Target.from_record(report.target)
+        module, _ = formed(FROZEN.enter(float_model, report.method), report.method, target)
+        module = Pipeline("name_inputs", (_name_inputs,)).run(module, report.method).module
+        nodes = _nodes_by_value(GraphView.of(module, report.method))
+        rows: dict[Pair, _Row] = {}
+        for name, site, grid in _sites(quantized, report):
+            node = nodes.get(name)
+            if node is None or node.output.written:
+                continue
+            kind = "quantized" if grid is not None else "float"
+            made = node.kind != EDGE
+            operator, source = (node.kind, node.source) if made else ("", "")
+            pair = Pair(name, node.index, site)
+            rows[pair] = _Row(name, kind, operator, source, grid)
+        if not rows:
+            raise JitPassesError(
+                "no value of the quantized model is one of the float model: was it made of this "
+                "one? Of one that has trained, the float model is jit_passes.strip(qat)[0]"
+            )
+        self.models = Lockstep(module, quantized, report.method, list(rows), rounded=True)
+        self.rows = [rows[pair] for pair in self.models.pairs]
+        order = {pair.name: pair.node for pair in self.models.pairs}
+        self.order = [order[row.name] for row in self.rows]
+        self.unmatched = tuple(
+            dict.fromkeys(value.name for value in report.values if value.name not in order)
+        )
+        self.outputs: dict[str, _Row] = {}
+
+    def add(self, arguments: tuple[Any, ...]) -> None:
+        pairs, outputs, _ = self.models.run(arguments)
+        for row, (_, seen) in zip(self.rows, pairs, strict=True):
+            row.add(seen)
+        for name, seen in outputs:
+            self.outputs.setdefault(name, _Row(name, "output")).add(seen)
+
+    def result(self, jump: float) -> Comparison:
+        inner = sorted(zip(self.order, self.rows, strict=True), key=lambda entry: entry[0])
+        rows = [*(row for _, row in inner if row.elements), *self.outputs.values()]
+        never = [row.name for _, row in inner if not row.elements]
+        unmatched = tuple(dict.fromkeys((*self.unmatched, *never)))
+        return Comparison(tuple(row.result() for row in rows), unmatched, jump)
+
+
+def _name_inputs(graph: GraphEditor) -> None:
+    """Give each tensor that the model takes a node, so that it is known by one like all others."""
+    first = next(iter(graph.nodes), None)
+    for value in graph.inputs:
+        if value.is_tensor and first is not None:
+            graph.replace(value, graph.insert(EDGE, [value], before=first).output)
+
+
+def _nodes_by_value(graph: GraphView) -> dict[str, NodeView]:
+    """Return the node that makes each value, by the value's name."""
+    found: dict[str, NodeView] = {}
+    for node in graph.nodes:
+        if node.kind == EDGE:
+            found[node.inputs[0].name] = node
+        elif node.name and len(node.outputs) == 1 and node.output.is_tensor:
+            found[node.name] = node
+    return found
+
+
+def _sites(
+    quantized: torch.jit.ScriptModule, report: Report
+) -> list[tuple[str, Site, QuantizedValue | None]]:
+    """Return the values that can be seen in the quantized model, by their names in the float one.
+
+    Quantized values are seen as codes; an operator of the report that stayed as it is gives floats.
+    """
+    values: Mapping[int, QuantizedValue] = {value.place: value for value in report.values}
+    module = copy_of(quantized, report.method)
+    found: list[tuple[str, Site, QuantizedValue | None]] = []
+    for site in sites_of(module, report):
+        if site.codes is None and (value := values.get(site.place)) is not None:
+            found.append((value.name, site, value))
+    known = {name for name, _, _ in found}
+    graph = GraphView.of(module, report.method)
+    for index, name in by_position(graph, report.names).items():
+        node = graph.nodes[index]
+        if name not in known and len(node.outputs) == 1 and not node.kind.startswith("prim::"):
+            found.append((name, Site(-1, index), None))
+    return found
+
+
+def _decibels(value: float) -> str:
+    return "no error" if value == math.inf else f"{value:.1f} dB"
+
+
+def _cells(row: ValueComparison) -> tuple[str, ...]:
+    return (
+        row.name,
+        row.kind,
+        f"{row.sqnr:.1f}",
+        f"{row.own_sqnr:.1f}",
+        f"{row.cosine:.5f}",
+        "" if row.steps is None else f"{row.steps:.3g}",
+        "" if row.clipped is None else f"{row.clipped:.3%}",
+        "inherited" if row.inherited else "",
+    )

@@ -1,0 +1,38 @@
+"""What made a quantized model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..stages.module import Report
+
+
+def provenance(model: torch.jit.ScriptModule) -> dict[str, Any] | None:
+    """Return what made a model that a stage has seen, from its file too; None for others.
+
+    There are no paths, names of machines or times in it, so the same input gives the same file.
+
+    Args:
+        model: at any stage.
+
+    Returns:
+        Of these, what applies: `stage` that the model has reached; `method`; `target`, its name,
+        class and options; `quantizer`, its class; `configuration`, as YAML; `batches` that it was
+        calibrated with, or `profile`, the digest of the one in their place; `data`, where they were
+        made up; `jit_passes` and `torch`, the versions that did the last stage.
+    """
+    report = Report.read(model)
+    if report is None:
+        return None
+    reached = {"stage": str(report.stage), "method": report.method, "target": report.target}
+    return {**reached, **report.made}
+
+
+def note_data(model: torch.jit.ScriptModule, description: str) -> None:
+    """Write into the model what its data were."""
+    report = Report.read(model)
+    assert report is not None
+    replace(report, made={**report.made, "data": description}).write(model._c)

@@ -1,0 +1,349 @@
+"""Mistakes of users: a message without a traceback, an exit code, and files as they were."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import (  # noqa: F401  fixtures
+    ROOT,
+    Net,
+    Run,
+    command,
+    images,
+    model_fixture,
+    run_fixture,
+    saved,
+)
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes.command_line.files import write_whole
+from jit_passes.command_line.outcome import Exit, OutputError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "calib.npy"
+    np.save(path, images().numpy())
+    return path
+
+
+def exported(path: Path) -> None:
+    program = torch.export.export(Net().eval(), (images(2),))
+    torch.export.save(program, path)
+
+
+# What the file is, and words of the message.
+NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, "No such file"),
+    "folder": (lambda path: path.mkdir(), "Is a directory"),
+    "empty": (lambda path: path.touch(), "no TorchScript model"),
+    "text": (lambda path: path.write_text("no model"), "no TorchScript model"),
+    "state_dict": (lambda path: torch.save(Net().state_dict(), path), "state dict"),
+    "eager": (lambda path: torch.save(Net(), path), "eager module"),
+    "legacy": (
+        lambda path: torch.save({"x": 1}, path, _use_new_zipfile_serialization=False),
+        "before torch 1.6",
+    ),
+    "export": (exported, "torch.export"),
+    "cut_off": (lambda path: path.write_bytes(saved(path).read_bytes()[:900]), "cut off"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_MODELS)
+@pytest.mark.parametrize("name", ["quantize", "inspect", "profile", "export"])
+def test_no_model(run: Run, kind: str, name: str, data: Path, tmp_path: Path) -> None:
+    make, words = NO_MODELS[kind]
+    path, out = tmp_path / "model.pt", tmp_path / "out"
+    make(path)
+    options = {
+        "inspect": (),
+        "export": ("--format", "tensorrt", "-o", out),
+    }.get(name, ("--data", data, "-o", out))
+    done = run(name, path, *options)
+    assert done.code == Exit.INPUT and done.out == ""
+    assert done.err.startswith(f"error: {path}") and words in done.err
+    assert "Traceback" not in done.err and not out.exists()
+
+
+def test_unreadable(run: Run, model: Path) -> None:
+    model.chmod(0)
+    if os.access(model, os.R_OK):
+        pytest.skip("this user may read everything")
+    assert "Permission denied" in run("inspect", model).err
+
+
+class OnCuda(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x + torch.zeros(8, device=torch.device("cuda")))
+
+
+def test_cuda_only(run: Run, tmp_path: Path) -> None:
+    """A device that is written into the graph: its operator and line."""
+    path = saved(tmp_path / "m.pt", OnCuda())
+    done = run("quantize", path, "--random", "2x8", "-o", tmp_path / "o.pt")
+    assert done.code == Exit.INPUT
+    assert "'zeros' (aten::zeros, " in done.err and "computes on cuda" in done.err
+    assert "device=x.device" in done.err and len(done.err) < 600
+
+
+def test_quantized_already(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    out, again = tmp_path / "int8.pt", tmp_path / "again.pt"
+    assert run("quantize", model, "--data", data, "-o", out).code == 0
+    for name in ("quantize", "profile"):
+        done = run(name, out, "--data", data, "-o", again)
+        assert done.code == Exit.INPUT and "lowered already" in done.err
+
+
+def test_saved_in_training_mode(run: Run, data: Path, tmp_path: Path) -> None:
+    """It is taken in eval mode, and the user is told."""
+    path = tmp_path / "m.pt"
+    torch.jit.save(torch.jit.script(Net().train()), path)
+    done = run("quantize", path, "--data", data, "-o", tmp_path / "o.pt")
+    assert done.code == 0 and "training mode" in done.err
+
+
+def test_operators_that_are_not_loaded(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    library = torch.library.Library("command_line_test", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.command_line_test.twice(x)
+
+    saved(path, Twice())
+    done = subprocess.run(command("inspect", path), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == Exit.INPUT
+    assert "command_line_test::twice" in done.stderr and "--plugin" in done.stderr
+
+
+def write_npz(path: Path, **arrays: Tensor) -> Path:
+    np.savez(path, **{name: x.numpy() for name, x in arrays.items()})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"imgs": images()}, ("no argument 'imgs'", "did you mean 'images'", "images: Tensor")),
+        ({"factor": torch.ones(3)}, ("have no 'images'",)),
+        ({"images": torch.zeros(4, 5, 8, 8)}, ("[4, 5, 8, 8]", "images: Tensor", "channels")),
+        ({"arr_0": images(), "arr_1": images(), "arr_2": images()}, ("3 arguments",)),
+        ({"images": images(), "factor": torch.ones(2)}, ("images 12", "factor 2")),
+        ({"images": images() * torch.nan}, ("NaN",)),
+    ],
+    ids=["name", "missing", "shape", "too_many", "counts", "nan"],
+)
+def test_data_that_do_not_fit(
+    run: Run, model: Path, arrays: dict[str, Tensor], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = write_npz(tmp_path / "x.npz", **arrays)
+    done = run("quantize", model, "--data", path, "-o", tmp_path / "o.pt")
+    assert done.code == Exit.INPUT and not (tmp_path / "o.pt").exists()
+    assert all(word in done.err for word in words), done.err
+    assert done.err.startswith("error: ") and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("version: 1\nrules:\n  - modul: head\n    keep_float: true\n", ("3:5", "'modul'")),
+        ("version: 1\nrules:\n  - module: haed\n    keep_float: true\n", ("'head'",)),
+        ("version: 1\nglobal: [\n", ("layers.yaml",)),
+    ],
+    ids=["key", "name", "yaml"],
+)
+def test_configuration_with_a_typo(
+    run: Run, model: Path, data: Path, text: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = tmp_path / "layers.yaml"
+    config.write_text(text)
+    for name in ("quantize", "inspect"):
+        options = ("--data", data, "-o", tmp_path / "o.pt") if name == "quantize" else ()
+        done = run(name, model, "--config", config, *options)
+        assert done.code == Exit.INPUT and all(word in done.err for word in words), done.err
+    missing = run("inspect", model, "--config", tmp_path / "none.yaml")
+    assert missing.code == Exit.INPUT and "none.yaml cannot be read" in missing.err
+
+
+def test_strict(run: Run, tmp_path: Path) -> None:
+    """What would stay in float is an error, and nothing is written."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.bmm(self.fc(x), x.double().float().transpose(1, 2))
+
+    path, out = saved(tmp_path / "m.pt", Mixed()), tmp_path / "o.pt"
+    options = ("--random", "2x4x8", "--target", "stock", "-o", out)
+    assert run("quantize", path, *options).code == 0
+    out.unlink()
+    done = run("quantize", path, *options, "--strict")
+    assert done.code == Exit.INPUT and "strict:" in done.err and not out.exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--data", "x.npy", "--random", "1x3x8x8"),
+        ("--random", "1x3x8x8", "--profile", "p.yaml"),
+        ("--random", "1x3x8x8", "--target", "x87"),
+        ("--random", "1x3x8x8", "--target", "stock:engin=onednn"),
+        ("--random", "1x3x8x8", "--method", "backward"),
+        ("--random", "1x3x8x8", "--mean", "0"),
+        ("--random", "1x3x8x8", "--batch-size", "0"),
+        ("--random", "1x3x8x8", "--no-such-option"),
+    ],
+    ids=" ".join,
+)
+def test_usage(run: Run, model: Path, options: tuple[str, ...], tmp_path: Path) -> None:
+    done = run("quantize", model, *options, "-o", tmp_path / "o.pt")
+    assert done.code == Exit.USAGE and "--help" in done.err and "Traceback" not in done.err
+    assert not (tmp_path / "o.pt").exists()
+
+
+def test_no_command(run: Run) -> None:
+    assert run().code == Exit.USAGE
+    assert run("quantise").code == Exit.USAGE
+    assert run("--version").out == f"jit_passes, version {jit_passes.__version__}\n"
+
+
+@pytest.mark.parametrize("which", ["model", "data", "link"])
+def test_inputs_are_not_overwritten(
+    run: Run, model: Path, data: Path, which: str, tmp_path: Path
+) -> None:
+    before = model.read_bytes(), data.read_bytes()
+    out = {"model": model, "data": data, "link": tmp_path / "link.pt"}[which]
+    if which == "link":
+        out.hardlink_to(model)
+    done = run("quantize", model, "--data", data, "-o", out)
+    assert done.code == Exit.INPUT and "never overwritten" in done.err
+    assert (model.read_bytes(), data.read_bytes()) == before
+
+
+def test_output_that_cannot_be(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """It is said before the work begins: there are no messages about data here."""
+    for out, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "o.pt", "there is no folder")):
+        done = run("quantize", model, "--data", tmp_path / "none.npy", "-o", out)
+        assert done.code == Exit.OUTPUT and words in done.err
+
+
+@pytest.mark.parametrize("name", ["quantize", "profile", "export"])
+def test_full_disk(run: Run, name: str, model: Path, data: Path, tmp_path: Path) -> None:
+    """The system refuses to write beyond some bytes: the old file stays, and no part of a new one.
+
+    The limit of the process stands for a disk that is full: both fail within a write.
+    """
+    folder = tmp_path / "out"
+    folder.mkdir()
+    out = folder / "file"
+    out.write_text("old")
+    options: tuple[object, ...] = ("--data", data)
+    if name == "export":
+        reference = tmp_path / "reference.pt"
+        target = ("--target", "reference", "-o", reference)
+        assert run("quantize", model, *options, *target).code == 0
+        model, options = reference, ("--format", "nni")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    done = subprocess.run(
+        command(name, model, *options, "-o", out),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard)),
+    )
+    assert done.returncode == Exit.OUTPUT, done.stderr
+    assert f"error: {out} cannot be written: " in done.stderr and "Traceback" not in done.stderr
+    assert out.read_text() == "old" and [path.name for path in folder.iterdir()] == ["file"]
+
+
+def test_a_failure_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    out = tmp_path / "file"
+    out.write_text("old")
+
+    def fail(error: BaseException) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            path.write_text("half")
+            raise error
+
+        return write
+
+    with pytest.raises(OutputError, match="No space left"):
+        write_whole(out, fail(OSError(28, "No space left on device")))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(out, fail(KeyboardInterrupt()))
+    assert out.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)]
+)
+def test_interrupt(sent: signal.Signals, code: int, model: Path, tmp_path: Path) -> None:
+    """In mid-calibration: a plugin says when it has begun."""
+    (tmp_path / "out").mkdir()
+    out, begun = tmp_path / "out" / "int8.pt", tmp_path / "begun"
+    out.write_text("old")
+    plugin = tmp_path / "tells.py"
+    plugin.write_text(
+        "import jit_passes.command_line.data as data\n"
+        "check = data.check_arguments\n"
+        "def tell(*arguments):\n"
+        f"    open({str(begun)!r}, 'w').close()\n"
+        "    check(*arguments)\n"
+        "data.check_arguments = tell\n"
+    )
+    options = ("--random", "8x3x8x8", "--batches", 10**7, "--plugin", plugin, "-o", out)
+    process = subprocess.Popen(
+        command("quantize", model, *options), stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    deadline = time.monotonic() + 60
+    while not begun.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert begun.exists()
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in err
+    assert out.read_text() == "old" and [p.name for p in out.parent.iterdir()] == ["int8.pt"]
+
+
+def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
+    assert "Traceback" not in run("inspect", tmp_path / "none.pt").err
+    done = run("inspect", tmp_path / "none.pt", "--debug")
+    assert done.code == Exit.INPUT and "Traceback" in done.err and "error: " in done.err
+
+
+def test_a_mistake_of_ours(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a code of its own, and says how to report it."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("jit_passes.command_line.inspect.predict", fail)
+    done = run("inspect", model)
+    assert done.code == Exit.FAILED and "planted" in done.err and "--debug" in done.err
+
+
+def test_reader_that_has_seen_enough(model: Path) -> None:
+    """`jit-passes passes | head -1` ends without a traceback."""
+    line = " ".join(command("passes")) + " | head -1"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT)
+    assert len(done.stdout.splitlines()) == 1 and done.stderr == ""

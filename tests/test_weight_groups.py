@@ -6,7 +6,6 @@ closed form of quantization noise.
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError
-from jit_passes.export import Encodings, encodings_of, to_aimet, to_nni
 from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.observers import Fixed, MinMax, PairSums
 from jit_passes.quantizer import QuantizationSpec, TensorOptions
@@ -374,45 +372,3 @@ def test_embeddings_that_cannot_be() -> None:
     prepared = jit_passes.prepare(traced, target="reference", config=alone(bits=8))
     (row,) = jit_passes.coverage(prepared)
     assert (row.dtype, row.reason) == ("float", "its weight is computed by the model")
-
-
-# ----------------------------------------------------------------------------- files and exports
-
-
-def test_saved_and_loaded() -> None:
-    """A prepared model and a reference model come back the same."""
-    scripted = torch.jit.script(Block().eval())
-    config = alone(bits=4, group_size=24)
-    prepared = jit_passes.prepare(scripted, target="reference", config=config)
-    x = torch.randn(3, 48)
-    found = []
-    for model in (prepared, jit_passes.convert(prepared)):
-        buffer = io.BytesIO()
-        torch.jit.save(model, buffer)
-        buffer.seek(0)
-        found.append(torch.jit.load(buffer))
-    again = jit_passes.convert(found[0])
-    assert torch.equal(again(x), found[1](x))
-    assert torch.equal(jit_passes.lower(again)(x), found[1](x))
-
-
-def test_encodings_of_groups(tmp_path: Any) -> None:
-    """Our own form has the scales of groups; those of other engines refuse them by name."""
-    found = encodings_of(reference_of(Block(), alone(bits=4, group_size=24)))
-    encoding = found["up.weight"]
-    assert (encoding.bits, encoding.ch_axis, encoding.group_size) == (4, 0, 24)
-    assert len(encoding.scale) == 96 * 2
-    assert "192 along 0 in groups of 24" in str(found)
-    found.save(tmp_path / "encodings.json")
-    assert Encodings.load(tmp_path / "encodings.json") == found
-    for other in (to_aimet, to_nni):
-        with pytest.raises(JitPassesError, match="has a scale for each group of 24 inputs"):
-            other(found)
-
-
-def test_training_without_groups() -> None:
-    """Fake quantization has a scale for each channel, and says so."""
-    model = torch.jit.script(Block().train())
-    config = alone(bits=4, group_size=24)
-    with pytest.raises(JitPassesError, match=r"'up.weight.*groups of 24, which do not train"):
-        jit_passes.prepare_qat(model, target="reference", config=config)

@@ -49,9 +49,9 @@ def prepare(
             VNNI, else "stock". See `quantize_script` for what files of it need.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
-        mode: of all operators with weights that no rule of `config` gives another: "static" or
-            "dynamic", see `LayerOptions`; None for the quantizer's own, static. A model that is
-            dynamic as a whole needs no calibration.
+        mode: of all operators with weights that no rule of `config` gives another: "static",
+            "dynamic" or "weight_only", see `LayerOptions`; None for the quantizer's own, static. A
+            model without static operators needs no calibration.
         strict: raise an error for operators with weights and matrix products that would stay in
             float and were not asked to, and for rules of the configuration that change nothing.
         method: the method to quantize. The copy has this one only.

@@ -55,7 +55,8 @@ def quantize_script(
             `Configuration`.
         mode: of all operators with weights that no rule of `config` gives another: "static", their
             inputs have parameters from the data; "dynamic", from the input itself each time the
-            model runs, which needs no data. None for the quantizer's own, static.
+            model runs, which needs no data; "weight_only", inputs stay float, and embeddings have
+            weights too. None for the quantizer's own, static.
         strict: raise an error for operators that would stay in float and were not asked to.
         inplace: make `model` itself the int8 model, to free the float weights.
         progress: a progress bar during calibration; None for one on terminals only.

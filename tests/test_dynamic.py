@@ -293,9 +293,9 @@ def test_what_a_target_cannot(recwarn: pytest.WarningsRecorder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "dynamik"}, "mode is one of static, dynamic, not 'dynamik': did you mean 'dyna"),
+        ({"mode": "dynamik"}, "weight_only, not 'dynamik': did you mean 'dynamic'"),
         ({"mode": "dynamic", "config": {"version": 1, "rules": [{"op": "linear", "mode": 3}]}},
-         "mode is one of static, dynamic, not '3'"),
+         "mode is one of static, dynamic, weight_only, not '3'"),
         ({"config": {"version": 1, "rules": [
             {"op": "linear", "mode": "dynamic", "input": {"range": [0, 1]}}]}},
          "mode dynamic takes the range that the input has, so range has no meaning"),

@@ -28,6 +28,7 @@ from jit_passes.quantizer import (
     bias_qparams,
 )
 
+CHANNELS: dict[str, Any] = {"qscheme": "per_channel_affine", "ch_axis": 0}
 DYNAMIC: dict[str, Any] = {"is_dynamic": True}
 
 
@@ -59,6 +60,11 @@ DYNAMIC: dict[str, Any] = {"is_dynamic": True}
         ({"observer_or_fake_quant_ctr": dict}, "observer is one of .*not a dict"),
         ({"rounding": "up"}, "rounding is one of half_even.*not 'up'"),
         ({"range_form": "tf"}, "range_form is one of pytorch, glow, fbgemm, not 'tf'"),
+        ({"group_size": 32}, "group_size goes with ch_axis 0 or 1, not None"),
+        ({**CHANNELS, "group_size": 0}, "group_size is a whole number above 0, not 0"),
+        ({**CHANNELS, "group_size": 32.0}, "group_size is a whole number above 0, not 32.0"),
+        ({**CHANNELS, "ch_axis": 2, "group_size": 32}, "ch_axis 0 or 1, not 2"),
+        ({**CHANNELS, "group_size": 32, "rounding": "floor"}, "rounding half_even, not floor"),
     ],
 )
 def test_refused_specifications(arguments: dict[str, Any], message: str) -> None:
@@ -130,6 +136,7 @@ def test_refused_derived(chain: Nodes) -> None:
     [
         UINT8,
         QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 1, MinMax()),
+        QuantizationSpec("int8", -7, 7, "per_channel_affine", 0, MinMax(), group_size=32),
         QuantizationSpec.of_bits(13, False, observer=MovingAverageMinMax(0.3)),
         QuantizationSpec.of_bits(4, qscheme="per_tensor_power_of_two", observer=KLJ(bins=512)),
         QuantizationSpec(
@@ -142,7 +149,7 @@ def test_refused_derived(chain: Nodes) -> None:
 )
 def test_text_round_trip(spec: Any) -> None:
     """What is written into a prepared model reads back equal; the text begins with the id."""
-    place = Place(7, "a -> b", "input", spec, 3, False, "b", ("b", "c"), (2, 4), 5)
+    place = Place(7, "a -> b", "input", spec, 3, False, "b", ("b", "c"), (2, 4), (5, 2))
     assert Place.from_text(place.to_text()) == place
     assert place.to_text().startswith('{"id": 7, ')
 
@@ -152,7 +159,7 @@ def test_text_round_trip(spec: Any) -> None:
     [
         ('{"spec": {"kind": "observed"}, "group": 3, "users": ["a"]}', "before it had a number"),
         (
-            Place(0, "a", "input", UINT8, 0).to_text().replace('"format": 1', '"format": 9'),
+            Place(0, "a", "input", UINT8, 0).to_text().replace('"format": 2', '"format": 9'),
             "format 9",
         ),
         ("", "before it had a number"),

@@ -4,7 +4,8 @@
 //   x = (q - zero_point) * scale
 //
 // Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)];
-// an axis below 0 counts from the end.
+// an axis below 0 counts from the end. In groups they have shape [x.size(axis), groups]: as many neighbours
+// share a scale along the input axis, which is the other of the first two.
 // The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included, where torch 2.13
 // rounds the sum: see CodeOf. For int32 both round the product of x and 1 / scale.
 #include "core/vectorize.h"
@@ -82,10 +83,28 @@ void checkChannels(
     const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
   TORCH_CHECK(
       axis >= 0 && axis < x.dim(), "axis ", axis, " is outside of a tensor with ", x.dim(), " dimensions");
+  const bool in_groups = scales.dim() > 1;
   TORCH_CHECK(
-      scales.numel() == x.size(axis) && zero_points.numel() == x.size(axis),
+      scales.numel() == zero_points.numel() && (in_groups ? scales.size(0) : scales.numel()) == x.size(axis),
       "one scale and zero_point for each of the ", x.size(axis), " channels, got ", scales.numel(), " and ",
       zero_points.numel());
+  TORCH_CHECK(
+      !in_groups || (scales.dim() == 2 && axis < 2 && x.dim() > 1 && scales.size(1) > 0 &&
+                     x.size(1 - axis) % scales.size(1) == 0),
+      "scales of shape ", scales.sizes(), " do not cut a tensor of shape ", x.sizes(),
+      " into groups of equal size along the axis beside ", axis);
+}
+
+// The numbers of channels, or of groups, in a shape that goes with x.
+at::Tensor spread(const at::Tensor& numbers, const at::Tensor& x, int64_t axis) {
+  if (numbers.dim() < 2) {
+    return alongAxis(numbers, x, axis);
+  }
+  const auto each = numbers.repeat_interleave(x.size(1 - axis) / numbers.size(1), 1);
+  std::vector<int64_t> shape(x.dim(), 1);
+  shape[0] = x.size(0);
+  shape[1] = x.size(1);
+  return each.transpose(0, axis).reshape(shape);
 }
 
 at::Tensor quantizePerChannel(
@@ -101,7 +120,7 @@ at::Tensor quantizePerChannel(
       "scales must be finite and above 0, got ", scales);
   const auto rows = x.to(at::kFloat).transpose(0, axis).contiguous();
   auto codes = at::empty(rows.sizes(), rows.options().dtype(dtype));
-  const int64_t channels = rows.size(0), count = channels ? rows.numel() / channels : 0;
+  const int64_t channels = steps.numel(), count = channels ? rows.numel() / channels : 0;
   dispatchCodes(dtype, [&](auto zero) {
     using Int = decltype(zero);
     const float* from = rows.const_data_ptr<float>();
@@ -125,8 +144,8 @@ at::Tensor dequantizePerChannel(
     const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
   axis += axis < 0 ? q.dim() : 0;
   checkChannels(q, scales, zero_points, axis);
-  const auto steps = q.to(at::kInt) - alongAxis(zero_points.to(at::kInt), q, axis);
-  return steps.to(at::kFloat) * alongAxis(scales.to(at::kFloat), q, axis);
+  const auto steps = q.to(at::kInt) - spread(zero_points.to(at::kInt).reshape(scales.sizes()), q, axis);
+  return steps.to(at::kFloat) * spread(scales.to(at::kFloat), q, axis);
 }
 
 const RegisterOp quantize_op{
@@ -139,10 +158,10 @@ const RegisterOp dequantize_op{
 const RegisterOp quantize_per_channel_op{
     "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
     "int quant_max, ScalarType dtype) -> Tensor",
-    "Float to integers, a scale and zero point for each channel.", onCpu(quantizePerChannel)};
+    "Float to integers, a scale and zero point for each channel or group.", onCpu(quantizePerChannel)};
 const RegisterOp dequantize_per_channel_op{
     "dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor",
-    "Integers to float, a scale and zero point for each channel.", onCpu(dequantizePerChannel)};
+    "Integers to float, a scale and zero point for each channel or group.", onCpu(dequantizePerChannel)};
 
 } // namespace
 } // namespace jit_passes

@@ -4,9 +4,10 @@
 //   %y = aten::linear(%x, %w, %b)           remark: its weight is not quantized
 //
 // For lowering, once all that can be fused is: users and reports read the remarks, and the invariant
-// float_explained holds from here on.
+// float_explained holds from here on. A linear of which the weight alone is quantized needs none.
 #include "core/operators.h"
 #include "core/registry.h"
+#include "passes/weight_alone.h"
 
 namespace jit_passes {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 bool isProduct(const Node* node) {
   static const auto products =
       symbols({"aten::matmul", "aten::bmm", "aten::mm", "aten::addmm", "aten::baddbmm"});
-  return weightedOperator(node) || products.count(node->kind()) > 0;
+  return (weightedOperator(node) || products.count(node->kind()) > 0) && !weightAlone(node);
 }
 
 bool isQuantized(const Value* value) {

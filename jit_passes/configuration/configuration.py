@@ -139,8 +139,13 @@ class ResolvedConfiguration:
     matches: list[Match] = field(default_factory=list)
 
     def of(self, node: NodeView) -> LayerOptions:
-        """Return the options of an operator: the global ones updated by the matching rules."""
-        return self.layers.get(node.index, self.everywhere)
+        """Return the options of an operator: the global ones updated by the matching rules.
+
+        In the mode weight_only its tensors but the weight are said to be float.
+        """
+        options = self.layers.get(node.index, self.everywhere)
+        weighs = node.traits.weighted is not None or node.traits.holds_weights
+        return options.alone if options.mode == "weight_only" and weighs else options
 
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""
@@ -168,7 +173,7 @@ def _apply(
     updated: dict[int, tuple[LayerOptions, LayerOptions]] = {}
     matched = list(filter(rule.selector.matches, nodes))
     for node in matched:
-        former = resolved.of(node)
+        former = resolved.layers.get(node.index, resolved.everywhere)
         if id(former) not in updated:
             updated[id(former)] = (former, former.updated(rule.options))
         resolved.layers[node.index] = updated[id(former)][1]

@@ -12,9 +12,10 @@ import yaml
 
 from ..errors import JitPassesError
 from ..observers import Observer, observer_of, parameters_of
+from .checks import OptionError
 from .configuration import Configuration, Rule
 from .located import Located, from_file, from_python, from_yaml
-from .options import TENSORS, LayerOptions, OptionError, TensorOptions
+from .options import TENSORS, LayerOptions, TensorOptions
 from .selector import SELECTORS, Selector
 
 VERSION = 1

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..errors import JitPassesError, nearest
 from ..graph.modules import only
+from .checks import OptionError
 from .configuration import Configuration, Rule
 from .located import Located, from_python
-from .options import FLOAT, LayerOptions, OptionError, TensorOptions
+from .options import FLOAT, LayerOptions, TensorOptions
 from .selector import Selector
 
 QUANT_TYPES = ("weight", "input", "output")

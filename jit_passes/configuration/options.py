@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -19,37 +17,29 @@ from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
 )
-from .located import brief
+from .checks import OptionError, finite, whole
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
-MODES = ("static", "dynamic")
+MODES = ("static", "dynamic", "weight_only")
 OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 
 # Options that say the same thing in another way: a later one replaces the earlier ones.
 _REPLACES: dict[str, tuple[str, ...]] = {
     "dtype": ("signed",),
     "signed": ("dtype",),
-    "scale": ("range", "calibration", "scheme", "channelwise", "tokenwise", "rounding"),
+    "scale": (
+        *("range", "calibration", "scheme", "channelwise"),
+        *("group_size", "tokenwise", "rounding"),
+    ),
     "range": ("scale", "zero_point", "calibration"),
     "calibration": ("scale", "zero_point", "range"),
     "scheme": ("scale", "zero_point"),
-    "channelwise": ("scale", "zero_point"),
+    "channelwise": ("scale", "zero_point", "group_size"),
+    "group_size": ("scale", "zero_point", "channelwise"),
     "tokenwise": ("scale", "zero_point"),
     "rounding": ("scale", "zero_point"),
 }
-
-
-class OptionError(ValueError):
-    """An option that cannot be.
-
-    Attributes:
-        option: its name.
-    """
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(message)
-        self.option = option
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,7 @@ class TensorOptions:
         scheme: "affine", "symmetric", "symmetric_with_uint8" or "power_of_two"; see
             `QuantizationSpec`.
         channelwise: whether each channel has a scale of its own.
+        group_size: how many neighbouring inputs of a channel share a scale: see `QuantizationSpec`.
         tokenwise: whether each token, all but the last axis, has a scale of its own; for what is
             quantized dynamically.
         calibration: the observer that finds the range.
@@ -83,6 +74,7 @@ class TensorOptions:
     dtype: str | None = None
     scheme: str | None = None
     channelwise: bool | None = None
+    group_size: int | None = None
     tokenwise: bool | None = None
     calibration: Observer | None = None
     scale: float | None = None
@@ -116,16 +108,18 @@ class TensorOptions:
 
     def _check_numbers(self) -> None:
         if self.bits is not None:
-            self._set("bits", _whole("bits", self.bits, 2, 16))
+            self._set("bits", whole("bits", self.bits, 2, 16))
+        if self.group_size is not None:
+            self._set("group_size", whole("group_size", self.group_size, 1, 2**31))
         if self.scale is not None:
-            self._set("scale", _finite("scale", self.scale))
+            self._set("scale", finite("scale", self.scale))
             if self.scale <= 0:
                 raise OptionError("scale", f"scale is above 0, not {self.scale}")
         if self.zero_point is not None:
-            self._set("zero_point", _whole("zero_point", self.zero_point))
+            self._set("zero_point", whole("zero_point", self.zero_point))
         if self.range is not None:
             two = isinstance(self.range, tuple | list) and len(self.range) == 2
-            ends = tuple(_finite("range", end) for end in self.range) if two else ()
+            ends = tuple(finite("range", end) for end in self.range) if two else ()
             if list(ends) != sorted(ends) or not two:
                 wanted = "two numbers, [low, high] with low <= high"
                 raise OptionError("range", f"range is {wanted}, not {self.range!r}")
@@ -145,6 +139,9 @@ class TensorOptions:
                     name = option if option == "signed" else f"a fixed {option}"
                     why = f"{name} and {other} exclude each other: drop one of them"
                     raise OptionError(other, why)
+        if self.group_size is not None and self.channelwise is False:
+            why = "group_size cuts channels, which channelwise: false leaves out: drop one of them"
+            raise OptionError("group_size", why)
         if self.zero_point is not None and self.scale is None:
             raise OptionError("zero_point", "zero_point belongs to a fixed scale: give a scale too")
         if self.scale is not None and self.zero_point is None:
@@ -170,7 +167,8 @@ class TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
 
         A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
-        channelwise, tokenwise and rounding, and each of these it; so do dtype and signed. dtype
+        channelwise, group_size, tokenwise and rounding, and each of these it; so do dtype and
+        signed, and channelwise and group_size. dtype
         "float" replaces everything, and anything replaces it. An earlier int8 becomes int16 if
         later bits need that; other dtypes too small for them go. Earlier bits too many for a later
         dtype go.
@@ -251,11 +249,14 @@ class TensorOptions:
                 self.scale, self.zero_point, dtype, quant_min, quant_max
             )
         scheme = self.scheme or spec.qscheme.split("_", 2)[2]  # per_tensor_, per_channel_
-        axis = spec.ch_axis
-        if self.channelwise is not None:
-            axis = (ch_axis if axis is None else axis) if self.channelwise else None
-            if self.channelwise and axis is None:
-                raise OptionError("channelwise", "channelwise needs a tensor with channels")
+        axis, group_size = spec.ch_axis, self.group_size
+        if self.channelwise is None and group_size is None:
+            group_size = spec.group_size
+        else:
+            axis = None if self.channelwise is False else ch_axis if axis is None else axis
+            if self.channelwise is not False and axis is None:
+                name = "group_size" if self.channelwise is None else "channelwise"
+                raise OptionError(name, f"{name} needs a tensor with channels")
         if axis is not None and self.calibration is not None and not has_channels(self.calibration):
             raise OptionError(
                 "calibration",
@@ -272,6 +273,7 @@ class TensorOptions:
             ch_axis=axis,
             observer=observer if self.range is None else Fixed(*self.range),
             rounding=self.rounding or spec.rounding,
+            group_size=group_size,
         )
 
     def _dynamic(self, spec: QuantizationSpec) -> tuple[str, str]:
@@ -321,9 +323,9 @@ class LayerOptions:
         bias: its bias.
         keep_float: whether it stays in float; None leaves that to others.
         mode: "static", its input has parameters from calibration; "dynamic", parameters from the
-            input itself each time the model runs, and its result and bias stay in float. For
-            operators with weights: what lies between them follows. None leaves that to others, and
-            without any is static.
+            input itself each time the model runs, and its result and bias stay in float;
+            "weight_only", all but its weight stays in float. For operators with weights: what lies
+            between them follows. None leaves that to others, and without any is static.
 
     Raises:
         ValueError: an option is none of these.
@@ -346,6 +348,11 @@ class LayerOptions:
             close = f": {nearest(self.mode, MODES)}" if isinstance(self.mode, str) else ""
             why = f"mode is one of {', '.join(MODES)}, not {self.mode!r}{close}"
             raise OptionError("mode", why)
+
+    @cached_property
+    def alone(self) -> LayerOptions:
+        """The same with input and result in float."""
+        return replace(self, input=TensorOptions(dtype=FLOAT), output=TensorOptions(dtype=FLOAT))
 
     def check_mode(self) -> None:
         """Refuse a mode next to what has no meaning in it, where both were said at once.
@@ -378,23 +385,3 @@ TENSORS = ("input", "weight", "output", "bias")
 
 def _width(dtype: str) -> int:
     return torch.iinfo(DTYPES[dtype]).bits
-
-
-def _whole(name: str, value: Any, *ends: int) -> int:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or (ends and not ends[0] <= int(value) <= ends[1]):
-        which = f" from {ends[0]} to {ends[1]}" if ends else ""
-        raise OptionError(name, f"{name} is a whole number{which}, not {brief(value)}")
-    return int(value)
-
-
-def _finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise OptionError(name, f"{name} is made of numbers, not {brief(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise OptionError(name, f"{name} is finite, not {brief(value)}")
-    return number

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..configuration.located import Located, from_python
-from .encoding import Encoding, Encodings, read_json, renamed
+from .encoding import Encoding, Encodings, read_json, refuse_groups, renamed
 
 VERSION = "1.0.0"
 _ENTRY_KEYS = ("name", "dtype", "enc_type", "bw", "is_sym", "scale", "offset")
@@ -83,6 +83,7 @@ def text_of(data: Mapping[str, Any]) -> str:
 
 
 def _entry(name: str, encoding: Encoding) -> dict[str, Any]:
+    refuse_groups(encoding, "AIMET's form as it is written here")
     shift = 2 ** (encoding.bits - 1) if encoding.signed else 0
     return {
         "name": name,

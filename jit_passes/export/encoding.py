@@ -41,9 +41,11 @@ class Encoding:
         quant_min: smallest code.
         quant_max: largest code.
         symmetric: whether the zero point is the middle of the codes, which is 0 for signed ones.
-        scale: input units per step: one, or one for each channel.
+        scale: input units per step: one, or one for each channel, or for each group of a channel,
+            channel by channel.
         zero_point: the codes that mean 0, as many as scales.
         ch_axis: the channel axis; None for one scale.
+        group_size: how many neighbouring inputs of a channel share a scale: see `QuantizationSpec`.
 
     Raises:
         ValueError: one of these cannot be, or they do not go together.
@@ -58,6 +60,7 @@ class Encoding:
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
     ch_axis: int | None = None
+    group_size: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", tuple(float(scale) for scale in self.scale))
@@ -77,6 +80,10 @@ class Encoding:
             )
         if len(self.scale) != len(self.zero_point):
             raise ValueError(f"{len(self.scale)} scales and {len(self.zero_point)} zero points")
+        if self.group_size is not None and (self.ch_axis is None or self.group_size < 1):
+            raise ValueError(
+                f"group_size = {self.group_size} does not go with ch_axis = {self.ch_axis}"
+            )
         if not self.scale or (self.ch_axis is None and len(self.scale) != 1):
             raise ValueError(f"{len(self.scale)} scales do not go with ch_axis = {self.ch_axis}")
         for scale in self.scale:
@@ -235,7 +242,8 @@ class Encodings:
             | {t: e.name for t in TENSORS if (e := getattr(layer, t)) is not None}
             for layer in self.layers
         ]
-        data = dict(zip(FILE_KEYS, (FORM, list(map(asdict, self.encodings)), layers), strict=True))
+        encodings = [_record(encoding) for encoding in self.encodings]
+        data = dict(zip(FILE_KEYS, (FORM, encodings, layers), strict=True))
         Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8", newline="\n")
 
     @classmethod
@@ -272,6 +280,16 @@ def bits_of(quant_min: int, quant_max: int) -> int:
     return max((-quant_min - 1).bit_length() + 1, quant_max.bit_length() + 1, 2)
 
 
+def refuse_groups(encoding: Encoding, form: str) -> None:
+    """Raise an error for scales of groups, of which another engine's form knows nothing."""
+    if encoding.group_size is not None:
+        raise JitPassesError(
+            f"'{encoding.name}' has a scale for each group of {encoding.group_size} inputs, and "
+            f"{form} has one for a tensor or a channel: quantize it per channel, or leave it in "
+            "float"
+        )
+
+
 def renamed(encodings: Sequence[Encoding], names: Mapping[str, str] | None) -> dict[str, Encoding]:
     """Return encodings by the names that they have elsewhere."""
     names = names or {}
@@ -300,8 +318,16 @@ def read_json(path: str | os.PathLike[str]) -> Located:
     return from_python(data, str(path))
 
 
+def _record(encoding: Encoding) -> dict[str, Any]:
+    """Return what a file has; without group_size where there are none, as before there were."""
+    record = asdict(encoding)
+    if encoding.group_size is None:
+        del record["group_size"]
+    return record
+
+
 def _read_encoding(source: Located) -> Encoding:
-    found = source.complete("an encoding", ENCODING_KEYS)
+    found = source.complete("an encoding", (*ENCODING_KEYS, "group_size"), ("group_size",))
     try:
         name, kind = (found[key].name(key) for key in ("name", "kind"))
         bits, low, high = (found[key].whole(key) for key in ("bits", "quant_min", "quant_max"))
@@ -311,6 +337,7 @@ def _read_encoding(source: Located) -> Encoding:
             tuple(item.number("a scale") for item in found["scale"].items("scale")),
             tuple(item.whole("a zero point") for item in found["zero_point"].items("zero_point")),
             None if found["ch_axis"].empty else found["ch_axis"].whole("ch_axis"),
+            found["group_size"].whole("group_size") if "group_size" in found else None,
         )
     except ValueError as error:
         raise source.error(str(error)) from error
@@ -333,7 +360,9 @@ def _row(encoding: Encoding) -> tuple[str, ...]:
     if encoding.ch_axis is None:
         scale, zero_point = f"{encoding.scale[0]:g}", str(encoding.zero_point[0])
     else:
-        scale = f"{len(encoding.scale)} along {encoding.ch_axis}: {_span(encoding.scale)}"
+        groups = f" in groups of {encoding.group_size}" if encoding.group_size is not None else ""
+        along = f"along {encoding.ch_axis}{groups}"
+        scale = f"{len(encoding.scale)} {along}: {_span(encoding.scale)}"
         zero_point = _span(encoding.zero_point)
     return encoding.name, encoding.kind, str(encoding.bits), codes, scale, zero_point
 

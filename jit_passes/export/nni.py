@@ -14,7 +14,7 @@ import torch
 
 from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, nearest
-from .encoding import TENSORS, Encoding, Encodings, Layer, middle
+from .encoding import TENSORS, Encoding, Encodings, Layer, middle, refuse_groups
 
 VERSIONS = ("2.0", "2.5", "3.0")
 # NNI reshapes a weight's scales so that they broadcast; the kind says to how many axes.
@@ -167,6 +167,7 @@ def _new_entry(layer: Layer) -> dict[str, Any]:
 
 def _shaped(values: tuple[float, ...], encoding: Encoding, layer: Layer) -> torch.Tensor:
     """Return a number, or one for each channel with axes of size 1 around."""
+    refuse_groups(encoding, "NNI's form")
     tensor = torch.tensor(values, dtype=torch.float32)
     if encoding.ch_axis is None:
         return tensor.reshape(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, count
+from typing import Any
 
 import torch
 
@@ -113,9 +114,10 @@ class _GraphReader:
 
     def add(self, node: NodeView, kind: str, low: int, high: int, *names: str) -> None:
         """Add what a node shows under the first of the names that means nothing else, or `#k`."""
-        scale, zero_point, axis = _parameters(node)
+        scale, zero_point, *axis = _parameters(node)
         symmetric = all(zero == middle(low, high) for zero in zero_point)
-        values = (kind, bits_of(low, high), low, high, symmetric, scale, zero_point, axis)
+        codes = (bits_of(low, high), low, high, symmetric)
+        values = (kind, *codes, scale, zero_point, *axis)
         for name in chain(names, (f"{names[-1]}#{k}" for k in count(1))):
             encoding = Encoding(name, *values)
             if self.found.setdefault(name, encoding) == encoding:
@@ -179,14 +181,19 @@ def _source(node: NodeView) -> ValueView:
     return value
 
 
-def _parameters(node: NodeView) -> tuple[tuple[float, ...], tuple[int, ...], int | None]:
+def _parameters(node: NodeView) -> tuple[Any, ...]:
+    """Return scales, zero points, the channel axis and the group size."""
     scale, zero_point = (value.constant for value in node.inputs[1:3])
     if isinstance(scale, torch.Tensor) and isinstance(zero_point, torch.Tensor):
         axis = _number(node.inputs[3], node) if "per_channel" in node.kind else None
-        return tuple(scale.reshape(-1).tolist()), tuple(zero_point.reshape(-1).tolist()), axis
+        groups, codes = None, node.inputs[0].constant
+        if scale.dim() > 1 and axis is not None and isinstance(codes, torch.Tensor):
+            groups = codes.shape[1 - axis] // scale.shape[1]
+        numbers = (tuple(values.reshape(-1).tolist()) for values in (scale, zero_point))
+        return (*numbers, axis, groups)
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         raise JitPassesError(f"{node!r} has no constant scale and zero point to export")
-    return (scale,), (zero_point,), None
+    return (scale,), (zero_point,), None, None
 
 
 def _codes(node: NodeView) -> tuple[int, int]:

@@ -89,7 +89,7 @@ def unseen(place: TrainingPlace) -> torch.Tensor:
     """Return a range that has seen nothing."""
     spec = place.spec
     per_channel = isinstance(spec, QuantizationSpec) and spec.ch_axis is not None
-    shape = (2, place.place.channels) if per_channel else (2,)
+    shape = (2, *place.place.scales) if per_channel else (2,)
     range_ = torch.full(shape, float("inf"))
     range_[1].neg_()
     return range_

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
+from ..specification.groups import rows_of
 from ..specification.place import Place
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
@@ -160,7 +161,7 @@ def fixed_or_derived(place: TrainingPlace) -> Operator | None:
 
 def unset(place: TrainingPlace) -> torch.Tensor:
     """Return what a parameter holds that the first batch will set."""
-    return torch.full((max(place.place.channels, 1),), float("inf"))
+    return torch.full(place.place.scales or (1,), float("inf"))
 
 
 def by_channel(values: torch.Tensor, place: TrainingPlace) -> torch.Tensor:
@@ -168,4 +169,4 @@ def by_channel(values: torch.Tensor, place: TrainingPlace) -> torch.Tensor:
     assert isinstance(place.spec, QuantizationSpec)
     if place.spec.ch_axis is None:
         return values.double().reshape(1, -1)
-    return values.double().movedim(place.spec.ch_axis, 0).flatten(1)
+    return rows_of(values.double(), place.spec.ch_axis)

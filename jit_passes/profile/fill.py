@@ -154,7 +154,7 @@ class _Buffers:
         if address not in self.new:
             empty = torch.zeros_like(buffer)
             if buffer.dtype == torch.float64:
-                empty = fresh_range(buffer.shape[1] if buffer.dim() == 2 else 0)
+                empty = fresh_range(buffer.shape[1:])
             self.old[address], self.new[address] = buffer, empty
         return self.new[address]
 

@@ -133,7 +133,7 @@ class BackendQuantizer(Quantizer):
         }
         kept = frozenset(refused)
         dynamic = frozenset(n.index for n in graph.nodes if resolved.of(n).mode == "dynamic")
-        refused |= self._refused_modes(graph, resolved, dynamic)
+        refused |= self._refused_modes(graph, resolved)
         float_results = frozenset(
             node.index
             for node in graph.nodes
@@ -150,9 +150,20 @@ class BackendQuantizer(Quantizer):
             for said in map(resolved.of_value, node.outputs)
             if said and said.dtype != "float"
         )
+        float_inputs = frozenset(
+            node.index
+            for node in graph.nodes
+            if node.kind in operators and resolved.of(node).input.dtype == "float"
+        )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(
-                self.policy.capability, graph, refused, float_results, own_results, dynamic
+                self.policy.capability,
+                graph,
+                refused,
+                float_results,
+                own_results,
+                dynamic,
+                float_inputs,
             )
             selection.run()
             writer = AnnotationWriter(self.policy, selection, resolved)
@@ -170,9 +181,7 @@ class BackendQuantizer(Quantizer):
         }
         return annotations
 
-    def _refused_modes(
-        self, graph: GraphView, resolved: ResolvedConfiguration, dynamic: frozenset[int]
-    ) -> dict[int, str]:
+    def _refused_modes(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
         """Return why operators cannot have the mode that a rule gives them, by index.
 
         The mode of all operators is for those that can.
@@ -181,8 +190,8 @@ class BackendQuantizer(Quantizer):
         for node in graph.nodes:
             said = resolved.layers.get(node.index)
             own = said is not None and said.mode != resolved.everywhere.mode
-            if not own or node.index not in dynamic or not can.is_weighted(node):
+            if not own or said is None or said.mode is None or not can.is_weighted(node):
                 continue
-            if "dynamic" not in can.operators[node.kind].modes:
-                found[node.index] = "the target has no dynamic form of it"
+            if said.mode not in can.operators[node.kind].modes:
+                found[node.index] = f"the target has no {said.mode} form of it"
         return found

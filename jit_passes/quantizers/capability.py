@@ -58,11 +58,21 @@ class Capability:
         row = self.operators.get(node.kind)
         return row is not None and row.role is Role.WEIGHTED
 
-    def specs(self, node: NodeView, operand: int | None = None) -> SpecSupport | None:
+    def takes_weight_alone(self, node: NodeView) -> bool:
+        """Say whether an operator's weight can be quantized while its input stays in float."""
+        row = self.operators.get(node.kind)
+        return row is not None and (self.mixed or row.weights_alone is not None)
+
+    def specs(
+        self, node: NodeView, operand: int | None = None, alone: bool = False
+    ) -> SpecSupport | None:
         """Return the specifications that an operator's operand, or its result, can have.
 
-        None where it is taken in float.
+        None where it is taken in float. `alone` asks for a weight while the input stays in float.
         """
+        row = self.operators.get(node.kind)
+        if row is not None and alone and row.weights_alone is not None:
+            return row.weights_alone
         if operand not in (_WEIGHT, _BIAS) or not self.is_weighted(node):
             return self.activations
         if not node.inputs[operand].is_constant:
@@ -83,25 +93,28 @@ class Capability:
             node: the operator. Without a specification: whether it has an integer form at all.
             operand: which of its operands the specification is for; None for its result.
             spec: what "is to be" is said of: "uint8 [0, 15], and the target has uint8 [0, 255]".
-            mode: "static" or "dynamic": that of the operator, without a specification.
+            mode: of the operator, "static", "dynamic" or "weight_only": its input stays in float.
         """
         row = self.operators.get(node.kind)
         if spec is None:
             if row is None:
                 return "the target has no int8 form of it"
-            if mode not in row.modes:
+            if mode not in row.modes and not (self.mixed and mode == "weight_only"):
                 return f"the target has no {mode} form of it"
-            reason = weighted_reason(node) if row.role is Role.WEIGHTED else None
+            of_weight = {Role.WEIGHTED: weighted_reason, Role.LOOKUP: lookup_reason}.get(row.role)
+            reason = of_weight(node) if of_weight else None
             return reason or (row.check(node) if row.check else None)
         if spec.is_dynamic:
             reads = self.mixed or (row is not None and operand in row.operands)
             if self.dynamic is None or not reads or row is None or "dynamic" not in row.modes:
                 return "chosen as the model runs, and the target has no dynamic form of it"
             return self.dynamic.refusal(spec)
-        can = self.specs(node, operand)
+        alone = mode == "weight_only"
+        can = self.specs(node, operand, alone)
         if can is not None and (why := can.refusal(spec)):
             return why
-        if operand == _WEIGHT and isinstance(spec, QuantizationSpec) and self.adds_pairs(node):
+        pairs = operand == _WEIGHT and not alone and self.adds_pairs(node)
+        if pairs and isinstance(spec, QuantizationSpec):
             found = spec.observer
             if not isinstance(found, PairSums):
                 return (
@@ -157,7 +170,7 @@ class Capability:
 
     def _columns(self, row: OperatorSupport) -> tuple[str, ...]:
         weights = ""
-        if row.role is Role.WEIGHTED:
+        if row.role in (Role.WEIGHTED, Role.LOOKUP):
             weights = f"per {'channel' if (row.weights or self.weights).per_channel else 'tensor'}"
         low, high = row.ranks
         return (
@@ -178,16 +191,23 @@ def is_constant_behind(node: NodeView, first: int) -> bool:
 
 def weighted_reason(node: NodeView) -> str | None:
     """Say why a convolution or linear cannot be quantized by any backend."""
-    weight, bias = node.inputs[1], node.inputs[2]
+    reason = _reason_of_weight(node.inputs[_WEIGHT])
+    constant = node.inputs[_BIAS].is_constant
+    return reason or (None if constant else "its bias is computed by the model")
+
+
+def lookup_reason(node: NodeView) -> str | None:
+    """Say why the weight of an embedding cannot be quantized by any backend."""
+    reason = _reason_of_weight(node.operand("weight"))
+    return reason or (None if node.operand("weight").constant.numel() else "its weight is empty")
+
+
+def _reason_of_weight(weight: ValueView) -> str | None:
     if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
         return "its weight is computed by the model"
     if weight.constant.dtype != torch.float32:
         return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
-    if not _is_finite(weight.constant):
-        return "its weight holds a NaN or an infinity"
-    if not bias.is_constant:
-        return "its bias is computed by the model"
-    return None
+    return None if _is_finite(weight.constant) else "its weight holds a NaN or an infinity"
 
 
 def _is_unpacked(value: ValueView) -> bool:

@@ -77,7 +77,15 @@ class _OwnTensors:
         return f"no operator quantizes '{value.name}'"
 
     def is_quantized(self, node: NodeView) -> bool:
-        return node.index in self.selection.selected or node.index in self.clips
+        return (
+            node.index in self.selection.selected
+            or node.index in self.clips
+            or self.is_lookup(node)
+        )
+
+    def is_lookup(self, node: NodeView) -> bool:
+        row = self.selection.support.get(node.kind)
+        return row is not None and row.role is Role.LOOKUP
 
     def tensors(self, node: NodeView) -> Iterator[str]:
         """Yield those of input, weight, bias, output and mode that it has, or can have."""
@@ -89,7 +97,10 @@ class _OwnTensors:
                 yield "mode"
                 if node.operand("bias").constant is not None:
                     yield "bias"
-        if self.is_quantized(node) and node.index not in self.selection.dynamic:
+        if self.is_lookup(node):
+            yield "weight"
+            yield "mode"
+        elif self.is_quantized(node) and node.index not in self.selection.dynamic:
             yield "output"
 
     def float_reason(self, node: NodeView) -> str:

@@ -83,6 +83,7 @@ class Selection:
         refused: why operators must not be selected, by index.
         float_results: indices of operators whose results stay in float.
         own_results: indices of operators whose results are to be quantized by themselves.
+        float_inputs: indices of weighted operators that are to see their input in float.
         dynamic: indices of operators that quantize their inputs as the model runs: they read and
             give floats.
         inner: operators that a table computes on the way to another one's result: that one, by
@@ -99,6 +100,7 @@ class Selection:
     float_results: frozenset[int] = frozenset()
     own_results: frozenset[int] = frozenset()
     dynamic: frozenset[int] = frozenset()
+    float_inputs: frozenset[int] = frozenset()
     inner: dict[int, NodeView] = field(default_factory=dict)
     inner_values: set[int] = field(default_factory=set)
     summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
@@ -169,7 +171,7 @@ class Selection:
                 self.reasons[node.name] = reason
             else:
                 self.add(node, row)
-        for index in self.selected.keys() - self.dynamic:
+        for index in self.selected.keys() - self.dynamic - self.float_inputs:
             self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
 
     def quantize_beginnings(self) -> None:
@@ -184,7 +186,9 @@ class Selection:
     def select_between(self) -> None:
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
-            if row is None or row.role is Role.WEIGHTED or len(node.outputs) != 1:
+            if row is None or len(node.outputs) != 1:
+                continue
+            if row.role in (Role.WEIGHTED, Role.LOOKUP):
                 continue
             if node.index in self.refused:
                 self.reasons[node.name] = self.refused[node.index]
@@ -254,7 +258,8 @@ class Selection:
     def reads(self, user: NodeView, operand: int) -> bool:
         """Whether an operator is selected and the operand is one that it reads the integers of."""
         row = self.selected.get(user.index)
-        return row is not None and operand in row.operands and user.index not in self.dynamic
+        reads = row is not None and operand in row.operands
+        return reads and user.index not in self.dynamic and user.index not in self.float_inputs
 
     def side_of_use(self, use: Use | None) -> Hashable:
         if use is None or not self.reads(*use):

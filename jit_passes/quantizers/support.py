@@ -21,12 +21,15 @@ class Role(Enum):
 
     WEIGHTED operators multiply by a constant weight and start a quantized region; all others are
     quantized only between quantized neighbours, where staying float would cost two conversions.
+    LOOKUP operators pick rows of a constant weight, which is quantized where a configuration says
+    how.
     """
 
     WEIGHTED = "input, weight, bias; result with its own parameters"
     OWN = "result with its own parameters"
     SHARED = "result with the parameters of the first operand"
     FIXED = "result with parameters known beforehand"
+    LOOKUP = "weight alone; result in float"
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class SpecSupport:
         qschemes: the schemes.
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
         roundings: how it rounds.
+        groups: whether a channel may have a scale for each group of its inputs.
         range_forms: whose formulas choose parameters, where that is part of its kernels.
     """
 
@@ -45,6 +49,7 @@ class SpecSupport:
     qschemes: tuple[str, ...]
     whole: bool = False
     roundings: tuple[str, ...] = ("half_even",)
+    groups: bool = False
     range_forms: tuple[str, ...] = RANGE_FORMS
 
     def __str__(self) -> str:
@@ -63,6 +68,8 @@ class SpecSupport:
         """Return the specification with no more codes and no more scales than there can be."""
         if spec.ch_axis is not None and not self.per_channel:
             spec = per_tensor(spec)
+        if not self.groups:
+            spec = replace(spec, group_size=None)
         low, high = self.grids.get(spec.dtype, (spec.quant_min, spec.quant_max))
         if not self.whole:
             low, high = max(low, spec.quant_min), min(high, spec.quant_max)
@@ -76,7 +83,8 @@ class SpecSupport:
             spec = replace(spec, dtype=dtype, quant_min=low, quant_max=high)
         if spec.qscheme not in self.qschemes:
             axis = (spec.ch_axis or 0) if self.qschemes[0].startswith("per_channel") else None
-            spec = replace(spec, qscheme=self.qschemes[0], ch_axis=axis)
+            groups = None if axis is None else spec.group_size
+            spec = replace(spec, qscheme=self.qschemes[0], ch_axis=axis, group_size=groups)
         if spec.range_form not in self.range_forms:
             spec = replace(spec, range_form=self.range_forms[0])
         return spec
@@ -92,6 +100,8 @@ class SpecSupport:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
             return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
+        if isinstance(spec, QuantizationSpec) and spec.group_size is not None and not self.groups:
+            return f"in groups of {spec.group_size}, and the target has one scale for each channel"
         if isinstance(spec, QuantizationSpec) and spec.range_form not in self.range_forms:
             forms = ", ".join(self.range_forms)
             return f"of the range form {spec.range_form}, and the target has {forms}"
@@ -100,13 +110,14 @@ class SpecSupport:
 
 def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
     """Return a specification of the same kind with one scale."""
-    return replace(spec, qscheme=spec.qscheme.replace("per_channel", "per_tensor"), ch_axis=None)
+    scheme = spec.qscheme.replace("per_channel", "per_tensor")
+    return replace(spec, qscheme=scheme, ch_axis=None, group_size=None)
 
 
 PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
 DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
 # The reference model computes everything.
-ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS)
+ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS, groups=True)
 
 ANY_DYNAMIC = SpecSupport(DIALECT_GRIDS, DYNAMIC_SCHEMES)
 
@@ -125,6 +136,8 @@ class OperatorSupport:
         ranks: numbers of dimensions of the result that the backend can do.
         check: says why a node cannot be quantized, or None when it can.
         weights: the specifications of its weight, where the backend can do less than for others.
+        weights_alone: those of its weight while its input stays in float; None where the backend
+            needs both quantized.
         adds_pairs: says whether its kernel for a node adds pairs of products in int16.
         fixed: the parameters, for Role.FIXED.
         elementwise: whether the target computes it by a table when it depends on one tensor only:
@@ -137,8 +150,9 @@ class OperatorSupport:
         sums: of an addition, the weighted operators whose results it takes before they are rounded,
             one of its two operands: only the sum is quantized then, where nothing else reads it.
         constants: whether it takes constant tensors among its operands, on grids of their own.
-        modes: "static", "dynamic", or both: whether parameters of its input may come from
-            calibration, and from the input itself as the model runs; its result then is float.
+        modes: those that it has: "static", parameters of its input come from calibration;
+            "dynamic", from the input itself as the model runs, and its result is float;
+            "weight_only", see `weights_alone`.
     """
 
     kind: str
@@ -148,6 +162,7 @@ class OperatorSupport:
     ranks: tuple[int, int] = (1, 8)
     check: Check | None = None
     weights: SpecSupport | None = None
+    weights_alone: SpecSupport | None = None
     adds_pairs: Callable[[NodeView], bool] | None = None
     fixed: FixedQParamsQuantizationSpec | None = None
     elementwise: bool = False

@@ -59,7 +59,29 @@ class AnnotationWriter:
         for index in sorted(self.selection.selected):
             has_result = index not in summed and index not in self.selection.inner
             self.annotate(self.nodes[index], has_result)
+        for node in self.nodes.values():
+            row = self.policy.capability.operators.get(node.kind)
+            if row is not None and row.role is Role.LOOKUP:
+                self.annotate_lookup(node)
         return self.annotations
+
+    def annotate_lookup(self, node: NodeView) -> None:
+        """Let the weight of an embedding be quantized, if anything is said of it."""
+        refused = self.selection.refused.get(node.index)
+        if reason := refused or self.lookup_refusal(node):
+            self.annotations.reasons[node.name] = reason
+        elif (weight := self.weight(node)) is not None:
+            specs: dict[ValueOrNode, AnySpec] = {node.operand("weight"): weight}
+            self.annotations[node] = QuantizationAnnotation(specs)
+
+    def lookup_refusal(self, node: NodeView) -> str | None:
+        """Say why the weight of an embedding stays in float; None where it does not."""
+        options = self.resolved.of(node)
+        if options.weight.dtype == "float":
+            return "its weight is to stay in float"
+        if not options.weight and options.mode != "weight_only":
+            return "nothing is said of its weight: a rule with mode: weight_only quantizes it"
+        return self.policy.capability.refusal(node, mode="weight_only")
 
     def refusals(self) -> dict[int, str]:
         """Return, by index of the operator, what the backend cannot do of what is wanted."""
@@ -67,6 +89,14 @@ class AnnotationWriter:
         for index in self.selection.selected:
             if reason := self.refusal(self.nodes[index]):
                 found[index] = reason
+        for index, node in self.nodes.items():
+            row = self.policy.capability.operators.get(node.kind)
+            if row is None or row.role is not Role.LOOKUP or index in self.selection.refused:
+                continue
+            spec = None if self.lookup_refusal(node) else self.weight(node)
+            why = spec and self.policy.capability.refusal(node, 0, spec, "weight_only")
+            if why:
+                found[index] = f"its weight is to be {why}"
         return found
 
     def refusal(self, node: NodeView) -> str | None:
@@ -75,7 +105,8 @@ class AnnotationWriter:
             spec = self.operand(node, value)
             quantized = self.is_produced(value) or self.selection.is_inner(value)
             quantized &= not self.is_dynamic(node)
-            if spec is None and not can.mixed and not quantized:
+            alone = row.role is Role.WEIGHTED and can.takes_weight_alone(node)
+            if spec is None and not can.mixed and not quantized and not alone:
                 return "its input is to stay in float"
             if isinstance(spec, OwnSpec) and (why := can.refusal(user, operand, spec)):
                 return f"its input is to be {why}"
@@ -97,7 +128,8 @@ class AnnotationWriter:
             if floats:  # a result that nobody asked for is no reason to call it quantized
                 return ALL_FLOAT
             return None if self.policy.capability.mixed else "its weight is to stay in float"
-        if why := self.policy.capability.refusal(node, 1, weight):
+        mode = "static" if self.quantized_values(node) else "weight_only"
+        if why := self.policy.capability.refusal(node, 1, weight, mode):
             return f"its weight is to be {why}"
         bias = self.bias(node, node.inputs[2], weight)
         if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
@@ -287,6 +319,8 @@ class AnnotationWriter:
             return None
         if options:
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
+        if isinstance(weight, QuantizationSpec) and weight.group_size is not None:
+            return None  # no accumulator has the scales of groups
         if (
             weight is not None
             and not self.is_dynamic(node)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..specification.grid import DTYPES
+from ..specification.groups import spread
 from ..specification.parameters import QParams
 from .places import Site
 
@@ -16,8 +17,7 @@ def step_of(parameters: QParams, values: list[torch.Tensor]) -> torch.Tensor:
     scale, axis = torch.as_tensor(parameters.scale).double(), parameters.axis
     if axis is None or not values:
         return scale
-    dims = values[0].dim()
-    return scale.reshape([-1 if i == axis % dims else 1 for i in range(dims)])
+    return spread(scale, axis, values[0].shape)
 
 
 def rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:

@@ -161,6 +161,7 @@ def describe(spec: AnySpec) -> str:
         return f"{spec.dtype}  derived from {', '.join(name_of(p) for p in spec.derived_from)}"
     if isinstance(spec, QuantizationSpec):
         axis = f" axis {spec.ch_axis}" if spec.ch_axis is not None else ""
+        axis += f" groups of {spec.group_size}" if spec.group_size is not None else ""
         grid = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}]"
         return f"{grid}  {spec.qscheme}{axis}  {type(spec.observer).__name__}"
     return f"as {name_of(spec.edge_or_node)}"

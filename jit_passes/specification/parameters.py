@@ -32,8 +32,9 @@ class QParams:
     """Parameters of one quantized value.
 
     Attributes:
-        scale: input units per step; float64 tensor [channels] when there is an axis.
-        zero_point: in steps; int64 tensor [channels] when there is an axis.
+        scale: input units per step; when there is an axis a float64 tensor, [channels] or
+            [channels, groups].
+        zero_point: in steps; int64 tensor of the same shape when there is an axis.
         axis: the channel axis; None per tensor.
         rounding: how codes are rounded; see `QuantizationSpec`.
     """

@@ -19,7 +19,7 @@ from .specification import (
     ResolvedSpec,
 )
 
-FORMAT = 1  # of the text; another number for each change that older versions cannot read
+FORMAT = 2  # of the text; another number for each change that older versions cannot read
 _BEFORE_SPEC = f', "format": {FORMAT}, "spec": '
 _KINDS: dict[str, type[ResolvedSpec]] = {
     "observed": QuantizationSpec,
@@ -47,8 +47,8 @@ class Place:
             for constant operands; else "".
         users: names of the operators that see it quantized; none for a result, which all see.
         ranks: see `QuantizationAnnotation`.
-        channels: how many have parameters of their own; 0 per tensor, or if that is not known ahead
-            of time.
+        scales: shape of its scales, [channels] or [channels, groups]; empty per tensor, or if that
+            is not known ahead of time.
         method: the record of the training method that stands there, if one does.
     """
 
@@ -61,7 +61,7 @@ class Place:
     owner: str = ""
     users: tuple[str, ...] = ()
     ranks: tuple[int, int] = ANY_RANK
-    channels: int = 0
+    scales: tuple[int, ...] = ()
     method: Mapping[str, Any] | None = None
 
     @property
@@ -99,7 +99,7 @@ class Place:
                 f"{was}, and this one reads format {FORMAT}: prepare the float model again, or "
                 "convert with the version that prepared it"
             )
-        own["users"], own["ranks"] = tuple(own["users"]), tuple(own["ranks"])
+        own |= {name: tuple(own[name]) for name in ("users", "ranks", "scales")}
         return cls(**own, spec=_spec_from_json(spec[:-1]))
 
 

@@ -108,8 +108,13 @@ def power_of_two_at_least(value: float) -> float:
     return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
 
 
-def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
-    """Return the parameters that a specification gives for what its observer has seen."""
+def choose_qparams(
+    spec: QuantizationSpec, state: ObserverState, scales: tuple[int, ...] = (-1,)
+) -> QParams:
+    """Return the parameters that a specification gives for what its observer has seen.
+
+    Scales and zero points of channels have the shape `scales`.
+    """
     grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     if spec.ch_axis is None:
         spec = spec.for_range(float(state.range[0]))
@@ -119,14 +124,14 @@ def choose_qparams(spec: QuantizationSpec, state: ObserverState) -> QParams:
     ranges = spec.observer.find_channel_ranges(state)
     if not spec.symmetric or spec.range_form != "pytorch":
         pairs = [affine_qparams(low, high, spec) for low, high in ranges.T.tolist()]
-        scales = torch.tensor([scale for scale, _ in pairs], dtype=torch.float64)
+        steps = torch.tensor([scale for scale, _ in pairs], dtype=torch.float64)
         zero_points = torch.tensor([zero for _, zero in pairs], dtype=torch.int64)
-        return QParams(scales, zero_points, spec.ch_axis, *grid)
+        return QParams(steps.reshape(scales), zero_points.reshape(scales), spec.ch_axis, *grid)
     largest = torch.maximum(-ranges[0], ranges[1]).clamp_min(0)
-    scales = (2 * largest / (spec.quant_max - spec.quant_min)).clamp_min(SMALLEST_SCALE)
-    scales = scales.float().double()  # the kernels see float32
-    zero_points = torch.full((len(scales),), spec.middle, dtype=torch.int64)
-    return QParams(scales, zero_points, spec.ch_axis, *grid)
+    steps = (2 * largest / (spec.quant_max - spec.quant_min)).clamp_min(SMALLEST_SCALE)
+    steps = steps.float().double().reshape(scales)  # the kernels see float32
+    zero_points = torch.full(steps.shape, spec.middle, dtype=torch.int64)
+    return QParams(steps, zero_points, spec.ch_axis, *grid)
 
 
 def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:

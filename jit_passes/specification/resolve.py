@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+import torch
+
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
 from .annotation import Annotations, name_of, value_of
 from .derivation import derivation_name
+from .groups import scales_of
 from .members import Member, Members, OwnSpec, Use
 from .place import Place
 from .slots import channels_of, is_split, label, place_at, slot_of
@@ -88,7 +91,8 @@ class _Writer:
     groups: dict[Member, int] = field(default_factory=dict)  # by root
     specs: dict[Member, OwnSpec] = field(default_factory=dict)  # by root, of the first member
     places: list[Quantization] = field(default_factory=list)
-    channels: dict[int, tuple[str, int]] = field(default_factory=dict)  # by group, and of which
+    # Shapes of scales by group, and of which.
+    scales: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def write(self) -> list[Quantization]:
         for member in self.members.all:
@@ -206,7 +210,8 @@ class _Writer:
 
         Raises:
             JitPassesError: it is not known how many channels the value has, and it is to be
-                measured per channel; or those that share its parameters have another number.
+                measured per channel; or those that share its parameters have another number; or it
+                is to be quantized in groups that its shape does not have.
         """
         user, operand = uses[0] if uses else (node, None)
         slot = slot_of(user, operand, again)
@@ -215,13 +220,14 @@ class _Writer:
         place = Place(self.first + len(self.places), name, slot, spec, group, **known)
         found = Quantization(place, value, uses, node, again)
         axis = None if isinstance(spec, FixedQParamsQuantizationSpec) else spec.ch_axis
-        if axis is not None and (count := channel_count(found, axis)):
-            found = replace(found, place=replace(place, channels=count))
-            other, former = self.channels.setdefault(group, (name, count))
-            if count != former:
+        if axis is not None and (scales := scales_at(found, axis)):
+            found = replace(found, place=replace(place, scales=scales))
+            other, former = self.scales.setdefault(group, (name, scales))
+            if scales != former:
+                one, two = (" by ".join(map(str, shape)) for shape in (former, scales))
                 raise JitPassesError(
-                    f"'{other}' and '{name}' share parameters per channel, and have {former} and "
-                    f"{count} channels along axis {axis}"
+                    f"'{other}' and '{name}' share parameters per channel, and have {one} and "
+                    f"{two} channels along axis {axis}"
                 )
         self.places.append(found)
 
@@ -263,25 +269,34 @@ def position(use: Use) -> tuple[int, int]:
     return use[0].index, use[1]
 
 
-def channel_count(quantization: Quantization, axis: int) -> int:
-    """Return how many channels the value has, ahead of time.
+def scales_at(quantization: Quantization, axis: int) -> tuple[int, ...]:
+    """Return the shape of the scales that a value has, ahead of time.
 
-    0 if that is not known of what is derived, which is not measured.
+    Empty if that is not known of what is derived, which is not measured.
 
     Raises:
-        JitPassesError: the graph does not know.
+        JitPassesError: the graph does not know, or the value has no such groups.
     """
+    spec, name = quantization.spec, quantization.name
+    if isinstance(spec, QuantizationSpec) and spec.group_size is not None:
+        constant = quantization.value.constant
+        if not isinstance(constant, torch.Tensor):
+            raise JitPassesError(
+                f"'{name}' is to be quantized in groups of {spec.group_size}, and the model "
+                "computes it: groups are for constant weights; leave group_size out"
+            )
+        return scales_of(constant.shape, axis, spec.group_size, name)
     shape = quantization.value.shape
     channels = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     node = quantization.uses[0][0] if quantization.uses else quantization.node
     if channels is None and is_split(node):
         channels = channels_of(quantization.node, quantization.place.slot)
     if channels is not None:
-        return channels
-    if shape is None and isinstance(quantization.spec, GroupDerivation):
-        return 0
+        return (channels,) if channels else ()
+    if shape is None and isinstance(spec, GroupDerivation):
+        return ()
     raise JitPassesError(
-        f"'{quantization.name}' is to be quantized per channel along axis {axis}, and its "
+        f"'{name}' is to be quantized per channel along axis {axis}, and its "
         f"shape is {'not known ahead of time' if shape is None else list(shape)}: use a "
         "per-tensor scheme"
     )

@@ -14,6 +14,7 @@ CORRELATION = "jit_passes::correlation"
 ADD_BIAS = "jit_passes::add_bias"
 _WEIGHTED = ("aten::conv", "aten::linear")
 _QUANTIZES = tuple(f"jit_passes::{op}quantize" for op in ("", "de", "fake_"))
+LOOKUPS = ("aten::embedding", "aten::embedding_bag")
 _OPERANDS = ("input", "weight", "bias")
 
 
@@ -118,6 +119,8 @@ def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
         return "output"
     if node.kind == ADD_BIAS and operand == 1:
         return "bias"
+    if operand == 0 and node.kind in LOOKUPS:
+        return "weight"
     weighted = node.kind == CORRELATION or node.kind.startswith(_WEIGHTED)
     if weighted and operand < len(_OPERANDS):
         return _OPERANDS[operand]

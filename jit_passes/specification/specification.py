@@ -40,6 +40,9 @@ class QuantizationSpec:
             clipped). With is_dynamic: per_tensor_ or per_token_ (one scale for all but the last
             axis), then affine or symmetric.
         ch_axis: the channel axis, for per-channel schemes only; from the end if below 0.
+        group_size: of a weight, how many neighbours along its input axis share a scale within a
+            channel; None for all of them. The input axis is the other of the first two: a weight
+            `[out, in]` with ch_axis 0 has scales `[out, in / group_size]`.
         observer: what watches the value during calibration.
         rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
             half_even are for fake quantization: backends' kernels round halves to even.
@@ -55,8 +58,8 @@ class QuantizationSpec:
 
     Raises:
         ValueError: the range does not fit the dtype or has more than 16 bits; qscheme, rounding or
-            range_form is unknown; ch_axis and qscheme do not go together; or is_dynamic does not
-            go with the rest.
+            range_form is unknown; ch_axis, qscheme, group_size and rounding do not go together; or
+            is_dynamic does not go with the rest.
     """
 
     dtype: str = "uint8"
@@ -67,6 +70,7 @@ class QuantizationSpec:
     observer: Observer = DEFAULT_OBSERVER
     rounding: str = "half_even"
     range_form: str = "pytorch"
+    group_size: int | None = None
     is_dynamic: bool = False
     observer_or_fake_quant_ctr: InitVar[Observer | type[Observer] | None] = None
 
@@ -96,6 +100,7 @@ class QuantizationSpec:
 
     def __post_init__(self, constructor: Observer | type[Observer] | None) -> None:
         settle(self, self.ch_axis)
+        self._check_groups()
         low, high = self.quant_min, self.quant_max
         if isinstance(constructor, type):
             constructor = constructor()
@@ -143,6 +148,17 @@ class QuantizationSpec:
                 f"is_dynamic=True takes the range that the value has, so the observer "
                 f"{self.observer.name} has nothing to do: leave it out"
             )
+
+    def _check_groups(self) -> None:
+        size = self.group_size
+        if size is None:
+            return
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"group_size is a whole number above 0, not {size!r}")
+        if self.ch_axis not in (0, 1):
+            raise ValueError(f"group_size goes with ch_axis 0 or 1, not {self.ch_axis}")
+        if self.rounding != "half_even":
+            raise ValueError(f"group_size goes with rounding half_even, not {self.rounding}")
 
     @property
     def middle(self) -> int:

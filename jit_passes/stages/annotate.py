@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from ..configuration.checks import OptionError
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
-from ..configuration.options import LayerOptions, OptionError
+from ..configuration.options import LayerOptions
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
@@ -32,7 +33,7 @@ from ..specification.specification import GroupDerivation
 from ..targets import Target, resolve_target
 from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module
 from .normalize import normalize
-from .records import check_refusals, operator_records
+from .records import QuantizedUses, check_refusals, operator_records
 
 
 @dataclass(frozen=True)
@@ -250,11 +251,14 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
 
     Those of a target's own quantizer have passed this already.
     """
+    seen = QuantizedUses(places)
     for place in places:
         if isinstance(place.spec, GroupDerivation):
             continue
         for node, operand in place.uses or ((place.node, None),):
-            if why := target.refusal(*convolution_use(node, operand), place.spec):
+            alone = operand is not None and seen.is_alone(node, operand)
+            mode = "weight_only" if alone else "static"
+            if why := target.refusal(*convolution_use(node, operand), place.spec, mode):
                 raise JitPassesError(
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
                     "for another target"

@@ -213,7 +213,7 @@ def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> Quanti
 
     def found() -> QParams:
         assert isinstance(place.spec, QuantizationSpec)
-        return choose_qparams(place.spec, state)
+        return choose_qparams(place.spec, state, place.scales or (-1,))
 
     return QuantizedPlace(
         place, reached, seen, found, state.ranks if noted else None, node, operands
@@ -332,13 +332,13 @@ def _chosen(spec: ResolvedSpec) -> ChosenQParams:
 
 def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:
     scale = parameters.scale
-    found = len(scale) if isinstance(scale, torch.Tensor) else 0
+    found = tuple(scale.shape) if isinstance(scale, torch.Tensor) else ()
     for place in (known.place for known in places):
-        if place.channels and place.channels != found:
+        if place.scales and place.scales != found:
             assert isinstance(place.spec, GroupDerivation)
             raise JitPassesError(
-                f"'{place.name}' has {place.channels} channels, and "
-                f"{place.spec.function} derived parameters for {found}"
+                f"'{place.name}' has {place.scales[0]} channels, and "
+                f"{place.spec.function} derived parameters for {sum(found)}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +14,7 @@ from ..errors import JitPassesError, first_line
 from ..observers import Observer
 from ..passes.pipeline import Pipeline
 from ..quantizers.base import Quantizer
+from ..specification.groups import rows_of
 from ..specification.place import Place
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec
@@ -47,9 +49,9 @@ def prepare(
             VNNI, else "stock". See `quantize_script` for what files of it need.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
-        mode: of all operators with weights that no rule of `config` gives another: "static" or
-            "dynamic", see `LayerOptions`; None for the quantizer's own, static. A model that is
-            dynamic as a whole needs no calibration.
+        mode: of all operators with weights that no rule of `config` gives another: "static",
+            "dynamic" or "weight_only", see `LayerOptions`; None for the quantizer's own, static. A
+            model without static operators needs no calibration.
         strict: raise an error for operators with weights and matrix products that would stay in
             float and were not asked to, and for rules of the configuration that change nothing.
         method: the method to quantize. The copy has this one only.
@@ -86,9 +88,9 @@ def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:
     return {"places": tuple(plan.requests), "states": tuple(plan.states)}
 
 
-def fresh_range(channels: int = 0) -> torch.Tensor:
+def fresh_range(scales: tuple[int, ...] = ()) -> torch.Tensor:
     """Return the range of an observer that has seen nothing: see `ObserverState`."""
-    return _unseen(channels).clone()
+    return _unseen(math.prod(scales) if scales else 0).clone()
 
 
 @lru_cache
@@ -144,21 +146,23 @@ class _Plan:
             own = observer.op if axis is None else observer.per_channel_op
             known = {**vars(observer), "axis": axis}
             known["histogram"] = self.histogram(own, f"{group}_histogram", observer)
-            known["range"] = self.state(f"{group}_range", fresh_range(place.channels))
-            if op == CONSTANT:
+            known["range"] = self.state(f"{group}_range", fresh_range(place.scales))
+            if op == CONSTANT and spec.group_size is not None:
+                assert axis is not None
+                rows = rows_of(value.constant, axis, spec.group_size)
+                self.measure(own, rows, {**known, "axis": 0}, place)
+            elif op == CONSTANT:
                 self.measure(own, value.constant, known, place)
             else:
                 op = own
         elif (
-            isinstance(spec, GroupDerivation)
-            or place.is_dynamic
-            or (place.channels and op == REACH)
+            isinstance(spec, GroupDerivation) or place.is_dynamic or (place.scales and op == REACH)
         ):
             # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
             # All that nothing is observed of have one buffer: many attributes are slow to look up.
             op, group = NOTHING, "observer_none"
         known |= {"name": place.name, "spec": place.to_text()}
-        known.setdefault("range", self.state(f"{group}_range", fresh_range(place.channels)))
+        known.setdefault("range", self.state(f"{group}_range", fresh_range(place.scales)))
         known.setdefault("histogram", None)
         if op == CONSTANT:
             block = quantization.uses[0][0].block if quantization.uses else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ..errors import JitPassesError, count_of, warn
@@ -10,7 +9,7 @@ from ..graph.view import GraphView, NodeView
 from ..quantizers.selection import origin_of
 from ..specification.annotation import Annotations
 from ..specification.resolve import Quantization
-from ..specification.slots import is_split, place_at
+from ..specification.slots import is_split, place_at, slot_of
 from ..specification.specification import ResolvedSpec
 from ..targets import Target
 from .module import OperatorRecord
@@ -52,13 +51,16 @@ class QuantizedUses:
         """
         if self.is_dynamic(node):
             return "dynamic"
-        return "weight_only" if re.fullmatch("w[0-9]+ only", self.bits(node)) else "static"
+        bits = self.bits(node)
+        alone = bits.startswith("w") and bits.endswith(" only")
+        return "weight_only" if alone else "static"
 
     def bits(self, node: NodeView) -> str:
         """Return bits of weights and activations: `w4a8`, `a8` for a product, "" for none.
 
-        A convolution or linear with one of them in float has `w8 only` or `a8 only`. Operands of
-        different widths stand side by side: `a8x4`. Biases do not count.
+        A convolution or linear with one of them in float has `w8 only` or `a8 only`, and so has an
+        embedding; `w4g32 only` has a scale for each group of 32 inputs. Operands of different
+        widths stand side by side: `a8x4`. Biases do not count.
         """
         found: dict[str, list[str]] = {"w": [], "a": []}
         convolves = node.traits.weighted is not None or is_split(node)
@@ -67,10 +69,18 @@ class QuantizedUses:
             if spec is None or (convolves and position > 1):
                 continue
             weight = position == 1 if convolves else value.is_constant
-            codes = spec.quant_max - spec.quant_min
-            found["w" if weight else "a"].append(str(codes.bit_length()))
+            groups = getattr(spec, "group_size", None)
+            bits = (spec.quant_max - spec.quant_min).bit_length()
+            found["w" if weight else "a"].append(f"{bits}g{groups}" if groups else str(bits))
         text = "".join(f"{kind}{'x'.join(dict.fromkeys(n))}" for kind, n in found.items() if n)
-        return f"{text} only" if convolves and text and not all(found.values()) else text
+        both = convolves or node.traits.holds_weights
+        return f"{text} only" if both and text and not all(found.values()) else text
+
+    def is_alone(self, node: NodeView, operand: int) -> bool:
+        """Say whether an operand is a weight whose operator has its input in float."""
+        if slot_of(node, operand) != "weight":
+            return False
+        return operand == 0 or self.at(node, 0, None) is None
 
 
 def operator_records(

@@ -356,4 +356,9 @@ def _specs_of_weight(dequantize: NodeView) -> list[Spec]:
     dtype = next(name for name, known in DTYPES.items() if known == codes.dtype)
     low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 1)
     grid = (dtype, min(low, 0), max(high, 1))
-    return [QuantizationSpec(*grid, scheme, axis[0] if axis else None) for scheme in schemes]
+    grouped = axis and scale.dim() > 1
+    group_size = codes.shape[1 - axis[0]] // scale.shape[1] if grouped else None
+    return [
+        QuantizationSpec(*grid, scheme, axis[0] if axis else None, group_size=group_size)
+        for scheme in schemes
+    ]

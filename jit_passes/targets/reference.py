@@ -18,10 +18,12 @@ from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.support import ANY_DYNAMIC, OperatorSupport, Role
+from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
 
 CLIPS = ("aten::relu", "aten::clamp")
+MODES = ("static", "dynamic", "weight_only")
 OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
 PRODUCTS = ("matmul", "bmm")
 OF_ONE = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "pow", "prelu", "softmax")
@@ -60,10 +62,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
     unary = kinds(lambda traits: traits.elementwise == 1)
     rows = [OperatorSupport(kind, Role.OWN, check=_options, elementwise=True) for kind in unary]
     weighted = kinds(lambda traits: traits.weighted)
-    rows += [
-        OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS, modes=("static", "dynamic"))
-        for kind in weighted
-    ]
+    rows += [OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS, modes=MODES) for kind in weighted]
     rows += [
         OperatorSupport(
             f"aten::{op}",
@@ -86,6 +85,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
         OperatorSupport(f"aten::{op}", Role.SHARED, check=_options, elementwise=True)
         for op in ("relu", "clamp")
     ]
+    rows += [OperatorSupport(kind, Role.LOOKUP, (), modes=("weight_only",)) for kind in LOOKUPS]
     table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
     if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
         for kind, spec in FIXED.items():

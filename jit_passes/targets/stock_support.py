@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -11,6 +12,8 @@ from .. import _C
 from ..graph.view import NodeView
 from ..quantizers.capability import Capability
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..specification.grid import SCHEMES
+from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
 
 
@@ -161,11 +164,29 @@ WEIGHTS = SpecSupport(
 SHIFTED_WEIGHTS = SpecSupport(
     {"int8": (-127, 126)}, ("per_tensor_symmetric", "per_tensor_power_of_two")
 )
+# Decoded, or looked up, by operators of ATen that know all of these.
+WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, groups=True)
+
+
+def lookups() -> tuple[OperatorSupport, ...]:
+    """Return the rows of embeddings."""
+    alone: dict[str, Any] = {"weights_alone": WEIGHTS_ALONE, "modes": ("weight_only",)}
+    return tuple(OperatorSupport(kind, Role.LOOKUP, (), **alone) for kind in LOOKUPS)
+
+
 CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
-    OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8), modes=("static", "dynamic")),
+    OperatorSupport(
+        "aten::linear",
+        _W,
+        clips=CLIPS,
+        ranks=(2, 8),
+        weights_alone=WEIGHTS_ALONE,
+        modes=("static", "dynamic", "weight_only"),
+    ),
+    *lookups(),
     *(
         OperatorSupport(
             f"aten::{kind}{n}d",

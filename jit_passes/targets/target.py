@@ -42,10 +42,14 @@ class Target(Registered, ABC, noun="target"):
         """All that it can compute on integers. It is asked for often: compute it once."""
 
     def refusal(
-        self, node: NodeView, operand: int | None = None, spec: Spec | None = None
+        self,
+        node: NodeView,
+        operand: int | None = None,
+        spec: Spec | None = None,
+        mode: str = "static",
     ) -> str | None:
         """Say why it cannot do what is asked of an operator: see `Capability.refusal`."""
-        return self.capability.refusal(node, operand, spec)
+        return self.capability.refusal(node, operand, spec, mode)
 
     def quantizer(self) -> BackendQuantizer:
         """Return the quantizer that is used when the caller gives none."""

@@ -24,7 +24,7 @@ from ..specification.specification import FixedQParamsQuantizationSpec
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
 from .stock import needs_reduced_range
-from .stock_support import dynamic_inputs
+from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups
 from .target import RefusedOperator, Target
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute what is dynamic
@@ -166,7 +166,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
-                        modes=("static", "dynamic")),
+                        weights_alone=WEIGHTS_ALONE, modes=("static", "dynamic", "weight_only")),
+        *lookups(),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
@@ -260,7 +261,8 @@ class X86(Target):
     the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
     are taken where the processor has it, and give the same bits as the plain ones.
 
-    Linears in the mode dynamic are computed by PyTorch's kernels, as for the target `stock`.
+    Linears in the mode dynamic are computed by PyTorch's kernels, and so are linears and embeddings
+    in the mode weight_only, as for the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
@@ -295,6 +297,7 @@ class X86(Target):
             *fuse_dynamic(),
             PassCall("fold_prepack", engine=ENGINE),
             CompileRegions(self),
+            "lower_weights",
             *CLEAN_UP,
         )
         return Pipeline("lower_x86", steps)

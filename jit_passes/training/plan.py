@@ -171,3 +171,8 @@ def check_forward_only(quantizations: Sequence[Quantization]) -> None:
                 f"'{quantization.name}' is to have parameters in Glow's form, which do not train: "
                 "leave range_form out"
             )
+        if isinstance(spec, QuantizationSpec) and spec.group_size is not None:
+            raise JitPassesError(
+                f"'{quantization.name}' is to be quantized in groups of {spec.group_size}, which "
+                "do not train: leave group_size out, or quantize the trained model with prepare"
+            )

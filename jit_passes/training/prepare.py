@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..configuration.checks import OptionError
 from ..configuration.configuration import Rule
-from ..configuration.options import TENSORS, LayerOptions, OptionError, TensorOptions
+from ..configuration.options import TENSORS, LayerOptions, TensorOptions
 from ..configuration.selector import Selector
 from ..errors import JitPassesError
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of

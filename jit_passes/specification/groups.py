@@ -1,0 +1,66 @@
+"""The parts of a weight that have a scale each: channels, or groups of neighbours within them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import JitPassesError
+
+
+def scales_of(
+    shape: Sequence[int], ch_axis: int, group_size: int | None, name: str
+) -> tuple[int, ...]:
+    """Return the shape of a tensor's scales: [channels], or [channels, groups].
+
+    Groups lie along the input axis, which is the other of the first two: `[out, in, ...]` with
+    ch_axis 0 has `in / group_size` of them in each channel.
+
+    Args:
+        shape: of the tensor.
+        ch_axis: the channel axis.
+        group_size: how many neighbours along the input axis share a scale; None for all of them.
+        name: of the tensor, for messages.
+
+    Raises:
+        JitPassesError: the tensor has no input axis, or the group size does not divide it.
+    """
+    if group_size is None:
+        return (shape[ch_axis],)
+    axis = ch_axis % len(shape)
+    if len(shape) < 2 or axis > 1:
+        raise JitPassesError(
+            f"'{name}' is to be quantized in groups of {group_size}, and has shape {list(shape)}: "
+            "groups are for weights [out, in, ...]; leave group_size out"
+        )
+    inputs = shape[1 - axis]
+    if inputs % group_size:
+        near = [size for size in range(1, inputs + 1) if inputs % size == 0 and size <= group_size]
+        raise JitPassesError(
+            f"'{name}' is to be quantized in groups of {group_size}, which do not divide its "
+            f"{inputs} input channels (axis {1 - axis} of {list(shape)}): give it a divisor, "
+            f"{near[-1]} say, or channelwise: true for one scale for each channel"
+        )
+    return shape[axis], inputs // group_size
+
+
+def rows_of(values: torch.Tensor, ch_axis: int, group_size: int | None = None) -> torch.Tensor:
+    """Return the numbers that share a scale, row by row, in the order of the scales.
+
+    Shape [channels, -1], or [channels * groups, -1].
+    """
+    rows = values.movedim(ch_axis, 0).flatten(1)
+    if group_size is None:
+        return rows
+    width = group_size * (values.shape[2:].numel())
+    return rows.reshape(-1, width)
+
+
+def spread(numbers: torch.Tensor, ch_axis: int, shape: Sequence[int]) -> torch.Tensor:
+    """Return one number for each channel or group in a shape that goes with a tensor of that."""
+    axis = ch_axis % len(shape)
+    if numbers.dim() < 2:
+        return numbers.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    each = numbers.repeat_interleave(shape[1 - axis] // numbers.shape[1], 1)
+    return each.transpose(0, axis).reshape(*shape[:2], *[1] * (len(shape) - 2))

@@ -170,7 +170,7 @@ print(jit_passes.coverage(both))
 rules = [{"module": "layers.0", "mode": "dynamic"}]
 mixed = jit_passes.quantize_script(smoothed, batches, config={"version": 1, "rules": rules})
 report("smoothed, one layer dynamic", mixed)
-modes = {row.name: row.mode for row in jit_passes.coverage(mixed).operators}
+modes = {row.name: row.mode for row in jit_passes.coverage(mixed)}
 assert modes["layers.0.up:linear"] == "dynamic"
 assert modes["layers.1.up:linear"] == "static"
 

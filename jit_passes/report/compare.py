@@ -13,6 +13,7 @@ import torch
 from ..errors import JitPassesError, aligned, count_of, shortened
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
+from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
@@ -150,6 +151,7 @@ class Comparison:
         return "\n".join([*lines, self.summary])
 
 
+@timed
 def compare(
     float_model: torch.jit.ScriptModule,
     quantized: torch.jit.ScriptModule,

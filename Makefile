@@ -28,7 +28,7 @@ export PYTHONPATH = $(CURDIR)
 # One process for each core; some tests, of one xdist_group, stay together.
 PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-.PHONY: help demo build test test-fast soak asan test-torch lint stub docs format bench wheel sdist clean
+.PHONY: help demo build test test-fast soak fuzz asan test-torch lint stub docs format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-fast: $(BUILT) ## run all but the slowest tests
 soak: $(BUILT) ## call a plan 100,000 times from eight threads of a C++ program
 	JIT_PASSES_CALLS=100000 $(PYTEST) tests/test_cpp.py -k threads
 
+fuzz: $(BUILT) ## check passes, rules and targets on 20,000 modules drawn at random; about an hour
+	JIT_PASSES_MODULES=20000 $(PYTEST) tests/test_properties.py
+
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	$(call copy,.torch-$(TORCH))
 	$(MAKE) -C .torch-$(TORCH) TORCH=$(TORCH) test
@@ -62,6 +65,7 @@ lint: $(BUILT) ## check style, types, stub, tables of documents and imports; cha
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tools.stub --check
+	$(BIN)/stubtest --concise --allowlist tools/stubtest.txt jit_passes._C
 	$(BIN)/python -m tools.generate_docs --check
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/lint-imports

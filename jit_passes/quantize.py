@@ -29,6 +29,7 @@ def quantize_script(
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
     config: Any = None,
+    mode: str | None = None,
     strict: bool = False,
     inplace: bool = False,
     progress: bool | None = None,
@@ -44,7 +45,7 @@ def quantize_script(
         model: in eval mode. It is not touched, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
-            profile, or if weights alone are quantized, which need no data.
+            profile, or if nothing needs data: weights do not, nor does the mode "dynamic".
         profile: of this model, or the file of one, in place of data: see `jit_passes.profile`.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
@@ -54,6 +55,9 @@ def quantize_script(
             with torch alone, anywhere.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`.
+        mode: of all operators with weights that no rule of `config` gives another: "static", their
+            inputs have parameters from the data; "dynamic", from the input itself each time the
+            model runs, which needs no data. None for the quantizer's own, static.
         strict: raise an error for operators that would stay in float and were not asked to.
         inplace: make `model` itself the int8 model, to free the float weights.
         progress: a progress bar during calibration; None for one on terminals only.
@@ -70,7 +74,13 @@ def quantize_script(
     if calibration_data is not None and profile is not None:
         raise JitPassesError(f"{ranges}one of the two")
     prepared = prepare(
-        model, quantizer=quantizer, target=target, config=config, strict=strict, method=method
+        model,
+        quantizer=quantizer,
+        target=target,
+        config=config,
+        mode=mode,
+        strict=strict,
+        method=method,
     )
     if profile is not None:
         fill(prepared, profile)

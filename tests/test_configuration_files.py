@@ -453,7 +453,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_the_document_has_every_key_and_its_examples_can_be_read() -> None:
     text = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text()
-    for key in (*TENSOR_KEYS, "module", "module_regex", "module_type", "op", "value", "keep_float"):
+    for key in (
+        *TENSOR_KEYS,
+        "module",
+        "module_regex",
+        "module_type",
+        "op",
+        "value",
+        "keep_float",
+        "mode",
+    ):
         assert f"`{key}`" in text, key
     for name in METHODS:
         assert f"`{name}`" in text, name

@@ -183,8 +183,8 @@ def test_the_table() -> None:
     prepared = jit_passes.prepare(model, target="reference", config=config)
     first, conv, head = str(jit_passes.coverage(prepared)).splitlines()
     assert first == "1 of 2 operators quantized: 1 w4a8, 1 in float"
-    assert conv == "conv:conv2d  conv2d  w4a8"
-    assert head.startswith("head:linear  linear  float  kept in float by ")
+    assert conv == "conv:conv2d  conv2d  w4a8   static"
+    assert head.startswith("head:linear  linear  float          kept in float by ")
     assert str(jit_passes.coverage(torch.jit.script(nn.ReLU().eval()))) == (
         "no operator with weights, and no matrix product"
     )
@@ -195,7 +195,7 @@ def test_reports_of_earlier_versions() -> None:
     prepared = jit_passes.prepare(torch.jit.script(Plain().eval()))
     fields = json.loads(getattr(prepared, REPORT))
     for row in fields["operators"]:
-        del row["bits"]
+        del row["bits"], row["mode"]
     jit_passes._C.set_string_attribute(prepared._c, REPORT, json.dumps(fields))
     report = Report.read(prepared)
     assert report is not None

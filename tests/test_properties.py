@@ -323,6 +323,14 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
             assert all(v.isfinite().all() for v in expected.values() if isinstance(v, Tensor))
             checker.same("loaded", expected, reloaded(int8)._c, False)
             findings.changed["quantize_script"] += bool(jit_passes.coverage(int8).int8)
+        with checker.reporting("quantize_for_x86"), torch.no_grad():
+            prepared = jit_passes.prepare(module, target="x86")
+            reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
+            planned = jit_passes.lower(reloaded(reference))
+            expected = checker.observe(planned._c)
+            compare(checker.observe(reference._c), expected, STEPS_OF_ROUNDING)
+            checker.same("loaded", expected, reloaded(planned)._c, False)
+            findings.changed["quantize_for_x86"] += "CompiledRegion" in str(planned.graph)
         with checker.reporting("quantize_for_reference"), torch.no_grad():
             prepared = jit_passes.prepare(module, target="reference")
             reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
@@ -527,6 +535,7 @@ STEPS = [
     "split_then_merge",
     "original",
     "quantize_script",
+    "quantize_for_x86",
     "quantize_for_reference",
     "quantize_slots",
 ]

@@ -28,6 +28,8 @@ from jit_passes.quantizer import (
     bias_qparams,
 )
 
+DYNAMIC: dict[str, Any] = {"is_dynamic": True}
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -43,11 +45,20 @@ from jit_passes.quantizer import (
         ({"qscheme": torch.per_channel_affine_float_qparams}, "qscheme is one of"),
         ({"ch_axis": 0}, "ch_axis = 0 does not go with per_tensor_affine"),
         ({"qscheme": torch.per_channel_symmetric}, "ch_axis = None does not go with per_channel"),
-        ({"is_dynamic": True}, "is_dynamic=True is not supported"),
+        (
+            DYNAMIC | {"qscheme": "per_tensor_power_of_two"},
+            "qscheme with is_dynamic=True is one of",
+        ),
+        ({"qscheme": "per_token_affine"}, "qscheme with is_dynamic=False is one of"),
+        (DYNAMIC | {"qscheme": "per_channel_affine", "ch_axis": 0}, "qscheme with is_dynamic=True"),
+        (DYNAMIC | {"observer": Percentile(99.0)}, "the observer percentile has nothing to do"),
+        (DYNAMIC | {"rounding": "floor"}, "is_dynamic=True rounds half_even, not floor"),
+        (DYNAMIC | {"range_form": "glow"}, "range_form glow does not go with is_dynamic"),
+        ({"range_form": "fbgemm"}, "range_form fbgemm is of dynamic kernels"),
         ({"observer": MinMax}, "observer is one of jit_passes.observers, not a type"),
         ({"observer_or_fake_quant_ctr": dict}, "observer is one of .*not a dict"),
         ({"rounding": "up"}, "rounding is one of half_even.*not 'up'"),
-        ({"range_form": "tf"}, "range_form is one of pytorch, glow, not 'tf'"),
+        ({"range_form": "tf"}, "range_form is one of pytorch, glow, fbgemm, not 'tf'"),
     ],
 )
 def test_refused_specifications(arguments: dict[str, Any], message: str) -> None:

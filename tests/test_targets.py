@@ -136,7 +136,7 @@ def test_a_capability_shows_what_it_is() -> None:
     row = OperatorSupport("aten::linear", Role.WEIGHTED, ranks=(2, 3), weights=NARROW)
     shown = str(Capability({row.kind: row}, SUPPORT, WEIGHTS)).splitlines()
     assert shown[1] == "  weights      int8 [-127, 127] or fewer codes; per_tensor_symmetric"
-    assert shown[-1] == "aten::linear  weighted  0         per channel  2 to 3"
+    assert shown[-1] == "aten::linear  weighted  0         per channel  2 to 3  static"
 
 
 WEIGHTS = SpecSupport({"int8": (-127, 127)}, ("per_tensor_symmetric",))

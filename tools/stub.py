@@ -54,7 +54,7 @@ def bindings() -> Found:
                     continue
                 if isinstance(content, property):
                     kind = (content.fget.__doc__ or "-> Any").strip().rpartition("-> ")[2]
-                    found[name, member] = f"{member}: {kind}"
+                    found[name, member] = f"@property\ndef {member}(self) -> {kind}: ..."
                 else:
                     found[name, member] = _signature(member, content.__doc__ or "")
         elif callable(value):
@@ -131,6 +131,10 @@ def _all_refine(
 
 def _agrees(said: Any, bound: str, aliases: dict[str, str]) -> bool:
     other: Any = ast.parse(bound).body[0]
+    if [ast.dump(d) for d in getattr(said, "decorator_list", ())] != [
+        ast.dump(d) for d in getattr(other, "decorator_list", ())
+    ]:
+        return False
     if type(said) is not type(other) or isinstance(said, ast.ClassDef):
         return type(said) is type(other)
     if isinstance(said, ast.AnnAssign):
@@ -149,6 +153,10 @@ def _agrees(said: Any, bound: str, aliases: dict[str, str]) -> bool:
     )
 
 
+def _indented(text: str, indent: str) -> list[str]:
+    return [indent + line for line in text.splitlines()]
+
+
 def correct(text: str, bound: Found) -> tuple[str, list[str]]:
     """Return the stub as it should be, and what is wrong with it, one sentence each."""
     lines, tree = text.splitlines(), ast.parse(text)
@@ -160,7 +168,8 @@ def correct(text: str, bound: Found) -> tuple[str, list[str]]:
     said = dict(_statements(tree))
     wrong = []
     for key, statement in sorted(said.items(), key=lambda item: -item[1].lineno):
-        place, end = statement.lineno - 1, statement.end_lineno or statement.lineno
+        first = (*getattr(statement, "decorator_list", ()), statement)[0]
+        place, end = first.lineno - 1, statement.end_lineno or statement.lineno
         title = ".".join(filter(None, key))
         indent = "    " if key[0] and key[1] else ""
         if key not in bound:
@@ -168,18 +177,19 @@ def correct(text: str, bound: Found) -> tuple[str, list[str]]:
             del lines[place:end]
         elif not _agrees(statement, bound[key], aliases):
             wrong.append(f"{title} is `{bound[key]}` in the extension")
-            lines[place:end] = [indent + bound[key]]
+            lines[place:end] = _indented(bound[key], indent)
     missing = [key for key in bound if key not in said]
     for owner in sorted({owner for owner, _ in missing}):
         added = [bound[key] for key in missing if key[0] == owner and key[1]]
+        members = [line for text in added for line in _indented(text, "    ")]
         wrong += [f"`{line}` is missing" for line in added]
         start = next((i for i, line in enumerate(lines) if line == f"class {owner}:"), None)
         if not owner:
             lines += added
         elif start is None:
-            lines += ["", f"class {owner}:", *(f"    {line}" for line in added or ["..."])]
+            lines += ["", f"class {owner}:", *(members or ["    ..."])]
         else:
-            lines[start + 1 : start + 1] = [f"    {line}" for line in added]
+            lines[start + 1 : start + 1] = members
     return "\n".join([*lines, ""]), wrong
 
 

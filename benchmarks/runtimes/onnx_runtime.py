@@ -73,7 +73,10 @@ def _quantize(exported: Path, quantized: Path, calibration: list[Tensor]) -> Non
 
     logging.getLogger().setLevel(logging.ERROR)  # it logs advice to run what is run here
     preprocessed = exported.with_suffix(".preprocessed.onnx")
-    quant_pre_process(str(exported), str(preprocessed))
+    try:
+        quant_pre_process(str(exported), str(preprocessed))
+    except AssertionError:  # symbolic shapes know no reshape whose sizes come out of a split
+        quant_pre_process(str(exported), str(preprocessed), skip_symbolic_shape=True)
     quantization.quantize_static(
         str(preprocessed),
         str(quantized),

@@ -48,6 +48,31 @@ bool isOfTorch(const std::string& line) {
       places, [&](const char* place) { return line.find(place) != std::string::npos; });
 }
 
+NodeFailure failureAt(c10::Symbol kind, const torch::jit::SourceRange& range, const std::exception& error) {
+  const auto line = lineOf(range);
+  return NodeFailure(
+      std::string("at ") + kind.toQualString() + (line.empty() ? "" : " (" + line + ")") + ": " +
+      withoutBacktrace(error));
+}
+
+// Nothing is destroyed here, so no source range is copied for a message: that is most of a walk's time.
+void collect(Block* block, const std::function<bool(const Node*)>& test, std::vector<Node*>& found) {
+  for (Node* node : block->nodes()) {
+    for (Block* inner : node->blocks()) {
+      collect(inner, test, found);
+    }
+    try {
+      if (test(node)) {
+        found.push_back(node);
+      }
+    } catch (const NodeFailure&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw failureAt(node->kind(), node->sourceRange(), error);
+    }
+  }
+}
+
 bool makesTensor(const Node* node) { return std::ranges::any_of(node->outputs(), isTensor); }
 
 std::string operatorName(const Node* node) {
@@ -79,10 +104,7 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit) {
     } catch (const NodeFailure&) {
       throw;
     } catch (const std::exception& error) {
-      const auto line = lineOf(range);
-      throw NodeFailure(
-          std::string("at ") + kind.toQualString() + (line.empty() ? "" : " (" + line + ")") + ": " +
-          withoutBacktrace(error));
+      throw failureAt(kind, range, error);
     }
   }
 }
@@ -105,11 +127,7 @@ bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementO
 
 std::vector<Node*> nodesWhere(Graph& graph, const std::function<bool(const Node*)>& test) {
   std::vector<Node*> nodes;
-  forEachNode(graph, [&](Node* node) {
-    if (test(node)) {
-      nodes.push_back(node);
-    }
-  });
+  collect(graph.block(), test, nodes);
   return nodes;
 }
 

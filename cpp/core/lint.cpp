@@ -9,12 +9,13 @@ class Linter {
 
   void run() {
     visit(graph_.block(), nullptr);
-    for (const auto& entry : known_) {
-      const Value* value = entry.first;
-      require(entry.second.uses == value->uses().size(), value->node(), [&] {
-        return "its result %" + value->debugName() + " knows of " + std::to_string(value->uses().size()) +
-               " uses, and has " + std::to_string(entry.second.uses);
-      });
+    for (const auto& [value, uses, in_scope] : known_) {
+      if (value != nullptr) {
+        require(uses == value->uses().size(), value->node(), [&value, &uses] {
+          return "its result %" + value->debugName() + " knows of " + std::to_string(value->uses().size()) +
+                 " uses, and has " + std::to_string(uses);
+        });
+      }
     }
   }
 
@@ -25,24 +26,34 @@ class Linter {
   }
 
   struct Known {
+    const Value* value = nullptr;
     size_t uses = 0;
     bool in_scope = true;
   };
 
+  Known& at(const Value* value) {
+    if (value->unique() >= known_.size()) {
+      known_.resize(2 * value->unique() + 1);
+    }
+    return known_[value->unique()];
+  }
+
   void use(const Node* node, const Value* value) {
-    const auto found = known_.find(value);
-    require(found != known_.end() && found->second.in_scope, node, [&] {
+    Known& known = at(value);
+    require(known.value == value && known.in_scope, node, [&] {
       return "its operand %" + value->debugName() + " of " + describe(value->node()) +
              " is not defined before, or not in a block around it";
     });
-    ++found->second.uses;
+    ++known.uses;
   }
 
   void visit(Block* block, const Node* owner) {
-    std::vector<const Value*> defined(block->inputs().begin(), block->inputs().end());
-    for (const Value* input : block->inputs()) {
-      known_.emplace(input, Known{});
-    }
+    std::vector<const Value*> defined;
+    const auto define = [&](const Value* value) {
+      at(value) = {value};
+      defined.push_back(value);
+    };
+    std::ranges::for_each(block->inputs(), define);
     for (Node* node : block->nodes()) {
       require(node->owningBlock() == block && node->owningGraph() == &graph_, node, [] {
         return std::string("it does not know where it stands");
@@ -55,16 +66,15 @@ class Linter {
         visit(inner, node);
       }
       checkOperator(node);
-      for (const Value* output : node->outputs()) {
-        known_.emplace(output, Known{});
-        defined.push_back(output);
-      }
+      std::ranges::for_each(node->outputs(), define);
     }
     for (const Value* output : block->outputs()) {
       use(owner == nullptr ? block->return_node() : owner, output);
     }
-    for (const Value* value : defined) {
-      known_[value].in_scope = false;
+    if (owner != nullptr) { // nothing stands behind the outermost block
+      for (const Value* value : defined) {
+        at(value).in_scope = false;
+      }
     }
   }
 
@@ -96,7 +106,7 @@ class Linter {
   }
 
   Graph& graph_;
-  std::unordered_map<const Value*, Known> known_;
+  std::vector<Known> known_; // by the number of the value
 };
 
 } // namespace

@@ -7,6 +7,9 @@ namespace jit_passes {
 
 inline const auto quantize = symbol("jit_passes::quantize");
 inline const auto dequantize = symbol("jit_passes::dequantize");
+inline const auto choose_qparams = symbol("jit_passes::choose_qparams");
+inline const auto quantize_dynamic = symbol("jit_passes::quantize_dynamic");
+inline const auto dequantize_dynamic = symbol("jit_passes::dequantize_dynamic");
 inline const auto lookup_table = symbol("jit_passes::lookup_table");
 inline const auto edge = symbol("jit_passes::edge");
 inline const auto correlation = symbol("jit_passes::correlation");

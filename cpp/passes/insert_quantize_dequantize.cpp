@@ -8,7 +8,15 @@
 //                                                      %d = jit_passes::dequantize(%q, scale, zero_point)
 //
 // The option `parameters` has a dict for each place, by its id: scale, zero_point, axis (None per tensor),
-// quant_min, quant_max and dtype, as quantize takes them, and rounding. Both operators then carry the id. A
+// quant_min, quant_max and dtype, as quantize takes them, and rounding. Both operators then carry the id. One
+// whose parameters are chosen as the model runs has qscheme and range_form in place of scale, zero_point, axis and
+// rounding:
+//
+//   %s, %z = jit_passes::choose_qparams(%x, quant_min, quant_max, qscheme, range_form)
+//   %q = jit_passes::quantize_dynamic(%x, %s, %z, quant_min, quant_max, dtype)
+//   %d = jit_passes::dequantize_dynamic(%q, %s, %z)
+//
+// These carry no id, as there is no grid to look up. A
 // place without parameters (never reached, say) leaves its value in float. A value that trained at two places,
 // one behind the other, is quantized twice.
 //
@@ -50,7 +58,20 @@ Value* rounded(Node* before, Value* value, const Parameters& parameters) {
   return insertValue(before, fake_quantize, operands, before);
 }
 
+Value* quantizeDynamically(Node* before, Value* value, const Parameters& parameters) {
+  const auto constant = [&](const char* name) { return insertConstant(before, parameters.at(name)); };
+  Value *low = constant("quant_min"), *high = constant("quant_max");
+  const std::vector<Value*> range{value, low, high, constant("qscheme"), constant("range_form")};
+  const auto chosen = insertNode(before, choose_qparams, range, before, /*outputs=*/2)->outputs();
+  const std::vector<Value*> operands{value, chosen[0], chosen[1], low, high, constant("dtype")};
+  Value* codes = insertValue(before, quantize_dynamic, operands, before);
+  return insertValue(before, dequantize_dynamic, {codes, chosen[0], chosen[1]}, before);
+}
+
 Value* quantizeDequantize(Node* before, Value* value, const Parameters& parameters, int64_t place) {
+  if (parameters.contains("range_form")) {
+    return quantizeDynamically(before, value, parameters);
+  }
   const bool per_channel = !parameters.at("axis").isNone();
   const auto constant = [&](const char* name) { return insertConstant(before, parameters.at(name)); };
   std::vector<Value*> grid{constant("scale"), constant("zero_point")};
@@ -67,15 +88,6 @@ Value* quantizeDequantize(Node* before, Value* value, const Parameters& paramete
   setPlace(quantize, place);
   setPlace(dequantize, place);
   return dequantize->output();
-}
-
-void redirectUses(Value* value, Value* replacement, const Node* first) {
-  const auto uses = value->uses(); // a copy: the loop edits the list
-  for (const auto& use : uses) {
-    if (use.user != first && !isObserver(use.user)) {
-      use.user->replaceInput(use.offset, replacement);
-    }
-  }
 }
 
 // With the operands that were there for it: its buffers, name and specification.
@@ -119,9 +131,13 @@ bool insertQuantizeDequantize(PassContext& context) {
     }
     if (quantized) {
       Value* value = place->input(0);
+      const auto uses = value->uses(); // without those of what quantizes it
       Value* replacement = quantizeDequantize(place, value, found->value().toGenericDict(), id);
-      const Node* quantize = replacement->node()->input(0)->node();
-      redirectUses(value, replacement, quantize->input(0) == value ? quantize : quantize->input(0)->node());
+      for (const auto& use : uses) {
+        if (!isObserver(use.user)) {
+          use.user->replaceInput(use.offset, replacement);
+        }
+      }
     }
   }
   for (Node* observer : placesOf(*graph)) {

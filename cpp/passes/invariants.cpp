@@ -10,10 +10,11 @@ using Problem = std::optional<std::string>;
 
 Problem firstProblem(const PassContext& context, const std::function<Problem(const Node*)>& problemOf) {
   Problem first;
-  forEachNode(*context.graph(), [&](Node* node) {
+  nodesWhere(*context.graph(), [&](const Node* node) {
     if (!first) {
       first = problemOf(node);
     }
+    return false;
   });
   return first;
 }
@@ -80,7 +81,11 @@ bool isPositive(const c10::IValue& scale) {
     return scale.toDouble() > 0 && std::isfinite(scale.toDouble());
   }
   const auto values = scale.toTensor();
-  return at::logical_and(values > 0, values.isfinite()).all().item<bool>();
+  if (values.numel() == 0) {
+    return true;
+  }
+  const auto [low, high] = at::aminmax(values); // NaN if one is
+  return low.item<double>() > 0 && std::isfinite(high.item<double>());
 }
 
 bool holds(const c10::IValue& number, double low, double high) {
@@ -88,11 +93,18 @@ bool holds(const c10::IValue& number, double low, double high) {
     return low <= static_cast<double>(number.toInt()) && static_cast<double>(number.toInt()) <= high;
   }
   const auto values = number.toTensor();
-  return at::logical_and(values >= low, values <= high).all().item<bool>();
+  if (values.numel() == 0) {
+    return true;
+  }
+  const auto [least, largest] = at::aminmax(values);
+  return low <= least.item<double>() && largest.item<double>() <= high;
 }
 
 bool areEqual(const c10::IValue& one, const c10::IValue& other) {
-  return one.isTensor() && other.isTensor() ? at::equal(one.toTensor(), other.toTensor()) : one == other;
+  if (!one.isTensor() || !other.isTensor()) {
+    return one == other;
+  }
+  return one.toTensor().is_same(other.toTensor()) || at::equal(one.toTensor(), other.toTensor());
 }
 
 // Of quantize: (x, scale, zero_point, [axis,] quant_min, quant_max, dtype).

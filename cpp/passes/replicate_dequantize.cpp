@@ -5,18 +5,46 @@
 //   %a = aten::conv2d(%d, ...)             ->   %a = aten::conv2d(%d1, ...)
 //   %b = aten::add(%d, %a, %one)                %d2 = jit_passes::dequantize(%q, ...)
 //                                               %b = aten::add(%d2, %a, %one)
+//
+// One with parameters that are chosen as the model runs has a quantize_dynamic and a choose_qparams of its own too:
+// kernels do all three.
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/places.h"
 #include "core/registry.h"
+#include "passes/dialect.h"
 
 namespace jit_passes {
 namespace {
 
+Node* cloneInFrontOf(Node* before, Node* node, const std::function<Value*(Value*)>& operand) {
+  return node->owningGraph()->createClone(node, operand)->insertBefore(before);
+}
+
+// Together with what its parameters are chosen by, if that is so; a value that is written to is read where it was.
+Value* copyInFrontOf(Node* before, Node* source, const std::unordered_set<const Value*>& written) {
+  std::unordered_map<Value*, Value*> copies;
+  const auto operand = [&](Value* value) {
+    const auto found = copies.find(value);
+    return found == copies.end() ? value : found->second;
+  };
+  Node* codes = source->input(0)->node();
+  const bool chosen = codes->kind() == quantize_dynamic && codes->input(1)->node()->kind() == choose_qparams;
+  if (chosen && !written.count(codes->input(0))) {
+    for (Node* node : {codes->input(1)->node(), codes}) {
+      Node* copy = cloneInFrontOf(before, node, operand);
+      for (size_t i = 0; i < node->outputs().size(); ++i) {
+        copies[node->output(i)] = copy->output(i);
+      }
+    }
+  }
+  return cloneInFrontOf(before, source, operand)->output();
+}
+
 bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  return changeNodes(*graph, [&](Node* source) {
+  const bool changed = changeNodes(*graph, [&](Node* source) {
     if (!startsWith(source, "jit_passes::dequantize") || written.count(source->output())) {
       return false;
     }
@@ -25,13 +53,17 @@ bool replicateDequantize(PassContext& context) {
       return false;
     }
     for (const auto& use : uses) {
-      Value* copy = insertValue(use.user, source->kind(), source->inputs(), source, source->output()->type());
+      Value* copy = copyInFrontOf(use.user, source, written);
       handOverPlace(source, copy->node());
       use.user->replaceInput(use.offset, copy);
     }
     source->destroy();
     return true;
   });
+  if (changed) {
+    removeDeadNodes(graph);
+  }
+  return changed;
 }
 
 const RegisterPass replicate_dequantize_pass{

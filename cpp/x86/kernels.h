@@ -162,6 +162,8 @@ class Convolution {
   const Window& window() const { return window_; }
   // Of the packed weights.
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
+  // The weights that it was made with, in the same order.
+  void unpack(int8_t* weight) const;
 
  private:
   // Output channels that are computed together.

@@ -36,11 +36,21 @@ at::Tensor newArena(int64_t bytes) {
 
 } // namespace
 
-Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {}
+// Whoever gave the tensors may have other names for them, and change what was checked, or need what is released.
+Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {
+  for (Operator& op : program_.operators) {
+    op.tensors = copiesOf(op.tensors);
+  }
+}
 
 std::vector<at::Tensor> Plan::run(const std::vector<at::Tensor>& inputs) {
   std::shared_ptr<const Prepared> ready;
   return run(inputs, ready, nullptr);
+}
+
+State Plan::state() {
+  const Weights::Whole whole(weights_);
+  return stateOf(program_);
 }
 
 Plan::Profile Plan::profile(const std::vector<at::Tensor>& inputs) {
@@ -92,6 +102,7 @@ std::shared_ptr<const Prepared> Plan::prepared(const Key& sizes) {
     }
   }
   auto made = std::make_shared<const Prepared>(program_, weights_, sizes);
+  weights_.trim();
   const std::lock_guard lock(mutex_);
   if (!find()) { // another thread may have been faster
     prepared_.emplace_front(sizes, std::move(made));

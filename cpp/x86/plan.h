@@ -15,7 +15,7 @@ class Plan : public torch::CustomClassHolder {
   // multiply-adds, and nanoseconds, waiting for other threads included.
   using Profile = std::vector<std::tuple<std::string, std::string, std::vector<int64_t>, int64_t, int64_t>>;
   Profile profile(const std::vector<at::Tensor>& inputs);
-  State state() const { return stateOf(program_); }
+  State state();
   // A table for people: operators, grids and weights.
   std::string toString() const;
 
@@ -29,7 +29,7 @@ class Plan : public torch::CustomClassHolder {
   at::Tensor takeArena(int64_t bytes);
   void giveBack(at::Tensor arena);
 
-  const Program program_;
+  Program program_;
   Weights weights_;
   std::mutex mutex_;
   std::list<std::pair<Key, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front

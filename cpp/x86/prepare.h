@@ -15,19 +15,42 @@ struct Packed {
 };
 
 // The packed weights of a program, made once, when they are needed first. Any thread may ask.
+//
+// What was packed is released: the tensor of the program keeps its sizes, and has no memory. So weights are held
+// once. `Whole` has them all back for as long as it lives.
 class Weights {
  public:
-  explicit Weights(const Program& program) : program_(program) {}
+  enum class Originals { Release, Keep };
+
+  explicit Weights(const Program& program, Originals originals = Originals::Release)
+      : program_(program), originals_(originals) {}
 
   // `dense`: its input has no other channels in between. `tap`: of Upsampling, whose taps are convolutions each.
   // `widths`: of Affine, how many channels each of the values has that it reads.
   std::shared_ptr<const Packed> packed(
       size_t index, bool dense, int64_t tap = 0, const std::vector<int64_t>& widths = {});
 
+  // Gives what was released since the last time back to the system. The allocator would keep it, in many pieces
+  // between what was packed meanwhile.
+  void trim();
+
+  class Whole {
+   public:
+    explicit Whole(Weights& weights);
+    ~Whole();
+
+   private:
+    Weights& weights_;
+    std::lock_guard<std::mutex> lock_;
+  };
+
  private:
   const Program& program_;
+  const Originals originals_;
   std::mutex mutex_;
+  int64_t untrimmed_ = 0; // bytes
   std::map<std::tuple<size_t, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>> packed_;
+  std::map<size_t, std::shared_ptr<const Packed>> released_; // by the number of the operator
 };
 
 // Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate

@@ -11,7 +11,8 @@ Prepared::Prepared(const Program& program, Weights& weights, const std::vector<S
     return;
   }
   apart_ = std::make_unique<const Program>(std::move(*apart));
-  Weights own(*apart_);
+  const Weights::Whole whole(weights); // the same tensors
+  Weights own(*apart_, Weights::Originals::Keep);
   prepare(*apart_, own, inputs);
 }
 

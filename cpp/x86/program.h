@@ -142,6 +142,7 @@ using OperatorState =
 // The format and the number of inputs, (zero point, low, high) of each value, outputs; scales; operators.
 using State = std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
 
+std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors);
 State stateOf(const Program& program);
 // Checked.
 Program programOf(const State& state);

@@ -6,15 +6,15 @@ namespace {
 
 constexpr int64_t kFormat = 1;
 
-std::vector<at::Tensor> copied(const std::vector<at::Tensor>& tensors) {
+} // namespace
+
+std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
     copies.push_back(tensor.clone());
   }
   return copies;
 }
-
-} // namespace
 
 State stateOf(const Program& program) {
   std::vector<double> scales;
@@ -27,7 +27,7 @@ State stateOf(const Program& program) {
   for (const Operator& op : program.operators) {
     operators.emplace_back(
         std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copied(op.tensors));
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copiesOf(op.tensors));
   }
   return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
 }
@@ -57,9 +57,6 @@ Program programOf(const State& state) {
   }
   program.outputs = lists[2];
   check(program);
-  for (Operator& op : program.operators) {
-    op.tensors = copied(op.tensors); // a file may have other names for them, and change what was checked
-  }
   return program;
 }
 

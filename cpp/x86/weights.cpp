@@ -1,6 +1,10 @@
 // Weights in the order in which kernels read them, and what their sums are multiplied by.
 #include "prepare.h"
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -23,6 +27,9 @@ Window windowOf(const Operator& op) {
   return window;
 }
 
+// The order of axes in which kernels take the weights of a convolution.
+at::Tensor channelsLast(const at::Tensor& weight) { return weight.permute({0, 2, 3, 4, 1}); }
+
 // Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
 // zero points of their own: these become part of the numbers that it has for each channel.
 std::shared_ptr<const Packed> pack(
@@ -32,7 +39,7 @@ std::shared_ptr<const Packed> pack(
   const Window window = windowOf(op);
   const bool affine = op.kind == Kind::Affine;
   const int64_t outputs = weight.size(0), inputs = weight.size(1) * window.groups;
-  const auto ordered = op.kind == Kind::Convolution  ? weight.permute({0, 2, 3, 4, 1}).contiguous()
+  const auto ordered = op.kind == Kind::Convolution  ? channelsLast(weight).contiguous()
                        : op.kind == Kind::Upsampling ? weight.flatten(2).select(2, tap).contiguous()
                                                      : weight;
   const Grid* in = &program.grids[op.inputs[0]];
@@ -66,15 +73,61 @@ std::shared_ptr<const Packed> pack(
   return packed;
 }
 
+void release(const at::Tensor& weight) { weight.storage().set_data_ptr({}); }
+
+void restore(const Operator& op, const Packed& packed) {
+  const auto& weight = op.tensors[kWeight];
+  const bool linear = op.kind == Kind::Linear;
+  const auto ordered = at::empty(linear ? weight.sizes() : channelsLast(weight).sizes(), at::kChar);
+  packed.kernel.unpack(ordered.mutable_data_ptr<int8_t>());
+  const auto memory = at::empty({static_cast<int64_t>(weight.storage().nbytes())}, at::kByte);
+  weight.storage().set_data_ptr(memory.storage().set_data_ptr({}));
+  weight.copy_(linear ? ordered : ordered.permute({0, 4, 1, 2, 3}));
+}
+
 } // namespace
 
 std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense, int64_t tap, const Sizes& widths) {
   const std::lock_guard lock(mutex_);
   auto& packed = packed_[{index, dense, tap, widths}];
-  if (!packed) {
-    packed = pack(program_, program_.operators[index], dense, tap, widths);
+  if (packed) {
+    return packed;
+  }
+  const Operator& op = program_.operators[index];
+  const auto found = released_.find(index);
+  if (found != released_.end()) {
+    restore(op, *found->second);
+  }
+  packed = pack(program_, op, dense, tap, widths);
+  if (originals_ == Originals::Release && (op.kind == Kind::Convolution || op.kind == Kind::Linear)) {
+    release(op.tensors[kWeight]);
+    released_[index] = packed;
+    untrimmed_ += op.tensors[kWeight].numel();
   }
   return packed;
+}
+
+void Weights::trim() {
+  constexpr int64_t kWorthIt = 1 << 20; // it takes a millisecond
+  const std::lock_guard lock(mutex_);
+  if (untrimmed_ >= kWorthIt) {
+    untrimmed_ = 0;
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+  }
+}
+
+Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex_) {
+  for (const auto& [index, packed] : weights_.released_) {
+    restore(weights_.program_.operators[index], *packed);
+  }
+}
+
+Weights::Whole::~Whole() {
+  for (const auto& [index, packed] : weights_.released_) {
+    release(weights_.program_.operators[index].tensors[kWeight]);
+  }
 }
 
 } // namespace jit_passes::x86

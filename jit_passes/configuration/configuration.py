@@ -23,7 +23,8 @@ class Rule:
         where: where it was written, `layers.yaml:12:5`, for messages; "" for rules of Python.
 
     Raises:
-        ValueError: the options change nothing, or are for values and the selector has none.
+        ValueError: the options change nothing, contradict their mode, or are for values and the
+            selector has none.
     """
 
     selector: Selector
@@ -40,6 +41,8 @@ class Rule:
             )
         if self.options in (LayerOptions(), NOTHING):
             raise ValueError("the rule changes nothing: give it an option")
+        if isinstance(self.options, LayerOptions):
+            self.options.check_mode()
         if isinstance(self.options, TensorOptions) and self.selector.value is None:
             raise ValueError(
                 "options of one tensor need a selector with value; those of a layer go under "
@@ -76,6 +79,13 @@ class Configuration:
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise ValueError(f"rules are Rules, not {rule!r}")
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether no operator can have another mode than dynamic."""
+        said = [rule.options for rule in self.rules if isinstance(rule.options, LayerOptions)]
+        modes = {self.everywhere.mode, *(options.mode for options in said if options.mode)}
+        return modes == {"dynamic"}
 
     def resolve(self, graph: GraphView) -> ResolvedConfiguration:
         """Return the options of each operator and value of a normalized graph.

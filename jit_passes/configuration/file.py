@@ -19,7 +19,7 @@ from .selector import SELECTORS, Selector
 
 VERSION = 1
 TOP_KEYS = ("version", "allow_unmatched", "global", "rules")
-LAYER_KEYS = ("bits", *TENSORS, "keep_float")
+LAYER_KEYS = ("bits", *TENSORS, "keep_float", "mode")
 TENSOR_KEYS = tuple(option.name for option in fields(TensorOptions) if option.compare)
 RULE_KEYS = (*SELECTORS, "allow_unmatched", *LAYER_KEYS)
 VALUE_KEYS = (*SELECTORS, "allow_unmatched", *TENSOR_KEYS)
@@ -92,7 +92,7 @@ def _configuration(source: Located) -> Configuration:
 
 def _rule(source: Located) -> Rule:
     for_value = isinstance(source.content, dict) and "value" in source.content
-    if for_value and not source.content.keys() & {*TENSORS, "keep_float"}:
+    if for_value and not source.content.keys() & {*TENSORS, "keep_float", "mode"}:
         entries = source.mapping("a rule for a value", VALUE_KEYS)
         options: LayerOptions | TensorOptions = _tensor_options(source)
     else:  # of a value too: with keep_float or tensors, it is about the operator that computes it
@@ -136,8 +136,17 @@ def _layer(source: Located, what: str, known: tuple[str, ...]) -> LayerOptions:
         bits = _checked(entries, {"bits": _given("bits", entries["bits"])}, source)
         for name in ("input", "weight", "output"):
             tensors[name] = bits.updated(tensors[name])
-    keep = entries.get("keep_float")
-    return LayerOptions(**tensors, keep_float=None if keep is None else keep.boolean("keep_float"))
+    keep, mode = entries.get("keep_float"), entries.get("mode")
+    try:
+        options = LayerOptions(
+            **tensors,
+            keep_float=None if keep is None else keep.boolean("keep_float"),
+            mode=None if mode is None else mode.name("mode"),
+        )
+        options.check_mode()
+    except OptionError as error:
+        raise entries.get(error.option, source).error(str(error)) from error
+    return options
 
 
 def _tensor_options(source: Located) -> TensorOptions:
@@ -212,7 +221,10 @@ def _rule_data(rule: Rule) -> dict[str, Any]:
 def _layer_data(options: LayerOptions) -> dict[str, Any]:
     data = {name: _tensor_data(getattr(options, name)) for name in TENSORS}
     data = {name: tensor for name, tensor in data.items() if tensor}
-    return data if options.keep_float is None else {**data, "keep_float": options.keep_float}
+    for name in ("keep_float", "mode"):
+        if (said := getattr(options, name)) is not None:
+            data[name] = said
+    return data
 
 
 def _tensor_data(options: TensorOptions) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import JitPassesError, nearest
+from ..graph.modules import only
 from .configuration import Configuration, Rule
 from .located import Located, from_file, from_python
 from .options import LayerOptions
-from .selector import Selector, only
+from .selector import Selector
 
 # Kinds of Glow's nodes, as its command line names them, that are called as the operator is.
 _SAME = (

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import JitPassesError, nearest
+from ..graph.modules import only
 from .configuration import Configuration, Rule
 from .located import Located, from_python
 from .options import FLOAT, LayerOptions, OptionError, TensorOptions
-from .selector import Selector, only
+from .selector import Selector
 
 QUANT_TYPES = ("weight", "input", "output")
 _OLD_KEYS = ("quant_types", "quant_bits", "op_types", "op_names", "quant_start_step", "exclude")
@@ -181,7 +182,7 @@ def _of_setting(setting: Mapping[str, Located], entry: Located) -> TensorOptions
 
 
 def _layer(tensors: Mapping[str, TensorOptions]) -> LayerOptions:
-    return LayerOptions(**tensors, keep_float=False)
+    return LayerOptions(**tensors, keep_float=False, mode=None)
 
 
 def _checked(source: Located, **options: Any) -> TensorOptions:

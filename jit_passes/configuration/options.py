@@ -23,17 +23,19 @@ from .located import brief
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
+MODES = ("static", "dynamic")
 OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 
 # Options that say the same thing in another way: a later one replaces the earlier ones.
 _REPLACES: dict[str, tuple[str, ...]] = {
     "dtype": ("signed",),
     "signed": ("dtype",),
-    "scale": ("range", "calibration", "scheme", "channelwise", "rounding"),
+    "scale": ("range", "calibration", "scheme", "channelwise", "tokenwise", "rounding"),
     "range": ("scale", "zero_point", "calibration"),
     "calibration": ("scale", "zero_point", "range"),
     "scheme": ("scale", "zero_point"),
     "channelwise": ("scale", "zero_point"),
+    "tokenwise": ("scale", "zero_point"),
     "rounding": ("scale", "zero_point"),
 }
 
@@ -63,6 +65,8 @@ class TensorOptions:
         scheme: "affine", "symmetric", "symmetric_with_uint8" or "power_of_two"; see
             `QuantizationSpec`.
         channelwise: whether each channel has a scale of its own.
+        tokenwise: whether each token, all but the last axis, has a scale of its own; for what is
+            quantized dynamically.
         calibration: the observer that finds the range.
         scale: a scale known beforehand: goes with bits, dtype, signed and zero_point only.
         zero_point: the code that means 0, for a fixed scale; then 0 unless given.
@@ -79,6 +83,7 @@ class TensorOptions:
     dtype: str | None = None
     scheme: str | None = None
     channelwise: bool | None = None
+    tokenwise: bool | None = None
     calibration: Observer | None = None
     scale: float | None = None
     zero_point: int | None = None
@@ -99,7 +104,7 @@ class TensorOptions:
             if word is not None and word not in words:
                 close = f": {nearest(word, words)}" if isinstance(word, str) else ""
                 raise OptionError(name, f"{name} is one of {', '.join(words)}, not {word!r}{close}")
-        for name in ("channelwise", "signed"):
+        for name in ("channelwise", "tokenwise", "signed"):
             if not isinstance(getattr(self, name), bool | None):
                 raise OptionError(name, f"{name} is True or False, not {getattr(self, name)!r}")
         if not isinstance(self.calibration, Observer | None):
@@ -165,7 +170,7 @@ class TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
 
         A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
-        channelwise and rounding, and each of these replaces it; so do dtype and signed. dtype
+        channelwise, tokenwise and rounding, and each of these it; so do dtype and signed. dtype
         "float" replaces everything, and anything replaces it. An earlier int8 becomes int16 if
         later bits need that; other dtypes too small for them go. Earlier bits too many for a later
         dtype go.
@@ -222,6 +227,18 @@ class TensorOptions:
         self, spec: QuantizationSpec, ch_axis: int | None
     ) -> QuantizationSpec | FixedQParamsQuantizationSpec:
         dtype, quant_min, quant_max = self._codes(spec)
+        if spec.is_dynamic:
+            qscheme, form = self._dynamic(spec)
+            return replace(
+                spec,
+                dtype=dtype,
+                quant_min=quant_min,
+                quant_max=quant_max,
+                qscheme=qscheme,
+                range_form=form,
+            )
+        if self.tokenwise:
+            raise OptionError("tokenwise", "tokenwise is for inputs in the mode dynamic")
         if self.scale is not None:
             assert self.zero_point is not None
             if not quant_min <= self.zero_point <= quant_max:
@@ -257,6 +274,20 @@ class TensorOptions:
             rounding=self.rounding or spec.rounding,
         )
 
+    def _dynamic(self, spec: QuantizationSpec) -> tuple[str, str]:
+        """Return scheme and range form of parameters that the value itself decides.
+
+        Ranges and roundings are for calibrated ones: options of all operators may say them.
+        """
+        if self.channelwise:
+            raise OptionError("channelwise", "channelwise is not for inputs in the mode dynamic")
+        _, granularity, scheme = spec.qscheme.split("_", 2)
+        if self.tokenwise is not None:
+            granularity = "token" if self.tokenwise else "tensor"
+        scheme = self.scheme or scheme
+        form = spec.range_form if scheme == "affine" else "pytorch"
+        return f"per_{granularity}_{scheme}", form
+
     def _codes(self, spec: QuantizationSpec) -> tuple[str, int, int]:
         """Return dtype, quant_min and quant_max."""
         was_signed = spec.quant_min < 0
@@ -289,6 +320,13 @@ class LayerOptions:
         output: its result.
         bias: its bias.
         keep_float: whether it stays in float; None leaves that to others.
+        mode: "static", its input has parameters from calibration; "dynamic", parameters from the
+            input itself each time the model runs, and its result and bias stay in float. For
+            operators with weights: what lies between them follows. None leaves that to others, and
+            without any is static.
+
+    Raises:
+        ValueError: an option is none of these.
     """
 
     input: TensorOptions = field(default_factory=TensorOptions)
@@ -296,6 +334,7 @@ class LayerOptions:
     output: TensorOptions = field(default_factory=TensorOptions)
     bias: TensorOptions = field(default_factory=TensorOptions)
     keep_float: bool | None = None
+    mode: str | None = None
 
     def __post_init__(self) -> None:
         for name in TENSORS:
@@ -303,12 +342,28 @@ class LayerOptions:
                 raise OptionError(name, f"{name} is TensorOptions, not {getattr(self, name)!r}")
         if not isinstance(self.keep_float, bool | None):
             raise OptionError("keep_float", f"keep_float is True or False, not {self.keep_float!r}")
+        if self.mode is not None and self.mode not in MODES:
+            close = f": {nearest(self.mode, MODES)}" if isinstance(self.mode, str) else ""
+            why = f"mode is one of {', '.join(MODES)}, not {self.mode!r}{close}"
+            raise OptionError("mode", why)
+
+    def check_mode(self) -> None:
+        """Refuse a mode next to what has no meaning in it, where both were said at once.
+
+        Raises:
+            OptionError: they do not go together.
+        """
+        for name in ("calibration", "range", "scale", "rounding"):
+            if self.mode == "dynamic" and getattr(self.input, name) is not None:
+                why = f"mode dynamic takes the range that the input has, so {name} has no meaning"
+                raise OptionError("mode", f"{why}: drop one of them")
 
     def updated(self, later: LayerOptions) -> LayerOptions:
         """Return both together, tensor by tensor; see `TensorOptions.updated`."""
-        tensors = {name: getattr(self, name).updated(getattr(later, name)) for name in TENSORS}
+        mode = self.mode if later.mode is None else later.mode
         keep_float = self.keep_float if later.keep_float is None else later.keep_float
-        return LayerOptions(**tensors, keep_float=keep_float)
+        tensors = {name: getattr(self, name).updated(getattr(later, name)) for name in TENSORS}
+        return LayerOptions(**tensors, keep_float=keep_float, mode=mode)
 
 
 def has_channels(observer: Observer) -> bool:

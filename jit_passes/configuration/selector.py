@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase, translate
-from functools import lru_cache
+from fnmatch import fnmatchcase
 
 from ..errors import nearest
+from ..graph.modules import Patterns, cover_of, fit_of, several
 from ..graph.view import NodeView, ValueView
-
-_WILDCARDS = re.compile(r"[*?[]")
-Patterns = str | tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,8 @@ class Selector:
     one, `[ab]` for one of these. Several in a tuple: one of them fits.
 
     Attributes:
-        module: glob of the path of the operator's module, `layer1.*.conv1`; "" at the top.
+        module: glob of the path of the operator's module, or of one around it: `layer1` is all that
+            is in it, `layer*.conv1` all that is in these; "" is the top alone.
         module_regex: regular expression that fits the whole path.
         module_type: glob of the module's class name, `Conv2d`.
         op: glob of the operator, `conv2d` or `aten::conv2d`.
@@ -63,19 +61,19 @@ class Selector:
         for name in SELECTORS:
             given = getattr(self, name)
             if given is not None:
-                yield from ((name, pattern) for pattern in _several(given))
+                yield from ((name, pattern) for pattern in several(given))
 
     def matches(self, node: NodeView) -> bool:
         """Say whether an operator is meant; with `value`, the one that computes it."""
         if self.value is not None and not any(
-            is_value(output) and _any_fits(self.value, output.name) for output in node.outputs
+            is_value(output) and fit_of(self.value)(output.name) for output in node.outputs
         ):
             return False
         return is_operator(node) and self._fits_place(node)
 
     def matches_value(self, value: ValueView) -> bool:
         """Say whether a value is meant. Without `value`, none is."""
-        if self.value is None or not is_value(value) or not _any_fits(self.value, value.name):
+        if self.value is None or not is_value(value) or not fit_of(self.value)(value.name):
             return False
         if self.module is self.module_regex is self.module_type is self.op is None:
             return True
@@ -83,13 +81,13 @@ class Selector:
 
     def _fits_place(self, node: NodeView) -> bool:
         return (
-            (self.module is None or _any_fits(self.module, node.module))
+            (self.module is None or cover_of(self.module)(node.module))
             and (
                 self.module_regex is None
                 or re.fullmatch(self.module_regex, node.module) is not None
             )
-            and (self.module_type is None or _any_fits(self.module_type, node.module_type))
-            and (self.op is None or any(op_fits(op, node.kind) for op in _several(self.op)))
+            and (self.module_type is None or fit_of(self.module_type)(node.module_type))
+            and (self.op is None or any(op_fits(op, node.kind) for op in several(self.op)))
         )
 
     def __str__(self) -> str:
@@ -98,16 +96,11 @@ class Selector:
         for name in SELECTORS:
             given = getattr(self, name)
             if given is not None:
-                parts.append(f"{name} {' or '.join(map(repr, _several(given)))}")
+                parts.append(f"{name} {' or '.join(map(repr, several(given)))}")
         return " and ".join(parts)
 
 
 SELECTORS = tuple(attribute.name for attribute in fields(Selector))
-
-
-def only(name: str) -> str:
-    """Return the glob that fits this name alone."""
-    return _WILDCARDS.sub(r"[\g<0>]", name)
 
 
 def is_operator(node: NodeView) -> bool:
@@ -151,7 +144,7 @@ def explain_nothing(selector: Selector, names: Mapping[str, set[str]]) -> str | 
     """
     if not names["op"]:
         return "the method has no operators"
-    ops = _several(selector.op or ())
+    ops = several(selector.op or ())
     fitting_ops = any(op_fits(op, kind) for op in ops for kind in names["op"])
     for name, pattern in selector.patterns():
         if name == "op":
@@ -162,15 +155,13 @@ def explain_nothing(selector: Selector, names: Mapping[str, set[str]]) -> str | 
             fits = any(re.fullmatch(pattern, path) for path in known)
         else:
             known = names[name]
-            fits = pattern in known or any(map(_fit_of(pattern), known))
+            fits = any(map((cover_of if name == "module" else fit_of)(pattern), known))
         if not fits:
             return f"{name} {pattern!r} matches nothing: {_like(name, pattern, known)}"
     return None
 
 
 def _like(name: str, pattern: str, known: set[str]) -> str:
-    if name == "module" and any(path.startswith(pattern + ".") for path in known):
-        return f"no operator stands in it itself, write '{pattern}.*' for the modules in it"
     if name == "op" and pattern.startswith("prim::"):
         return "what is in prim:: is not quantized"
     if name in ("module", "module_regex", "module_type") and known <= {""}:
@@ -183,22 +174,3 @@ def _check_regex(pattern: str) -> None:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"module_regex {pattern!r} is no regular expression: {error}") from error
-
-
-def _several(given: Patterns) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else given
-
-
-def _any_fits(given: Patterns, name: str) -> bool:
-    return _fit_of(given)(name)
-
-
-@lru_cache(1024)
-def _fit_of(given: Patterns) -> Callable[[str], bool]:
-    """Return whether a name fits, as a function.
-
-    Names without wildcards, of which lists may hold thousands, are looked up.
-    """
-    exact = {pattern for pattern in _several(given) if not _WILDCARDS.search(pattern)}
-    globs = [re.compile(translate(p)).match for p in _several(given) if p not in exact]
-    return lambda name: name in exact or any(fits(name) for fits in globs)

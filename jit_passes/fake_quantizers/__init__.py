@@ -61,7 +61,9 @@ def trained_qparams(
     spec: ResolvedSpec,
     method: Mapping[str, Any] | None = None,
 ) -> QParams | None:
-    """Return the parameters of a place that has trained; None where no batch came by, or derived.
+    """Return the parameters of a place that has trained.
+
+    None where no batch came by, or they are derived, or chosen as the model runs.
 
     Args:
         kind: the operator there, in the namespace jit_passes.
@@ -72,7 +74,7 @@ def trained_qparams(
     Raises:
         JitPassesError: this process does not have the method's class, or no method is recorded.
     """
-    if isinstance(spec, GroupDerivation):
+    if isinstance(spec, GroupDerivation) or getattr(spec, "is_dynamic", False):
         return None
     if isinstance(spec, FixedQParamsQuantizationSpec):
         return fixed_qparams(spec)

@@ -74,7 +74,7 @@ class State:
 
 # Operands that the model supplies while it runs: see cpp/core/insertion.h.
 OBSERVE, ENABLED, CORRECTIONS, GROUP = ("observe",), ("enabled",), ("corrections",), ("group",)
-_OF_SPEC = ("quant_min", "quant_max", "qscheme", "ch_axis", "rounding")
+_OF_SPEC = ("quant_min", "quant_max", "qscheme", "ch_axis", "rounding", "range_form")
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,8 @@ def fixed_or_derived(place: TrainingPlace) -> Operator | None:
     spec = place.spec
     if isinstance(spec, GroupDerivation) or place.later:
         return Operator("derive_quantization", {})
+    if place.place.is_dynamic:
+        return Operator("train_dynamic", {})
     if isinstance(spec, FixedQParamsQuantizationSpec):
         return Operator("train_fixed", {"scale": float(spec.scale), "zero_point": spec.zero_point})
     return None

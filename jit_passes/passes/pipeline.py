@@ -292,7 +292,9 @@ class _Run:
             self.check(step.ensures, "it ensures", remarks)
         except Exception as error:
             raise self.failure(f"pass '{step.name}' of", step.name, error) from error
-        self.records.append(PassRecord(step.name, changed, seconds, self.subject.count(), remarks))
+        known = self.records and not changed
+        nodes = self.records[-1].nodes if known else self.subject.count()
+        self.records.append(PassRecord(step.name, changed, seconds, nodes, remarks))
         self.dump(len(self.records), step.name)
         if LOGGER.isEnabledFor(logging.DEBUG):
             did = "" if changed else ", no change"

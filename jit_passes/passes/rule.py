@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, first_line
+from ..graph.modules import cover_of
 from ..graph.verify import Inputs
 from .compiled import own_work
 from .pipeline import RESOLVE, own
@@ -110,8 +110,8 @@ class RewriteRule:
         alternatives: operators that a name in the pattern may stand for, `{"aten::relu":
             ["aten::relu", "aten::relu_", "aten::relu6"]}`. In the replacement the name is the one
             that was matched.
-        modules: globs over the path of the module that the match stands in, of which one must
-            match.
+        modules: globs over the path of the module that the match stands in, or of one around it,
+            of which one must match.
         module_types: class names of that module, of which one must match; () for all.
         repeat: whether the rule may match what it has made itself. False for a replacement that
             contains the pattern, one that puts an operator behind another: each run adds it once.
@@ -158,8 +158,8 @@ class RewriteRule:
 
     def _check(self, record: tuple[Any, ...]) -> str | None:
         match = Match._of(record)
-        globs = [self.modules] if isinstance(self.modules, str) else self.modules
-        if not any(fnmatchcase(match.module, glob) for glob in globs):
+        globs = (self.modules,) if isinstance(self.modules, str) else tuple(self.modules)
+        if not cover_of(globs)(match.module):
             return f"module '{match.module}' is not among {', '.join(globs)}"
         types = [self.module_types] if isinstance(self.module_types, str) else self.module_types
         if types and match.module_type.split(".")[-1] not in types:

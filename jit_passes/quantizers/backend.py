@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from ..configuration.configuration import Configuration, Rule
+from ..configuration.configuration import Configuration, ResolvedConfiguration, Rule
 from ..configuration.file import read_configuration
 from ..configuration.options import LayerOptions, TensorOptions
 from ..configuration.selector import Selector
@@ -15,7 +15,7 @@ from ..graph.view import GraphView
 from ..specification.annotation import Annotations
 from ..specification.specification import QuantizationSpec
 from .base import Quantizer
-from .capability import ACTIVATION, WEIGHT, Capability
+from .capability import ACTIVATION, DYNAMIC, WEIGHT, Capability
 from .idle import idle_rules
 from .policy import Policy
 from .selection import Selection, clipped_output
@@ -72,6 +72,7 @@ class BackendQuantizer(Quantizer):
             weight or can.weights.nearest(WEIGHT),
             equal_operands,
             unsigned,
+            can.dynamic.nearest(DYNAMIC) if can.dynamic else None,
         )
         self.configuration = Configuration()
 
@@ -131,6 +132,8 @@ class BackendQuantizer(Quantizer):
             if resolved.of(node).keep_float
         }
         kept = frozenset(refused)
+        dynamic = frozenset(n.index for n in graph.nodes if resolved.of(n).mode == "dynamic")
+        refused |= self._refused_modes(graph, resolved, dynamic)
         float_results = frozenset(
             node.index
             for node in graph.nodes
@@ -149,7 +152,7 @@ class BackendQuantizer(Quantizer):
         )
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(
-                self.policy.capability, graph, refused, float_results, own_results
+                self.policy.capability, graph, refused, float_results, own_results, dynamic
             )
             selection.run()
             writer = AnnotationWriter(self.policy, selection, resolved)
@@ -166,3 +169,20 @@ class BackendQuantizer(Quantizer):
             if index not in kept
         }
         return annotations
+
+    def _refused_modes(
+        self, graph: GraphView, resolved: ResolvedConfiguration, dynamic: frozenset[int]
+    ) -> dict[int, str]:
+        """Return why operators cannot have the mode that a rule gives them, by index.
+
+        The mode of all operators is for those that can.
+        """
+        can, found = self.policy.capability, {}
+        for node in graph.nodes:
+            said = resolved.layers.get(node.index)
+            own = said is not None and said.mode != resolved.everywhere.mode
+            if not own or node.index not in dynamic or not can.is_weighted(node):
+                continue
+            if "dynamic" not in can.operators[node.kind].modes:
+                found[node.index] = "the target has no dynamic form of it"
+        return found

@@ -15,10 +15,11 @@ from .support import ANY_SPEC, Check, OperatorSupport, Role, SpecSupport
 
 Spec = QuantizationSpec | FixedQParamsQuantizationSpec
 ACTIVATION = QuantizationSpec("uint8")
+DYNAMIC = QuantizationSpec("uint8", is_dynamic=True)
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
 _WEIGHT, _BIAS = 1, 2  # the operands of all weighted operators
-HEADER = ("operator", "how", "operands", "weights", "ranks", "absorbs")
+HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Capability:
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
         forms: passes that give operators the forms that it has, after those of all targets.
+        dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
+            operators that have this mode; None where there are none.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -45,6 +48,7 @@ class Capability:
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
     forms: tuple[str, ...] = ()
+    dynamic: SpecSupport | None = None
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""
@@ -64,7 +68,11 @@ class Capability:
         return (own or self.weights) if operand == _WEIGHT else self.accumulators
 
     def refusal(
-        self, node: NodeView, operand: int | None = None, spec: Spec | None = None
+        self,
+        node: NodeView,
+        operand: int | None = None,
+        spec: Spec | None = None,
+        mode: str = "static",
     ) -> str | None:
         """Say why the backend cannot do what is asked of an operator; None when it can.
 
@@ -72,13 +80,21 @@ class Capability:
             node: the operator. Without a specification: whether it has an integer form at all.
             operand: which of its operands the specification is for; None for its result.
             spec: what "is to be" is said of: "uint8 [0, 15], and the target has uint8 [0, 255]".
+            mode: "static" or "dynamic": that of the operator, without a specification.
         """
+        row = self.operators.get(node.kind)
         if spec is None:
-            row = self.operators.get(node.kind)
             if row is None:
                 return "the target has no int8 form of it"
+            if mode not in row.modes:
+                return f"the target has no {mode} form of it"
             reason = weighted_reason(node) if row.role is Role.WEIGHTED else None
             return reason or (row.check(node) if row.check else None)
+        if spec.is_dynamic:
+            reads = self.mixed or (row is not None and operand in row.operands)
+            if self.dynamic is None or not reads or row is None or "dynamic" not in row.modes:
+                return "chosen as the model runs, and the target has no dynamic form of it"
+            return self.dynamic.refusal(spec)
         can = self.specs(node, operand)
         if can is not None and (why := can.refusal(spec)):
             return why
@@ -116,6 +132,8 @@ class Capability:
             f"  activations  {self.activations}; by default {default}",
             f"  weights      {self.weights}",
         ]
+        if self.dynamic is not None:
+            lines.append(f"  dynamic      {self.dynamic}")
         rows: list[tuple[str, ...]] = [HEADER]
         rows += [self._columns(row) for _, row in sorted(self.operators.items())]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -135,6 +153,7 @@ class Capability:
             ", ".join(map(str, row.operands)),
             weights,
             str(low) if low == high else f"{low} to {high}",
+            ", ".join(row.modes),
             ", ".join(clip.removeprefix("aten::") for clip in row.clips),
         )
 

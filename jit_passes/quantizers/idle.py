@@ -56,10 +56,13 @@ class _OwnTensors:
         if options.keep_float is not None or (known and node.index in self.selection.refused):
             return ""
         given = [name for name in TENSORS if getattr(options, name)]
-        if any(getattr(options, name).dtype == FLOAT for name in given):
+        given += ["mode"] if options.mode is not None else []
+        if any(getattr(options, name).dtype == FLOAT for name in TENSORS):
             return ""
         if any(name in given for name in self.tensors(node)):
             return ""
+        if given == ["mode"]:
+            return f"'{node.name}' ({node.kind}) has no weights, so it follows its neighbours"
         if self.is_quantized(node):
             return f"'{node.name}' ({node.kind}) has no {' and no '.join(given)} to quantize"
         return f"'{node.name}' ({node.kind}) stays in float: {self.float_reason(node)}"
@@ -77,15 +80,16 @@ class _OwnTensors:
         return node.index in self.selection.selected or node.index in self.clips
 
     def tensors(self, node: NodeView) -> Iterator[str]:
-        """Yield those of input, weight, bias and output that are quantized or can be."""
+        """Yield those of input, weight, bias, output and mode that it has, or can have."""
         row = self.selection.selected.get(node.index)
         if row is not None:
             yield "input"
             if row.role is Role.WEIGHTED:
                 yield "weight"
+                yield "mode"
                 if node.operand("bias").constant is not None:
                     yield "bias"
-        if self.is_quantized(node):
+        if self.is_quantized(node) and node.index not in self.selection.dynamic:
             yield "output"
 
     def float_reason(self, node: NodeView) -> str:

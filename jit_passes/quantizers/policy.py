@@ -18,6 +18,7 @@ class Policy:
     Attributes:
         capability: of the backend.
         activation: specification of activations.
+        dynamic: specification of inputs in the mode dynamic; None where the backend has none.
         weight: specification of weights. Operators that have less than the backend's others get
             what they have of it: one scale for the whole tensor, fewer codes.
         equal_operands: operators whose operands must have the same parameters.
@@ -30,6 +31,7 @@ class Policy:
     weight: QuantizationSpec
     equal_operands: tuple[str, ...] = ()
     unsigned: bool = False
+    dynamic: QuantizationSpec | None = None
 
     def weight_of(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight."""

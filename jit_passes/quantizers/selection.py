@@ -83,6 +83,8 @@ class Selection:
         refused: why operators must not be selected, by index.
         float_results: indices of operators whose results stay in float.
         own_results: indices of operators whose results are to be quantized by themselves.
+        dynamic: indices of operators that quantize their inputs as the model runs: they read and
+            give floats.
         inner: operators that a table computes on the way to another one's result: that one, by
             index.
         selected: rows of the table of the operators that are selected, by index.
@@ -96,6 +98,7 @@ class Selection:
     refused: Mapping[int, str] = field(default_factory=dict)
     float_results: frozenset[int] = frozenset()
     own_results: frozenset[int] = frozenset()
+    dynamic: frozenset[int] = frozenset()
     inner: dict[int, NodeView] = field(default_factory=dict)
     inner_values: set[int] = field(default_factory=set)
     summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
@@ -149,7 +152,7 @@ class Selection:
 
     def add(self, node: NodeView, row: OperatorSupport) -> None:
         self.selected[node.index] = row
-        if node.index in self.float_results:
+        if node.index in self.float_results or node.index in self.dynamic:
             return
         value = self.result(node)
         self.by_output[value.id] = node
@@ -160,12 +163,13 @@ class Selection:
             row = self.support.get(node.kind)
             if row is None or row.role is not Role.WEIGHTED:
                 continue
-            reason = self.refused.get(node.index) or self.capability.refusal(node)
+            mode = "dynamic" if node.index in self.dynamic else "static"
+            reason = self.refused.get(node.index) or self.capability.refusal(node, mode=mode)
             if reason:
                 self.reasons[node.name] = reason
             else:
                 self.add(node, row)
-        for index in list(self.selected):
+        for index in self.selected.keys() - self.dynamic:
             self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
 
     def quantize_beginnings(self) -> None:
@@ -248,9 +252,9 @@ class Selection:
         return [self.side_of_use(use) for use in readers_of(value, self.reads)]
 
     def reads(self, user: NodeView, operand: int) -> bool:
-        """Whether an operator is selected and the operand is one of its activations."""
+        """Whether an operator is selected and the operand is one that it reads the integers of."""
         row = self.selected.get(user.index)
-        return row is not None and operand in row.operands
+        return row is not None and operand in row.operands and user.index not in self.dynamic
 
     def side_of_use(self, use: Use | None) -> Hashable:
         if use is None or not self.reads(*use):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
 from ..configuration.options import TensorOptions
 from ..errors import JitPassesError, nearest
+from ..graph.modules import cover_of
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
 from ..specification.annotation import Annotations, QuantizationAnnotation
@@ -82,7 +82,8 @@ class SlotQuantizer(Quantizer):
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
             products), "bias", "sum" (of both). Options left open are 8 signed bits, symmetric,
             the range of `MovingAverageMinMax`; or what the target has that is nearest to this.
-        where: a pattern, or several, of module paths: `*`, `layer1.*.conv1`.
+        where: a pattern, or several, of paths of modules: `layer1`, with all that is in it,
+            `layer1.*.conv1`, `*`.
         target: the backend that it is made for.
 
     Raises:
@@ -112,7 +113,7 @@ class SlotQuantizer(Quantizer):
         correlations = [node for node in graph.nodes if node.kind == CORRELATION]
         others = (node.name for node in graph.nodes if node.kind != CORRELATION)
         annotations = Annotations(dict.fromkeys(others, "only convolutions have slots"))
-        chosen = [n for n in correlations if any(fnmatchcase(n.module, p) for p in self.where)]
+        chosen = [node for node in correlations if cover_of(self.where)(node.module)]
         if not chosen:
             raise JitPassesError(self._nothing_matches([node.module for node in correlations]))
         for node in correlations:

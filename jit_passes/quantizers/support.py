@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ..graph.view import NodeView, ValueView, is_number
-from ..specification.grid import DTYPES, SCHEMES, check_grid
+from ..specification.grid import DTYPES, DYNAMIC_SCHEMES, SCHEMES, check_grid
 from ..specification.specification import (
+    RANGE_FORMS,
     ROUNDINGS,
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
@@ -37,17 +38,20 @@ class SpecSupport:
         qschemes: the schemes.
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
         roundings: how it rounds.
+        range_forms: whose formulas choose parameters, where that is part of its kernels.
     """
 
     grids: Mapping[str, tuple[int, int]]
     qschemes: tuple[str, ...]
     whole: bool = False
     roundings: tuple[str, ...] = ("half_even",)
+    range_forms: tuple[str, ...] = RANGE_FORMS
 
     def __str__(self) -> str:
         """Return dtypes and schemes in one line."""
         grids = ", ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
-        schemes = "any scheme" if set(self.qschemes) == set(SCHEMES) else ", ".join(self.qschemes)
+        every = set(self.qschemes) in (set(SCHEMES), set(DYNAMIC_SCHEMES))
+        schemes = "any scheme" if every else ", ".join(self.qschemes)
         return f"{grids}{' or fewer codes' * (not self.whole)}; {schemes}"
 
     @property
@@ -73,6 +77,8 @@ class SpecSupport:
         if spec.qscheme not in self.qschemes:
             axis = (spec.ch_axis or 0) if self.qschemes[0].startswith("per_channel") else None
             spec = replace(spec, qscheme=self.qschemes[0], ch_axis=axis)
+        if spec.range_form not in self.range_forms:
+            spec = replace(spec, range_form=self.range_forms[0])
         return spec
 
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
@@ -86,6 +92,9 @@ class SpecSupport:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
             return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
+        if isinstance(spec, QuantizationSpec) and spec.range_form not in self.range_forms:
+            forms = ", ".join(self.range_forms)
+            return f"of the range form {spec.range_form}, and the target has {forms}"
         return None
 
 
@@ -98,6 +107,8 @@ PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor
 DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
 # The reference model computes everything.
 ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS)
+
+ANY_DYNAMIC = SpecSupport(DIALECT_GRIDS, DYNAMIC_SCHEMES)
 
 Check = Callable[[NodeView], str | None]
 
@@ -126,6 +137,8 @@ class OperatorSupport:
         sums: of an addition, the weighted operators whose results it takes before they are rounded,
             one of its two operands: only the sum is quantized then, where nothing else reads it.
         constants: whether it takes constant tensors among its operands, on grids of their own.
+        modes: "static", "dynamic", or both: whether parameters of its input may come from
+            calibration, and from the input itself as the model runs; its result then is float.
     """
 
     kind: str
@@ -143,6 +156,7 @@ class OperatorSupport:
     reads_parts: Callable[[NodeView], bool] | None = None
     sums: tuple[str, ...] = ()
     constants: bool = False
+    modes: tuple[str, ...] = ("static",)
 
     def is_activation(self, position: int, value: ValueView) -> bool:
         """Say whether an operand must be quantized: numbers of a table need not."""

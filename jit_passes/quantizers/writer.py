@@ -48,7 +48,7 @@ class AnnotationWriter:
     def __post_init__(self) -> None:
         self.nodes = self.selection.nodes
         self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
-        for index in sorted(self.selection.selected):
+        for index in sorted(self.selection.selected.keys() - self.selection.dynamic):
             for _, _, value in self.selection.operands(self.nodes[index]):
                 origin = self.selection.origin(value)
                 self.readers.setdefault(origin.id, []).append(self.nodes[index])
@@ -74,6 +74,7 @@ class AnnotationWriter:
         for user, operand, value in self.selection.operands(node):
             spec = self.operand(node, value)
             quantized = self.is_produced(value) or self.selection.is_inner(value)
+            quantized &= not self.is_dynamic(node)
             if spec is None and not can.mixed and not quantized:
                 return "its input is to stay in float"
             if isinstance(spec, OwnSpec) and (why := can.refusal(user, operand, spec)):
@@ -107,7 +108,9 @@ class AnnotationWriter:
         row = self.selection.selected[node.index]
         operands = self.operands(node)
         # An operand that is quantized anew is not to share with others of an equal specification.
+        # In the mode dynamic it does: parameters are chosen once for all that read it.
         anew = any(self.is_produced(v) for v in operands if isinstance(v, ValueView))
+        anew &= not self.is_dynamic(node)
         owner = self.selection.summed.get(node.index, node)
         owner = self.selection.inner.get(node.index, owner)
         if row.role is Role.WEIGHTED:
@@ -139,6 +142,10 @@ class AnnotationWriter:
         """Return the operands that are not left in float, each once."""
         values = dict.fromkeys(self.values(node))
         return [v for v in values if self.is_produced(v) or self.operand(node, v) is not None]
+
+    def is_dynamic(self, node: NodeView) -> bool:
+        """Whether its input is quantized as the model runs."""
+        return node.index in self.selection.dynamic
 
     def is_produced(self, value: ValueView) -> bool:
         """Whether a selected operator's result is quantized and the value goes back to it."""
@@ -175,6 +182,8 @@ class AnnotationWriter:
         if self.selection.is_inner(value):
             return None
         options = self.resolved.of(node).input
+        if self.is_dynamic(node):
+            return self.apply(options.updated(self.resolved.of_value(value)), node, value)
         if not self.is_produced(value):
             if not options:
                 options = self.wanted_by_readers(self.selection.origin(value), node)
@@ -196,7 +205,11 @@ class AnnotationWriter:
         return self.operand(maker, first) or self.produced(first)
 
     def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
-        spec = options.apply(self.policy.activation, where=f"'{node.name}'")
+        default = self.policy.activation
+        if self.is_dynamic(node):
+            assert self.policy.dynamic is not None
+            default = self.policy.dynamic
+        spec = options.apply(default, where=f"'{node.name}'")
         unsigned = self.policy.unsigned and isinstance(spec, QuantizationSpec)
         if not unsigned or can_be_negative(value, self.negative):
             return spec
@@ -213,7 +226,7 @@ class AnnotationWriter:
         value = self.selection.result(node)
         layers, values = self.resolved.layers, self.resolved.values
         options = result_options(self.resolved, node, value)
-        if options.dtype == "float":
+        if options.dtype == "float" or self.is_dynamic(node):
             return None
         is_special = (
             speaker(self.resolved, node, value).index in layers
@@ -274,7 +287,11 @@ class AnnotationWriter:
             return None
         if options:
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
-        if weight is not None and (self.is_produced(inputs) or self.operand(node, inputs)):
+        if (
+            weight is not None
+            and not self.is_dynamic(node)
+            and (self.is_produced(inputs) or self.operand(node, inputs))
+        ):
             per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
             accumulators = self.policy.capability.accumulators or INT32
             dtype, (low, high) = next(iter(accumulators.grids.items()))

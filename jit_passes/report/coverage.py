@@ -56,7 +56,7 @@ class Coverage(tuple[OperatorRecord, ...]):
         lines = [
             f"{len(self.int8)} of {count_of(len(self), 'operator')} quantized: {', '.join(parts)}"
         ]
-        columns = [(row.name, row.kind, row.precision) for row in self]
+        columns = [(row.name, row.kind, row.precision, row.mode) for row in self]
         widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
         for row, texts in zip(self, columns, strict=True):
             cells = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]

@@ -93,6 +93,7 @@ def inspect(
     target: str | Target = "auto",
     *,
     config: Any = None,
+    mode: str | None = None,
     method: str = "forward",
 ) -> Inspection:
     """Say for each operator whether it would be int8 or float, and why, without any data.
@@ -105,12 +106,13 @@ def inspect(
         quantizer: as in `prepare`.
         target: as in `prepare`.
         config: as in `prepare`.
+        mode: as in `prepare`.
         method: the method to look at.
 
     Raises:
         JitPassesError: what `prepare` raises.
     """
-    backend, chosen = choose_quantizer(quantizer, target, config)
+    backend, chosen = choose_quantizer(quantizer, target, config, mode)
     return _Inspector(annotate(model, method, FROZEN, chosen, backend), backend).inspect()
 
 
@@ -169,7 +171,7 @@ class _Inspector:
         """Number the regions that the operators on integers will be in, from 1."""
         units: dict[int, list[NodeView]] = {}  # by the operator that others are computed with
         for node in self.graph.nodes:
-            if self.on_integers(node):
+            if self.on_integers(node) and not self.all.is_dynamic(node):
                 units.setdefault(self.owner(node).index, []).append(node)
             elif self.is_moved(node):
                 units[node.index] = [node]

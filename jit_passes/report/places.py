@@ -64,7 +64,7 @@ def trained_places(
     for known in places:
         parameters = groups.parameters_at(known)
         before = by_id[known.place.id].pop(0)
-        if parameters is None:
+        if not isinstance(parameters, QParams):  # float, or another grid for each input
             continue
         constant = known.operands["x"]
         computed = not isinstance(constant, torch.Tensor)

@@ -22,18 +22,22 @@ SCHEMES = (
     "per_channel_symmetric_with_uint8",
     "per_channel_power_of_two",
 )
+# Of parameters that are chosen as the model runs: for the tensor, or for each token, all but the
+# last axis.
+DYNAMIC_SCHEMES = (
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "per_token_affine",
+    "per_token_symmetric",
+)
 
 
 def settle(spec: Any, ch_axis: int | None) -> None:
     """Check dtype, codes and scheme of a specification, and put names and ends in their places."""
-    if spec.is_dynamic:
-        raise ValueError(
-            "is_dynamic=True is not supported: parameters are found by calibration, not anew for "
-            "each batch"
-        )
     grid = check_grid(spec.dtype, spec.quant_min, spec.quant_max)
     settled = dict(zip(("dtype", "quant_min", "quant_max"), grid, strict=True))
-    for name, value in {**settled, "qscheme": check_scheme(spec.qscheme, ch_axis)}.items():
+    scheme = check_scheme(spec.qscheme, ch_axis, spec.is_dynamic)
+    for name, value in {**settled, "qscheme": scheme}.items():
         object.__setattr__(spec, name, value)  # how frozen dataclasses normalize
 
 
@@ -53,11 +57,14 @@ def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tupl
     return name, low, high
 
 
-def check_scheme(qscheme: Any, ch_axis: int | None) -> str:
+def check_scheme(qscheme: Any, ch_axis: int | None, is_dynamic: bool = False) -> str:
     """Return the name of the scheme."""
     name = str(qscheme).removeprefix("torch.")
-    if name not in SCHEMES:
-        raise ValueError(f"qscheme is one of {', '.join(SCHEMES)}, not {qscheme!r}")
+    known = DYNAMIC_SCHEMES if is_dynamic else SCHEMES
+    if name not in known:
+        other = name in SCHEMES or name in DYNAMIC_SCHEMES
+        when = f" with is_dynamic={is_dynamic}" if other else ""
+        raise ValueError(f"qscheme{when} is one of {', '.join(known)}, not {qscheme!r}")
     if (ch_axis is not None) != name.startswith("per_channel"):
         raise ValueError(f"ch_axis = {ch_axis} does not go with {name}")
     return name

@@ -9,6 +9,23 @@ import torch
 
 from .grid import DTYPES
 
+_CODES = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
+
+
+@dataclass(frozen=True)
+class ChosenQParams:
+    """How parameters are chosen as the model runs: see `QuantizationSpec`."""
+
+    quant_min: int
+    quant_max: int
+    dtype: str
+    qscheme: str
+    range_form: str
+
+    def as_options(self) -> dict[str, Any]:
+        """Return what the pass insert_quantize_dequantize takes for a place."""
+        return {**vars(self), "dtype": _CODES[DTYPES[self.dtype]]}
+
 
 @dataclass(frozen=True)
 class QParams:
@@ -31,5 +48,4 @@ class QParams:
 
     def as_options(self) -> dict[str, Any]:
         """Return what the pass insert_quantize_dequantize takes for a place."""
-        code = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}[DTYPES[self.dtype]]
-        return {**vars(self), "dtype": code}
+        return {**vars(self), "dtype": _CODES[DTYPES[self.dtype]]}

@@ -65,6 +65,11 @@ class Place:
     method: Mapping[str, Any] | None = None
 
     @property
+    def is_dynamic(self) -> bool:
+        """Whether its parameters come from the value, each time the model runs."""
+        return isinstance(self.spec, QuantizationSpec) and self.spec.is_dynamic
+
+    @property
     def is_parameter(self) -> bool:
         """Whether it is a weight or bias, the model's own or computed from such."""
         return self.slot in ("weight", "bias")

@@ -97,6 +97,7 @@ class _Writer:
             assert member.own is not None
             if root not in self.specs or not self.is_observed(root):
                 self.specs[root] = member.own
+        self.check_dynamic()
         self.check_derivations()
         edges = [(in_order(chain(*group.values())), group) for group in self.edges_by_place()]
         for uses, group in sorted(edges, key=lambda edge: position(edge[0][0])):
@@ -104,6 +105,33 @@ class _Writer:
         for node in self.members.annotations:
             self.add_results(node)
         return self.places
+
+    def check_dynamic(self) -> None:
+        """Refuse parameters of one run of the model for what needs them before, or elsewhere."""
+        first: dict[Member, Member] = {}
+        for member in self.members.all:
+            spec = self.specs[member.root()]
+            if isinstance(spec, DerivedQuantizationSpec):
+                for source in self.sources(member, spec):
+                    if self.specs[source.root()].is_dynamic:
+                        raise JitPassesError(
+                            f"{member.place} is derived from '{source.name}', whose parameters are "
+                            "chosen as the model runs (is_dynamic=True): leave it in float, or "
+                            "give that a specification for calibration"
+                        )
+            if not spec.is_dynamic:
+                continue
+            if member.value.is_constant:
+                raise JitPassesError(
+                    f"{member.place} is a constant, and is_dynamic=True is for what the model "
+                    "computes: give it a specification without"
+                )
+            known = first.setdefault(member.root(), member)
+            if known.value is not member.value:
+                raise JitPassesError(
+                    f"{member.place} shares parameters with '{known.name}', which are chosen from "
+                    "one value as the model runs (is_dynamic=True): let each have its own"
+                )
 
     def is_observed(self, root: Member) -> bool:
         return isinstance(self.specs[root], QuantizationSpec)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from ..graph.view import NodeView, ValueView
-from ..observers import Histogram, Observer
+from ..observers import Histogram, MinMax, Observer
 from .derivation import Derivation
 from .grid import settle
 
 DEFAULT_OBSERVER = Histogram()
-RANGE_FORMS = ("pytorch", "glow")
+RANGE_FORMS = ("pytorch", "glow", "fbgemm")
 ROUNDINGS = ("half_even", "half_away", "half_up", "floor", "ceil", "toward_zero")
 LARGEST_SPAN = 2**16 - 1  # of a calibrated range, in steps: 16 bits
 _OF_DTYPE: Any = None  # as default: all that the dtype holds
@@ -25,7 +25,7 @@ EdgeOrNode = ValueOrNode | tuple[ValueOrNode, NodeView]
 
 @dataclass(frozen=True)
 class QuantizationSpec:
-    """Quantization of one value with parameters found by calibration.
+    """Quantization of one value with parameters found by calibration, or each time the model runs.
 
     q = clamp(round(x / scale) + zero_point, quant_min, quant_max)
 
@@ -37,7 +37,8 @@ class QuantizationSpec:
             affine; symmetric (zero_point in the middle of the range); symmetric_with_uint8
             (affine where nothing is below 0, so that all codes are used, otherwise symmetric); or
             power_of_two (zero_point 0, the smallest power of two as scale with which nothing is
-            clipped).
+            clipped). With is_dynamic: per_tensor_ or per_token_ (one scale for all but the last
+            axis), then affine or symmetric.
         ch_axis: the channel axis, for per-channel schemes only; from the end if below 0.
         observer: what watches the value during calibration.
         rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
@@ -45,13 +46,17 @@ class QuantizationSpec:
         range_form: whose formulas take a range to scale and zero point: pytorch (see
             `affine_qparams`) or glow (see `glow_qparams`). They differ in how symmetric and
             power_of_two treat the one code more below 0 than above, and in the scale of zeros.
-        is_dynamic: False; here so that who expects it of PyTorch's specification is told.
+            With is_dynamic: pytorch, or fbgemm (affine only), to the bit what PyTorch's dynamic
+            kernels choose, whose scale is 6.1e-5 at least.
+        is_dynamic: whether parameters come from the value itself, each time the model runs, as
+            `jit_passes::choose_qparams` finds them. No data is needed then, and no observer.
         observer_or_fake_quant_ctr: what PyTorch's specification calls `observer`; an observer or
             its class. Only to construct with.
 
     Raises:
         ValueError: the range does not fit the dtype or has more than 16 bits; qscheme, rounding or
-            range_form is unknown; or ch_axis and qscheme do not go together.
+            range_form is unknown; ch_axis and qscheme do not go together; or is_dynamic does not
+            go with the rest.
     """
 
     dtype: str = "uint8"
@@ -115,6 +120,29 @@ class QuantizationSpec:
                 raise ValueError(f"{name} is one of {', '.join(known)}, not {word!r}")
         if self.range_form == "glow" and high - low < 2:
             raise ValueError("range_form glow needs a code on either side of 0")
+        self._check_dynamic()
+
+    def _check_dynamic(self) -> None:
+        fbgemm = self.range_form == "fbgemm"
+        if not self.is_dynamic:
+            if fbgemm:
+                raise ValueError(
+                    "range_form fbgemm is of dynamic kernels: it needs is_dynamic=True"
+                )
+            return
+        if self.range_form == "glow" or (fbgemm and self.symmetric):
+            raise ValueError(
+                f"range_form {self.range_form} does not go with is_dynamic {self.qscheme}"
+            )
+        if self.rounding != "half_even":
+            raise ValueError(f"is_dynamic=True rounds half_even, not {self.rounding}")
+        if self.observer == DEFAULT_OBSERVER:
+            object.__setattr__(self, "observer", MinMax())
+        if self.observer != MinMax():
+            raise ValueError(
+                f"is_dynamic=True takes the range that the value has, so the observer "
+                f"{self.observer.name} has nothing to do: leave it out"
+            )
 
     @property
     def middle(self) -> int:
@@ -194,6 +222,7 @@ class FixedQParamsQuantizationSpec:
     is_dynamic: bool = False
 
     def __post_init__(self) -> None:
+        _not_dynamic(self)
         settle(self, None)
         low, high = self.quant_min, self.quant_max
         if not 0 < self.scale < float("inf"):
@@ -229,10 +258,19 @@ class DerivedQuantizationSpec:
     is_dynamic: bool = False
 
     def __post_init__(self) -> None:
+        _not_dynamic(self)
         settle(self, self.ch_axis)
         object.__setattr__(self, "derived_from", tuple(self.derived_from))
         if not self.derived_from:
             raise ValueError("derived_from names no value: give those to derive from")
+
+
+def _not_dynamic(spec: Any) -> None:
+    if spec.is_dynamic:
+        raise ValueError(
+            "is_dynamic=True is for a QuantizationSpec: parameters that are fixed or derived are "
+            "known before the model runs"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
+from ..configuration.options import LayerOptions, OptionError
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
@@ -75,6 +76,7 @@ class Mode:
         return trains and any(node.kind == self.again for node in graph.nodes)
 
 
+DYNAMIC = "dynamic"
 NEXT = {
     ModelStage.PREPARED: "calibrate and convert",
     ModelStage.QAT: "training and convert",
@@ -96,7 +98,7 @@ class Annotated:
         annotations: what the quantizer says about it.
         operators: all operators with weights and all matrix products.
         quantizations: the places at which values are quantized.
-        quantizer: which said so.
+        made: what the report says of the quantizer.
     """
 
     module: Any
@@ -106,7 +108,7 @@ class Annotated:
     annotations: Annotations
     operators: tuple[OperatorRecord, ...]
     quantizations: list[Quantization]
-    quantizer: Quantizer
+    made: Mapping[str, Any]
 
     def insert(
         self, pipeline: Pipeline, options: Mapping[str, Any], stage: ModelStage | None = None
@@ -122,9 +124,8 @@ class Annotated:
         if self.quantizations:
             module = pipeline.run(module, self.method, options=options).module
         if stage is not None and self.backend is not None:
-            made = description_of(self.quantizer)
             record = self.backend.record()
-            Report(stage, self.method, record, self.operators, made=made).write(module)
+            Report(stage, self.method, record, self.operators, made=self.made).write(module)
         model = wrap(module)
         specs = [quantization.spec for quantization in self.quantizations]
         hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])
@@ -161,7 +162,8 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
-    module, remarks = formed(module, method, backend)
+    made = description_of(quantizer)
+    module, remarks = formed(module, method, backend, made)
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
@@ -180,14 +182,18 @@ def annotate(
         check_refusals(annotations, operators, strict)
     if backend is not None:
         check_places(quantizations, backend)
-    return Annotated(
-        module, method, backend, graph, annotations, operators, quantizations, quantizer
-    )
+    return Annotated(module, method, backend, graph, annotations, operators, quantizations, made)
 
 
-def formed(module: Any, method: str, backend: Target | None) -> tuple[Any, Sequence[Remark]]:
-    """Return a canonical module in the forms that a target computes, and remarks on others."""
-    if backend is None or not backend.capability.forms:
+def formed(
+    module: Any, method: str, backend: Target | None, made: Mapping[str, Any]
+) -> tuple[Any, Sequence[Remark]]:
+    """Return a canonical module in the forms that a target computes, and remarks on others.
+
+    Forms are for integers from one operator to the next: of dynamic ones, results are floats. The
+    last argument is what a report says of the quantizer.
+    """
+    if backend is None or not backend.capability.forms or made.get("mode") == DYNAMIC:
         return module, ()
     steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
     result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
@@ -195,12 +201,13 @@ def formed(module: Any, method: str, backend: Target | None) -> tuple[Any, Seque
 
 
 def choose_quantizer(
-    quantizer: Quantizer | None, target: str | Target, config: Any = None
+    quantizer: Quantizer | None, target: str | Target, config: Any = None, mode: str | None = None
 ) -> tuple[Target, Quantizer]:
-    """Return the backend, and the quantizer with what a configuration says.
+    """Return the backend, and the quantizer with what a mode for all operators and rules say.
 
     Raises:
-        JitPassesError: the target is unknown, the quantizer is none, or takes no configuration.
+        JitPassesError: the target or the mode is unknown, the quantizer is none, or takes no
+            configuration.
     """
     if quantizer is not None and not isinstance(quantizer, Quantizer):
         call = f": call it, {quantizer.__name__}()" if isinstance(quantizer, type) else ""
@@ -208,23 +215,39 @@ def choose_quantizer(
     made_for = quantizer.target if quantizer is not None else None
     backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
     chosen = quantizer or backend.quantizer()
-    if config is not None:
+    said = {"mode": mode, "config": config}
+    for name in (name for name, what in said.items() if what is not None):
         if not isinstance(chosen, BackendQuantizer):
+            what = "a configuration" if name == "config" else "a mode"
             raise JitPassesError(
-                f"a configuration changes what a backend's quantizer does, and "
-                f"{type(chosen).__name__} is none: leave `config` or `quantizer` out"
+                f"{what} changes what a backend's quantizer does, and "
+                f"{type(chosen).__name__} is none: leave `{name}` or `quantizer` out"
             )
-        chosen = chosen.configured(config)
+        chosen = chosen.configured(config if name == "config" else of_mode(said[name]))
     return backend, chosen
 
 
 def description_of(quantizer: Quantizer) -> dict[str, Any]:
-    """Return what a report says of the quantizer: its class, and what is said of single layers."""
+    """Return what a report says of the quantizer: class, mode, and options of single layers."""
     described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
-    configuration = getattr(quantizer, "configuration", None)
-    if isinstance(configuration, Configuration) and configuration != Configuration():
-        described["configuration"] = write_configuration(configuration)
+    if isinstance(quantizer, BackendQuantizer):
+        said = quantizer.configuration
+        described["mode"] = DYNAMIC if said.is_dynamic else said.everywhere.mode or "static"
+        if said != Configuration():
+            described["configuration"] = write_configuration(said)
     return described
+
+
+def of_mode(mode: Any) -> Configuration:
+    """Return a configuration that says the mode of all operators.
+
+    Raises:
+        JitPassesError: there is no such mode.
+    """
+    try:
+        return Configuration(LayerOptions(mode=mode))
+    except OptionError as error:
+        raise JitPassesError(str(error)) from None
 
 
 def check_places(places: Sequence[Quantization], target: Target) -> None:

@@ -18,13 +18,14 @@ from ..logs import timed
 from ..observers import ObserverState
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
-from ..specification.parameters import QParams
+from ..specification.parameters import ChosenQParams, QParams
 from ..specification.place import Place
 from ..specification.qparams import choose_qparams, derive_qparams, fixed_qparams
 from ..specification.specification import (
     FixedQParamsQuantizationSpec,
     GroupDerivation,
     QuantizationSpec,
+    ResolvedSpec,
 )
 from .module import ModelStage, OperatorRecord, Report, by_position, stage_of
 from .values import quantized_values
@@ -217,7 +218,8 @@ def _trained(node: int, kind: str, operands: dict[str, Any]) -> QuantizedPlace:
     place = Place.from_text(operands["spec"])
     short = kind.removeprefix("jit_passes::")
     parameters = trained_qparams(short, operands, place.spec, place.method)
-    reached = parameters is not None or isinstance(place.spec, GroupDerivation)
+    derived = isinstance(place.spec, GroupDerivation)
+    reached = parameters is not None or derived or place.is_dynamic
     begins = operands.get("observe") is not True and not isinstance(operands["x"], torch.Tensor)
 
     def found() -> QParams:
@@ -269,8 +271,10 @@ class Groups:
                 self._leaders.setdefault(known.place.group, []).append(known)
         self._found: dict[int, QParams | None] = {}
 
-    def parameters_at(self, known: QuantizedPlace) -> QParams | None:
+    def parameters_at(self, known: QuantizedPlace) -> QParams | ChosenQParams | None:
         """Return the parameters at one place; None where the value stays float."""
+        if known.place.is_dynamic and self._stays(known):
+            return _chosen(known.place.spec)
         return self._of_group(known.place.group) if self._stays(known) else None
 
     def _stays(self, known: QuantizedPlace) -> bool:
@@ -312,6 +316,12 @@ class Groups:
         parameters = derive_qparams(spec, known, leaders[0].place.name)
         _check_channels(parameters, leaders)
         return parameters
+
+
+def _chosen(spec: ResolvedSpec) -> ChosenQParams:
+    assert isinstance(spec, QuantizationSpec)
+    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    return ChosenQParams(*grid, spec.qscheme, spec.range_form)
 
 
 def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:

@@ -46,6 +46,8 @@ class OperatorRecord:
         bits: of its weight and its activations, as it was prepared: `w4a8`; `a8` for a product;
             `w8 only` where activations stay in float. "" in float, and in files of versions that
             did not note it.
+        mode: how its input is quantized: `static`; `dynamic`, as the model runs; `weight_only`, not
+            at all. "" in float, and in files of versions that did not note it.
     """
 
     name: str
@@ -54,6 +56,7 @@ class OperatorRecord:
     reason: str
     source: str
     bits: str = ""
+    mode: str = ""
 
     @property
     def precision(self) -> str:

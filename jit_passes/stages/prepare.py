@@ -32,6 +32,7 @@ def prepare(
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
     config: Any = None,
+    mode: str | None = None,
     strict: bool = False,
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
@@ -48,19 +49,22 @@ def prepare(
             VNNI, else "stock". See `quantize_script` for what files of it need.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
+        mode: of all operators with weights that no rule of `config` gives another: "static" or
+            "dynamic", see `LayerOptions`; None for the quantizer's own, static. A model that is
+            dynamic as a whole needs no calibration.
         strict: raise an error for operators with weights and matrix products that would stay in
             float and were not asked to, and for rules of the configuration that change nothing.
         method: the method to quantize. The copy has this one only.
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
-            or has no such method; the target is unknown; the configuration is wrong.
+            or has no such method; the target or mode is unknown; the configuration is wrong.
 
     Warns:
         JitPassesWarning: what the configuration asks for is more than the target can do: these
             operators stay in float; or a rule of it changes nothing.
     """
-    backend, chosen = choose_quantizer(quantizer, target, config)
+    backend, chosen = choose_quantizer(quantizer, target, config, mode)
     annotated = annotate(model, method, FROZEN, chosen, backend, strict=strict)
     options = {"insert_observers": plan_observations(annotated.quantizations)}
     return annotated.insert(OBSERVE, options, ModelStage.PREPARED)
@@ -75,8 +79,9 @@ def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:
     """
     plan = _Plan()
     for quantization in quantizations:
-        if quantization.place.observed and not quantization.value.is_constant:
-            plan.live.add(quantization.place.group)
+        place = quantization.place
+        if place.observed and not place.is_dynamic and not quantization.value.is_constant:
+            plan.live.add(place.group)
     for quantization in quantizations:
         _check(quantization)
         plan.add(quantization)
@@ -136,7 +141,7 @@ class _Plan:
         op = CONSTANT if value.is_constant and place.group not in self.live else REACH
         group = f"observer_{place.group}"
         known: dict[str, Any] = {}
-        if isinstance(spec, QuantizationSpec) and place.observed:
+        if isinstance(spec, QuantizationSpec) and place.observed and not place.is_dynamic:
             observer, axis = spec.observer, spec.ch_axis
             own = observer.op if axis is None else observer.per_channel_op
             known = {**vars(observer), "axis": axis}
@@ -146,7 +151,11 @@ class _Plan:
                 self.measure(own, value.constant, known, place)
             else:
                 op = own
-        elif isinstance(spec, GroupDerivation) or (place.channels and op == REACH):
+        elif (
+            isinstance(spec, GroupDerivation)
+            or place.is_dynamic
+            or (place.channels and op == REACH)
+        ):
             # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
             # All that nothing is observed of have one buffer: many attributes are slow to look up.
             op, group = NOTHING, "observer_none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ..errors import JitPassesError, count_of, warn
@@ -38,6 +39,20 @@ class QuantizedUses:
         earlier = place_at(value.producer) if value.producer is not None else None
         place = found.place if found else earlier
         return None if place is None else place.spec
+
+    def is_dynamic(self, node: NodeView) -> bool:
+        """Say whether an operand is quantized with parameters that are chosen as the model runs."""
+        specs = (self.at(node, position, element) for position, element, _ in node.operands)
+        return any(getattr(spec, "is_dynamic", False) for spec in specs)
+
+    def mode(self, node: NodeView) -> str:
+        """Return how its input is quantized: `static`, `dynamic`, or `weight_only` for not at all.
+
+        For operators whose weight is.
+        """
+        if self.is_dynamic(node):
+            return "dynamic"
+        return "weight_only" if re.fullmatch("w[0-9]+ only", self.bits(node)) else "static"
 
     def bits(self, node: NodeView) -> str:
         """Return bits of weights and activations: `w4a8`, `a8` for a product, "" for none.
@@ -80,8 +95,10 @@ def operator_records(
         int8 = node.name in quantized
         reason = "" if int8 else float_reason(node, annotations, target)
         kind = node.kind.rpartition("::")[2]
-        dtype, bits = ("int8", uses.bits(node)) if int8 else ("float", "")
-        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits))
+        dtype, bits, mode = (
+            ("int8", uses.bits(node), uses.mode(node)) if int8 else ("float", "", "")
+        )
+        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode))
     return records
 
 

@@ -17,7 +17,7 @@ from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
-from ..quantizers.support import OperatorSupport, Role
+from ..quantizers.support import ANY_DYNAMIC, OperatorSupport, Role
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
 
@@ -60,7 +60,10 @@ def capability_of(activation: QuantizationSpec) -> Capability:
     unary = kinds(lambda traits: traits.elementwise == 1)
     rows = [OperatorSupport(kind, Role.OWN, check=_options, elementwise=True) for kind in unary]
     weighted = kinds(lambda traits: traits.weighted)
-    rows += [OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS) for kind in weighted]
+    rows += [
+        OperatorSupport(kind, Role.WEIGHTED, clips=CLIPS, modes=("static", "dynamic"))
+        for kind in weighted
+    ]
     rows += [
         OperatorSupport(
             f"aten::{op}",
@@ -89,7 +92,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
             table[kind] = replace(table[kind], role=Role.FIXED, fixed=spec)
     for kind, (ends, _) in FIXED_RANGES.items():
         table[kind] = replace(table[kind], input_range=ends)
-    return Capability(table, mixed=True)
+    return Capability(table, mixed=True, dynamic=ANY_DYNAMIC)
 
 
 @dataclass(frozen=True)

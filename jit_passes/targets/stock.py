@@ -16,6 +16,7 @@ from ..graph.editor import GraphEditor
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability
+from .dynamic_rules import fuse_dynamic
 from .stock_rules import SUMS, rules
 from .stock_support import capability_of
 from .target import Target
@@ -34,7 +35,7 @@ class Stock(Target):
         reduce_range: quantize activations to 7 bits, which processors without VNNI need, where
             the int8 kernels add pairs of products in int16; None to ask this machine's processor.
             The kernels saturate at 8 bits, so codes are clamped to 7 behind each, at the price of a
-            pass over 1 byte for each number.
+            pass over 1 byte for each number. In the mode dynamic that costs nothing.
         integer_pools: compute adaptive average pools and means on integers. PyTorch's kernels give
             the result the scale of their operand, too coarse for the average of many values: on
             ResNet-18 that alone costs 1.3 dB, and saves next to no time.
@@ -87,6 +88,7 @@ class Stock(Target):
                 "sink_dequantize",
                 "replicate_dequantize",
                 PassCall("clamp_codes", contiguous=engine == "qnnpack"),
+                *fuse_dynamic(),
                 RuleSet("fuse_quantized", rules(engine)),
                 "fuse_cat",
                 "remark_float",

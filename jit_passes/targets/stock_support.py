@@ -165,7 +165,7 @@ CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
-    OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8)),
+    OperatorSupport("aten::linear", _W, clips=CLIPS, ranks=(2, 8), modes=("static", "dynamic")),
     *(
         OperatorSupport(
             f"aten::{kind}{n}d",
@@ -242,4 +242,10 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
     }
     highest = 127 if reduce_range else 255
     activations = SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True)
-    return Capability(operators, activations, WEIGHTS)
+    return Capability(operators, activations, WEIGHTS, dynamic=dynamic_inputs(reduce_range))
+
+
+def dynamic_inputs(reduce_range: bool) -> SpecSupport:
+    """Return what `quantized::linear_dynamic` makes of its input."""
+    codes = {"uint8": (0, 127 if reduce_range else 255)}
+    return SpecSupport(codes, ("per_tensor_affine",), whole=True, range_forms=("fbgemm",))

@@ -17,12 +17,17 @@ from ..errors import first_line, warn
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.specification import FixedQParamsQuantizationSpec
+from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
+from .stock import needs_reduced_range
+from .stock_support import dynamic_inputs
 from .target import RefusedOperator, Target
 
+ENGINE = "x86"  # of PyTorch, whose kernels compute what is dynamic
 CLIPS = ("aten::relu", "aten::clamp")
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
@@ -153,7 +158,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
                             ranks=(n + 2, n + 2), check=_transposed)
             for n in (1, 2, 3)
         ),
-        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES)),
+        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
+                        modes=("static", "dynamic")),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
@@ -204,6 +210,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
         forms=("expand_attention",),
+        dynamic=dynamic_inputs(needs_reduced_range(ENGINE)),
     )
 
 
@@ -226,6 +233,8 @@ class X86(Target):
     uint8 activations, int8 weights with a scale for each output channel. A region is prepared for
     the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
     are taken where the processor has it, and give the same bits as the plain ones.
+
+    Linears in the mode dynamic are computed by PyTorch's kernels, as for the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
@@ -254,5 +263,12 @@ class X86(Target):
             return None
 
     def lowering(self) -> Pipeline:
-        steps = ("fold_constant_lists", CompileRegions(self), *CLEAN_UP)
+        steps: tuple[Step, ...] = (
+            "fold_constant_lists",
+            "replicate_dequantize",
+            *fuse_dynamic(),
+            PassCall("fold_prepack", engine=ENGINE),
+            CompileRegions(self),
+            *CLEAN_UP,
+        )
         return Pipeline("lower_x86", steps)

@@ -166,7 +166,7 @@ def check_forward_only(quantizations: Sequence[Quantization]) -> None:
     """Raise an error for what only a prepared model can do."""
     for quantization in quantizations:
         spec = quantization.spec
-        if isinstance(spec, QuantizationSpec) and spec.range_form != "pytorch":
+        if isinstance(spec, QuantizationSpec) and spec.range_form == "glow":
             raise JitPassesError(
                 f"'{quantization.name}' is to have parameters in Glow's form, which do not train: "
                 "leave range_form out"

@@ -44,6 +44,7 @@ def prepare_qat(
     first_last_bits: int | None = None,
     target: str | Target = "auto",
     config: Any = None,
+    mode: str | None = None,
     strict: bool = False,
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
@@ -79,6 +80,9 @@ def prepare_qat(
         target: the backend that the model is for; see `prepare`. It decides what trains, so name it
             where a state dict or a group of processes is shared between processors.
         config: layer by layer, what is to be done otherwise; see `prepare`.
+        mode: of all operators with weights; see `prepare`. In the mode "dynamic" inputs are
+            fake-quantized with the parameters that each batch has, and only weights have scales
+            to train.
         strict: raise an error for convolutions, linears and matrix products that would stay in
             float and were not asked to.
         method: the method to quantize; the others stay in float.
@@ -98,7 +102,7 @@ def prepare_qat(
     trainer = fake_quantizer_of(fake_quantizer)
     if target == "auto" and bits is not None and quantizer is None:
         target = "reference"
-    backend, chosen = choose_quantizer(quantizer, target, config)
+    backend, chosen = choose_quantizer(quantizer, target, config, mode)
     refine = partial(with_bits, bits=bits, first_last_bits=first_last_bits, method=method)
     annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
     return train_at(annotated, model, trainer)

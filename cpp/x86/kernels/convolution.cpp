@@ -139,6 +139,27 @@ void Convolution::packPlain(const int8_t* weight) {
   }
 }
 
+// Where a weight goes is found by packing its number, byte by byte. Numbers begin with 1: 0 is what fills up.
+void Convolution::unpack(int8_t* weight) const {
+  const int64_t count = out_channels_ * window_.taps() * (in_channels_ / window_.groups);
+  std::vector<int8_t> bytes(count);
+  std::vector<uint32_t> numbers(packed_.size());
+  for (int shift = 0; shift < 32; shift += 8) {
+    for (int64_t i = 0; i < count; ++i) {
+      bytes[i] = static_cast<int8_t>((i + 1) >> shift);
+    }
+    const Convolution alike(window_, in_channels_, out_channels_, bytes.data(), 0, dense_, form_);
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      numbers[i] |= static_cast<uint32_t>(static_cast<uint8_t>(alike.packed_[i])) << shift;
+    }
+  }
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] != 0) {
+      weight[numbers[i] - 1] = packed_[i];
+    }
+  }
+}
+
 Border Convolution::border(const Image& in, const Image& out) const {
   const auto behind = [](int64_t out, int64_t stride, int64_t kernel, int64_t dilation, int64_t pad,
                          int64_t in) {

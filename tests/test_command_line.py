@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import stat
@@ -22,6 +23,7 @@ from command_line import (  # noqa: F401  fixtures
 )
 
 import jit_passes
+import jit_passes.command_line
 from jit_passes.command_line.main import cli
 from jit_passes.targets import Stock
 
@@ -264,3 +266,13 @@ def test_dynamic_needs_no_data(run: Run, model: Path, tmp_path: Path) -> None:
     assert [row["name"] for row in found["values"]] == ["conv:conv2d", "head:linear", "output"]
     assert all(20 < row["sqnr"] < 80 for row in found["values"])
     assert run("quantize", model, "--mode", "dynamique", "-o", out).code == 2
+
+
+def test_entry_point() -> None:
+    """Installing the package installs the command, and the library that it is built on."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((name, value),) = project["scripts"].items()
+    entry = importlib.metadata.EntryPoint(name, value, "console_scripts")
+    assert name == "jit-passes" and entry.load() is jit_passes.command_line.run
+    assert any(text.startswith("click") for text in project["dependencies"])

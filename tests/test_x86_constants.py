@@ -172,7 +172,7 @@ def test_hostile_states(kind: str) -> None:
         numbers[0].append(0)
     else:
         tensors[0] = BAD_CODES[kind]
-        lists[1][3 * numbers[1][0] + 2] = 200  # the last code of its grid
+        lists[1][4 * numbers[1][0] + 2] = 200  # the last code of its grid
     changed = [(names, numbers, tensors) if op[0][0] == "constant" else op for op in operators]
     with pytest.raises(RuntimeError, match="not a plan"):
         restored((lists, scales, changed))

@@ -12,7 +12,7 @@ constexpr double kMaxBytes = 1e12; // of one value
 int64_t layOutOwn(Memory& memory) {
   if (memory.border == Border{}) {
     layOutDense(memory);
-    return countOf(memory.sizes);
+    return countOf(memory.sizes) * memory.bytes();
   }
   const Dims dims = imageDims(memory.sizes, memory.axis);
   const Border& border = memory.border;
@@ -82,7 +82,7 @@ void follow(std::vector<Memory>& memory, size_t id) {
     const Memory& whole = memory[part.parent];
     if (part.is == Is::Slice) {
       part.strides = whole.strides;
-      part.offset = whole.offset + part.start;
+      part.offset = whole.offset + part.start * part.bytes();
     } else {
       layOutDense(part);
       part.offset = whole.offset;
@@ -93,8 +93,8 @@ void follow(std::vector<Memory>& memory, size_t id) {
 } // namespace
 
 void layOutDense(Memory& memory) {
-  memory.strides.assign(memory.sizes.size(), 1);
-  int64_t stride = memory.channels();
+  memory.strides.assign(memory.sizes.size(), memory.bytes());
+  int64_t stride = memory.channels() * memory.bytes();
   for (int64_t axis = int64_t(memory.sizes.size()) - 1; axis >= 0; --axis) {
     if (axis != memory.axis) {
       memory.strides[axis] = stride;
@@ -120,6 +120,9 @@ void placeMemory(Lowered& lowered) {
     std::for_each(step.inputs.begin(), step.inputs.end(), touch);
     if (step.does != Step::Does::Exit) {
       touch(step.output);
+    }
+    if (step.kept) {
+      touch(*step.kept);
     }
   }
   std::vector<Place> places;

@@ -6,6 +6,7 @@
 #include "reader.h"
 #include "simplify.h"
 #include "sums.h"
+#include "types.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -18,6 +19,7 @@ const auto lookup_table_kind = c10::Symbol::fromQualString("jit_passes::lookup_t
 // A float value that quantize makes codes of: an operator, a clip, and what moves the result.
 struct Pending {
   Operator op;
+  std::optional<int64_t> floats = {}; // its result, where it is computed in float32
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   std::vector<Operator> moves = {};
 };
@@ -50,7 +52,7 @@ class Walk {
         const auto known = floats_.find(value);
         TORCH_CHECK(
             known != floats_.end(), "a region returns the result of ", describe(value->node()),
-            ", which is in float: it must return what dequantize gives");
+            ", which no operator of a plan gives");
         program_.outputs.push_back(known->second);
       }
     }
@@ -117,24 +119,46 @@ class Walk {
     const Codes codes = reader_.codesOf(node);
     const Value* x = node->input(0);
     int64_t value;
-    if (const auto coded = floats_.find(x); coded != floats_.end()) {
-      value = requantized(node, coded->second, codes.grid);
-    } else if (const auto pending = pending_.find(x); pending != pending_.end()) {
+    if (const auto pending = pending_.find(x); pending != pending_.end()) {
       value = close(pending->second, codes.grid);
     } else {
-      const auto& inputs = block_->inputs();
-      const auto input = std::find(inputs.begin(), inputs.end(), x);
-      refuseUnless(input != inputs.end(), "it quantizes what the region computes in float");
-      value = emit(
-          {Kind::Quantize, "quantize of " + x->debugName(), {}, 0, {}, {}}, {input - inputs.begin() - 1},
-          codes.grid);
+      const auto known = valueOf(x);
+      refuseUnless(known.has_value(), "it quantizes what no operator of a plan gives");
+      value = requantized(node, *known, codes.grid);
     }
     codes_[node->output()] = {value, codes.shift};
+  }
+
+  int64_t rounded(const std::string& name, int64_t floats, const Grid& to) {
+    return emit({Kind::Quantize, name, {}, 0, {}, {}}, {floats}, to);
+  }
+
+  // What the region takes.
+  std::optional<int64_t> inputOf(const Value* value) {
+    const auto& inputs = block_->inputs();
+    const auto found = std::find(inputs.begin(), inputs.end(), value);
+    if (found == inputs.end()) {
+      return std::nullopt;
+    }
+    const auto [known, added] = inputs_.emplace(value, 0);
+    if (added) {
+      known->second =
+          emit({Kind::Input, value->debugName(), {}, 0, {found - inputs.begin() - 1}, {}}, {}, kFloat32);
+    }
+    return known->second;
+  }
+
+  std::optional<int64_t> valueOf(const Value* value) {
+    const auto coded = floats_.find(value);
+    return coded != floats_.end() ? coded->second : inputOf(value);
   }
 
   // Codes of another grid; the same where the grid is the same.
   int64_t requantized(const Node* node, int64_t from, const Grid& to) {
     const Grid& grid = program_.grids[from];
+    if (grid.is_float) {
+      return rounded("quantize of " + node->input(0)->debugName(), from, to);
+    }
     if (grid.scale == to.scale && grid.zero_point == to.zero_point && grid.low >= to.low &&
         grid.high <= to.high) {
       return from;
@@ -146,7 +170,8 @@ class Walk {
     const Grid whole = grid;
     grid.low = std::isfinite(pending.low) ? codeOf(pending.low, whole) : grid.low;
     grid.high = std::isfinite(pending.high) ? std::max(codeOf(pending.high, whole), grid.low) : grid.high;
-    int64_t value = emit(pending.op, pending.op.inputs, grid);
+    int64_t value = pending.floats ? rounded(pending.op.name, *pending.floats, grid)
+                                   : emit(pending.op, pending.op.inputs, grid);
     for (const Operator& move : pending.moves) {
       grid = movedGrid(move.kind, grid);
       value = emit(move, {value}, grid);
@@ -168,36 +193,24 @@ class Walk {
     floats_[node->output()] = codes->second.value;
   }
 
-  // The grid of its result is that with which it is dequantized.
   void visitTable(Node* node) {
     const auto codes = codes_.find(node->input(0));
     refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
     const auto [table, shift] =
         reader_.tableOf(node, program_.grids[codes->second.value], codes->second.shift);
-    Grid grid{1, shift, table.min().item<uint8_t>(), table.max().item<uint8_t>()};
-    bool known = false;
-    for (const torch::jit::Use& use : node->output()->uses()) {
-      if (use.user->kind() == dequantize) {
-        const auto [scale, zero_point] = reader_.scaleOf(use.user);
-        refuseUnless(
-            !known || (grid.scale == scale && grid.zero_point == zero_point + shift),
-            "its result is dequantized with two scales");
-        grid.scale = scale, grid.zero_point = zero_point + shift, known = true;
-      }
-    }
-    refuseUnless(grid.zero_point >= 0 && grid.zero_point <= 255, "its zero point is no code");
+    const Grid grid = reader_.gridOfTable(node, table, shift);
     const int64_t value = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
     codes_[node->output()] = {value, shift};
   }
 
   void visitIdentity(Node* node) {
-    if (const auto coded = floats_.find(node->input(0)); coded != floats_.end()) {
-      floats_[node->output()] = int64_t{coded->second};
-    } else if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
+    if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
       pending_.emplace(node->output(), Pending(pending->second));
-    } else {
-      refuseUnless(false, "its operand is in float");
+      return;
     }
+    const auto value = valueOf(node->input(0));
+    refuseUnless(value.has_value(), "its operand is in float");
+    floats_[node->output()] = *value;
   }
 
   void visitClip(Node* node) {
@@ -214,7 +227,8 @@ class Walk {
       return;
     }
     const auto coded = floats_.find(node->input(0));
-    refuseUnless(coded != floats_.end(), "its operand is in float");
+    refuseUnless(
+        coded != floats_.end() && !program_.grids[coded->second].is_float, "its operand is in float");
     // Zero has a code; other ends may lie between two.
     refuseUnless(low == 0 && std::isinf(high), "its result is not quantized");
     const int64_t from = coded->second;
@@ -234,10 +248,12 @@ class Walk {
       pending_.emplace(result, std::move(pending));
       return;
     }
-    const auto coded = floats_.find(from);
-    refuseUnless(coded != floats_.end(), "its operand ", from->debugName(), " is in float");
-    const Grid grid = movedGrid(op.kind, program_.grids[coded->second]);
-    floats_[result] = emit(std::move(op), {coded->second}, grid);
+    const auto value = valueOf(from);
+    refuseUnless(
+        value && (hasFloats(op.kind) || !program_.grids[*value].is_float), "its operand ", from->debugName(),
+        " is in float");
+    const Grid grid = movedGrid(op.kind, program_.grids[*value]);
+    floats_[result] = emit(std::move(op), {*value}, grid);
   }
 
   void visitParts(Node* node) {
@@ -250,14 +266,34 @@ class Walk {
     }
   }
 
-  int64_t valueOf(const Value* operand) {
-    if (const auto coded = floats_.find(operand); coded != floats_.end()) {
-      return coded->second;
+  int64_t operandOf(const Value* operand, bool may_be_float) {
+    const auto value = valueOf(operand);
+    if (value && (may_be_float || !program_.grids[*value].is_float)) {
+      return *value;
     }
     const auto constant = reader_.constant(operand);
     refuseUnless(constant.has_value(), "its operand ", operand->debugName(), " is in float");
-    const auto& [codes, grid] = *constant;
-    return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {codes}}, {}, grid);
+    const auto& [elements, grid] = *constant;
+    refuseUnless(
+        may_be_float || !grid.is_float, "its operand ", operand->debugName(), " is a constant in float");
+    return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {elements}}, {}, grid);
+  }
+
+  int64_t dequantized(int64_t value) {
+    const auto [known, added] = dequantized_.emplace(value, 0);
+    if (added) {
+      known->second = emit({Kind::Dequantize, "dequantize", {}, 0, {}, {}}, {value}, kFloat32);
+    }
+    return known->second;
+  }
+
+  // In float32. Sums take codes as they are.
+  int64_t emitFloats(Operator op) {
+    for (int64_t& input : op.inputs) {
+      const bool codes = !program_.grids[input].is_float;
+      input = codes && typesOf(op.kind) == Types::Same ? dequantized(input) : input;
+    }
+    return emit(op, op.inputs, kFloat32);
   }
 
   void visitOperator(Node* node) {
@@ -272,27 +308,35 @@ class Walk {
     Planned planned = plannedOperator(reader_, node);
     planned.op.name = nameOf(node);
     takeSum(planned);
-    const bool joins = isJoin(node) || planned.op.kind == Kind::Affine;
+    const bool joins = isJoin(reader_, node) || planned.op.kind == Kind::Affine;
     for (const Value* operand : planned.operands) {
       if (const auto joined = joins ? joined_.find(operand) : joined_.end(); joined != joined_.end()) {
         planned.op.inputs.insert(planned.op.inputs.end(), joined->second.begin(), joined->second.end());
         continue;
       }
-      planned.op.inputs.push_back(valueOf(operand));
+      planned.op.inputs.push_back(operandOf(operand, hasFloats(planned.op.kind)));
     }
-    if (isReadInParts(node)) {
+    const bool floats =
+        std::ranges::any_of(planned.op.inputs, [&](int64_t value) { return program_.grids[value].is_float; });
+    if (!floats && isReadInParts(reader_, node)) {
       joined_[node->output()] = planned.op.inputs;
       return;
     }
     if (const auto grid = ownGrid(planned.op)) {
-      const auto inputs = planned.op.inputs;
-      floats_[node->output()] = emit(std::move(planned.op), inputs, *grid);
+      floats_[node->output()] = emit(planned.op, planned.op.inputs, *grid);
       return;
     }
-    refuseUnless(
-        isQuantizedLater(reader_, node->output()) || isSummed(node, planned.op),
-        "its result is read in float");
-    pending_.emplace(node->output(), Pending{std::move(planned.op)});
+    const bool later = isQuantizedLater(reader_, node->output()) || isSummed(node, planned.op);
+    Pending pending{planned.op};
+    if (floats || !hasCodes(planned.op) || (!later && hasFloats(planned.op.kind))) {
+      pending.floats = emitFloats(std::move(planned.op));
+    }
+    refuseUnless(later || pending.floats, "its result is read in float");
+    if (!later) {
+      floats_[node->output()] = *pending.floats;
+      return;
+    }
+    pending_.emplace(node->output(), std::move(pending));
   }
 
   // A sum with the result of an operator with weights that is still to be quantized becomes part of that operator.
@@ -317,29 +361,14 @@ class Walk {
     return grid;
   }
 
-  // A concatenation of channels.
-  bool isJoin(const Node* node) const {
-    return node->kind() == c10::aten::cat && reader_.operand(node, "dim").toInt() == kAffineAxis;
-  }
-
-  // Whether it is never rounded: batch norms and concatenations take parts, each with a grid of its own.
-  bool isReadInParts(const Node* node) const {
-    const auto takesParts = [&](const torch::jit::Use& use) {
-      const bool list =
-          use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
-      const Node* reader = list ? use.user->output()->uses()[0].user : use.user;
-      return reader->kind() == c10::aten::batch_norm || isJoin(reader);
-    };
-    return isJoin(node) && !node->output()->uses().empty() &&
-           std::ranges::all_of(node->output()->uses(), takesParts);
-  }
-
   const Reader& reader_;
   Block* block_;
   const NodeNames& names_;
   Program program_;
   std::unordered_map<const Value*, Stored> codes_;    // of codes
-  std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes
+  std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes; or float32
+  std::unordered_map<const Value*, int64_t> inputs_;  // of what the region takes
+  std::unordered_map<int64_t, int64_t> dequantized_;  // of codes: float32
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
   // Of concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;

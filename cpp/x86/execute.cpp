@@ -216,8 +216,9 @@ void execute(
   if (threads <= 1 || at::in_parallel_region() || is_forked) {
     Clock clock(nanoseconds);
     for (const Phase& phase : phases) {
-      const int64_t units = unitsOf(phase);
-      runUnits(phase, call, 0, units, units);
+      if (const int64_t units = unitsOf(phase)) { // none where a value is empty
+        runUnits(phase, call, 0, units, units);
+      }
       clock.next();
     }
     return;

@@ -53,14 +53,14 @@ Dims imageDims(const Sizes& sizes, int64_t axis) {
   return dims;
 }
 
-Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels) {
+Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels, int64_t bytes) {
   const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
   Image image;
   image.images = dims[0].size, image.depth = dims[1].size;
   image.height = dims[2].size, image.width = dims[3].size;
   image.channels = channels;
   image.image = stride(dims[0]), image.plane = stride(dims[1]), image.row = stride(dims[2]);
-  image.pixel = dims[3].axis < 0 ? channels : stride(dims[3]);
+  image.pixel = dims[3].axis < 0 ? channels * bytes : stride(dims[3]);
   return image;
 }
 

@@ -27,7 +27,7 @@ constexpr int64_t kSlack = 64;
 // So many products at most make a sum, which int32 holds whatever they are.
 constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1;
 
-// Codes [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column to the next,
+// Codes, or float32 (floats.h), [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column to the next,
 // `row`, `plane` (used where depth > 1) and `image`. `pixel` is larger than `channels` in a slice of a
 // concatenation, `row` larger than width * pixel where a border surrounds the image, and strides of 0
 // broadcast an operand. A sequence has height 1. A matrix has height 1 too: its rows are columns of the image.

@@ -54,14 +54,12 @@ class Lowering : public Products {
     for (size_t index = program_.operators.size(); index-- > 0;) {
       const Operator& op = program_.operators[index];
       for (const int64_t input : op.inputs) {
-        if (op.kind != Kind::Quantize) {
-          uses_[input].push_back(index);
-          const int64_t rank = sizes_[input].size();
-          if (const auto axis = channelAxis(op, rank)) {
-            wanted_[input] = *axis;
-          } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
-            wanted_[input] = wanted_[op.output];
-          }
+        uses_[input].push_back(index);
+        const int64_t rank = sizes_[input].size();
+        if (const auto axis = channelAxis(op, rank)) {
+          wanted_[input] = *axis;
+        } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
+          wanted_[input] = wanted_[op.output];
         }
       }
     }
@@ -79,7 +77,9 @@ class Lowering : public Products {
     const Operator& op = program_.operators[index];
     const int64_t rank = sizes_[op.output].size();
     switch (op.kind) {
-      case Kind::Quantize: return emit(Does::Enter, index, {}, wanted_[op.output]);
+      case Kind::Input: return lowerInput(index);
+      case Kind::Quantize: return lowerQuantize(index);
+      case Kind::Dequantize: return emit(Does::Dequantize, index, {primary_[op.inputs[0]]}, ownAxis(op));
       case Kind::Convolution:
       case Kind::Linear: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
       case Kind::Affine: return lowerAffine(index);
@@ -100,8 +100,51 @@ class Lowering : public Products {
       case Kind::Mean: return lowerMean(index);
       case Kind::MatrixProduct: return lowerProduct(index);
       case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::LayerNorm: return emit(Does::Normalize, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::LayerNorm: return lowerNorm(index);
       default: return lowerMove(index);
+    }
+  }
+
+  // That of the operand in memory.
+  int64_t ownAxis(const Operator& op) { return memory(primary_[op.inputs[0]]).axis; }
+
+  bool isQuantize(size_t use) const {
+    return use != SIZE_MAX && program_.operators[use].kind == Kind::Quantize;
+  }
+
+  // Whoever quantizes it reads the tensor itself.
+  void lowerInput(size_t index) {
+    const Operator& op = program_.operators[index];
+    const auto& uses = uses_[op.output];
+    if (!std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
+      emit(Does::Take, index, {}, wanted_[op.output]);
+      result_.steps.back().source = op.attributes[0];
+    }
+  }
+
+  void lowerQuantize(size_t index) {
+    const Operator& op = program_.operators[index];
+    const Operator& maker = program_.operators[makers_[op.inputs[0]]];
+    if (maker.kind == Kind::Input) {
+      emit(Does::Enter, index, {}, wanted_[op.output]);
+      result_.steps.back().source = maker.attributes[0];
+    } else {
+      emit(Does::Quantize, index, {primary_[op.inputs[0]]}, wanted_[op.output]);
+    }
+  }
+
+  // Of float32, the first that quantizes the result becomes part of it.
+  void lowerNorm(size_t index) {
+    const Operator& op = program_.operators[index];
+    const int64_t axis = lastAxis(sizes_[op.output]);
+    const auto& uses = uses_[op.output];
+    const auto found = std::ranges::find_if(uses, [&](size_t use) { return isQuantize(use); });
+    emit(Does::Normalize, index, wantAll(op), axis);
+    if (found != uses.end()) {
+      Step& step = result_.steps.back();
+      fused_.insert(*found);
+      step.kept = uses.size() > 1 ? std::optional(step.output) : std::nullopt;
+      step.output = addMemory(program_.operators[*found].output, axis);
     }
   }
 

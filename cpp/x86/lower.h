@@ -14,7 +14,7 @@ struct Memory {
 
   Sizes sizes;
   int64_t axis;
-  const Grid* grid;
+  const Grid* grid; // none for bytes that only one step understands
   Is is = Is::Own;
   size_t parent = 0; // which has the same bytes, or of which it is a slice of channels
   int64_t start = 0; // the first channel of a slice
@@ -24,12 +24,16 @@ struct Memory {
   Sizes strides = {};                // in bytes
 
   int64_t channels() const { return axis < 0 ? 1 : sizes[axis]; }
+  int64_t bytes() const { return grid == nullptr ? 1 : grid->bytes(); } // of an element
 };
 
 struct Step {
   enum class Does {
     Upsample,
-    Enter,
+    Enter, // quantizes an input of the plan
+    Take,  // float32 of it
+    Quantize,
+    Dequantize,
     Convolve,
     Chain,
     LookUp,
@@ -52,9 +56,11 @@ struct Step {
   };
 
   Does does;
-  size_t index;               // of the operator
-  std::vector<size_t> inputs; // of Convolve, the second one is added
-  size_t output;              // of Exit: the number of the output
+  size_t index;                    // of the operator
+  std::vector<size_t> inputs;      // of Convolve, the second one is added
+  size_t output;                   // of Exit: the number of the output
+  size_t source = 0;               // of Enter and Take: the number of the input
+  std::optional<size_t> kept = {}; // of Normalize that gives codes: its float32, where others read it
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
@@ -109,7 +115,7 @@ Dims axisDims(const Sizes& sizes, int64_t axis);
 Dims pixelDims(const Sizes& sizes, int64_t axis);
 // Of a batch of images, or of one: what is behind the channels is spatial.
 Dims imageDims(const Sizes& sizes, int64_t axis);
-// With these strides of the axes, in no memory yet.
-Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels);
+// With these strides of the axes, in no memory yet; `bytes` of an element.
+Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels, int64_t bytes = 1);
 
 } // namespace jit_passes::x86

@@ -140,6 +140,8 @@ class Products : public Moves {
   bool isView(size_t index) const { return views_.count(index) > 0; }
   void lowerProduct(size_t index);
 
+  std::vector<size_t> makers_; // operators by their results
+
  private:
   struct Operand {
     size_t memory;
@@ -152,7 +154,6 @@ class Products : public Moves {
   void transposeResult(int64_t value);
 
   std::unordered_set<size_t> views_;
-  std::vector<size_t> makers_; // operators by their results
 };
 
 } // namespace jit_passes::x86

@@ -6,8 +6,10 @@
 
 namespace jit_passes::x86 {
 
-// y = x where channels of the operand are `channel` bytes apart. Items: rows.
-void copyAcross(const Image& in, int64_t channel, const Image& out, int64_t begin, int64_t end);
+// y = x, elements of so many bytes, where channels of each are so many bytes apart. Items: rows.
+void copyAcross(
+    const Image& in, int64_t in_channel, const Image& out, int64_t out_channel, int64_t bytes, int64_t begin,
+    int64_t end);
 
 // y = x at `offset` in images, planes, rows and columns, and `zero` around it. Items: rows.
 void padRows(

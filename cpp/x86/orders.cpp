@@ -16,7 +16,9 @@ Sizes orderOf(const Operator& op, const std::vector<Sizes>& orders, const std::v
       }
       return order;
     }
-    case Kind::Table: return orders[op.inputs[0]];
+    case Kind::Table:
+    case Kind::Quantize:
+    case Kind::Dequantize: return orders[op.inputs[0]];
     case Kind::Add:
     case Kind::Multiply: // of the first operand that is as large as the result
       for (const int64_t input : op.inputs) {

@@ -1,6 +1,7 @@
 // Steps that are made ready: where images lie, and what runs over them.
 #pragma once
 
+#include "floats.h"
 #include "lower.h"
 
 namespace jit_passes::x86 {
@@ -18,7 +19,7 @@ struct Placed {
 };
 
 inline Placed image(const Memory& memory, const Dims& dims) {
-  return {imageOf(dims, memory.strides, memory.channels()), memory.offset};
+  return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset};
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
@@ -29,6 +30,26 @@ Part unary(Kernel kernel, const Placed& in, const Placed& out) {
             kernel.run(in.in(call), out.in(call), begin, end);
           }};
 }
+
+inline Quantize quantizeTo(const Grid& grid) {
+  return {
+      1 / static_cast<float>(grid.scale), static_cast<float>(grid.zero_point), static_cast<int32_t>(grid.low),
+      static_cast<int32_t>(grid.high)};
+}
+
+// Of a tensor that the plan takes or gives, with strides of its axes; `channel`: that of the channels.
+Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel);
+
+// Of float32. What the plan takes, by number, and gives.
+Part taken(size_t source, const Memory& to);
+Part given(const Memory& from, const Sizes& strides, size_t number);
+Part quantized(const Memory& from, const Memory& to);
+Part dequantized(const Memory& from, const Memory& to);
+AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
+Part averaged(
+    const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);
+// As float32, as codes, or both.
+Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
 
 // Of what only moves codes.
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);

@@ -138,10 +138,15 @@ std::string Plan::toString() const {
     const Grid& grid = program_.grids[op.output];
     text << "%" << op.output << " = " << nameOf(op.kind) << "(";
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      text << (i ? ", " : "") << (op.kind == Kind::Quantize ? "input " : "%") << op.inputs[i];
+      text << (i ? ", %" : "%") << op.inputs[i];
     }
-    text << ") # " << op.name << ", scale " << grid.scale << ", zero point " << grid.zero_point << ", ["
-         << grid.low << ", " << grid.high << "]";
+    text << (op.kind == Kind::Input ? std::to_string(op.attributes[0]) : "") << ") # " << op.name;
+    if (grid.is_float) {
+      text << ", float32";
+    } else {
+      text << ", scale " << grid.scale << ", zero point " << grid.zero_point << ", [" << grid.low << ", "
+           << grid.high << "]";
+    }
     if (!op.tensors.empty() && op.tensors[0].dim() > 1) {
       text << ", weights " << op.tensors[0].sizes();
     }

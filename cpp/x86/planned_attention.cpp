@@ -1,7 +1,6 @@
 // Operators of transformers.
 #include "planned_attention.h"
 
-#include "attention.h"
 #include "core/places.h"
 
 namespace jit_passes::x86 {
@@ -23,7 +22,6 @@ Planned layerNorm(const Reader& reader, Node* node) {
   const auto shape = reader.operand(node, "normalized_shape").toIntVector();
   refuseUnless(
       shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
-  refuseUnless(shape[0] <= kMostNormalized, "it goes over ", shape[0], " numbers");
   const auto numbers = [&](const char* name, double unless) {
     if (!reader.has(node, name)) {
       return at::full(shape, unless, at::kFloat);

@@ -7,14 +7,6 @@ namespace {
 
 using Does = Step::Does;
 
-Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel) {
-  const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
-  // Of one column only, the next one would be behind its channels.
-  return {
-      stride(dims[0]), stride(dims[1]), stride(dims[2]), dims[3].axis < 0 ? channel : stride(dims[3]),
-      channel};
-}
-
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
@@ -43,6 +35,9 @@ class Preparation {
   Part partOf(const Step& step) {
     switch (step.does) {
       case Does::Enter: return enter(step);
+      case Does::Take: return taken(step.source, out(step));
+      case Does::Quantize: return quantized(in(step), out(step));
+      case Does::Dequantize: return dequantized(in(step), out(step));
       case Does::Convolve: return convolve(program_, lowered_, step);
       case Does::Chain: return chained(lowered_, step, scratch_);
       case Does::LookUp: return lookUp(step);
@@ -59,7 +54,7 @@ class Preparation {
       case Does::Pack: return packedOperand(step, lowered_.memory);
       case Does::Product: return product(step, lowered_.memory);
       case Does::Softmax: return softmaxed(step, in(step), out(step));
-      case Does::Normalize: return normalized(operatorOf(step), step, in(step), out(step));
+      case Does::Normalize: return normalize(step);
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;
@@ -84,25 +79,26 @@ class Preparation {
 
   Part enter(const Step& step) {
     const Memory& to = out(step);
-    const auto source = static_cast<size_t>(operatorOf(step).inputs[0]);
     const Dims dims = pixelDims(to.sizes, to.axis);
     const Placed codes = image(to, dims);
-    const Quantize kernel{
-        1 / static_cast<float>(to.grid->scale), static_cast<float>(to.grid->zero_point),
-        static_cast<int32_t>(to.grid->low), static_cast<int32_t>(to.grid->high)};
-    const int64_t axis = to.axis;
-    return {kernel.items(codes.image), [=](const Call& call, int64_t begin, int64_t end) {
-              const auto& [x, strides] = call.sources[source];
-              const Strides own = floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]);
-              kernel.run(x, own, codes.in(call), begin, end);
-            }};
+    const Quantize kernel = quantizeTo(*to.grid);
+    return {
+        kernel.items(codes.image),
+        [=, source = step.source, axis = to.axis](const Call& call, int64_t begin, int64_t end) {
+          const auto& [x, strides] = call.sources[source];
+          const Strides own = floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]);
+          kernel.run(x, own, codes.in(call), begin, end);
+        }};
   }
 
   Part exit(const Step& step) {
     const Memory& from = in(step);
+    const Sizes strides = stridesOf(from.sizes, lowered_.orders[step.output]);
+    if (from.grid->is_float) {
+      return given(from, strides, step.output);
+    }
     const Dims dims = pixelDims(from.sizes, from.axis);
     const Placed codes = image(from, dims);
-    const Sizes strides = stridesOf(from.sizes, lowered_.orders[step.output]);
     const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
     const Dequantize kernel{
         static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
@@ -139,7 +135,19 @@ class Preparation {
             }};
   }
 
+  Part normalize(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    if (!from.grid->is_float) {
+      return normalized(operatorOf(step), step, from, to);
+    }
+    const Memory* kept = step.kept ? &lowered_.memory[*step.kept] : to.grid->is_float ? &to : nullptr;
+    return normalizedFloats(operatorOf(step), from, kept, to.grid->is_float ? nullptr : &to);
+  }
+
   Part add(const Step& step) const {
+    if (step.grid->is_float) {
+      return binary(step, floatSum(operatorOf(step), in(step, 0), in(step, 1)));
+    }
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
     const double* factors = operatorOf(step).tensors[0].const_data_ptr<double>();
     const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(step.grid->scale);
@@ -196,6 +204,9 @@ class Preparation {
       const Step& step, const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x,
       const Placed& y) const {
     const Grid &from = *in(step).grid, &to = *step.grid;
+    if (to.is_float) {
+      return averaged(spans, divisor, x, y);
+    }
     int64_t pixels = 1;
     for (const auto& along : spans) {
       int64_t longest = 0;
@@ -245,7 +256,7 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels()), to.offset});
+        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset});
   }
 
   Part resample(const Step& step) const {

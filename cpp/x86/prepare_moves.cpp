@@ -30,33 +30,36 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
     strides.push_back(all_strides[axis]);
   }
   const Dims dims = pixelDims(sizes, to.axis);
-  const int64_t channels = to.axis < 0 ? 1 : sizes[to.axis], channel = to.axis < 0 ? 1 : strides[to.axis];
-  const Placed x{imageOf(dims, strides, channels), offset};
-  const Placed y{
-      imageOf(dims, to.strides, channels),
+  const int64_t bytes = to.bytes(), channels = to.axis < 0 ? 1 : sizes[to.axis];
+  const int64_t channel = to.axis < 0 ? bytes : strides[to.axis];
+  Placed x{imageOf(dims, strides, channels, bytes), offset};
+  Placed y{
+      imageOf(dims, to.strides, channels, bytes),
       to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
-  if (channel == 1 || channels == 1) {
+  if (channel == bytes || channels == 1) {
+    x.image.channels *= bytes, y.image.channels *= bytes;
     return unary(LookUp{step.table}, x, y);
   }
   return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-            copyAcross(x.in(call), channel, y.in(call), begin, end);
+            copyAcross(x.in(call), channel, y.in(call), bytes, bytes, begin, end);
           }};
 }
 
 Part loaded(const Operator& op, const Memory& to) {
   const at::Tensor ordered = to.axis < 0 ? op.tensors[0] : op.tensors[0].movedim(to.axis, -1);
   const int64_t count = ordered.numel();
-  const at::Tensor codes = at::zeros({count + kSlack}, at::kByte);
-  codes.narrow(0, 0, count).copy_(ordered.flatten());
+  const at::Tensor held = at::zeros({count + kSlack}, ordered.options());
+  held.narrow(0, 0, count).copy_(ordered.flatten());
   Memory from{.sizes = to.sizes, .axis = to.axis, .grid = to.grid};
   layOutDense(from);
   const Dims dims = pixelDims(to.sizes, to.axis);
-  const Placed y = image(to, dims);
+  Placed y = image(to, dims);
   Image x = image(from, dims).image;
-  x.data = codes.mutable_data_ptr<uint8_t>(); // `codes` is held by the part
+  x.data = static_cast<uint8_t*>(held.mutable_data_ptr()); // the part keeps it
+  x.channels *= to.bytes(), y.image.channels *= to.bytes();
   const LookUp kernel;
   return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
-            (void)codes;
+            (void)held;
             kernel.run(x, y.in(call), begin, end);
           }};
 }

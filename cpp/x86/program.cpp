@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "parts.h"
+#include "types.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -20,7 +21,9 @@ struct Signature {
 };
 
 constexpr Signature kSignatures[] = {
+    {"input", 0, 0, 1, 1, 0, 0},
     {"quantize", 1, 1, 0, 0, 0, 0},
+    {"dequantize", 1, 1, 0, 0, 0, 0},
     {"convolution", 1, 2, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 4},
     {"upsampling", 1, 1, 1, 1, 3, 3},
     {"linear", 1, 2, 0, 0, 3, 4},
@@ -109,6 +112,12 @@ class Checker {
 
  private:
   static void checkGrid(const Grid& grid, size_t index) {
+    if (grid.is_float) {
+      const bool plain = grid.scale == kFloat32.scale && grid.zero_point == kFloat32.zero_point &&
+                         grid.low == kFloat32.low && grid.high == kFloat32.high;
+      TORCH_CHECK(plain, "not a plan: value ", index, " is float32, and has a grid");
+      return;
+    }
     // As a number of float32 too, which kernels compute with.
     const auto scale = static_cast<float>(grid.scale);
     TORCH_CHECK(
@@ -121,24 +130,21 @@ class Checker {
   void checkOperator(const Operator& op) {
     checkForm(op);
     for (const int64_t input : op.inputs) {
-      op.kind == Kind::Quantize
-          ? require(between(input, 0, program_.inputs - 1), "input ", input, " of ", program_.inputs)
-          : require(isComputed(input), "its operand, value ", input, ", is not computed before it");
+      require(isComputed(input), "its operand, value ", input, ", is not computed before it");
     }
     require(
         between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ", op.output,
         " is none, or has been computed already");
     computed_[op.output] = true;
-    if (op.kind == Kind::Constant) {
-      checkCodes(op.tensors[0], program_.grids[op.output]);
+    require(fitsTypes(op, program_.grids), "it does not have operands and a result of these types");
+    if (const Grid& grid = program_.grids[op.output]; op.kind == Kind::Constant && !grid.is_float) {
+      const auto [low, high] = op.tensors[0].aminmax();
+      require(
+          low.item<int64_t>() >= grid.low && high.item<int64_t>() <= grid.high, "codes beyond [", grid.low,
+          ", ", grid.high, "]");
     }
-  }
-
-  void checkCodes(const at::Tensor& codes, const Grid& grid) {
-    const auto [low, high] = codes.aminmax();
-    require(
-        low.item<int64_t>() >= grid.low && high.item<int64_t>() <= grid.high, "codes beyond [", grid.low,
-        ", ", grid.high, "]");
+    const int64_t input = op.kind == Kind::Input ? op.attributes[0] : 0;
+    require(between(input, 0, program_.inputs - 1), "input ", input, " of ", program_.inputs);
   }
 
   void checkKind(const Operator& op) {
@@ -261,16 +267,14 @@ class Checker {
               numbers.numel() == op.tensors[0].numel() && at::isfinite(numbers).all().item<bool>(),
           "weight and bias are finite numbers of float32, one for each channel");
     }
-    require(
-        between(op.tensors[0].numel(), 1, kMostNormalized), "it has ", op.tensors[0].numel(), " channels");
+    require(between(op.tensors[0].numel(), 1, kMaxSize), "it has ", op.tensors[0].numel(), " channels");
     checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
     require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
   }
 
-  void checkConstant(const at::Tensor& codes) {
+  void checkConstant(const at::Tensor& held) {
     require(
-        codes.scalar_type() == at::kByte && codes.dim() <= 5 && between(codes.numel(), 1, kMaxSize),
-        "a constant is uint8 with 5 axes at most, and not empty");
+        held.dim() <= 5 && between(held.numel(), 1, kMaxSize), "a constant has 5 axes at most, and elements");
   }
 
   void checkTable(const Operator& op) {

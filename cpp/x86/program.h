@@ -1,25 +1,32 @@
 // A region of int8 operators as data.
 //
 // A value is a tensor of codes, x = (code - zero_point) * scale, stored as uint8: codes of int8 are kept with
-// 128 added, zero points too. Operators stand in an order in which they can be computed. Weights are int8 and
-// symmetric.
+// 128 added, zero points too. Or it is one of float32. Operators stand in an order in which they can be computed.
+// Weights are int8 and symmetric.
 #pragma once
 
 #include "core/jit.h"
 
 namespace jit_passes::x86 {
 
+// The type of a value: codes, or float32, for which the numbers mean nothing and are those of `kFloat32`.
 struct Grid {
   double scale;
   int64_t zero_point, low, high; // codes lie in [low, high], the zero point in [0, 255]
+  bool is_float = false;
+
+  int64_t bytes() const { return is_float ? sizeof(float) : 1; } // of an element
 };
+constexpr Grid kFloat32{1, 0, 0, 255, true};
 
 // The code that quantize gives a number, and the table that makes codes of one grid into those of another.
 int64_t codeOf(float x, const Grid& grid);
 at::Tensor rescaled(const Grid& from, const Grid& to);
 
 enum class Kind {
-  Quantize,    // inputs: the number of an input of the plan
+  Input,       // float32; attributes: the number of an input of the plan
+  Quantize,    // float32 to codes
+  Dequantize,  // codes to float32
   Convolution, // see ConvolutionAttributes
   Upsampling,  // transposed convolution, stride as large as its window; attributes: spatial axes
   Linear,      // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
@@ -27,10 +34,10 @@ enum class Kind {
   Affine,      // a factor and a number for each channel, of axis 1, of several values one after the other;
                // weights are -1, 0 or 1
   Table,       // a function of codes
-  Add,         // first * factors[0] + second * factors[1], which broadcast
-  Multiply,    // of two tensors, which broadcast
-  MaxPool,     // see PoolAttributes
-  AveragePool, // see PoolAttributes
+  Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
+  Multiply, // of two tensors, which broadcast
+  MaxPool,  // see PoolAttributes
+  AveragePool,     // see PoolAttributes
   AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
   Mean,            // attributes: whether axes are kept, axes
   Concat,          // attributes: axis
@@ -48,7 +55,7 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis
   LayerNorm, // over the last axis, see NormTensors
-  Constant,  // its codes are tensors[0]
+  Constant,  // its elements are tensors[0]
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -110,7 +117,7 @@ struct Operator {
   std::vector<int64_t> attributes;
   // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
   // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a
-  // constant: uint8 of its shape.
+  // constant: uint8 or float32, of its shape.
   std::vector<at::Tensor> tensors;
 };
 
@@ -118,7 +125,7 @@ struct Program {
   int64_t inputs = 0;      // float tensors that it takes
   std::vector<Grid> grids; // of each value
   std::vector<Operator> operators;
-  std::vector<int64_t> outputs; // values that it returns, dequantized
+  std::vector<int64_t> outputs; // values that it returns, codes dequantized
 };
 
 // Whether an operator with weights adds a value before it rounds.
@@ -139,7 +146,8 @@ void checkForm(const Operator& op);
 // Of an operator: kind and name; inputs, output and attributes; tensors.
 using OperatorState =
     std::tuple<std::vector<std::string>, std::vector<std::vector<int64_t>>, std::vector<at::Tensor>>;
-// The format and the number of inputs, (zero point, low, high) of each value, outputs; scales; operators.
+// The format and the number of inputs, (zero point, low, high, whether it is float32) of each value, outputs; scales;
+// operators.
 using State = std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
 
 std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors);

@@ -117,6 +117,22 @@ std::pair<at::Tensor, int64_t> Reader::tableOf(
   return {table, *shift};
 }
 
+Grid Reader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const {
+  Grid grid{1, shift, table.min().item<uint8_t>(), table.max().item<uint8_t>()};
+  bool known = false;
+  for (const torch::jit::Use& use : lookup->output()->uses()) {
+    if (use.user->kind() == dequantize) {
+      const auto [scale, zero_point] = scaleOf(use.user);
+      refuseUnless(
+          !known || (grid.scale == scale && grid.zero_point == zero_point + shift),
+          "its result is dequantized with two scales");
+      grid.scale = scale, grid.zero_point = zero_point + shift, known = true;
+    }
+  }
+  refuseUnless(grid.zero_point >= 0 && grid.zero_point <= 255, "its zero point is no code");
+  return grid;
+}
+
 std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
   const Node* node = value->node();
   refuseUnless(isDequantize(node), "its weight is in float");
@@ -145,9 +161,15 @@ std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t ax
 
 std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) const {
   const Node* node = value->node();
-  const auto held = node->kind() == dequantize ? find(node->input(0)) : std::nullopt;
+  const bool coded = node->kind() == dequantize;
+  const auto held = find(coded ? node->input(0) : value);
   if (!held || !held->isTensor()) {
     return std::nullopt;
+  }
+  if (!coded) {
+    const at::Tensor floats = held->toTensor().detach().contiguous();
+    refuseUnless(floats.scalar_type() == at::kFloat, "its constant is not float32");
+    return std::pair(floats, kFloat32);
   }
   const auto shift = shiftOf(held->toTensor().scalar_type());
   refuseUnless(shift.has_value(), "the codes of a constant are not of 8 bits");
@@ -178,6 +200,20 @@ at::Tensor Reader::bias(const Value* value, int64_t count) const {
   const auto bias = known->toTensor().detach().to(at::kFloat).contiguous();
   refuseUnless(bias.dim() == 1 && bias.size(0) == count, "its bias has the shape ", bias.sizes());
   return bias;
+}
+
+bool isJoin(const Reader& reader, const Node* node) {
+  return node->kind() == c10::aten::cat && reader.operand(node, "dim").toInt() == kAffineAxis;
+}
+
+bool isReadInParts(const Reader& reader, const Node* node) {
+  const auto takesParts = [&](const torch::jit::Use& use) {
+    const bool list = use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
+    const Node* taker = list ? use.user->output()->uses()[0].user : use.user;
+    return taker->kind() == c10::aten::batch_norm || isJoin(reader, taker);
+  };
+  return isJoin(reader, node) && !node->output()->uses().empty() &&
+         std::ranges::all_of(node->output()->uses(), takesParts);
 }
 
 bool isIdentity(const Node* node) {

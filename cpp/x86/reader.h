@@ -48,12 +48,15 @@ class Reader {
   // ends of the operand's grid have the entry of the end.
   std::pair<at::Tensor, int64_t> tableOf(const Node* lookup, const Grid& from, int64_t from_shift) const;
 
+  // The grid of its results: that with which they are dequantized.
+  Grid gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const;
+
   // int8 weights and a scale for each result, of a value that is dequantized. Results lie along that axis.
   std::pair<at::Tensor, at::Tensor> weights(const Value* value, int64_t axis = 0) const;
   // The bias in float32, as the reference model computes it.
   at::Tensor bias(const Value* value, int64_t count) const;
 
-  // Codes and their grid, of a tensor that is dequantized; nothing for what the model computes.
+  // Codes and their grid, of a tensor that is dequantized, or float32; nothing for what the model computes.
   std::optional<std::pair<at::Tensor, Grid>> constant(const Value* value) const;
 
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
@@ -74,6 +77,11 @@ bool isPlanned(const Node* node);
 bool movesCodes(const Node* node);
 // Refuses by way of `Refusal`.
 Planned plannedOperator(const Reader& reader, Node* node);
+
+// Whether it is a concatenation of channels.
+bool isJoin(const Reader& reader, const Node* node);
+// Whether that is never rounded: batch norms and concatenations take parts, each with a grid of its own.
+bool isReadInParts(const Reader& reader, const Node* node);
 
 // Whether it gives back its operand.
 bool isIdentity(const Node* node);

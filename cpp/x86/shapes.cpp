@@ -14,8 +14,11 @@ constexpr int64_t kMaxResized = int64_t{1} << 24;
 class Inference {
  public:
   Inference(const Operator& op, const std::vector<Sizes>& sizes, const std::vector<Sizes>& inputs) : op_(op) {
+    if (op.kind == Kind::Input) {
+      operands_.push_back(&inputs[op.attributes[0]]);
+    }
     for (const int64_t input : op.inputs) {
-      operands_.push_back(&(op.kind == Kind::Quantize ? inputs : sizes)[input]);
+      operands_.push_back(&sizes[input]);
     }
   }
 
@@ -61,7 +64,9 @@ class Inference {
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
       case Kind::LayerNorm: return normalized();
       case Kind::Constant: return op_.tensors[0].sizes().vec();
+      case Kind::Input:
       case Kind::Quantize:
+      case Kind::Dequantize:
       case Kind::Table: return first();
     }
     return {};

@@ -62,9 +62,7 @@ void removeUnused(Program& program) {
       continue;
     }
     for (const int64_t input : op.inputs) {
-      if (op.kind != Kind::Quantize) { // whose input is one of the plan's
-        used[input] = true;
-      }
+      used[input] = true;
     }
     kept.push_back(std::move(op));
   }

@@ -4,7 +4,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFormat = 2;
 
 } // namespace
 
@@ -21,7 +21,7 @@ State stateOf(const Program& program) {
   std::vector<int64_t> codes;
   for (const Grid& grid : program.grids) {
     scales.push_back(grid.scale);
-    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high});
+    codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high, int64_t{grid.is_float}});
   }
   std::vector<OperatorState> operators;
   for (const Operator& op : program.operators) {
@@ -41,12 +41,14 @@ Program programOf(const State& state) {
       ": load it with the version that wrote it, or quantize the model anew");
   const auto& codes = lists[1];
   TORCH_CHECK(
-      codes.size() == 3 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
-      " zero points and ends of codes");
+      codes.size() == 4 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
+      " zero points, ends of codes and types");
   Program program;
   program.inputs = lists[0][1];
   for (size_t i = 0; i < scales.size(); ++i) {
-    program.grids.push_back({scales[i], codes[3 * i], codes[3 * i + 1], codes[3 * i + 2]});
+    const int64_t* grid = &codes[4 * i];
+    TORCH_CHECK(grid[3] == 0 || grid[3] == 1, "not a plan: value ", i, " has the type ", grid[3]);
+    program.grids.push_back({scales[i], grid[0], grid[1], grid[2], grid[3] == 1});
   }
   for (const auto& [texts, numbers, tensors] : operators) {
     TORCH_CHECK(

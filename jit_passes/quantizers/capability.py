@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -36,6 +36,8 @@ class Capability:
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
+        floats: operators that it computes in float between those on integers, each with what says
+            why a node cannot be done, or None. Asked for regions only.
         forms: passes that give operators the forms that it has, after those of all targets.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
@@ -47,6 +49,7 @@ class Capability:
     accumulators: SpecSupport | None = None
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
+    floats: Mapping[str, Check] = field(default_factory=dict)
     forms: tuple[str, ...] = ()
     dynamic: SpecSupport | None = None
 
@@ -117,6 +120,16 @@ class Capability:
             return "the target does not do it on integers"
         check = self.moves[node.kind]
         return check(node) if check else None
+
+    def float_refusal(self, node: NodeView) -> str | None:
+        """Say why the backend cannot compute a node in float within a region; None when it can."""
+        if node.kind not in self.floats:
+            return "the target does not compute it in float"
+        if any(value.written for value in (*node.inputs, *node.outputs)):
+            return "it reads or gives a value that is written in place"
+        if not all(value.is_tensor or _is_unpacked(value) for value in node.outputs):
+            return "its results stay a list"
+        return self.floats[node.kind](node)
 
     def adds_pairs(self, node: NodeView) -> bool:
         """Say whether the operator's kernel adds pairs of products in int16; see `PairSums`."""

@@ -15,7 +15,7 @@ from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
 from ..stages.records import QuantizedUses, float_reason
 from ..targets import Target
-from ..targets.integer_operators import IntegerOperators
+from ..targets.units import IntegerOperators
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,16 @@ class _Inspector:
     def regions(self) -> dict[int, int]:
         """Number the regions that the operators on integers will be in, from 1."""
         units: dict[int, list[NodeView]] = {}  # by the operator that others are computed with
+        floats: list[NodeView] = []
         for node in self.graph.nodes:
             if self.on_integers(node) and not self.all.is_dynamic(node):
                 units.setdefault(self.owner(node).index, []).append(node)
             elif self.is_moved(node):
                 units[node.index] = [node]
+            elif not self.target.capability.float_refusal(node):
+                floats.append(node)
+        integers = len(units)
+        units |= {node.index: [node] for node in floats}
         number = {n.index: k for k, unit in enumerate(units.values()) for n in unit}
         handed, shared = [], []
         readers: dict[int, int] = {}
@@ -185,8 +190,10 @@ class _Inspector:
                 maker = maker.inputs[0].producer
             if maker is not None and maker.index in number:
                 handed.append((number[maker.index], own))
-            shared.append((readers.setdefault(value.id, own), own))
-        operators = IntegerOperators(list(units.values()), [*handed, *shared])
+            if own < integers:
+                shared.append((readers.setdefault(value.id, own), own))
+        inside = set(range(integers, len(units)))
+        operators = IntegerOperators(list(units.values()), [*handed, *shared], inside)
         found = operators.regions(self.annotated.module, self.annotated.method)
         return {n.index: k for k, r in enumerate(found, 1) for unit in r for n in unit}
 
@@ -199,9 +206,9 @@ class _Inspector:
         )
 
     def codes_of(self, node: NodeView) -> list[ValueView]:
-        """Return the operands of which it sees codes."""
+        """Return the operands of which it sees codes; all of those in float."""
         if node not in self.annotations:
-            return node.inputs[:1]
+            return [value for _, _, value in node.operands]
         return [
             value
             for position, element, value in node.operands

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .. import _C
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.capability import Capability, Spec
 from ..quantizers.disjoint import DisjointSets
@@ -18,45 +16,12 @@ from ..quantizers.support import OperatorSupport, Role
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
+from .units import DEQUANTIZE, QUANTIZE, IntegerOperators
 
-QUANTIZE = "jit_passes::quantize"
-DEQUANTIZE = "jit_passes::dequantize"
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
 ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 
 _WEIGHT = 1
-
-
-@dataclass
-class IntegerOperators:
-    """Operators that a backend computes on integers.
-
-    Attributes:
-        units: the nodes of each: with a clip that it absorbs, or all functions of one table.
-        links: numbers of two where one hands integers to the other, or both read the same ones.
-    """
-
-    units: list[list[NodeView]] = field(default_factory=list)
-    links: list[tuple[int, int]] = field(default_factory=list)
-
-    def regions(self, module: Any, method: str) -> list[list[list[NodeView]]]:
-        """Return the units of each region: the largest sets that links hold together.
-
-        No path leaves a region and comes back, and none crosses a block or a value that is written
-        in place. A region that only rearranges values is none.
-
-        Args:
-            module: the C++ module whose graph they were found in.
-            method: whose graph.
-        """
-        indices = [[node.index for node in unit] for unit in self.units]
-        found: dict[int, list[list[NodeView]]] = {}
-        numbers = _C.find_regions(module, method, indices, self.links)
-        for unit, number in zip(self.units, numbers, strict=True):
-            if number >= 0:
-                found.setdefault(number, []).append(unit)
-        regions = (found[number] for number in sorted(found))
-        return [r for r in regions if not all(node.moves_data for unit in r for node in unit)]
 
 
 def quantizer_of(value: ValueView) -> NodeView | None:
@@ -104,6 +69,7 @@ class Reader:
         self.found = IntegerOperators()
         self.refused: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
+        self._floats: list[NodeView] = []
         self._results: dict[int, ValueView] = {}
         self._clips: dict[int, NodeView] = {}  # an operator, by its clip's index
         show_constants(graph)
@@ -116,6 +82,7 @@ class Reader:
                 if reason:
                     self.refused[node.name] = reason
         self._drop_unquantized()
+        self._floats = [node for node in self.graph.nodes if self._is_float(node)]
         self._make_units()
         return self
 
@@ -128,6 +95,11 @@ class Reader:
             and not node.traits.asks_for_shape
             and node.index not in self._clips
         )
+
+    def _is_float(self, node: NodeView) -> bool:
+        """Say whether the target can compute an operator in float, and not on integers."""
+        known = node.index in self._candidates or node.name in self.excluded
+        return not known and self.is_operator(node) and not self.capability.float_refusal(node)
 
     def _refusal(self, node: NodeView) -> str | None:
         """Say why an operator is no candidate; note it where it is one."""
@@ -314,7 +286,9 @@ class Reader:
         units: dict[int, list[NodeView]] = {}
         for index in sorted(sets):
             units.setdefault(sets.root(index), []).append(nodes[index])
-        self.found.units = list(units.values())
+        integers = len(units)
+        self.found.units = [*units.values(), *([node] for node in self._floats)]
+        self.found.floats = set(range(integers, len(self.found.units)))
         self._link({n.index: k for k, unit in enumerate(self.found.units) for n in unit})
 
     def _link(self, number: dict[int, int]) -> None:

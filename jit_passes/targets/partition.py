@@ -15,14 +15,9 @@ from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
 from ..specification.parameters import QParams
-from .integer_operators import (
-    DEQUANTIZE,
-    QUANTIZE,
-    Reader,
-    parameters_of,
-    quantizer_of,
-)
+from .integer_operators import Reader, parameters_of, quantizer_of
 from .target import RefusedOperator, Target
+from .units import DEQUANTIZE, QUANTIZE
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,9 @@ class Region:
     The module takes and gives floats. Its graph begins with `jit_passes::quantize` of what it takes
     and ends with `jit_passes::dequantize` of what it gives; in between stand float operators, each
     of which computes on integers as `dequantize, operator, quantize`. Weights and biases are
-    integer constants that go through `dequantize` or `dequantize_per_channel`.
+    integer constants that go through `dequantize` or `dequantize_per_channel`. Operators of
+    `Capability.floats` stand without these, and so do values that they take from elsewhere and
+    that others read.
 
     Attributes:
         name: of the attribute of the model that holds it.

@@ -19,7 +19,7 @@ from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
-from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
@@ -120,9 +120,16 @@ def _layer_norm(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
     shape, eps = node.operand("normalized_shape").constant, node.operand("eps").constant
-    if len(shape) != 1 or shape[0] > MOST_NORMALIZED:
-        return f"it goes over more than the last axis, or more than {MOST_NORMALIZED} numbers"
+    if len(shape) != 1:
+        return "it goes over more than the last axis"
     return None if eps > 0 else "it adds no number above 0 to the variance"
+
+
+def _integer_layer_norm(node: NodeView) -> str | None:
+    if reason := _layer_norm(node):
+        return reason
+    many = node.operand("normalized_shape").constant[0] > MOST_NORMALIZED
+    return f"it goes over more than {MOST_NORMALIZED} numbers" if many else None
 
 
 def _batch_norm(node: NodeView) -> str | None:
@@ -190,25 +197,44 @@ def _capability(integer_layer_norm: bool) -> Capability:
     ]  # fmt: skip
     if integer_layer_norm:
         rows.append(
-            OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _layer_norm, begins=True)
-        )
-    moves = (
-        *("max_pool1d", "max_pool2d", "flatten", "contiguous", "detach"),
-        *("alias", "upsample_nearest2d", "upsample_nearest3d"),
-        *("transpose", "channel_shuffle", "slice", "select", "narrow"),
+            OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _integer_layer_norm,
+                            begins=True)
+        )  # fmt: skip
+    of_any_type = (
+        *("flatten", "contiguous", "detach", "alias", "transpose", "slice", "select", "narrow"),
         *("chunk", "split", "split_with_sizes", "unbind"),
         *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
+    )
+    moves: dict[str, Check] = {
+        **{f"aten::{kind}": _options for kind in of_any_type},
+        "aten::unflatten": _unflatten,
+        **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
+    }
+    pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
+    floats = {
+        **moves,
+        "aten::layer_norm": _layer_norm,
+        "aten::mean": _mean,
+        **dict.fromkeys(pools, _options),
+        **dict.fromkeys(("aten::add", "aten::sub"), _tensors_or_constants),
+    }
+    of_codes = (
+        "max_pool1d",
+        "max_pool2d",
+        "channel_shuffle",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
     )
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
         WEIGHTS,
         moves={
-            **{f"aten::{kind}": _options for kind in moves},
-            "aten::unflatten": _unflatten,
-            **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
+            **moves,
+            **{f"aten::{kind}": _options for kind in of_codes},
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
+        floats=floats,
         forms=("expand_attention",),
         dynamic=dynamic_inputs(needs_reduced_range(ENGINE)),
     )

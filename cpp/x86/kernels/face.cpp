@@ -6,6 +6,7 @@
 #include "vnni.h"
 #include "x86/attention.h"
 #include "x86/crowd.h"
+#include "x86/floats.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
 
@@ -197,6 +198,23 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm(
     int32_t high, bool plain, int64_t part) {
   const LayerNorm norm{multiplier, offset, eps, low, high, formOf(plain)};
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
+}
+
+// Operands that are codes have a scale and a zero point; of float32, the scale is 0.
+JIT_PASSES_FACE void jit_passes_x86_add_floats(
+    const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,
+    int32_t b_zero_point, float b_factor, int64_t part) {
+  const AddFloats add{
+      {a_scale == 0, a_scale, a_zero_point}, {b_scale == 0, b_scale, b_zero_point}, 1, b_factor};
+  inParts(add.items(*out), part, [&](int64_t begin, int64_t end) { add.run(*a, *b, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
+    const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
+    double eps, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain, int64_t part) {
+  const LayerNormFloats norm{weight, bias, eps, inverse_scale, zero_point, low, high, formOf(plain)};
+  inParts(
+      norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
 
 JIT_PASSES_FACE Crowd* jit_passes_x86_crowd() { return new Crowd; }

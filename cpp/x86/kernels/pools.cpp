@@ -3,6 +3,7 @@
 
 #include "plain.h"
 #include "vnni.h"
+#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -16,6 +17,18 @@ JIT_PASSES_VECTORIZED void takeLarger(const uint8_t* x, int64_t count, uint8_t* 
 JIT_PASSES_VECTORIZED void addCodes(const uint8_t* x, int64_t count, int32_t* sums) {
   for (int64_t c = 0; c < count; ++c) {
     sums[c] += x[c];
+  }
+}
+
+JIT_PASSES_VECTORIZED void addPixel(const float* x, int64_t count, float* sums) {
+  for (int64_t c = 0; c < count; ++c) {
+    sums[c] += x[c];
+  }
+}
+
+JIT_PASSES_VECTORIZED void storeShares(const float* sums, int64_t count, float by, float* out) {
+  for (int64_t c = 0; c < count; ++c) {
+    out[c] = sums[c] / by;
   }
 }
 
@@ -43,6 +56,19 @@ void largestPlain(const PoolWindow& w, uint8_t* out) {
     }
   }
   std::copy_n(largest, w.count, out);
+}
+
+void averageOfFloats(const PoolWindow& w, float by, float* out) {
+  float sums[kPlainBlock] = {};
+  for (int64_t z = 0; z < w.size[0]; ++z) {
+    for (int64_t y = 0; y < w.size[1]; ++y) {
+      for (int64_t x = 0; x < w.size[2]; ++x) {
+        const uint8_t* pixel = w.first + z * w.step[0] + y * w.step[1] + x * w.step[2];
+        addPixel(reinterpret_cast<const float*>(pixel), w.count, sums);
+      }
+    }
+  }
+  storeShares(sums, w.count, by, out);
 }
 
 // How an average becomes a code: round(fma(sum + start, multiplier, offset)).
@@ -137,7 +163,7 @@ constexpr auto averageVnni = averagePlain;
 int64_t poolBlocks(const Image& image) { return (image.channels + kPlainBlock - 1) / kPlainBlock; }
 
 // body(window, spans of z, y and x, out) for the outputs of these items.
-template <typename Pool, typename Body>
+template <typename Element = uint8_t, typename Pool, typename Body>
 void overOutputs(
     const Pool& pool, const int64_t (&dilation)[3], const Image& in, const Image& out, int64_t begin,
     int64_t end, const Body& body) {
@@ -149,7 +175,7 @@ void overOutputs(
     for (int64_t x = 0; x < out.width; ++x) {
       const Span spans[] = {pool.z[z], pool.y[y], pool.x[x]};
       PoolWindow window{
-          in.at(n, spans[0].begin, spans[1].begin, spans[2].begin) + first,
+          in.at(n, spans[0].begin, spans[1].begin, spans[2].begin) + first * sizeof(Element),
           std::min(kPlainBlock, out.channels - first),
           {},
           {}};
@@ -158,7 +184,7 @@ void overOutputs(
         window.size[i] = dilation[i] == 1 ? reach : (reach + dilation[i] - 1) / dilation[i];
         window.step[i] = dilation[i] * strides[i];
       }
-      body(window, spans, out.at(n, z, y, x) + first);
+      body(window, spans, reinterpret_cast<Element*>(out.at(n, z, y, x)) + first);
     }
   }
 }
@@ -197,6 +223,16 @@ void MaxPool::run(const Image& in, const Image& out, int64_t begin, int64_t end)
   overOutputs(
       *this, {dilation_d, dilation_h, dilation_w}, in, out, begin, end,
       [&](const PoolWindow& window, const Span* /*spans*/, uint8_t* to) { largest(window, to); });
+}
+
+int64_t AverageFloats::items(const Image& out) const { return out.rows() * poolBlocks(out); }
+
+void AverageFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  overOutputs<float>(
+      *this, {1, 1, 1}, in, out, begin, end, [&](const PoolWindow& window, const Span* spans, float* to) {
+        const int64_t by = divisor ? divisor : spans[0].count * spans[1].count * spans[2].count;
+        averageOfFloats(window, static_cast<float>(by), to);
+      });
 }
 
 int64_t AveragePool::items(const Image& out) const { return out.rows() * poolBlocks(out); }

@@ -1,0 +1,51 @@
+// Kernels of float32. See kernels.h for what holds for all kernels: of an image of float32, strides are in bytes too, and
+// `channels` counts floats. They have the bits of PyTorch's operators, but for sums of more than two numbers, which
+// PyTorch adds up in another order.
+#pragma once
+
+#include "kernels.h"
+
+namespace jit_passes::x86 {
+
+// An operand: float32, or codes, which are (q - zero_point) * scale.
+struct FloatOperand {
+  bool is_float = true;
+  float scale = 1;
+  int32_t zero_point = 0;
+};
+
+// y = fma(b, b_factor, a * a_factor). An operand is broadcast as for Add. Items: rows.
+struct AddFloats {
+  FloatOperand a, b;
+  float a_factor = 1, b_factor = 1;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// Over the channels of each pixel, with d = x - (sum of x) / n:
+//
+//   factor = float(1 / sqrt((sum of d^2) / n + eps)), in double but for the sums
+//   y = fma(d factor, weight[c], bias[c])
+//
+// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it as Quantize has them
+// in `codes`, or both. Items: rows.
+struct LayerNormFloats {
+  const float *weight, *bias;
+  double eps;
+  float inverse_scale = 1, zero_point = 0;
+  int32_t low = 0, high = 255;
+  Form form = bestForm();
+  int64_t items(const Image& in) const { return in.rows(); }
+  void run(const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end) const;
+};
+
+// y = (sum of x, pixel by pixel) / count; `divisor` stands in for the count, if not 0. Items: rows times blocks of
+// channels.
+struct AverageFloats {
+  std::vector<Span> z, y, x;
+  int64_t divisor = 0;
+  int64_t items(const Image& out) const;
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+} // namespace jit_passes::x86

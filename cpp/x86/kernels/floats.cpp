@@ -1,0 +1,207 @@
+// Sums and layer norm of float32.
+#include "x86/floats.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "plain.h"
+#include "vnni.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// Other functions than the sum's own, which no compiler takes into it: the product is rounded before it is added.
+JIT_PASSES_VECTORIZED void floatsOfCodes(
+    const uint8_t* in, int64_t count, float scale, int32_t zero_point, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = static_cast<float>(in[i] - zero_point) * scale;
+  }
+}
+
+JIT_PASSES_VECTORIZED void addFloats(
+    const float* a, const float* b, int64_t count, float a_factor, float b_factor, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = __builtin_fmaf(b[i], b_factor, a[i] * a_factor);
+  }
+}
+
+// At most so many floats of an operand are taken at once.
+constexpr int64_t kFloats = 1024;
+
+// Those from channel `first` on; where there is one channel, as many copies of it.
+const float* floatsAt(
+    const FloatOperand& operand, const Image& image, int64_t channels, const uint8_t* pixel, int64_t first,
+    int64_t count, float* copies) {
+  const bool all = image.channels == channels;
+  if (operand.is_float) {
+    const auto* x = reinterpret_cast<const float*>(pixel);
+    if (!all) {
+      std::fill_n(copies, count, *x);
+    }
+    return all ? x + first : copies;
+  }
+  floatsOfCodes(pixel + (all ? first : 0), all ? count : 1, operand.scale, operand.zero_point, copies);
+  if (!all) {
+    std::fill_n(copies + 1, count - 1, *copies);
+  }
+  return copies;
+}
+
+// What both forms do with the sums, in the same words.
+inline __attribute__((always_inline)) float normalFactor(float squares, int64_t count, double eps) {
+  return static_cast<float>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(count) + eps));
+}
+
+constexpr int64_t kSumParts = 64;
+
+inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
+  float sums[16];
+  for (int i = 0; i < 16; ++i) {
+    sums[i] = (parts[i] + parts[i + 16]) + (parts[i + 32] + parts[i + 48]);
+  }
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      sums[i] += sums[i + half];
+    }
+  }
+  return sums[0];
+}
+
+JIT_PASSES_VECTORIZED void normalizePlain(
+    const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
+  float parts[kSumParts] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    parts[i % kSumParts] += in[i];
+  }
+  const float mean = sumOfParts(parts) / static_cast<float>(count);
+  std::fill_n(parts, kSumParts, 0.0F);
+  for (int64_t i = 0; i < count; ++i) {
+    const float d = in[i] - mean;
+    parts[i % kSumParts] = __builtin_fmaf(d, d, parts[i % kSumParts]);
+  }
+  const float factor = normalFactor(sumOfParts(parts), count, norm.eps);
+  const float low = norm.low, high = norm.high;
+  for (int64_t i = 0; i < count; ++i) {
+    const float y = __builtin_fmaf((in[i] - mean) * factor, norm.weight[i], norm.bias[i]);
+    if (floats) {
+      floats[i] = y;
+    }
+    if (codes) {
+      codes[i] = codeOf(__builtin_fmaf(y, norm.inverse_scale, norm.zero_point), low, high);
+    }
+  }
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+// 16 of `count` floats, from `at` on; zeros where there are none.
+JIT_PASSES_VNNI_INLINE __mmask16 lanesAt(int64_t at, int64_t count) {
+  return static_cast<__mmask16>(at < count ? firstLanes(count - at) : 0);
+}
+
+JIT_PASSES_VNNI_INLINE float sumOfFour(const __m512 (&sums)[4]) {
+  alignas(64) float parts[kSumParts];
+  for (int i = 0; i < 4; ++i) {
+    _mm512_store_ps(parts + 16 * i, sums[i]);
+  }
+  return sumOfParts(parts);
+}
+
+JIT_PASSES_VNNI void normalizeVnni(
+    const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
+  const int64_t whole = count / kSumParts * kSumParts;
+  __m512 sums[4] = {};
+  for (int64_t i = 0; i < whole; i += kSumParts) {
+    for (int j = 0; j < 4; ++j) {
+      sums[j] = _mm512_add_ps(sums[j], _mm512_loadu_ps(in + i + 16 * j));
+    }
+  }
+  for (int j = 0; j < 4 && whole < count; ++j) {
+    const int64_t at = whole + 16 * j;
+    sums[j] = _mm512_add_ps(sums[j], _mm512_maskz_loadu_ps(lanesAt(at, count), in + at));
+  }
+  const float mean = sumOfFour(sums) / static_cast<float>(count);
+  const __m512 means = _mm512_set1_ps(mean);
+  std::fill_n(sums, 4, _mm512_setzero_ps());
+  for (int64_t i = 0; i < whole; i += kSumParts) {
+    for (int j = 0; j < 4; ++j) {
+      const __m512 d = _mm512_sub_ps(_mm512_loadu_ps(in + i + 16 * j), means);
+      sums[j] = _mm512_fmadd_ps(d, d, sums[j]);
+    }
+  }
+  for (int j = 0; j < 4 && whole < count; ++j) {
+    const __mmask16 lanes = lanesAt(whole + 16 * j, count);
+    const __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + whole + 16 * j), means);
+    sums[j] = _mm512_mask3_fmadd_ps(d, d, sums[j], lanes);
+  }
+  const __m512 factor = _mm512_set1_ps(normalFactor(sumOfFour(sums), count, norm.eps));
+  const __m512 inverse = _mm512_set1_ps(norm.inverse_scale), zero = _mm512_set1_ps(norm.zero_point);
+  const __m512 low = _mm512_set1_ps(static_cast<float>(norm.low));
+  const __m512 high = _mm512_set1_ps(static_cast<float>(norm.high));
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 lanes = lanesAt(i, count);
+    const __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), means);
+    const __m512 y = _mm512_fmadd_ps(
+        _mm512_mul_ps(d, factor), _mm512_maskz_loadu_ps(lanes, norm.weight + i),
+        _mm512_maskz_loadu_ps(lanes, norm.bias + i));
+    if (floats) {
+      _mm512_mask_storeu_ps(floats + i, lanes, y);
+    }
+    if (codes) { // the second operand of a maximum is taken where the first is a NaN
+      const __m512 v = _mm512_max_ps(_mm512_fmadd_ps(y, inverse, zero), low);
+      const __m512i q = _mm512_cvtps_epi32(_mm512_min_ps(v, high));
+      _mm_mask_storeu_epi8(codes + i, lanes, _mm512_cvtepi32_epi8(q));
+    }
+  }
+}
+
+#else
+constexpr auto normalizeVnni = normalizePlain;
+#endif
+
+} // namespace
+
+void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  Image left = x, right = y;
+  const auto isDense = [&](const Image& image, bool is_float) {
+    return image.channels == out.channels &&
+           image.pixel == out.channels * int64_t(is_float ? sizeof(float) : 1);
+  };
+  for (Image* operand : {&left, &right}) { // strides of 0 broadcast
+    operand->images = out.images, operand->depth = out.depth, operand->height = out.height;
+  }
+  const bool dense = isDense(left, a.is_float) && isDense(right, b.is_float) && isDense(out, true);
+  const int64_t pixels = dense ? 1 : out.width, channels = dense ? out.width * out.channels : out.channels;
+  if (dense) {
+    left.channels = right.channels = channels;
+  }
+  float of_a[kFloats], of_b[kFloats];
+  for (int64_t index = begin; index < end; ++index) {
+    const uint8_t *row_a = left.rowAt(index), *row_b = right.rowAt(index);
+    for (int64_t i = 0; i < pixels; ++i) {
+      auto* to = reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel);
+      for (int64_t c = 0; c < channels; c += kFloats) {
+        const int64_t count = std::min(kFloats, channels - c);
+        addFloats(
+            floatsAt(a, left, channels, row_a + i * left.pixel, c, count, of_a),
+            floatsAt(b, right, channels, row_b + i * right.pixel, c, count, of_b), count, a_factor, b_factor,
+            to + c);
+      }
+    }
+  }
+}
+
+void LayerNormFloats::run(
+    const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? normalizeVnni : normalizePlain;
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t x = 0; x < in.width; ++x) {
+      const auto* row = reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel);
+      auto* to = floats ? reinterpret_cast<float*>(floats->rowAt(index) + x * floats->pixel) : nullptr;
+      run(row, in.channels, *this, to, codes ? codes->rowAt(index) + x * codes->pixel : nullptr);
+    }
+  }
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,59 @@
+#include "types.h"
+
+#include "attention.h"
+
+namespace jit_passes::x86 {
+
+Types typesOf(Kind kind) {
+  switch (kind) {
+    case Kind::Input: return Types::Floats;
+    case Kind::Quantize: return Types::ToCodes;
+    case Kind::Dequantize: return Types::ToFloats;
+    case Kind::Add: return Types::Mixed;
+    case Kind::AdaptiveAverage:
+    case Kind::Mean:
+    case Kind::LayerNorm:
+    case Kind::Concat:
+    case Kind::Flatten:
+    case Kind::Reshape:
+    case Kind::Unflatten:
+    case Kind::Permute:
+    case Kind::Transpose:
+    case Kind::Slice:
+    case Kind::Narrow:
+    case Kind::Part:
+    case Kind::Constant: return Types::Same;
+    default: return Types::Codes;
+  }
+}
+
+bool hasFloats(Kind kind) { return typesOf(kind) == Types::Same || typesOf(kind) == Types::Mixed; }
+
+// The sums of more codes than that would leave int32.
+bool hasCodes(const Operator& op) {
+  return op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized;
+}
+
+bool fitsTypes(const Operator& op, const std::vector<Grid>& grids) {
+  const bool gives = grids[op.output].is_float;
+  const auto all = [&](bool is_float) {
+    return std::ranges::all_of(op.inputs, [&](int64_t value) { return grids[value].is_float == is_float; });
+  };
+  if (op.kind == Kind::Constant) {
+    return op.tensors[0].scalar_type() == (gives ? at::kFloat : at::kByte);
+  }
+  if (!gives && !hasCodes(op)) {
+    return false;
+  }
+  switch (typesOf(op.kind)) {
+    case Types::Codes: return !gives && all(false);
+    case Types::Same: return all(gives);
+    case Types::Mixed: return gives || all(false);
+    case Types::ToCodes: return !gives && all(true);
+    case Types::ToFloats: return gives && all(false);
+    case Types::Floats: return gives;
+  }
+  return false;
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,24 @@
+// Which types an operator takes and gives: codes or float32.
+#pragma once
+
+#include "program.h"
+
+namespace jit_passes::x86 {
+
+enum class Types {
+  Codes, // only
+  Same,  // either, of all operands and the result
+  Mixed, // either, of each by itself; float32 where one of the operands is
+  ToCodes,
+  ToFloats,
+  Floats // without operands
+};
+
+Types typesOf(Kind kind);
+// Whether there is a form of it that gives float32; that gives codes.
+bool hasFloats(Kind kind);
+bool hasCodes(const Operator& op);
+// Whether operands and result have types that the kind takes, in as many channels, and a constant the dtype of its own.
+bool fitsTypes(const Operator& op, const std::vector<Grid>& grids);
+
+} // namespace jit_passes::x86

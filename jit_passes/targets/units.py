@@ -1,0 +1,98 @@
+"""Units of operators that a backend computes on integers, and the regions that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import _C
+from ..graph.view import NodeView
+from ..quantizers.selection import LISTS
+
+QUANTIZE = "jit_passes::quantize"
+DEQUANTIZE = "jit_passes::dequantize"
+
+
+@dataclass
+class IntegerOperators:
+    """Operators that a backend computes on integers, and those in float between them.
+
+    Attributes:
+        units: the nodes of each: with a clip that it absorbs, or all functions of one table.
+        links: numbers of two where one hands a value to the other, or both read the same integers.
+        floats: numbers of those in float.
+    """
+
+    units: list[list[NodeView]] = field(default_factory=list)
+    links: list[tuple[int, int]] = field(default_factory=list)
+    floats: set[int] = field(default_factory=set)
+
+    def regions(self, module: Any, method: str) -> list[list[list[NodeView]]]:
+        """Return the units of each region: the largest sets that links hold together.
+
+        No path leaves a region and comes back, and none crosses a block or a value that is written
+        in place. A region that only rearranges values is none. Whatever is in float lies between
+        integers: at the rim of a region it would be no faster.
+
+        Args:
+            module: the C++ module whose graph they were found in.
+            method: whose graph.
+        """
+        chosen = self._between(set(range(len(self.units))))
+        place = {unit: place for place, unit in enumerate(chosen)}
+        indices = [[node.index for node in self.units[unit]] for unit in chosen]
+        links = [(place[a], place[b]) for a, b in self.links if a in place and b in place]
+        found: dict[int, set[int]] = {}
+        numbers = _C.find_regions(module, method, indices, links)
+        for unit, number in zip(chosen, numbers, strict=True):
+            if number >= 0:
+                found.setdefault(number, set()).add(unit)
+        kept = [self._between(found[number]) for number in sorted(found)]
+        return [[self.units[u] for u in units] for units in kept if any(map(self._computes, units))]
+
+    def _computes(self, unit: int) -> bool:
+        return unit not in self.floats and not all(node.moves_data for node in self.units[unit])
+
+    def _between(self, chosen: set[int]) -> list[int]:
+        """Leave out what is in float, but for what lies on a path from integers to integers.
+
+        No path between those that are left leads over one that is left out.
+        """
+        number = {node.index: unit for unit in chosen for node in self.units[unit]}
+        makers: dict[int, set[int]] = {unit: set() for unit in chosen}
+        readers: dict[int, set[int]] = {unit: set() for unit in chosen}
+        for unit in chosen:
+            for node in self.units[unit]:
+                for maker in {number[i] for i in _makers(node) if i in number} - {unit}:
+                    makers[unit].add(maker)
+                    readers[maker].add(unit)
+        start = [unit for unit in chosen if self._computes(unit)]
+        both = _reached(start, readers) & _reached(start, makers)
+        return sorted(unit for unit in chosen if unit not in self.floats or unit in both)
+
+
+def _makers(node: NodeView) -> set[int]:
+    """Return indices of the operators whose results a node reads, converted or in lists too."""
+    found: set[int] = set()
+    pending = [value.producer for value in node.inputs]
+    while pending:
+        maker = pending.pop()
+        if maker is None:
+            continue
+        if maker.kind in (*LISTS, QUANTIZE, DEQUANTIZE):
+            pending += [value.producer for value in maker.inputs]
+        else:
+            found.add(maker.index)
+    return found
+
+
+def _reached(start: Iterable[int], ends: Mapping[int, set[int]]) -> set[int]:
+    found: set[int] = set()
+    pending = list(start)
+    while pending:
+        unit = pending.pop()
+        if unit not in found:
+            found.add(unit)
+            pending += ends[unit]
+    return found

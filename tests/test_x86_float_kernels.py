@@ -1,0 +1,167 @@
+"""Kernels of float32: against numpy, against float64, and both forms bit for bit."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.x86_kernels import HAS_VNNI, Image, call
+
+Floats = NDArray[np.float32]
+
+CHANNELS = [1, 5, 16, 63, 64, 65, 100, 128, 384, 1000]
+PIXELS = [(1, 1, 1, 1), (2, 1, 3, 5), (1, 2, 1, 17)]
+forms = pytest.mark.parametrize("plain", [True, False], ids=["plain", "vnni"])
+
+
+def image_of(x: Floats, gap: int = 0) -> Image:
+    """Return an image of float32, with so many floats behind a pixel."""
+    image = Image.of(np.ascontiguousarray(x).view(np.uint8), gap=4 * gap)
+    image.struct.channels = x.shape[-1]
+    return image
+
+
+def floats_in(image: Image) -> Floats:
+    return np.ascontiguousarray(image.codes).view(np.float32)
+
+
+def normalize(
+    x: Floats,
+    weight: Floats,
+    bias: Floats,
+    eps: float,
+    plain: bool,
+    gap: int = 0,
+    part: int = 1 << 40,
+) -> tuple[Floats, NDArray[np.uint8]]:
+    """Return floats and codes of one call that gives both; either alone has the same bits."""
+    scale, zero_point, low, high = np.float32(1 / 0.03), np.float32(131), 3, 250
+    results = []
+    for wants in ((True, True), (True, False), (False, True)):
+        floats, codes = image_of(np.zeros_like(x), gap), Image(x.shape, gap=gap)
+        call(
+            "layer_norm_floats",
+            image_of(x, gap),
+            floats if wants[0] else ctypes.c_void_p(),
+            codes if wants[1] else ctypes.c_void_p(),
+            weight, bias, eps, scale, zero_point, low, high, plain, part,
+        )  # fmt: skip
+        floats.check()
+        codes.check()
+        results.append((floats_in(floats), codes.codes.copy()))
+    assert np.array_equal(results[0][0], results[1][0])
+    assert np.array_equal(results[0][1], results[2][1])
+    floats, codes = results[0]
+    exact = floats.astype(np.float64) * scale + zero_point  # fused: rounded to float32 once
+    rounded = np.rint(exact.astype(np.float32)).clip(low, high)
+    assert np.array_equal(codes, rounded.astype(np.uint8))
+    return floats, codes
+
+
+def normal_of(x: Floats, eps: float) -> NDArray[np.float64]:
+    centered = x.astype(np.float64)
+    centered = centered - centered.mean(-1, keepdims=True)
+    return centered / np.sqrt(np.square(centered).mean(-1, keepdims=True) + eps)
+
+
+@forms
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_layer_norm(channels: int, plain: bool) -> None:
+    """Errors are those of float32: of the mean, as large as the numbers, and of the result."""
+    rng = np.random.default_rng(channels)
+    weight = rng.uniform(-2, 2, channels).astype(np.float32)
+    bias = rng.uniform(-1, 1, channels).astype(np.float32)
+    for pixels in PIXELS:
+        for spread, middle, gap, part in ((1, 0, 0, 1 << 40), (1e-3, 0, 2, 1), (30, 500, 3, 2)):
+            x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
+            floats, _ = normalize(x, weight, bias, 1e-5, plain, gap, part)
+            normal = normal_of(x, 1e-5)
+            ulp = np.finfo(np.float32).eps
+            of_mean = abs(middle) / np.sqrt(x.astype(np.float64).var(-1, keepdims=True) + 1e-5)
+            error = ulp * (8 * np.abs(normal) + 2 * of_mean + 4)
+            assert (np.abs(floats - (normal * weight + bias)) <= 2 * error + ulp).all()
+
+
+@forms
+@pytest.mark.parametrize("number", [0.0, 1.0, -77.25, 1e30])
+def test_layer_norm_of_equal_numbers(number: float, plain: bool) -> None:
+    """Their variance is exactly 0, where their sum is exact."""
+    x = np.full((1, 1, 1, 3, 256), number, np.float32)
+    bias = np.linspace(-1, 1, 256).astype(np.float32)
+    floats, _ = normalize(x, np.ones(256, np.float32), bias, 1e-5, plain)
+    assert np.array_equal(floats, np.broadcast_to(bias, x.shape))
+
+
+@forms
+def test_layer_norm_of_infinity(plain: bool) -> None:
+    """A NaN becomes the smallest code, and other rows stay as they are."""
+    x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 3, 70)).astype(np.float32)
+    weight, bias = np.ones(70, np.float32), np.zeros(70, np.float32)
+    floats, codes = np.zeros_like(x), Image(x.shape)
+    changed = x.copy()
+    changed[..., 1, 66] = np.inf
+    result = image_of(floats)
+    call(
+        "layer_norm_floats", image_of(changed), result, codes, weight, bias, 1e-5,
+        np.float32(20), np.float32(100), 7, 255, plain, 1,
+    )  # fmt: skip
+    expected, _ = normalize(x, weight, bias, 1e-5, plain)
+    got = floats_in(result)
+    assert np.isnan(got[..., 1, :]).all() and (codes.codes[..., 1, :] == 7).all()
+    assert np.array_equal(got[..., ::2, :], expected[..., ::2, :])
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_forms_agree(channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    weight, bias = rng.normal(1, 1, (2, channels)).astype(np.float32)
+    for scale in (1e-20, 1e-3, 1, 1e4, 1e18):
+        x = (rng.standard_t(2, (2, 1, 1, 9, channels)) * scale).astype(np.float32)
+        plain, vnni = (normalize(x, weight, bias, 1e-5, form) for form in (True, False))
+        assert np.array_equal(plain[0], vnni[0]) and np.array_equal(plain[1], vnni[1])
+
+
+OPERANDS = {
+    "dense": ((2, 1, 5, 7, 24), (2, 1, 5, 7, 24)),
+    "long rows": ((1, 1, 1, 90, 33), (1, 1, 1, 90, 33)),
+    "over pixels": ((2, 1, 5, 7, 65), (1, 1, 1, 1, 65)),
+    "over channels": ((2, 2, 5, 7, 257), (2, 2, 5, 7, 1)),
+    "over all": ((2, 1, 5, 7, 24), (1, 1, 1, 1, 1)),
+    "many channels": ((1, 1, 2, 2, 2500), (1, 1, 2, 1, 2500)),
+}
+
+
+@pytest.mark.parametrize("types", ["floats", "codes and floats", "codes"])
+@pytest.mark.parametrize("name", OPERANDS)
+def test_add(name: str, types: str) -> None:
+    """The bits of a product and a sum in float32, rounded one after the other."""
+    rng = np.random.default_rng(0)
+    scales = {"floats": (0, 0), "codes and floats": (0.037, 0), "codes": (0.037, 0.011)}[types]
+    for gap, part in ((0, 1 << 40), (3, 1)):
+        images, values = [], []
+        for shape, scale, zero in zip(OPERANDS[name], scales, (131, 7), strict=True):
+            if scale:
+                codes = rng.integers(0, 256, shape, dtype=np.uint8)
+                images.append(Image.of(codes, gap=gap))
+                values.append(
+                    (codes.astype(np.int32) - zero).astype(np.float32) * np.float32(scale)
+                )
+            else:
+                values.append(rng.normal(0, 3, shape).astype(np.float32))
+                images.append(image_of(values[-1], gap))
+        for image, (n, d, h, w, _) in zip(images, OPERANDS[name], strict=True):
+            for axis, size in (("image", n), ("plane", d), ("row", h), ("pixel", w)):
+                if size == 1 and OPERANDS[name][0][1:4] != (1, 1, 1):
+                    setattr(image.struct, axis, 0)
+        out = image_of(np.zeros(OPERANDS[name][0], np.float32), gap)
+        for factor in (1, -1):
+            call(
+                "add_floats", *images, out, np.float32(scales[0]), ctypes.c_int32(131),
+                np.float32(scales[1]), ctypes.c_int32(7), np.float32(factor), part,
+            )  # fmt: skip
+            assert np.array_equal(floats_in(out), values[0] + np.float32(factor) * values[1])
+            out.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import _extension, fake_quantizers, observers, quantizer, targets
+from . import _extension, fake_quantizers, logs, observers, quantizer, targets
 from ._version import __version__ as __version__
 from .errors import JitPassesError, JitPassesWarning, PassError
 from .export import Encoding, Encodings, encodings_of, export_calibration
@@ -34,6 +34,7 @@ from .report import (
     inspect,
     parity,
     provenance,
+    show_versions,
 )
 from .stages.calibrate import calibrate
 from .stages.convert import convert
@@ -135,11 +136,14 @@ __all__ = [
     "schedule",
     "scheduled",
     "scheduled_passes",
+    "show_versions",
     "smooth",
     "strip",
     "targets",
     "unfreeze_statistics",
 ]
+
+logs.set_up()
 
 
 def include_paths() -> list[str]:

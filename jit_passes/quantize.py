@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .errors import JitPassesError
+from .logs import timed
 from .profile import Profile, fill
 from .quantizers.base import Quantizer
 from .stages.batches import InputFn
@@ -19,6 +20,7 @@ from .stages.prepare import prepare
 from .targets import Target
 
 
+@timed
 def quantize_script(
     model: torch.jit.ScriptModule,
     calibration_data: Iterable[Any] | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import stat
@@ -22,6 +23,7 @@ from command_line import (  # noqa: F401  fixtures
 )
 
 import jit_passes
+import jit_passes.command_line
 from jit_passes.command_line.main import cli
 from jit_passes.targets import Stock
 
@@ -259,3 +261,30 @@ def test_compare(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     assert low.code == 5 and "below 90" in low.err and low.out == done.out
     assert run("compare", model, model, "--data", data).code == 3
     assert run("compare", model, out).code == 2
+
+
+def test_dynamic_needs_no_data(run: Run, model: Path, tmp_path: Path) -> None:
+    """As in Python; provenance has the mode, and compare what it can see."""
+    out = tmp_path / "int8.pt"
+    done = run("quantize", model, "--mode", "dynamic", "--target", "reference", "-o", out)
+    assert done.code == 0, done.err
+    expected = jit_passes.quantize_script(torch.jit.load(model), mode="dynamic", target="reference")
+    assert same(torch.jit.load(out), expected)
+    assert run("inspect", out, "--json").json["made"]["mode"] == "dynamic"
+    prediction = jit_passes.inspect(torch.jit.load(model), target="reference", mode="dynamic")
+    shown = run("inspect", model, "--mode", "dynamic", "--target", "reference", "--paths")
+    assert shown.out.rstrip() == str(prediction)
+    found = run("compare", model, out, "--random", "4x3x8x8", "--json").json
+    assert [row["name"] for row in found["values"]] == ["conv:conv2d", "head:linear", "output"]
+    assert all(20 < row["sqnr"] < 80 for row in found["values"])
+    assert run("quantize", model, "--mode", "dynamique", "-o", out).code == 2
+
+
+def test_entry_point() -> None:
+    """Installing the package installs the command, and the library that it is built on."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((name, value),) = project["scripts"].items()
+    entry = importlib.metadata.EntryPoint(name, value, "console_scripts")
+    assert name == "jit-passes" and entry.load() is jit_passes.command_line.run
+    assert any(text.startswith("click") for text in project["dependencies"])

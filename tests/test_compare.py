@@ -104,7 +104,7 @@ def check_with_oracle(script: torch.jit.ScriptModule, arguments: tuple[Tensor, .
     jit_passes.calibrate(prepared, [arguments])
     reference = jit_passes.convert(prepared)
     float_graph = GraphView.of(
-        formed(normalize(script._c, "forward").module, "forward", Reference())[0]
+        formed(normalize(script._c, "forward").module, "forward", Reference(), {})[0]
     )
     graph = GraphView.of(reference)
     if any(value.written for node in graph.nodes for value in node.outputs):

@@ -192,5 +192,5 @@ assert kilobytes[1] < 0.5 * kilobytes[0]
 # 1. `compare` for the target `reference`: which operator stands out, and by how many dB?
 # 2. A linear behind a layer norm: `smooth`.
 # 3. One operator: `keep_float`, more bits or `mode: dynamic` for it, by a rule.
-# 4. All by a little: another calibration, `calibration: {method: percentile, percentile: 99.99}`, or
-#    training, as in tutorial 10.
+# 4. All by a little: another calibration by `calibration:` in a configuration, or training, as in
+#    tutorial 10.

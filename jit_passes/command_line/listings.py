@@ -1,4 +1,4 @@
-"""`jit-passes passes` and `jit-passes targets`."""
+"""`jit-passes passes`, `jit-passes targets` and `jit-passes versions`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from ..errors import aligned, nearest
 from ..passes.registry import passes as registered
+from ..report.versions import versions as find_versions
 from ..targets import Target
 from . import options
 from .outcome import show
@@ -21,6 +22,10 @@ Examples:
   jit-passes targets
   jit-passes targets stock                  what it can compute, operator by operator
   jit-passes targets stock:engine=onednn
+"""
+VERSIONS = """\b
+Examples:
+  jit-passes versions > versions.txt
 """
 
 
@@ -65,3 +70,12 @@ def targets(name: str | None, as_json: bool) -> None:
         rows.append((key, given, summary))
         result.append({"name": key, "options": defaults, "summary": summary})
     show(aligned(rows), result, as_json)
+
+
+@click.command(epilog=VERSIONS)
+@options.JSON
+@options.common
+def versions(as_json: bool) -> None:
+    """Show versions and the processor, for the report of an error."""
+    found = find_versions()
+    show("\n".join(f"{name}: {value}" for name, value in found.items()), found, as_json)

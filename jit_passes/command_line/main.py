@@ -16,7 +16,7 @@ from ..errors import JitPassesError, JitPassesWarning, first_line
 from .compare import compare
 from .export import export
 from .inspect import inspect
-from .listings import passes, targets
+from .listings import passes, targets, versions
 from .outcome import Exit, OutputError, failure, note, warning
 from .profile import profile
 from .quantize import quantize
@@ -55,7 +55,7 @@ def cli() -> None:
     """
 
 
-for command in (quantize, inspect, compare, profile, export, passes, targets):
+for command in (quantize, inspect, compare, profile, export, passes, targets, versions):
     cli.add_command(command)
 
 
@@ -104,7 +104,10 @@ def _code_of(error: BaseException) -> Exit:
         failure(str(error))
         return Exit.OUTPUT if isinstance(error, OutputError) else Exit.INPUT
     failure(f"{type(error).__name__}: {first_line(error)}")
-    note("this is a mistake of jit_passes, or of PyTorch; run it again with --debug to report it")
+    note(
+        "this is a mistake of jit_passes, or of PyTorch: run it again with --debug, and report "
+        "that with the output of `jit-passes versions`"
+    )
     return Exit.FAILED
 
 

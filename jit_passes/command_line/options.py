@@ -91,6 +91,10 @@ TARGET = click.option(
 )  # fmt: skip
 METHOD = click.option("--method", default="forward", show_default=True, help="Method of the model.")
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
+MODE = click.option(
+    "--mode", type=click.Choice(MODES),
+    help="Of all layers that --config says no other of; dynamic needs no data.",
+)  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 DATA = _options(
     click.option(

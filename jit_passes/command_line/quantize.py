@@ -22,6 +22,7 @@ Examples:
   jit-passes quantize model.pt --data photos/ --image-size 224 \\
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 -o int8.pt
   jit-passes quantize model.pt --profile model.yaml --config layers.yaml --strict -o int8.pt
+  jit-passes quantize lstm.pt --mode dynamic --target stock -o int8.pt
   jit-passes quantize bert.pt --random ids=1x128:int64 --target stock -o int8.pt
   jit-passes quantize bert.pt --mode dynamic -o int8.pt
 

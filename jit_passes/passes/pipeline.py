@@ -7,6 +7,7 @@ when all has gone well.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from .. import _C
 from ..errors import JitPassesError, PassError, first_line, nearest
 from ..graph.diff import diff_text
 from ..graph.verify import Inputs, assert_equivalent
+from ..logs import LOGGER
 from .registry import invariants
 from .steps import BoundStep, PassCall, Step, bind, describe, name_of
 from .subject import ModuleSubject, Remark, Subject, check_script, wrap
@@ -294,6 +296,10 @@ class _Run:
         nodes = self.records[-1].nodes if known else self.subject.count()
         self.records.append(PassRecord(step.name, changed, seconds, nodes, remarks))
         self.dump(len(self.records), step.name)
+        if LOGGER.isEnabledFor(logging.DEBUG):
+            did = "" if changed else ", no change"
+            name = self.pipeline.name
+            LOGGER.debug("pass %s of %s: %.2f ms%s", step.name, name, seconds * 1e3, did)
 
     def dump(self, number: int, label: str) -> None:
         """Write the graph into the folder, if one was asked for."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import _C
 from ..errors import JitPassesError, nearest, shortened, warn
 from ..graph.view import NodeView
+from ..logs import timed
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, NOTHING, REACH, fresh_range, measure, qualified
@@ -24,6 +25,7 @@ from .value import ValueProfile
 HISTOGRAM, MIN_MAX = "observe_histogram", "observe_min_max"
 
 
+@timed
 def fill(
     prepared: torch.jit.ScriptModule,
     profile: Profile | str | os.PathLike[str],

@@ -10,6 +10,7 @@ import torch
 from .. import _C
 from .._version import __version__
 from ..errors import JitPassesError, first_line
+from ..logs import timed
 from ..passes.subject import wrap
 from ..stages.annotate import FROZEN
 from ..stages.batches import InputFn
@@ -21,6 +22,7 @@ from .sites import Site, Sites
 from .value import MOST_BINS, State, ValueProfile
 
 
+@timed
 def profile(
     model: torch.jit.ScriptModule,
     data: Iterable[Any],

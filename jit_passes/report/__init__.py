@@ -5,6 +5,7 @@ from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
 from .parity import Parity, ValueParity, parity
 from .provenance import provenance
+from .versions import show_versions
 
 __all__ = [
     "Comparison",
@@ -19,4 +20,5 @@ __all__ = [
     "inspect",
     "parity",
     "provenance",
+    "show_versions",
 ]

@@ -13,6 +13,7 @@ import torch
 from ..errors import JitPassesError, aligned, count_of, shortened
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
+from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
@@ -129,6 +130,8 @@ class Comparison:
         typical = _decibels(self.typical)
         output = f"SQNR of the output: {_decibels(self.sqnr)}"
         first = self.first
+        if first is None and self.typical == math.inf:
+            return output
         if first is None:
             return f"{output}\nno operator stands out: typical own errors are {typical}"
         where = " of ".join(filter(None, (first.operator, first.source)))
@@ -150,6 +153,7 @@ class Comparison:
         return "\n".join([*lines, self.summary])
 
 
+@timed
 def compare(
     float_model: torch.jit.ScriptModule,
     quantized: torch.jit.ScriptModule,
@@ -269,7 +273,8 @@ class _Comparison:
         self, float_model: torch.jit.ScriptModule, quantized: torch.jit.ScriptModule, report: Report
     ) -> None:
         target = Target.from_record(report.target)
-        module, _ = formed(FROZEN.enter(float_model, report.method), report.method, target)
+        entered = FROZEN.enter(float_model, report.method)
+        module, _ = formed(entered, report.method, target, report.made)
         module = Pipeline("name_inputs", (_name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
@@ -282,7 +287,7 @@ class _Comparison:
             operator, source = (node.kind, node.source) if made else ("", "")
             pair = Pair(name, node.index, site)
             rows[pair] = _Row(name, kind, operator, source, grid)
-        if not rows:
+        if not rows and report.values:
             raise JitPassesError(
                 "no value of the quantized model is one of the float model: was it made of this "
                 "one? Of one that has trained, the float model is jit_passes.strip(qat)[0]"

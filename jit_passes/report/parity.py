@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError, aligned, count_of
+from ..logs import timed
 from ..passes.subject import wrap
 from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
@@ -145,6 +146,7 @@ class Parity:
         )
 
 
+@timed
 def parity(
     qat: torch.jit.ScriptModule,
     converted: torch.jit.ScriptModule,

@@ -77,6 +77,7 @@ class Mode:
         return trains and any(node.kind == self.again for node in graph.nodes)
 
 
+DYNAMIC = "dynamic"
 NEXT = {
     ModelStage.PREPARED: "calibrate and convert",
     ModelStage.QAT: "training and convert",
@@ -98,7 +99,7 @@ class Annotated:
         annotations: what the quantizer says about it.
         operators: all operators with weights and all matrix products.
         quantizations: the places at which values are quantized.
-        quantizer: which said so.
+        made: what the report says of the quantizer.
     """
 
     module: Any
@@ -108,7 +109,7 @@ class Annotated:
     annotations: Annotations
     operators: tuple[OperatorRecord, ...]
     quantizations: list[Quantization]
-    quantizer: Quantizer
+    made: Mapping[str, Any]
 
     def insert(
         self, pipeline: Pipeline, options: Mapping[str, Any], stage: ModelStage | None = None
@@ -124,9 +125,8 @@ class Annotated:
         if self.quantizations:
             module = pipeline.run(module, self.method, options=options).module
         if stage is not None and self.backend is not None:
-            made = description_of(self.quantizer)
             record = self.backend.record()
-            Report(stage, self.method, record, self.operators, made=made).write(module)
+            Report(stage, self.method, record, self.operators, made=self.made).write(module)
         model = wrap(module)
         specs = [quantization.spec for quantization in self.quantizations]
         hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])
@@ -163,9 +163,8 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
-    # Forms are for integers from one operator to the next: of dynamic ones, results are floats.
-    floats = isinstance(quantizer, BackendQuantizer) and quantizer.configuration.is_dynamic
-    module, remarks = formed(module, method, None if floats else backend)
+    made = description_of(quantizer)
+    module, remarks = formed(module, method, backend, made)
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
@@ -184,14 +183,18 @@ def annotate(
         check_refusals(annotations, operators, strict)
     if backend is not None:
         check_places(quantizations, backend)
-    return Annotated(
-        module, method, backend, graph, annotations, operators, quantizations, quantizer
-    )
+    return Annotated(module, method, backend, graph, annotations, operators, quantizations, made)
 
 
-def formed(module: Any, method: str, backend: Target | None) -> tuple[Any, Sequence[Remark]]:
-    """Return a canonical module in the forms that a target computes, and remarks on others."""
-    if backend is None or not backend.capability.forms:
+def formed(
+    module: Any, method: str, backend: Target | None, made: Mapping[str, Any]
+) -> tuple[Any, Sequence[Remark]]:
+    """Return a canonical module in the forms that a target computes, and remarks on others.
+
+    Forms are for integers from one operator to the next: of dynamic ones, results are floats. The
+    last argument is what a report says of the quantizer.
+    """
+    if backend is None or not backend.capability.forms or made.get("mode") == DYNAMIC:
         return module, ()
     steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
     result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
@@ -225,6 +228,17 @@ def choose_quantizer(
     return backend, chosen
 
 
+def description_of(quantizer: Quantizer) -> dict[str, Any]:
+    """Return what a report says of the quantizer: class, mode, and options of single layers."""
+    described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
+    if isinstance(quantizer, BackendQuantizer):
+        said = quantizer.configuration
+        described["mode"] = DYNAMIC if said.is_dynamic else said.everywhere.mode or "static"
+        if said != Configuration():
+            described["configuration"] = write_configuration(said)
+    return described
+
+
 def of_mode(mode: Any) -> Configuration:
     """Return a configuration that says the mode of all operators.
 
@@ -235,15 +249,6 @@ def of_mode(mode: Any) -> Configuration:
         return Configuration(LayerOptions(mode=mode))
     except OptionError as error:
         raise JitPassesError(str(error)) from None
-
-
-def description_of(quantizer: Quantizer) -> dict[str, Any]:
-    """Return what a report says of the quantizer: its class, and what is said of single layers."""
-    described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
-    configuration = getattr(quantizer, "configuration", None)
-    if isinstance(configuration, Configuration) and configuration != Configuration():
-        described["configuration"] = write_configuration(configuration)
-    return described
 
 
 def check_places(places: Sequence[Quantization], target: Target) -> None:

@@ -12,10 +12,12 @@ import torch
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
+from ..logs import timed
 from .batches import InputFn, batches, progress_bar
 from .module import ModelStage, stage_of
 
 
+@timed
 def calibrate(
     prepared: torch.jit.ScriptModule,
     data: Iterable[Any],

@@ -14,6 +14,7 @@ from .. import _C
 from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
 from ..graph.view import GraphView
+from ..logs import timed
 from ..observers import ObserverState
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
@@ -43,6 +44,7 @@ CONVERT = Pipeline(
 )
 
 
+@timed
 def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     """Return the reference model of a calibrated one, or of one that has trained.
 

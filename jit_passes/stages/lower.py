@@ -8,11 +8,13 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from ..logs import timed
 from ..passes.subject import wrap
 from ..targets import Target, resolve_target
 from .module import ModelStage, stage_of
 
 
+@timed
 def lower(
     reference: torch.jit.ScriptModule, target: str | Target = "auto"
 ) -> torch.jit.ScriptModule:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError, first_line
+from ..logs import timed
 from ..observers import Observer
 from ..passes.pipeline import Pipeline
 from ..quantizers.base import Quantizer
@@ -26,6 +27,7 @@ OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
 
 
+@timed
 def prepare(
     model: torch.jit.ScriptModule,
     *,

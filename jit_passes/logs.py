@@ -1,0 +1,64 @@
+"""Logging under the name `jit_passes`: silent, unless a program or `JIT_PASSES_LOG` asks for it.
+
+    JIT_PASSES_LOG=info python quantize.py      stages with their times
+    JIT_PASSES_LOG=debug ...                    and passes
+
+A program sets it up as any other: `logging.getLogger("jit_passes").setLevel(logging.INFO)`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from .errors import warn
+
+LOGGER = logging.getLogger("jit_passes")
+LEVELS = ("debug", "info", "warning")
+VARIABLE = "JIT_PASSES_LOG"
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def set_up() -> None:
+    """Be silent, or write to stderr what the environment asks for."""
+    LOGGER.addHandler(logging.NullHandler())
+    wanted = os.environ.get(VARIABLE, "").lower()
+    if not wanted:
+        return
+    if wanted not in LEVELS:
+        warn(f"{VARIABLE} is one of {', '.join(LEVELS)}, not '{wanted}': nothing is logged")
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s jit_passes: %(message)s", "%H:%M:%S"))
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(wanted.upper())
+    LOGGER.propagate = False  # or a program with handlers of its own would show it twice
+
+
+def timed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Log when a stage begins, and how long it took or that it failed."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not LOGGER.isEnabledFor(logging.INFO):
+            return function(*args, **kwargs)
+        LOGGER.info("%s begins", name)
+        begin = time.perf_counter()
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            LOGGER.info(
+                "%s failed after %.2f s: %s", name, time.perf_counter() - begin,
+                type(error).__name__,
+            )  # fmt: skip
+            raise
+        LOGGER.info("%s took %.2f s", name, time.perf_counter() - begin)
+        return result
+
+    return run

@@ -41,6 +41,7 @@ from .stages.lower import lower
 from .stages.normalize import normalized_graph
 from .stages.partition import partition
 from .stages.prepare import prepare
+from .stages.smooth import smooth
 from .training.freezing import ThresholdFreezer
 from .training.parameters import (
     model_parameters,
@@ -134,6 +135,7 @@ __all__ = [
     "schedule",
     "scheduled",
     "scheduled_passes",
+    "smooth",
     "strip",
     "targets",
     "unfreeze_statistics",

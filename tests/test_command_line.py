@@ -59,6 +59,18 @@ def test_quantize(run: Run, model: Path, data: Path, target: str, tmp_path: Path
     assert made is not None and made["batches"] == 3 and made["target"]["name"] == name
 
 
+def test_mode(run: Run, model: Path, tmp_path: Path) -> None:
+    """Inputs that are quantized as the model runs need no data."""
+    output = tmp_path / "int8.pt"
+    done = run("quantize", model, "--mode", "dynamic", "--target", "stock", "-o", output, "--json")
+    assert done.code == 0, done.err
+    rows = {row["name"]: row for row in done.json["operators"]}
+    assert (rows["head:linear"]["mode"], rows["conv:conv2d"]["dtype"]) == ("dynamic", "float")
+    inspected = run("inspect", model, "--mode", "dynamic", "--target", "stock")
+    assert inspected.out.splitlines()[-1].split()[-2:] == ["w8a8", "dynamic"]
+    assert run("quantize", model, "--mode", "dynamo", "-o", output).code == 2
+
+
 def test_profile_stands_for_data(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     """Both ways give the same model, and the profile's digest is in it."""
     out, other, ranges = (tmp_path / name for name in ("a.pt", "b.pt", "ranges.yaml"))

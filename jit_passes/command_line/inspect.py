@@ -30,13 +30,15 @@ FOLDERS = re.compile(r"(?:[A-Za-z]:)?[^\s:()]*[/\\](?=[^\s:()/\\]+:\d+)")
 @options.MODEL
 @options.TARGET
 @options.CONFIG
+@options.MODE
 @options.METHOD
 @click.option("--paths", is_flag=True, help="Show lines of source with their folders.")
 @options.JSON
 @options.common
 def inspect(
-    model: Path, target: str, config: Path | None, method: str, paths: bool, as_json: bool
-) -> None:
+    model: Path, target: str, config: Path | None, mode: str | None, method: str, paths: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Say what will be int8 in a float MODEL; of a quantized one, what made it.
 
     No data are needed.
@@ -47,7 +49,7 @@ def inspect(
     loaded = load_model(model)
     made = provenance(loaded)
     if made is None:
-        found = predict(loaded, target=backend, config=config, method=method)
+        found = predict(loaded, target=backend, config=config, mode=mode, method=method)
         text = str(found)
         result: dict[str, Any] = {
             "stage": "float",

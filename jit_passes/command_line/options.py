@@ -14,6 +14,7 @@ import click
 import torch
 import yaml
 
+from ..configuration.options import MODES
 from ..errors import JitPassesError
 from ..passes.plugins import load_plugins
 from ..registered import UnknownError
@@ -26,6 +27,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 MODEL = click.argument("model", type=FILE)
 RANDOM_BATCHES = 8
+MODE = click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help="Of operators that --config gives none; dynamic needs no data.",
+)
 
 
 class TargetType(click.ParamType):  # type: ignore[type-arg]

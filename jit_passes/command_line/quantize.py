@@ -23,6 +23,7 @@ Examples:
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 -o int8.pt
   jit-passes quantize model.pt --profile model.yaml --config layers.yaml --strict -o int8.pt
   jit-passes quantize bert.pt --random ids=1x128:int64 --target stock -o int8.pt
+  jit-passes quantize bert.pt --mode dynamic -o int8.pt
 
 A hundred samples or so are enough. In an .npz, arrays have the names of the model's arguments, and
 the first axis counts samples.
@@ -35,14 +36,15 @@ the first axis counts samples.
 @click.option("--profile", type=options.FILE, help="Ranges of `jit-passes profile`, for data.")
 @options.TARGET
 @options.CONFIG
+@options.MODE
 @click.option("--strict", is_flag=True, help="Fail where something would stay in float.")
 @options.METHOD
 @click.option("-o", "--output", type=options.FILE, required=True, help="The int8 model.")
 @options.JSON
 @options.common
 def quantize(
-    model: Path, profile: Path | None, target: str, config: Path | None, strict: bool, method: str,
-    output: Path, as_json: bool, no_progress: bool, **data: Any,
+    model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
+    strict: bool, method: str, output: Path, as_json: bool, no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8, and say what became int8 and why the rest did not.
 
@@ -66,6 +68,7 @@ def quantize(
             profile=profile,
             target=backend,
             config=config,
+            mode=mode,
             strict=strict,
             method=method,
             progress=False if no_progress else None,

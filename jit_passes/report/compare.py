@@ -17,11 +17,11 @@ from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
 from ..stages.module import ModelStage, Report, by_position, stage_of
+from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
-from .recording import copy_of
 
 EDGE = "jit_passes::edge"
 

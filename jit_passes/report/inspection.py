@@ -30,6 +30,7 @@ class OperatorInspection:
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
         bits: of its weight and its activations: see `OperatorRecord`.
+        mode: see `OperatorRecord`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class OperatorInspection:
     reason: str
     source: str
     bits: str = ""
+    mode: str = ""
 
 
 class Inspection(tuple[OperatorInspection, ...]):
@@ -82,7 +84,8 @@ class Inspection(tuple[OperatorInspection, ...]):
             region = "" if row.region is None else f"region {row.region}"
             why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
             bits = f"{row.bits or row.dtype:<{widest}}"
-            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {region or why}"
+            last = region or why or row.mode.replace("static", "")
+            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {last}"
             lines.append(line.rstrip())
         return "\n".join(lines)
 
@@ -146,6 +149,7 @@ class _Inspector:
         return OperatorInspection(
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
+            self.all.mode(node) if int8 or bits else "",
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:

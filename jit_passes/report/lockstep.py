@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
+from ..stages.recording import Recorder, copy_of, tensors_of
 from .places import Site
-from .recording import Recorder, copy_of, tensors_of
 from .steps import codes_of, value_of
 
 Values = list[torch.Tensor]  # a value each time it was computed: in loops several times

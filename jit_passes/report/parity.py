@@ -13,9 +13,9 @@ from ..passes.subject import wrap
 from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
 from ..stages.module import ModelStage, Report, stage_of
+from ..stages.recording import copy_of
 from .lockstep import Kept, Lockstep, Pair, Seen, check_shapes
 from .places import Pairs, TrainedPlace, match, sites_of, trained_places
-from .recording import copy_of
 from .steps import rounded, step_of, value_of
 
 # In steps: rounding in float32 moves a value on a grid by less.

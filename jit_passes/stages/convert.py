@@ -167,7 +167,15 @@ def read_places(
         return module, [_trained(*row) for row in _C.places(module, report.method)]
     rows = _C.places(module, report.method)
     ran = report.calibrated or any(_was_reached(op, operands) for _, op, operands in rows)
-    return module, [_observed(*row, ran) for row in rows]
+    places = [_observed(*row, ran) for row in rows]
+    dynamic = {user for known in places if known.place.is_dynamic for user in known.place.users}
+    # Nothing waits for data there: its weight is quantized as in any other model without.
+    return module, [
+        replace(known, reached=True)
+        if known.place.is_parameter and known.place.owner in dynamic
+        else known
+        for known in places
+    ]
 
 
 def needs_data(prepared: torch.jit.ScriptModule) -> bool:

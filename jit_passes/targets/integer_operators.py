@@ -19,6 +19,7 @@ from ..specification.specification import FixedQParamsQuantizationSpec, Quantiza
 from .units import DEQUANTIZE, QUANTIZE, IntegerOperators
 
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+DYNAMIC = f"{DEQUANTIZE}_dynamic"
 ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 
 _WEIGHT = 1
@@ -317,6 +318,10 @@ def _unpacked(node: NodeView) -> list[NodeView]:
 
 
 def _float(value: ValueView) -> str:
+    maker = value.producer
+    codes = maker.inputs[0].producer if maker is not None and maker.kind == DYNAMIC else None
+    if codes is not None:
+        return f"its operand '{codes.inputs[0].name}' is quantized as the model runs"
     return f"its operand '{value.name}' is in float"
 
 

@@ -1,0 +1,140 @@
+"""What looks at models, and makes files of them, where inputs are quantized as they run."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes.export import encodings_of
+from tests.quantizing import seeded
+from tests.test_dynamic import MIXED, Mixed, Net, close, kinds, script
+
+TARGETS = ["reference", "stock", "x86"]
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+
+
+def images() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(4)]
+
+
+def reference(target: str = "reference") -> torch.jit.ScriptModule:
+    prepared = jit_passes.prepare(script(seeded(Mixed)), config=MIXED, target=target)
+    return jit_passes.convert(jit_passes.calibrate(prepared, images()))
+
+
+def reloaded(model: torch.jit.ScriptModule) -> Any:
+    buffer = io.BytesIO()
+    torch.jit.save(model, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_regions_and_inspection_agree(target: str) -> None:
+    """Dynamic operators are in no region, and the reason names the value."""
+    model = reference(target)
+    partition = jit_passes.partition(model, target)
+    refused = {row.name: row.reason for row in partition.refused}
+    assert refused["body:linear"] == "its operand 'mean' is quantized as the model runs"
+    x = images()[0]
+    assert torch.equal(partition.model(x), model(x))
+    inspection = jit_passes.inspect(script(seeded(Mixed)), config=MIXED, target=target)
+    rows = {row.name: row for row in inspection}
+    assert (rows["body:linear"].mode, rows["body:linear"].region) == ("dynamic", None)
+    assert (rows["conv:conv2d"].mode, rows["conv:conv2d"].region) == ("static", 1)
+    assert str(inspection).splitlines()[-1].split() == [
+        "head:linear", "aten::linear", "w8a8", "dynamic",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["reference", "stock"])
+def test_parity(target: str) -> None:
+    """What follows dynamic places is compared; these themselves have no grid to compare on."""
+    training = torch.jit.script(seeded(Mixed).train())
+    qat = jit_passes.prepare_qat(training, config=MIXED, target=target)
+    optimizer = torch.optim.SGD(qat.parameters(), 1e-3)
+    for batch in images():
+        optimizer.zero_grad()
+        qat(batch).square().mean().backward()
+        optimizer.step()
+    converted = jit_passes.convert(qat.eval())
+    parity = jit_passes.parity(qat, converted, images()[:1])
+    assert str(parity).splitlines()[-1] == "equal"
+    names = {row.name for row in parity.rows}
+    assert {"body.weight -> body:linear", "output"} <= names
+    assert not any("mean -> body" in name for name in names)
+    with torch.no_grad():
+        close(jit_passes.lower(converted)(images()[0]), converted(images()[0]), 0.02)
+
+
+def test_a_profile_is_for_static_places() -> None:
+    """It fills what calibration would, and a dynamic model takes any."""
+    model = script(seeded(Mixed))
+    profile = jit_passes.profile(model, images())
+    filled = jit_passes.quantize_script(model, profile=profile, config=MIXED, target="stock")
+    calibrated = jit_passes.lower(reference("stock"))
+    x = images()[0]
+    assert torch.equal(filled(x), calibrated(x))
+    net = script(seeded(Net))
+    own = jit_passes.profile(net, [torch.randn(3, 12)])
+    dynamic = jit_passes.quantize_script(net, profile=own, mode="dynamic", target="stock")
+    plain = jit_passes.quantize_script(net, mode="dynamic", target="stock")
+    y = torch.randn(5, 12)
+    assert torch.equal(dynamic(y), plain(y))
+
+
+def test_encodings_are_of_static_values() -> None:
+    """A value whose grid is not known ahead has none; weights have theirs."""
+    found = {encoding.name for encoding in encodings_of(reference())}
+    assert {"x", "conv.weight", "body.weight"} <= found
+    assert not any(name.startswith("body:linear") for name in found)
+
+
+@pytest.mark.parametrize("stage", ["prepared", "qat", "reference", "lowered"])
+def test_every_stage_can_be_saved(stage: str) -> None:
+    """A file goes on where the model was."""
+    x = torch.randn(6, 12)
+    if stage == "qat":
+        model = jit_passes.prepare_qat(script(seeded(Net)), mode="dynamic", target="stock").eval()
+    else:
+        model = jit_passes.prepare(script(seeded(Net)), mode="dynamic", target="stock")
+    model = jit_passes.convert(model) if stage in ("reference", "lowered") else model
+    model = jit_passes.lower(model) if stage == "lowered" else model
+    loaded = reloaded(model)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))
+    assert [row.mode for row in jit_passes.coverage(loaded)] == ["dynamic"] * 4
+    if stage in ("prepared", "qat"):
+        assert len(kinds(jit_passes.convert(loaded), "jit_passes::choose_qparams")) == 3
+
+
+class Branches(nn.Module):
+    """A linear that data may never reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always = nn.Conv2d(3, 4, 1)
+        self.seldom = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [batch, 4]."""
+        y = self.always(x).mean([2, 3])
+        if bool(y.sum() > 1e6):
+            y = self.seldom(y)
+        return y
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_data_has_to_reach_it(target: str) -> None:
+    """A dynamic operator in a branch that calibration has not taken is quantized as any other."""
+    prepared = jit_passes.prepare(script(seeded(Branches)), config=MIXED, target=target)
+    converted = jit_passes.convert(jit_passes.calibrate(prepared, images()))
+    rows = {row.name: row for row in jit_passes.coverage(converted)}
+    assert (rows["seldom:linear"].dtype, rows["seldom:linear"].mode) == ("int8", "dynamic")
+    assert len(kinds(converted, "jit_passes::choose_qparams")) == 1

@@ -505,3 +505,30 @@ def test_parts_that_are_written_to_stay_outside() -> None:
     lowered = jit_passes.quantize_script(model, [inputs], target="x86", progress=False)
     assert jit_passes.coverage(lowered).int8
     assert_close(call(model, inputs, "forward"), call(lowered, inputs, "forward"), 25, case.name)
+
+
+class EndsLate(nn.Module):
+    """The first region ends behind the second one, whose result it reads by way of float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first, second = self.first(x), self.second(y)
+        return self.last(first + F.relu(torch.cumsum(second, 1)))
+
+
+def test_a_region_that_is_called_behind_a_later_one() -> None:
+    """Each has its own operators, under its own number."""
+    x, y = images(2, 3, 8, 8), -images(2, 3, 8, 8)
+    reference = reference_of(EndsLate(), x, y, target="x86")
+    found = jit_passes.partition(reference, target="x86")
+    assert [(r.name, r.operators) for r in found.regions] == [
+        ("region_0", ("first:conv2d", "add", "last:conv2d")),
+        ("region_1", ("second:conv2d",)),
+    ]
+    for region in found.regions:
+        own = [node.kind for node in GraphView.of(region.module).nodes if node.kind[:4] == "aten"]
+        assert len(own) == len(region.operators)
+    assert torch.equal(found.model(x, y), reference(x, y))

@@ -182,15 +182,23 @@ def cut(
         call = PassCall("outline_regions", regions=indices)
         outline = Pipeline("partition", ("remove_unused_attributes", call))
         module = outline.run(module, method).module
-    return Cut(module, tuple(_regions(module, method, operators)), refused)
+    found = _regions(module, method, operators)
+    return Cut(module, tuple(sorted(found, key=lambda region: _number(region.name))), refused)
+
+
+def _number(region: str) -> int:
+    return int(region.rpartition("_")[2])
 
 
 def _regions(module: Any, method: str, operators: list[tuple[str, ...]]) -> Iterator[Region]:
     outer = GraphView.of(module, method)
     calls = [node for node in outer.nodes if node.kind == "prim::CallMethod"]
     given: dict[int, str] = {}  # names of results, by id
-    for call, names in zip(calls, operators, strict=True):
-        name = call.name
+    # One that a later operator ends is called behind those that begin after it.
+    numbers = sorted(_number(call.name) for call in calls)
+    by_number = dict(zip(numbers, operators, strict=True))
+    for call in calls:
+        name, names = call.name, by_number[_number(call.name)]
         region = wrap(getattr(module, name))
         graph = GraphView.of(region)
         inputs = tuple(

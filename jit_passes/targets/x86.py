@@ -268,9 +268,9 @@ class X86(Target):
 
     Args:
         integer_layer_norm: compute layer norm, and the sums that it reads, on integers. A
-            transformer is one region then, and takes a tenth to a quarter less time. But rows share
-            one scale: those that are much smaller than others, as a class token may be, lose their
-            digits right before they are made large, and so do all where a few channels are large.
+            transformer takes a few per cent less time. But rows share one scale: those that are
+            much smaller than others, as a class token may be, lose their digits right before they
+            are made large, and so do all where a few channels are large.
     """
 
     name: ClassVar[str] = "x86"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import GraphView, JitPassesError
+from jit_passes.command_line import main as command
 from tests.outlying import WIDTH, WORDS, outlying
 
 X = torch.linspace(-2, 2, 2 * 5 * 8).reshape(2, 5, 8).sin()
@@ -188,3 +191,15 @@ def test_errors() -> None:
     quantized = jit_passes.quantize_script(net(), [X], progress=False)
     with pytest.raises(JitPassesError):
         jit_passes.smooth(quantized, [X])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """The same as the function, and an error where it has no data."""
+    torch.jit.save(net(), tmp_path / "float.pt")
+    np.savez(tmp_path / "data.npz", x=X.numpy())
+    given = ["quantize", tmp_path / "float.pt", "--smooth", 0.5, "-o", tmp_path / "int8.pt"]
+    assert command([*map(str, given), "--mode", "dynamic"]) == 2
+    assert command([*map(str, given), "--data", str(tmp_path / "data.npz")]) == 0
+    smoothed = jit_passes.smooth(torch.jit.load(tmp_path / "float.pt"), [X])
+    expected = jit_passes.quantize_script(smoothed, [X], progress=False)
+    assert torch.equal(torch.jit.load(tmp_path / "int8.pt")(X), expected(X))

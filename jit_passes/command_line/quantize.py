@@ -12,6 +12,7 @@ from ..errors import JitPassesError
 from ..quantize import quantize_script
 from ..report import coverage, provenance
 from ..report.provenance import note_data
+from ..stages.smooth import smooth as smooth_model
 from . import options
 from .files import check_output, check_readable, load_model, save_model
 from .outcome import show
@@ -22,9 +23,9 @@ Examples:
   jit-passes quantize model.pt --data photos/ --image-size 224 \\
       --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 -o int8.pt
   jit-passes quantize model.pt --profile model.yaml --config layers.yaml --strict -o int8.pt
-  jit-passes quantize lstm.pt --mode dynamic --target stock -o int8.pt
-  jit-passes quantize bert.pt --random ids=1x128:int64 --target stock -o int8.pt
   jit-passes quantize bert.pt --mode dynamic -o int8.pt
+  jit-passes quantize bert.pt --data ids.npz --smooth 0.5 -o int8.pt
+  jit-passes quantize bert.pt --random ids=1x128:int64 --target stock -o int8.pt
 
 A hundred samples or so are enough. In an .npz, arrays have the names of the model's arguments, and
 the first axis counts samples.
@@ -38,6 +39,12 @@ the first axis counts samples.
 @options.TARGET
 @options.CONFIG
 @options.MODE
+@click.option(
+    "--smooth",
+    type=click.FloatRange(0, 1),
+    metavar="STRENGTH",
+    help="Of transformers: move large channels into weights first, 0.5 say. Needs data.",
+)
 @click.option("--strict", is_flag=True, help="Fail where something would stay in float.")
 @options.METHOD
 @click.option("-o", "--output", type=options.FILE, required=True, help="The int8 model.")
@@ -45,7 +52,8 @@ the first axis counts samples.
 @options.common
 def quantize(
     model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
-    strict: bool, method: str, output: Path, as_json: bool, no_progress: bool, **data: Any,
+    smooth: float | None, strict: bool, method: str, output: Path, as_json: bool,
+    no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8, and say what became int8 and why the rest did not.
 
@@ -62,6 +70,12 @@ def quantize(
             check_readable(path)
     batches = options.given_data(loaded, method, **data)
     options.warn_of_random(data["random"])
+    shown = False if no_progress else None
+    if smooth is not None:
+        again = options.given_data(loaded, method, **data)
+        if again is None:
+            raise click.UsageError("--smooth needs --data or --random")
+        loaded = smooth_model(loaded, again, strength=smooth, method=method, progress=shown)
     try:
         quantized = quantize_script(
             loaded,
@@ -72,7 +86,7 @@ def quantize(
             mode=mode,
             strict=strict,
             method=method,
-            progress=False if no_progress else None,
+            progress=shown,
         )
     except JitPassesError as error:
         if batches is None and profile is None and "ranges come from" in str(error):

@@ -42,6 +42,9 @@ class Outcome:
     """Seconds per call in every round, by batch size."""
 
 
+STATIC = [name for name in RUNTIMES if "dynamic" not in name]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for and write the results file."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -74,7 +77,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=STATIC)
     parser.add_argument("--baseline", choices=RUNTIMES, default="quantize_jit_x86")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, default=report.DEFAULT_OUTPUT)

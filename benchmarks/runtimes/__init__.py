@@ -12,6 +12,7 @@ from benchmarks.runtimes.base import Built, Runtime, Workload, first_line
 from benchmarks.runtimes.jit_passes import JitPassesRuntime
 from benchmarks.runtimes.onnx_runtime import OnnxRuntime
 from benchmarks.runtimes.openvino_nncf import OpenVinoRuntime
+from benchmarks.runtimes.quantize_dynamic import QuantizeDynamicRuntime
 from benchmarks.runtimes.quantize_jit import QuantizeJitRuntime
 from benchmarks.runtimes.torch_float import TorchFloatRuntime
 
@@ -29,7 +30,10 @@ _ALL: list[Runtime] = [
     JitPassesRuntime(engine=None),
     *(JitPassesRuntime(engine) for engine in _TORCH_ENGINES if engine != "x86"),
     JitPassesRuntime(target="x86"),
+    JitPassesRuntime(mode="dynamic"),
+    QuantizeDynamicRuntime(),
     OnnxRuntime(),
+    OnnxRuntime(dynamic=True),
     OpenVinoRuntime(),
 ]
 

@@ -17,19 +17,28 @@ from benchmarks.runtimes.torch_script import quantized_engine, save_and_load
 
 
 class JitPassesRuntime:
-    """jit_passes with a target; for ``stock``, ``engine=None`` lets the target choose."""
+    """jit_passes with a target; for ``stock``, ``engine=None`` lets the target choose.
+
+    In the mode ``dynamic`` nothing is calibrated.
+    """
 
     requires: tuple[str, ...] = ("jit_passes",)
 
-    def __init__(self, engine: str | None = None, target: str = "stock") -> None:
+    def __init__(
+        self, engine: str | None = None, target: str = "stock", mode: str | None = None
+    ) -> None:
         parts = ["jit_passes", *([f"target_{target}"] if target != "stock" else [])]
-        self.name = "_".join([*parts, *([engine] if engine else [])])
-        self._engine, self._target = engine, target
+        self.name = "_".join([*parts, *(part for part in (engine, mode) if part)])
+        self._engine, self._target, self._mode = engine, target, mode
 
     def build(self, workload: Workload, directory: Path) -> Built:
         start = perf_counter()
         module = quantize_with_jit_passes(
-            workload.scripted, workload.calibration, self._engine, self._target
+            workload.scripted,
+            workload.calibration if self._mode is None else None,
+            self._engine,
+            self._target,
+            self._mode,
         )
         seconds = perf_counter() - start
         built = save_and_load(module, directory / f"{self.name}.pt", self._engine, seconds)
@@ -49,9 +58,10 @@ class _Load:
 
 def quantize_with_jit_passes(
     scripted: torch.jit.ScriptModule,
-    calibration: Iterable[Tensor],
+    calibration: Iterable[Tensor] | None,
     engine: str | None,
     target: Any = "stock",
+    mode: str | None = None,
 ) -> torch.jit.ScriptModule:
     """``scripted`` quantized for the target or that of this name, ``Stock`` with ``engine``."""
     jit_passes = import_jit_passes()
@@ -59,7 +69,7 @@ def quantize_with_jit_passes(
         target = jit_passes.targets.Stock(engine=engine)
     with quantized_engine(engine):
         module: torch.jit.ScriptModule = jit_passes.quantize_script(
-            scripted, calibration, target=target, progress=False
+            scripted, calibration, target=target, mode=mode, progress=False
         )
     return module
 

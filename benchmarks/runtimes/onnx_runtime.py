@@ -20,17 +20,23 @@ _BATCH = "batch"
 
 
 class OnnxRuntime:
-    """``quantize_static``: per-channel int8 weights, uint8 activations, MinMax calibration."""
+    """Per-channel int8 weights, uint8 activations: ``quantize_static`` with MinMax calibration.
 
-    name = "onnxruntime"
+    Or ``quantize_dynamic``, as the model runs.
+    """
+
     requires: tuple[str, ...] = ("onnx", "onnxruntime", "onnxruntime.quantization")
+
+    def __init__(self, dynamic: bool = False) -> None:
+        self.name = "onnxruntime_dynamic" if dynamic else "onnxruntime"
+        self._dynamic = dynamic
 
     def build(self, workload: Workload, directory: Path) -> Built:
         exported = directory / "float.onnx"
-        quantized = directory / "onnxruntime.onnx"
+        quantized = directory / f"{self.name}.onnx"
         _export(workload, exported)
         start = perf_counter()
-        _quantize(exported, quantized, workload.calibration)
+        _quantize(exported, quantized, None if self._dynamic else workload.calibration)
         seconds = perf_counter() - start
         return Built(
             specialize=partial(_session, quantized),
@@ -56,8 +62,8 @@ def _export(workload: Workload, path: Path) -> None:
         )
 
 
-def _quantize(exported: Path, quantized: Path, calibration: list[Tensor]) -> None:
-    """Shape inference and graph optimisation, then static quantization."""
+def _quantize(exported: Path, quantized: Path, calibration: list[Tensor] | None) -> None:
+    """Shape inference and graph optimisation, then quantization; dynamic without data."""
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -77,6 +83,14 @@ def _quantize(exported: Path, quantized: Path, calibration: list[Tensor]) -> Non
         quant_pre_process(str(exported), str(preprocessed))
     except AssertionError:  # symbolic shapes know no reshape whose sizes come out of a split
         quant_pre_process(str(exported), str(preprocessed), skip_symbolic_shape=True)
+    if calibration is None:
+        quantization.quantize_dynamic(
+            str(preprocessed),
+            str(quantized),
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+        )
+        return
     quantization.quantize_static(
         str(preprocessed),
         str(quantized),

@@ -25,6 +25,7 @@ from benchmarks.runtimes import RUNTIMES, Built, Runtime, Workload, first_line
 from benchmarks.runtimes.base import THREADS, Predict, missing_requirement
 
 _SECTION = "latency"
+_STATIC = [name for name in RUNTIMES if "dynamic" not in name]
 _MODULE = "benchmarks.latency"
 _CALIBRATION_SEED, _CALIBRATION_BATCHES, _CALIBRATION_BATCH_SIZE = 2_000, 4, 8
 _HELD_OUT_SEED, _HELD_OUT = 3_000, 8
@@ -40,9 +41,6 @@ class Outcome:
     error: str = ""
     samples: dict[int, list[float]] = field(default_factory=dict)
     """Seconds per call in every round, by batch size."""
-
-
-STATIC = [name for name in RUNTIMES if "dynamic" not in name]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,7 +75,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=STATIC)
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=_STATIC)
     parser.add_argument("--baseline", choices=RUNTIMES, default="quantize_jit_x86")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, default=report.DEFAULT_OUTPUT)

@@ -176,7 +176,7 @@ def test_listings(run: Run) -> None:
 def test_plugin(run: Run, model: Path, tmp_path: Path) -> None:
     """A module by name, found from the working folder, or a file; both bring targets."""
     mill = ROOT / "tests" / "third_party" / "mill.py"
-    assert run("inspect", model, "--target", "mill").code == 2
+    assert run_process("inspect", model, "--target", "mill").code == 2
     done = run_process("inspect", model, "--plugin", "tests.third_party.mill", "--target", "mill")
     assert done.code == 0, done.err
     again = run_process("inspect", model, "--plugin", mill, "--target", "mill")

@@ -97,13 +97,15 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# What none of these modules has: codes of fewer than 8 bits, attention; and what changes no graph.
+# What none of these modules has: codes of fewer than 8 bits, attention, weights alone on integers;
+# and what changes no graph.
 # test_partition.py cuts regions out of random modules, test_x86_transformers.py expands attention.
 NEVER = {
     "original",
     "avoid_fast_path",
     "clamp_codes",
     "expand_attention",
+    "lower_weights",
     "outline_regions",
     "remark_float",
 }

@@ -292,13 +292,16 @@ bool lowerWeights(PassContext& context) {
   Lowering lowering(context);
   const auto graph = context.graph();
   const auto found = nodesWhere(*graph, [](const Node* node) { return weightAlone(node).has_value(); });
+  if (found.empty()) {
+    return false;
+  }
   for (Node* node : found) {
     if (Value* lowered = lowering.lower(node)) {
       replaceNode(node, lowered);
     }
   }
   removeDeadNodes(graph);
-  return !found.empty();
+  return true;
 }
 
 const RegisterPass lower_weights_pass{

@@ -508,3 +508,26 @@ def test_outlying_dimensions(options: dict[str, Any], least: float, most: float)
     with torch.no_grad():
         cosines = nn.functional.cosine_similarity(quantized(tokens), model(tokens))
     assert least <= float(cosines.min()) <= most
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_behind_a_static_operator(target: str) -> None:
+    """Both read the same dequantized value, and the operator is fused."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 4)).eval()
+    config = {"version": 1, "rules": [{"module": ["2", "3"], "mode": "dynamic"}]}
+    x = torch.randn(64, 16)
+    quantized = jit_passes.quantize_script(script(model), [x], target=target, config=config)
+    assert [row.mode for row in jit_passes.coverage(quantized)] == ["static", "dynamic", "dynamic"]
+    if target != "reference":
+        assert str(quantized.inlined_graph).count("quantized::linear_dynamic") == 2
+    with torch.no_grad():
+        noise = (quantized(x) - model(x)).square().sum()
+        assert 10 * torch.log10(model(x).square().sum() / noise) > 30
+
+
+def test_codes_that_the_dtype_does_not_hold() -> None:
+    q = torch.ops.jit_passes.quantize_dynamic
+    one = torch.ones(())
+    with pytest.raises(RuntimeError, match="does not fit"):
+        q(torch.ones(3), one, one.int(), -128, 127, torch.uint8)

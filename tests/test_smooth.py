@@ -200,6 +200,8 @@ def test_the_command(tmp_path: Path) -> None:
     given = ["quantize", tmp_path / "float.pt", "--smooth", 0.5, "-o", tmp_path / "int8.pt"]
     assert command([*map(str, given), "--mode", "dynamic"]) == 2
     assert command([*map(str, given), "--data", str(tmp_path / "data.npz")]) == 0
+    made = jit_passes.provenance(torch.jit.load(tmp_path / "int8.pt"))
+    assert made is not None and made["smooth"] == 0.5
     smoothed = jit_passes.smooth(torch.jit.load(tmp_path / "float.pt"), [X])
     expected = jit_passes.quantize_script(smoothed, [X], progress=False)
     assert torch.equal(torch.jit.load(tmp_path / "int8.pt")(X), expected(X))

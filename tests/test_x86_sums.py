@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -254,3 +256,33 @@ def test_two_results_that_are_not_quantized() -> None:
     region = traced(Both(), torch.randn(1, 6, 3, 3))
     with pytest.raises(_C.RefusedOperator, match=r"its operand .* is in float"):
         plan_of(region)
+
+
+class Broadcast(nn.Module):
+    """The sum broadcasts for some sizes, and not for others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor, q: Tensor) -> Tensor:
+        return self.c(torch.relu(self.a(x) + self.b(q)))
+
+
+@pytest.mark.parametrize("threads", [1, 6])
+def test_sizes_that_match_then_sizes_that_broadcast(threads: int) -> None:
+    """Weights are released by the first call, and needed again for the second."""
+    torch.manual_seed(0)
+    x, q = torch.randn(5, 16), torch.randn(1, 16)
+    model = torch.jit.trace(Broadcast().eval(), (x, q))
+    quantized = jit_passes.quantize_script(model, [(x, q)], target="x86")
+    one, several = quantized(x[:1], q), quantized(x, q)
+    assert sqnr(model(x, q), several) > 30
+    with ThreadPoolExecutor(threads) as pool:
+        calls = [pool.submit(quantized, x[: 1 + i % 5], q) for i in range(60)]
+        copies = [pool.submit(copy.deepcopy, quantized) for _ in range(6)]
+        for i, call in enumerate(calls):
+            expected = one if i % 5 == 0 else several[: 1 + i % 5]
+            torch.testing.assert_close(call.result(), expected, rtol=0, atol=1e-5)
+        for other in copies:
+            assert torch.equal(other.result()(x, q), several)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.targets import X86
+from tests.compare import sqnr
 from tests.plans import Grid, plan_of, traced
 from tests.test_x86_plan import assert_equal
 from tests.test_x86_state import restored
@@ -227,3 +228,17 @@ def test_hostile_parts() -> None:
     assert changed != operators
     with pytest.raises(RuntimeError, match="not a plan"):
         restored((lists, scales, changed))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_traced_with_gradients(layers: int, norm_first: bool) -> None:
+    """Sizes are computed between the regions, and what rearranges must not lead around that."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
+    x = torch.randn(4, 6, 32)
+    model = torch.jit.trace(encoder, x, check_trace=False)
+    quantized = jit_passes.quantize_script(model, [x], target="x86")
+    with torch.no_grad():
+        assert sqnr(encoder(x), quantized(x)) > 25

@@ -83,6 +83,18 @@ def test_shared_layers_and_sums_that_broadcast() -> None:
         assert all(torch.equal(a, b) for a, b in zip(before, tensors(plan), strict=True))
 
 
+def test_inference_mode() -> None:
+    """Tensors that were made in it cannot be written to by operators outside."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Grid(0.02, 130), Weighted(nn.Conv2d(6, 9, 3)), Grid(0.1, 120))
+    x = torch.randn(1, 6, 7, 7)
+    with torch.inference_mode():
+        plan = plan_of(traced(model, x))
+        (expected,) = plan.run([x])
+    again = restored(plan.__getstate__()[0])
+    assert torch.equal(again.run([x])[0], expected)
+
+
 def test_calls_while_a_file_is_written() -> None:
     torch.manual_seed(0)
     layers = [Weighted(nn.Conv2d(24, 24, 3, padding=1)) for _ in range(6)]

@@ -127,6 +127,7 @@ Tensor quantizeDynamic(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
     at::ScalarType dtype) {
   checkGrid(x, quant_min, quant_max);
+  checkRange(dtype, quant_min, quant_max);
   const auto codes = codesOf(x, scale, zero_point);
   const auto known = at::where(at::isnan(codes), zero_point.to(at::kFloat), codes);
   return at::clamp(known, quant_min, quant_max).to(dtype);

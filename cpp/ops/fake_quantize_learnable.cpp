@@ -8,7 +8,7 @@
 //                        { quant_min          below
 //                        { quant_max          above
 //
-// What PyTorch's _fake_quantize_learnable_per_tensor_affine has, with a zero point of 0; LSQ's mask is
+// The same as of PyTorch's _fake_quantize_learnable_per_tensor_affine with a zero point of 0; LSQ's mask is
 // that of x / scale. The forward is fake_quantize. There is no second derivative.
 #include "fake_quantize.h"
 #include "kernels.h"

@@ -95,6 +95,16 @@ void dispatchCodes(at::ScalarType dtype, Body body) {
   }
 }
 
+// Throws where codes of that type do not hold the range.
+inline void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
+  dispatchCodes(dtype, [&](auto zero) {
+    using Limits = std::numeric_limits<decltype(zero)>;
+    TORCH_CHECK(
+        quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(), "the range [",
+        quant_min, ", ", quant_max, "] does not fit ", dtype);
+  });
+}
+
 // One number for each channel, in a shape that goes with x.
 inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, Axis axis) {
   std::vector<int64_t> shape(axis ? x.dim() : 0, 1);

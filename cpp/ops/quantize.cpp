@@ -34,15 +34,6 @@ JIT_PASSES_VECTORIZED void dequantizeRow(
   }
 }
 
-void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
-  dispatchCodes(dtype, [&](auto zero) {
-    using Limits = std::numeric_limits<decltype(zero)>;
-    TORCH_CHECK(
-        quant_min < quant_max && quant_min >= Limits::min() && quant_max <= Limits::max(), "the range [",
-        quant_min, ", ", quant_max, "] does not fit ", dtype);
-  });
-}
-
 at::Tensor quantize(
     const at::Tensor& x, double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max,
     at::ScalarType dtype) {

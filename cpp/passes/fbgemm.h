@@ -1,4 +1,4 @@
-// What PyTorch's quantized engine FBGEMM has kernels for.
+// Operators for which PyTorch's quantized engine FBGEMM has kernels.
 #pragma once
 
 #include "core/jit.h"

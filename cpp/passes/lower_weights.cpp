@@ -1,8 +1,8 @@
 // Compute with weights that stay codes while what they meet is float, by PyTorch's operators.
 //
 //   %w = jit_passes::dequantize_per_channel(%codes, %scales, %zero_points, 0)
-//   %y = aten::embedding(%w, %i, ...)        ->  quantized::embedding_byte or embedding_4bit, packed rows
-//   %y = aten::embedding_bag(%w, %i, ...)    ->  quantized::embedding_bag_byte or _4bit, for sums
+//   %y = aten::embedding(%w, %i, ...)        ->  quantized::embedding_byte, packed rows; of 4 bits, decoded rows
+//   %y = aten::embedding_bag(%w, %i, ...)    ->  quantized::embedding_bag_byte, for sums
 //   %y = aten::linear(%x, %w, %bias)         ->  aten::_weight_int8pack_mm in bfloat16, with the option
 //
 // In all other cases the weight is decoded where it is used, by operators of ATen: that of a linear, or of a bag
@@ -10,7 +10,7 @@
 //
 //   %w = (%codes - %zero_points) * %scales
 //
-// That is what dequantize_per_channel computes, to the bit. Codes of 4 bits lie two to a byte: column k of a row in
+// dequantize_per_channel computes the same, to the bit. Codes of 4 bits lie two to a byte: column k of a row in
 // the lower half of byte k, column K / 2 + k in the upper half, so that decoding joins two tensors.
 //
 // The packed embeddings compute code * scale + offset with offset = -zero_point * scale, both in float32 for 8
@@ -178,40 +178,21 @@ Value* lowerLinear(Node* node, const Coded& weight, bool bfloat16) {
   return write("aten::linear", node->input(0), decodedWeight(write, weight), node->input(2));
 }
 
-// Whether float16 holds scales and offsets within 1/32 of a step, for all codes.
-bool fitsFloat16(const at::Tensor& scales, const at::Tensor& zeros) {
-  const auto half = [](const at::Tensor& numbers) { return numbers.to(at::kHalf).to(at::kFloat); };
-  const auto offsets = zeros * scales;
-  const auto error = (half(scales) - scales).abs() * 15 + (half(offsets) - offsets).abs();
-  return (error * 32 <= scales).all().item<bool>();
-}
-
-// The rows as PyTorch's embeddings have them, which count from 0; nothing if they cannot.
-struct Rows {
-  c10::IValue packed;
-  const char* suffix;
-};
-
-std::optional<Rows> packedRows(const Coded& weight) {
-  if (weight.groups() != 1 || weight.codes.element_size() != 1) {
-    return std::nullopt;
+// The rows as PyTorch's embeddings have them, bytes that count from 0; undefined if they cannot. Rows of 4 bits are
+// decoded: PyTorch writes its own into files that it cannot read.
+c10::IValue packedRows(const Coded& weight) {
+  if (weight.groups() != 1 || weight.codes.element_size() != 1 || weight.isNarrow()) {
+    return {};
   }
   const auto scales = weight.scales.reshape({-1});
   const auto zeros = weight.zeros.defined() ? weight.zeros.reshape({-1}) : at::zeros_like(scales);
-  // Behind an odd number of columns PyTorch's rows of 4 bits have one more.
-  const bool narrow = weight.isNarrow() && weight.columns() % 2 == 0;
-  const double shift = !weight.isSigned() ? 0 : narrow ? 8 : 128;
-  const auto from = zeros + shift;
-  if (narrow && !fitsFloat16(scales, from)) {
-    return std::nullopt;
-  }
+  const auto from = zeros + (weight.isSigned() ? 128.0 : 0.0);
   const auto values = (weight.codes.to(at::kFloat) - zeros.unsqueeze(1)) * scales.unsqueeze(1);
-  const auto rows = at::quantize_per_channel(values, scales, from, 0, narrow ? at::kQUInt4x2 : at::kQUInt8);
   static const auto prepack =
       c10::Dispatcher::singleton().findSchemaOrThrow("quantized::embedding_bag_prepack", "");
-  torch::jit::Stack stack{rows};
+  torch::jit::Stack stack{at::quantize_per_channel(values, scales, from, 0, at::kQUInt8)};
   prepack.callBoxed(&stack);
-  return Rows{stack.at(0), narrow ? "4bit" : "byte"};
+  return stack.at(0);
 }
 
 class Lowering {
@@ -233,26 +214,26 @@ class Lowering {
     }
     const auto rows = packedRows(*weight);
     // A table that others read too stays one: a packed one would be another.
-    const bool packs = rows && decoded->uses().size() == 1 && decoded->node()->input(0)->uses().size() == 1;
-    return node->kind() == embedding ? lowerEmbedding(node, *weight, packs ? rows : std::nullopt)
-                                     : lowerBag(node, *weight, packs ? rows : std::nullopt);
+    const bool packs =
+        !rows.isNone() && decoded->uses().size() == 1 && decoded->node()->input(0)->uses().size() == 1;
+    return node->kind() == embedding ? lowerEmbedding(node, *weight, packs ? rows : c10::IValue())
+                                     : lowerBag(node, *weight, packs ? rows : c10::IValue());
   }
 
  private:
-  Value* lowerEmbedding(Node* node, const Coded& weight, const std::optional<Rows>& rows) {
+  Value* lowerEmbedding(Node* node, const Coded& weight, const c10::IValue& rows) {
     Writer write(node);
     Value* indices = node->input(1);
-    if (!rows) {
+    if (rows.isNone()) {
       return decodedRows(write, weight, indices);
     }
-    const auto kind = std::string("quantized::embedding_") + rows->suffix;
     Value* flat = write("aten::flatten", indices, 0, -1); // it takes two axes at most
-    Value* picked = write(kind.c_str(), attribute(*rows, node), flat, false);
+    Value* picked = write("quantized::embedding_byte", attribute(rows, node), flat, false);
     return write("aten::reshape", picked, sizesWith(write, indices, 0, weight.columns()));
   }
 
   // The result itself; the bag's others are of no use without training.
-  Value* lowerBag(Node* node, const Coded& weight, const std::optional<Rows>& rows) {
+  Value* lowerBag(Node* node, const Coded& weight, const c10::IValue& rows) {
     Writer write(node);
     const bool skips = node->inputs().size() > 8 && !isNone(node->input(8));
     const bool used =
@@ -262,24 +243,23 @@ class Lowering {
       node->replaceInput(0, decodedWeight(write, weight));
       return nullptr;
     }
-    if (!rows || !sums) {
+    if (rows.isNone() || !sums) {
       Value* count = write.typed("aten::numel", {node->input(1)}, c10::IntType::get());
       const c10::IValue none;
       node->replaceInput(0, decodedRows(write, weight, node->input(1)));
       node->replaceInput(1, write("aten::arange", count, none, none, none, none));
       return nullptr;
     }
-    const auto kind = std::string("quantized::embedding_bag_") + rows->suffix;
     Value* sum = write(
-        kind.c_str(), attribute(*rows, node), node->input(1), node->input(2), false, 0, false, node->input(6),
-        c10::IValue(), node->input(7));
+        "quantized::embedding_bag_byte", attribute(rows, node), node->input(1), node->input(2), false, 0,
+        false, node->input(6), c10::IValue(), node->input(7));
     node->output(0)->replaceAllUsesWith(sum);
     return nullptr;
   }
 
-  Value* attribute(const Rows& rows, Node* node) {
+  Value* attribute(const c10::IValue& rows, Node* node) {
     const auto name = "rows_" + std::to_string(count_++);
-    context_.module().register_attribute(name, rows.packed.type(), rows.packed);
+    context_.module().register_attribute(name, rows.type(), rows);
     torch::jit::WithInsertPoint insert_at(node);
     return context_.graph()->insertGetAttr(context_.graph()->inputs().at(0), name);
   }

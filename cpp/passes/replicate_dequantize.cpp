@@ -41,6 +41,14 @@ Value* copyInFrontOf(Node* before, Node* source, const std::unordered_set<const 
   return cloneInFrontOf(before, source, operand)->output();
 }
 
+// Of the two that read a value which is quantized as the model runs, the first; null for others. Both read one copy.
+Node* choiceOf(Node* user) {
+  if (user->kind() == quantize_dynamic) {
+    user = user->input(1)->node();
+  }
+  return user->kind() == choose_qparams ? user : nullptr;
+}
+
 bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
@@ -52,9 +60,20 @@ bool replicateDequantize(PassContext& context) {
     if (uses.empty() || (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock())) {
       return false;
     }
+    std::unordered_map<Node*, Value*> shared;
     for (const auto& use : uses) {
-      Value* copy = copyInFrontOf(use.user, source, written);
-      handOverPlace(source, copy->node());
+      Node* choice = choiceOf(use.user);
+      if (choice != nullptr && choice->input(0) != source->output() && shared.count(choice) == 0) {
+        choice = nullptr;
+      }
+      Value* copy = choice == nullptr ? nullptr : shared[choice];
+      if (copy == nullptr) {
+        copy = copyInFrontOf(choice == nullptr ? use.user : choice, source, written);
+        handOverPlace(source, copy->node());
+      }
+      if (choice != nullptr) {
+        shared[choice] = copy;
+      }
       use.user->replaceInput(use.offset, copy);
     }
     source->destroy();

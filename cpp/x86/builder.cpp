@@ -133,7 +133,7 @@ class Walk {
     return emit({Kind::Quantize, name, {}, 0, {}, {}}, {floats}, to);
   }
 
-  // What the region takes.
+  // Inputs of the region.
   std::optional<int64_t> inputOf(const Value* value) {
     const auto& inputs = block_->inputs();
     const auto found = std::find(inputs.begin(), inputs.end(), value);

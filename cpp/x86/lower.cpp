@@ -105,7 +105,7 @@ class Lowering : public Products {
     }
   }
 
-  // That of the operand in memory.
+  // As the operand has it in memory.
   int64_t ownAxis(const Operator& op) { return memory(primary_[op.inputs[0]]).axis; }
 
   bool isQuantize(size_t use) const {

@@ -40,7 +40,7 @@ inline Quantize quantizeTo(const Grid& grid) {
 // Of a tensor that the plan takes or gives, with strides of its axes; `channel`: that of the channels.
 Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel);
 
-// Of float32. What the plan takes, by number, and gives.
+// Of float32: inputs of the plan, by number, and its results.
 Part taken(size_t source, const Memory& to);
 Part given(const Memory& from, const Sizes& strides, size_t number);
 Part quantized(const Memory& from, const Memory& to);

@@ -16,7 +16,7 @@ struct Packed {
 
 // The packed weights of a program, made once, when they are needed first. Any thread may ask.
 //
-// What was packed is released: the tensor of the program keeps its sizes, and has no memory. So weights are held
+// Packed weights are released: the tensor of the program keeps its sizes, and has no memory. So weights are held
 // once. `Whole` has them all back for as long as it lives.
 class Weights {
  public:
@@ -45,6 +45,8 @@ class Weights {
   };
 
  private:
+  void releaseAll();
+
   const Program& program_;
   const Originals originals_;
   std::mutex mutex_;

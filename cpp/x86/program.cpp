@@ -111,22 +111,6 @@ class Checker {
   }
 
  private:
-  static void checkGrid(const Grid& grid, size_t index) {
-    if (grid.is_float) {
-      const bool plain = grid.scale == kFloat32.scale && grid.zero_point == kFloat32.zero_point &&
-                         grid.low == kFloat32.low && grid.high == kFloat32.high;
-      TORCH_CHECK(plain, "not a plan: value ", index, " is float32, and has a grid");
-      return;
-    }
-    // As a number of float32 too, which kernels compute with.
-    const auto scale = static_cast<float>(grid.scale);
-    TORCH_CHECK(
-        std::isfinite(scale) && scale > 0 && std::isfinite(1 / scale) && grid.low <= grid.high &&
-            between(grid.low, 0, 255) && between(grid.high, 0, 255) && between(grid.zero_point, 0, 255),
-        "not a plan: value ", index, " has the scale ", grid.scale, ", the zero point ", grid.zero_point,
-        " and the codes [", grid.low, ", ", grid.high, "]: a scale is above 0, codes are in [0, 255]");
-  }
-
   void checkOperator(const Operator& op) {
     checkForm(op);
     for (const int64_t input : op.inputs) {
@@ -390,6 +374,22 @@ Kind kindNamed(const std::string& name) {
     }
   }
   TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
+}
+
+void checkGrid(const Grid& grid, size_t index) {
+  if (grid.is_float) {
+    const bool plain = grid.scale == kFloat32.scale && grid.zero_point == kFloat32.zero_point &&
+                       grid.low == kFloat32.low && grid.high == kFloat32.high;
+    TORCH_CHECK(plain, "not a plan: value ", index, " is float32, and has a grid");
+    return;
+  }
+  // As a number of float32 too, which kernels compute with.
+  const auto scale = static_cast<float>(grid.scale);
+  TORCH_CHECK(
+      std::isfinite(scale) && scale > 0 && std::isfinite(1 / scale) && grid.low <= grid.high &&
+          between(grid.low, 0, 255) && between(grid.high, 0, 255) && between(grid.zero_point, 0, 255),
+      "not a plan: value ", index, " has the scale ", grid.scale, ", the zero point ", grid.zero_point,
+      " and the codes [", grid.low, ", ", grid.high, "]: a scale is above 0, codes are in [0, 255]");
 }
 
 void check(const Program& program) { Checker(program).check(); }

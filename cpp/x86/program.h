@@ -140,6 +140,8 @@ Kind kindNamed(const std::string& name);
 // Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
 // tensor of another shape or dtype, a number out of range.
 void check(const Program& program);
+// The same for the type of a value, by its number.
+void checkGrid(const Grid& grid, size_t index);
 // The same for what an operator is by itself.
 void checkForm(const Operator& op);
 

@@ -25,8 +25,8 @@ void absorbPaddings(std::vector<Operator>& operators) {
   }
 }
 
-// An axis that is split into `parts` and the rest, swapped, and joined again, is shuffled.
-void findShuffles(std::vector<Operator>& operators) {
+// An axis of codes that is split into `parts` and the rest, swapped, and joined again, is shuffled.
+void findShuffles(Program& program) {
   std::unordered_map<int64_t, const Operator*> makers; // by value
   const auto made = [&](const Operator& by, Kind kind) -> const Operator* {
     const auto found = makers.find(by.inputs[0]);
@@ -36,8 +36,8 @@ void findShuffles(std::vector<Operator>& operators) {
     const std::vector<int64_t>& a = op.attributes;
     return std::min(a[0], a[1]) == axis && std::max(a[0], a[1]) == axis + 1;
   };
-  for (Operator& op : operators) {
-    if (op.kind == Kind::Flatten && op.attributes[0] >= 0) {
+  for (Operator& op : program.operators) {
+    if (op.kind == Kind::Flatten && op.attributes[0] >= 0 && !program.grids[op.output].is_float) {
       const int64_t axis = op.attributes[0];
       const Operator* swap = names(op, axis) ? made(op, Kind::Transpose) : nullptr;
       const Operator* split = swap && names(*swap, axis) ? made(*swap, Kind::Unflatten) : nullptr;
@@ -73,7 +73,7 @@ void removeUnused(Program& program) {
 
 void simplify(Program& program) {
   absorbPaddings(program.operators);
-  findShuffles(program.operators);
+  findShuffles(program);
   removeUnused(program);
 }
 

@@ -11,7 +11,7 @@ constexpr int64_t kFormat = 2;
 std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
-    copies.push_back(tensor.clone());
+    copies.push_back(tensor.clone(at::MemoryFormat::Contiguous));
   }
   return copies;
 }

@@ -62,7 +62,10 @@ std::optional<Program> sumsApart(const Program& program, const std::vector<Sizes
   if (apart.operators.size() == program.operators.size()) {
     return std::nullopt;
   }
-  check(apart); // a scale may be no number
+  for (size_t i = program.grids.size(); i < apart.grids.size(); ++i) {
+    checkGrid(
+        apart.grids[i], i); // a scale may be no number; weights were checked, and may be released by now
+  }
   return apart;
 }
 

@@ -80,9 +80,9 @@ void restore(const Operator& op, const Packed& packed) {
   const bool linear = op.kind == Kind::Linear;
   const auto ordered = at::empty(linear ? weight.sizes() : channelsLast(weight).sizes(), at::kChar);
   packed.kernel.unpack(ordered.mutable_data_ptr<int8_t>());
-  const auto memory = at::empty({static_cast<int64_t>(weight.storage().nbytes())}, at::kByte);
-  weight.storage().set_data_ptr(memory.storage().set_data_ptr({}));
-  weight.copy_(linear ? ordered : ordered.permute({0, 4, 1, 2, 3}));
+  const auto whole = linear ? ordered : ordered.permute({0, 4, 1, 2, 3}).contiguous();
+  weight.storage().set_data_ptr(
+      whole.storage().set_data_ptr({})); // no operator writes to a tensor of inference mode
 }
 
 } // namespace
@@ -119,14 +119,21 @@ void Weights::trim() {
 }
 
 Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex_) {
-  for (const auto& [index, packed] : weights_.released_) {
-    restore(weights_.program_.operators[index], *packed);
+  try {
+    for (const auto& [index, packed] : weights_.released_) {
+      restore(weights_.program_.operators[index], *packed);
+    }
+  } catch (...) { // of memory that is not there
+    weights_.releaseAll();
+    throw;
   }
 }
 
-Weights::Whole::~Whole() {
-  for (const auto& [index, packed] : weights_.released_) {
-    release(weights_.program_.operators[index].tensors[kWeight]);
+Weights::Whole::~Whole() { weights_.releaseAll(); }
+
+void Weights::releaseAll() {
+  for (const auto& [index, packed] : released_) {
+    release(program_.operators[index].tensors[kWeight]);
   }
 }
 

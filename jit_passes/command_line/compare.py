@@ -75,4 +75,4 @@ def _result(found: Comparison) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isinf(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

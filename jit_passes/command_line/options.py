@@ -27,11 +27,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 MODEL = click.argument("model", type=FILE)
 RANDOM_BATCHES = 8
-MODE = click.option(
-    "--mode",
-    type=click.Choice(MODES),
-    help="Of operators that --config gives none; dynamic needs no data.",
-)
 
 
 class TargetType(click.ParamType):  # type: ignore[type-arg]
@@ -93,7 +88,7 @@ METHOD = click.option("--method", default="forward", show_default=True, help="Me
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
 MODE = click.option(
     "--mode", type=click.Choice(MODES),
-    help="Of all layers that --config says no other of; dynamic needs no data.",
+    help="Of layers that --config gives no other; dynamic and weight_only need no data.",
 )  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 DATA = _options(

@@ -11,7 +11,7 @@ import click
 from ..errors import JitPassesError
 from ..quantize import quantize_script
 from ..report import coverage, provenance
-from ..report.provenance import note_data
+from ..report.provenance import note
 from ..stages.smooth import smooth as smooth_model
 from . import options
 from .files import check_output, check_readable, load_model, save_model
@@ -93,7 +93,9 @@ def quantize(
             raise click.UsageError("ranges come from --data, --profile or --random") from error
         raise
     if data["random"]:
-        note_data(quantized, "random " + " ".join(data["random"]))
+        note(quantized, data="random " + " ".join(data["random"]))
+    if smooth is not None:
+        note(quantized, smooth=smooth)
     save_model(quantized, output)
     covered = coverage(quantized, method)
     before, after = model.stat().st_size, output.stat().st_size

@@ -222,7 +222,9 @@ class _Tally:
     def sqnr(self) -> float:
         if self.noise == 0:
             return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+        if self.signal == 0 or not math.isfinite(self.noise):  # the other model gives a NaN, say
+            return -math.inf
+        return 10 * math.log10(self.signal / self.noise)
 
     @property
     def cosine(self) -> float:

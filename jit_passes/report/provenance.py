@@ -22,7 +22,8 @@ def provenance(model: torch.jit.ScriptModule) -> dict[str, Any] | None:
         Of these, what applies: `stage` that the model has reached; `method`; `target`, its name,
         class and options; `quantizer`, its class; `configuration`, as YAML; `batches` that it was
         calibrated with, or `profile`, the digest of the one in their place; `data`, where they were
-        made up; `jit_passes` and `torch`, the versions that did the last stage.
+        made up; `smooth`, the strength, of `jit-passes quantize --smooth`; `jit_passes` and
+        `torch`, the versions that did the last stage.
     """
     report = Report.read(model)
     if report is None:
@@ -31,8 +32,8 @@ def provenance(model: torch.jit.ScriptModule) -> dict[str, Any] | None:
     return {**reached, **report.made}
 
 
-def note_data(model: torch.jit.ScriptModule, description: str) -> None:
-    """Write into the model what its data were."""
+def note(model: torch.jit.ScriptModule, **facts: str | float) -> None:
+    """Write into the model what else made it: its `data`, or by how much it was smoothed."""
     report = Report.read(model)
     assert report is not None
-    replace(report, made={**report.made, "data": description}).write(model._c)
+    replace(report, made={**report.made, **facts}).write(model._c)

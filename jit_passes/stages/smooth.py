@@ -76,6 +76,7 @@ def smooth(
 
     Returns:
         The model in canonical form, its parameters constants: to be quantized, not to be trained.
+        `compare` takes it in place of the original: results of its layer norms are others.
 
     Raises:
         JitPassesError: the model has been quantized or is in training mode; no layer norm is read

@@ -40,6 +40,19 @@ class IntegerOperators:
             method: whose graph.
         """
         chosen = self._between(set(range(len(self.units))))
+        while True:
+            found = self._found(module, method, chosen)
+            kept = [self._between(units) for units in found]
+            left = sorted(unit for units in kept for unit in units)
+            # An operator that rearranges, behind one in float at the rim, may read what reads the
+            # region: the search goes on without the latter.
+            if sum(map(len, found)) == len(left):
+                break
+            chosen = left
+        return [[self.units[u] for u in units] for units in kept if any(map(self._computes, units))]
+
+    def _found(self, module: Any, method: str, chosen: list[int]) -> list[set[int]]:
+        """Return the largest sets among some units, in program order."""
         place = {unit: place for place, unit in enumerate(chosen)}
         indices = [[node.index for node in self.units[unit]] for unit in chosen]
         links = [(place[a], place[b]) for a, b in self.links if a in place and b in place]
@@ -48,17 +61,13 @@ class IntegerOperators:
         for unit, number in zip(chosen, numbers, strict=True):
             if number >= 0:
                 found.setdefault(number, set()).add(unit)
-        kept = [self._between(found[number]) for number in sorted(found)]
-        return [[self.units[u] for u in units] for units in kept if any(map(self._computes, units))]
+        return [found[number] for number in sorted(found)]
 
     def _computes(self, unit: int) -> bool:
         return unit not in self.floats and not all(node.moves_data for node in self.units[unit])
 
     def _between(self, chosen: set[int]) -> list[int]:
-        """Leave out what is in float, but for what lies on a path from integers to integers.
-
-        No path between those that are left leads over one that is left out.
-        """
+        """Leave out what is in float, but for what lies on a path from integers to integers."""
         number = {node.index: unit for unit in chosen for node in self.units[unit]}
         makers: dict[int, set[int]] = {unit: set() for unit in chosen}
         readers: dict[int, set[int]] = {unit: set() for unit in chosen}

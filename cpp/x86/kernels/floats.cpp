@@ -48,7 +48,7 @@ const float* floatsAt(
   return copies;
 }
 
-// What both forms do with the sums, in the same words.
+// The part that both forms have in common: from sums to results.
 inline __attribute__((always_inline)) float normalFactor(float squares, int64_t count, double eps) {
   return static_cast<float>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(count) + eps));
 }

@@ -16,7 +16,7 @@ from codes import code_of
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import JitPassesError
+from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.observers import Fixed, MinMax, PairSums
 from jit_passes.quantizer import QuantizationSpec, TensorOptions
@@ -145,10 +145,14 @@ class Block(nn.Module):
 
 
 def test_sizes_that_do_not_divide() -> None:
-    """The error names the weight, its shape, and a size that does."""
-    message = r"'up.weight.*in groups of 32.*48 input channels .axis 1 of .96, 48.*24 say"
-    with pytest.raises(JitPassesError, match=message):
-        reference_of(Block(), alone(bits=4, group_size=32))
+    """Such a layer stays in float with a warning, or is an error where all is to be quantized."""
+    message = "up:linear: its weight has 48 inputs, which are no groups of 32"
+    with pytest.warns(JitPassesWarning, match=message):
+        model = reference_of(Block(), alone(bits=4, group_size=32))
+    assert [node.inputs[1].shape for node in dequantizes(model)] == [(48, 3)]
+    script = torch.jit.script(Block().eval())
+    with pytest.raises(JitPassesError, match="no groups of 32"):
+        jit_passes.quantize_script(script, config=alone(bits=4, group_size=32), strict=True)
     config = alone(bits=4, group_size=32)
     config["rules"] = [{"module": "up", "weight": {"channelwise": True}}]
     model = reference_of(Block(), config)

@@ -131,6 +131,11 @@ class AnnotationWriter:
         mode = "static" if self.quantized_values(node) else "weight_only"
         if why := self.policy.capability.refusal(node, 1, weight, mode):
             return f"its weight is to be {why}"
+        tensor = node.inputs[1].constant
+        if isinstance(weight, QuantizationSpec) and weight.group_size and torch.is_tensor(tensor):
+            inputs = tensor.shape[1 - (weight.ch_axis or 0) % 2] if tensor.dim() > 1 else 1
+            if inputs % weight.group_size:
+                return f"its weight has {inputs} inputs, which are no groups of {weight.group_size}"
         bias = self.bias(node, node.inputs[2], weight)
         if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
             return f"its bias is to be {why}"

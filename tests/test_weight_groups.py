@@ -159,6 +159,20 @@ def test_sizes_that_do_not_divide() -> None:
     assert [node.inputs[1].shape for node in dequantizes(model)] == [(96,), (48, 3)]
 
 
+def test_weights_alone_behind_integers() -> None:
+    """The mode cannot be had there, and says so; behind what is in float it can."""
+    model = torch.jit.script(torch.nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).eval())
+    x = torch.randn(8, 16)
+    rules = [{"module": "1", "mode": "weight_only"}]
+    config = {"version": 1, "rules": rules}
+    for target in ("reference", "stock"):
+        with pytest.warns(JitPassesWarning, match="'1:linear' .* reads integers of '0:linear'"):
+            jit_passes.quantize_script(model, [x], target=target, config=config)
+        both = {"version": 1, "rules": [*rules, {"module": "0", "mode": "weight_only"}]}
+        quantized = jit_passes.quantize_script(model, target=target, config=both)
+        assert {row.mode for row in jit_passes.coverage(quantized)} == {"weight_only"}
+
+
 def test_values_without_groups() -> None:
     """An activation has none, whoever asks."""
     config = {"version": 1, "global": {"input": {"group_size": 32}}}

@@ -55,6 +55,11 @@ class _OwnTensors:
         known = node.kind in self.selection.support
         if options.keep_float is not None or (known and node.index in self.selection.refused):
             return ""
+        if options.mode == "weight_only" and (maker := self.integers_of(node)):
+            return (
+                f"'{node.name}' ({node.kind}) reads integers of '{maker}', so it cannot have its "
+                f"input in float: give '{maker}' the mode weight_only or dynamic too, or keep_float"
+            )
         given = [name for name in TENSORS if getattr(options, name)]
         given += ["mode"] if options.mode is not None else []
         if any(getattr(options, name).dtype == FLOAT for name in TENSORS):
@@ -75,6 +80,17 @@ class _OwnTensors:
         if maker is not None and maker.index in self.selection.refused:
             return ""
         return f"no operator quantizes '{value.name}'"
+
+    def integers_of(self, node: NodeView) -> str | None:
+        """Return the operator whose integers one with weights reads; None for what is in float."""
+        chosen = self.selection
+        floats = chosen.dynamic | chosen.float_inputs | chosen.float_results
+        for _, _, value in chosen.operands(node) if node.index in chosen.selected else ():
+            origin = chosen.origin(value)
+            maker = origin.producer if origin.id in chosen.by_output else None
+            if maker is not None and maker.index not in floats:
+                return maker.name
+        return None
 
     def is_quantized(self, node: NodeView) -> bool:
         return (

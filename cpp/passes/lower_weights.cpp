@@ -13,9 +13,7 @@
 // dequantize_per_channel computes the same, to the bit. Codes of 4 bits lie two to a byte: column k of a row in
 // the lower half of byte k, column K / 2 + k in the upper half, so that decoding joins two tensors.
 //
-// The packed embeddings compute code * scale + offset with offset = -zero_point * scale, both in float32 for 8
-// bits and in float16 for 4: rows are within 1/32 of a step of the reference then, and decoded by ATen where
-// float16 would be coarser than that.
+// The packed embeddings compute code * scale + offset with offset = -zero_point * scale, both in float32.
 #include "weight_alone.h"
 
 #include "core/alias.h"

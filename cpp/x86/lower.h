@@ -49,6 +49,10 @@ struct Step {
     Product,
     Softmax,
     Normalize,
+    Measure,      // the extents of float32, for a grid
+    QuantizeRows, // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
+    MultiplyRows, // of a linear layer; the second input is added
+    Apply,        // of a function
     Copy,
     Load, // of a constant
     Rename,
@@ -62,7 +66,8 @@ struct Step {
   size_t source = 0;               // of Enter and Take: the number of the input
   std::optional<size_t> kept = {}; // of Normalize that gives codes: its float32, where others read it
   const uint8_t* table = nullptr;
-  const Grid* grid = nullptr; // of the result before the table
+  const Operator* function = nullptr; // of the result, in float32
+  const Grid* grid = nullptr;         // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
   // Of Chain: convolutions of which each alone reads what the one before writes. Inputs are those from outside.
   std::vector<Step> chain = {};
@@ -76,6 +81,9 @@ struct Step {
   // Of Pack and Product: what stands between memory and each operand.
   std::vector<std::vector<Rearranged>> views = {};
 };
+
+// Of rows that are quantized as the plan runs: their grids come first, then codes.
+int64_t bytesOfGrids(const Operator& op, int64_t rows);
 
 struct Lowered {
   std::vector<Memory> memory;

@@ -23,6 +23,9 @@ inline Placed image(const Memory& memory, const Dims& dims) {
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
+// Rows of a matrix, along the last axis, which has the channels.
+Placed rowsOf(const Memory& memory);
+
 template <typename Kernel>
 Part unary(Kernel kernel, const Placed& in, const Placed& out) {
   const int64_t items = kernel.items(out.image);
@@ -48,8 +51,15 @@ Part dequantized(const Memory& from, const Memory& to);
 AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
 Part averaged(
     const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);
+// Of an operator that is a function; nothing where there is none.
+FloatFunction functionOf(const Operator* op);
 // As float32, as codes, or both.
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
+
+// Of dynamic linear layers.
+Part measured(const Memory& from, const Memory& to);
+Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
+Part multipliedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 
 // Of what only moves codes.
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);

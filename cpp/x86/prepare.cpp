@@ -55,6 +55,13 @@ class Preparation {
       case Does::Product: return product(step, lowered_.memory);
       case Does::Softmax: return softmaxed(step, in(step), out(step));
       case Does::Normalize: return normalize(step);
+      case Does::Measure: return measured(in(step), out(step));
+      case Does::QuantizeRows: return quantizedRows(operatorOf(step), step, lowered_.memory);
+      case Does::MultiplyRows: return multipliedRows(operatorOf(step), step, lowered_.memory);
+      case Does::Apply: {
+        const Dims dims = pixelDims(out(step).sizes, out(step).axis);
+        return unary(functionOf(step.function), image(in(step), dims), image(out(step), dims));
+      }
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include "attention.h"
+#include "floats.h"
 #include "parts.h"
 #include "types.h"
 
@@ -27,6 +28,8 @@ constexpr Signature kSignatures[] = {
     {"convolution", 1, 2, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 4},
     {"upsampling", 1, 1, 1, 1, 3, 3},
     {"linear", 1, 2, 0, 0, 3, 4},
+    {"linear_dynamic", 1, 1, DynamicAttributes::Count, DynamicAttributes::Count, 3, 3},
+    {"function", 1, 1, 1, 1, 1, 1},
     {"affine", 1, 4096, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
@@ -136,6 +139,8 @@ class Checker {
       case Kind::Convolution: return checkConvolution(op);
       case Kind::Upsampling: return checkUpsampling(op);
       case Kind::Linear: checkWeights(op, 2); return checkSum(op);
+      case Kind::DynamicLinear: each(op.attributes, 0, 1, "a switch"); return checkWeights(op, 2);
+      case Kind::Function: return checkFunction(op);
       case Kind::Affine:
         checkWeights(op, 2);
         return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
@@ -256,6 +261,16 @@ class Checker {
     require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
   }
 
+  void checkFunction(const Operator& op) {
+    const int64_t which = op.attributes[0];
+    require(between(which, 0, FloatFunction::kCount - 1), "function ", which, " is none");
+    const at::Tensor& numbers = op.tensors[0];
+    require(
+        numbers.scalar_type() == at::kDouble && numbers.dim() == 1 &&
+            numbers.numel() == FloatFunction::kNumbers[which] && !at::isnan(numbers).any().item<bool>(),
+        "the numbers of its function are float64, ", FloatFunction::kNumbers[which], " of them");
+  }
+
   void checkConstant(const at::Tensor& held) {
     require(
         held.dim() <= 5 && between(held.numel(), 1, kMaxSize), "a constant has 5 axes at most, and elements");
@@ -350,21 +365,6 @@ class Checker {
 
 } // namespace
 
-int64_t codeOf(float x, const Grid& grid) {
-  const float inverse = 1 / static_cast<float>(grid.scale);
-  const float code = __builtin_rintf(__builtin_fmaf(x, inverse, static_cast<float>(grid.zero_point)));
-  return static_cast<int64_t>(std::clamp(code, static_cast<float>(grid.low), static_cast<float>(grid.high)));
-}
-
-at::Tensor rescaled(const Grid& from, const Grid& to) {
-  auto table = at::empty({256}, at::kByte);
-  for (int64_t code = 0; code < 256; ++code) {
-    const float x = static_cast<float>(code - from.zero_point) * static_cast<float>(from.scale);
-    table.mutable_data_ptr<uint8_t>()[code] = static_cast<uint8_t>(codeOf(x, to));
-  }
-  return table;
-}
-
 const char* nameOf(Kind kind) { return signatureOf(kind).name; }
 
 Kind kindNamed(const std::string& name) {
@@ -374,22 +374,6 @@ Kind kindNamed(const std::string& name) {
     }
   }
   TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
-}
-
-void checkGrid(const Grid& grid, size_t index) {
-  if (grid.is_float) {
-    const bool plain = grid.scale == kFloat32.scale && grid.zero_point == kFloat32.zero_point &&
-                       grid.low == kFloat32.low && grid.high == kFloat32.high;
-    TORCH_CHECK(plain, "not a plan: value ", index, " is float32, and has a grid");
-    return;
-  }
-  // As a number of float32 too, which kernels compute with.
-  const auto scale = static_cast<float>(grid.scale);
-  TORCH_CHECK(
-      std::isfinite(scale) && scale > 0 && std::isfinite(1 / scale) && grid.low <= grid.high &&
-          between(grid.low, 0, 255) && between(grid.high, 0, 255) && between(grid.zero_point, 0, 255),
-      "not a plan: value ", index, " has the scale ", grid.scale, ", the zero point ", grid.zero_point,
-      " and the codes [", grid.low, ", ", grid.high, "]: a scale is above 0, codes are in [0, 255]");
 }
 
 void check(const Program& program) { Checker(program).check(); }

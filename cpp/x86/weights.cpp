@@ -48,7 +48,14 @@ std::shared_ptr<const Packed> pack(
       Convolution(
           window, inputs, outputs, ordered.const_data_ptr<int8_t>(),
           static_cast<int32_t>(affine ? 0 : in->zero_point), dense),
-      std::vector<float>(outputs), std::vector<float>(outputs), 0});
+      std::vector<float>(outputs),
+      std::vector<float>(outputs),
+      0,
+      {}});
+  if (op.kind == Kind::DynamicLinear) {
+    const auto sums = weight.sum(1, false, at::kInt);
+    packed->sums.assign(sums.const_data_ptr<int32_t>(), sums.const_data_ptr<int32_t>() + outputs);
+  }
   const double out_scale = static_cast<float>(out.scale);
   double own = 1, zero_of_residual = 0; // the factor of the result, and what the other's zero point adds
   if (hasSum(op)) {
@@ -77,7 +84,7 @@ void release(const at::Tensor& weight) { weight.storage().set_data_ptr({}); }
 
 void restore(const Operator& op, const Packed& packed) {
   const auto& weight = op.tensors[kWeight];
-  const bool linear = op.kind == Kind::Linear;
+  const bool linear = isLinear(op.kind);
   const auto ordered = at::empty(linear ? weight.sizes() : channelsLast(weight).sizes(), at::kChar);
   packed.kernel.unpack(ordered.mutable_data_ptr<int8_t>());
   const auto whole = linear ? ordered : ordered.permute({0, 4, 1, 2, 3}).contiguous();
@@ -99,7 +106,7 @@ std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense, int64_t 
     restore(op, *found->second);
   }
   packed = pack(program_, op, dense, tap, widths);
-  if (originals_ == Originals::Release && (op.kind == Kind::Convolution || op.kind == Kind::Linear)) {
+  if (originals_ == Originals::Release && (op.kind == Kind::Convolution || isLinear(op.kind))) {
     release(op.tensors[kWeight]);
     released_[index] = packed;
     untrimmed_ += op.tensors[kWeight].numel();

@@ -84,7 +84,8 @@ class Inspection(tuple[OperatorInspection, ...]):
             region = "" if row.region is None else f"region {row.region}"
             why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
             bits = f"{row.bits or row.dtype:<{widest}}"
-            last = region or why or row.mode.replace("static", "")
+            mode = row.mode.replace("static", "")
+            last = ", ".join(filter(None, (region, mode))) if region else why or mode
             line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {last}"
             lines.append(line.rstrip())
         return "\n".join(lines)
@@ -176,7 +177,8 @@ class _Inspector:
         units: dict[int, list[NodeView]] = {}  # by the operator that others are computed with
         floats: list[NodeView] = []
         for node in self.graph.nodes:
-            if self.on_integers(node) and not self.all.is_dynamic(node):
+            can = self.target.capability.dynamic_regions or not self.all.is_dynamic(node)
+            if self.on_integers(node) and can:
                 units.setdefault(self.owner(node).index, []).append(node)
             elif self.is_moved(node):
                 units[node.index] = [node]

@@ -17,17 +17,15 @@ from ..errors import first_line, warn
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
-from ..passes.steps import PassCall, Step
+from ..passes.steps import Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.specification import FixedQParamsQuantizationSpec
-from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
-from .stock import needs_reduced_range
-from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups
+from .stock_support import WEIGHTS_ALONE, lookups
 from .target import RefusedOperator, Target
 
-ENGINE = "x86"  # of PyTorch, whose kernels compute what is dynamic
 CLIPS = ("aten::relu", "aten::clamp")
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
@@ -40,6 +38,9 @@ WEIGHTS = SpecSupport(
         for granularity in ("tensor", "channel")
         for scheme in ("symmetric", "power_of_two")
     ),
+)
+DYNAMIC_INPUTS = SpecSupport(
+    {"uint8": (0, 255)}, DYNAMIC_SCHEMES, whole=True, range_forms=("pytorch",)
 )
 FIXED = {
     "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
@@ -101,6 +102,12 @@ def _tensors_or_constants(node: NodeView) -> str | None:
     if len(constants) == 2:
         return "its operands are constants"
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
+
+
+def _by_number(node: NodeView) -> str | None:
+    other = node.inputs[1]
+    number = other.is_constant and torch.as_tensor(other.constant).dim() == 0
+    return None if number else "its second operand is no number"
 
 
 def _mean(node: NodeView) -> str | None:
@@ -218,6 +225,10 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::mean": _mean,
         **dict.fromkeys(pools, _options),
         **dict.fromkeys(("aten::add", "aten::sub"), _tensors_or_constants),
+        **dict.fromkeys(("aten::mul", "aten::div"), _by_number),
+        **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
+        **dict.fromkeys(("aten::gelu", *CLIPS), _options),
+        "aten::softmax": _softmax,
     }
     of_codes = (
         "max_pool1d",
@@ -237,7 +248,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
         },
         floats=floats,
         forms=("expand_attention",),
-        dynamic=dynamic_inputs(needs_reduced_range(ENGINE)),
+        dynamic=DYNAMIC_INPUTS,
+        dynamic_regions=True,
     )
 
 
@@ -261,8 +273,9 @@ class X86(Target):
     the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
     are taken where the processor has it, and give the same bits as the plain ones.
 
-    Linears in the mode dynamic are computed by PyTorch's kernels, and so are linears and embeddings
-    in the mode weight_only, as for the target `stock`.
+    Linears in the mode dynamic take and give float32 within a plan, and so do layer norm, sums,
+    gelu and attention between them. Linears and embeddings in the mode weight_only are computed by
+    PyTorch's kernels, as for the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
@@ -294,8 +307,6 @@ class X86(Target):
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
             "replicate_dequantize",
-            *fuse_dynamic(),
-            PassCall("fold_prepack", engine=ENGINE),
             CompileRegions(self),
             "lower_weights",
             *CLEAN_UP,

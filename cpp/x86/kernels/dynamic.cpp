@@ -30,15 +30,15 @@ JIT_PASSES_VECTORIZED Extent extentOf(const float* x, int64_t count) {
       size[i] = bits > size[i] ? bits : size[i];
     }
   }
-  Extent all;
-  int32_t largest = 0;
-  for (int64_t i = 0; i < kExtentParts; ++i) {
-    all.low = low[i] < all.low ? low[i] : all.low;
-    all.high = high[i] > all.high ? high[i] : all.high;
-    largest = size[i] > largest ? size[i] : largest;
+  for (int64_t half = kExtentParts / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) {
+      low[i] = low[i + half] < low[i] ? low[i + half] : low[i];
+      high[i] = high[i + half] > high[i] ? high[i + half] : high[i];
+      size[i] = size[i + half] > size[i] ? size[i + half] : size[i];
+    }
   }
-  const bool finite = largest < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
-  return finite ? all : Extent{kNoNumber, kNoNumber};
+  const bool finite = size[0] < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
+  return finite ? Extent{low[0], high[0]} : Extent{kNoNumber, kNoNumber};
 }
 
 Extent extentOf(const Extent* parts, int64_t count) {
@@ -156,14 +156,13 @@ RowTarget targetOf(const Image& out, const RowsToFloats& how, int64_t row, int64
   return {at(out), how.residual ? at(*how.residual) : nullptr};
 }
 
-// Rows in `parts` of `half`, of which two make a tile; the last one overlaps the one before.
+// Rows in halves of tiles, as many in each; the last ones overlap those before.
 struct RowTiles {
   explicit RowTiles(int64_t rows)
-      : parts((rows + kRowsOfHalf - 1) / kRowsOfHalf),
-        half(parts ? (rows + parts - 1) / parts : 0),
-        tiles((parts + 1) / 2) {}
+      : tiles((rows + kRowsOfTile - 1) / kRowsOfTile),
+        half(tiles ? (rows + 2 * tiles - 1) / (2 * tiles) : 0) {}
 
-  int64_t parts, half, tiles;
+  int64_t tiles, half;
 };
 
 #ifdef JIT_PASSES_HAS_VNNI
@@ -253,11 +252,9 @@ JIT_PASSES_VNNI void Convolution::runFloatsVnni(
     const Block& block = blocks_[number];
     int64_t starts[2], skips[2];
     for (int64_t i = 0; i < 2; ++i) {
-      // The last tile's second half may not exist: it repeats the first one and is not stored.
-      const int64_t part = 2 * tile + i;
-      const bool exists = part < work.parts;
-      starts[i] = exists ? std::min(part * work.half, rows - work.half) : starts[0];
-      skips[i] = exists ? part * work.half - starts[i] : work.half;
+      const int64_t first = (2 * tile + i) * work.half;
+      starts[i] = std::min(first, rows - work.half);
+      skips[i] = first - starts[i]; // rows that the half before has
     }
     const Tile operands{
         {codes + starts[0] * in_channels_, codes + starts[1] * in_channels_}, in_channels_, jumps, 1, quads_};

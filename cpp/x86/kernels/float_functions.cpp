@@ -141,7 +141,7 @@ JIT_PASSES_VECTORIZED void exponentials(const float* in, float largest, int64_t 
   }
 }
 
-// Nothing if there is a NaN.
+// Any number if there is a NaN.
 JIT_PASSES_VECTORIZED float largestFloat(const float* in, int64_t count) {
   float parts[kSoftmaxParts];
   std::fill_n(parts, kSoftmaxParts, in[0]);
@@ -151,11 +151,12 @@ JIT_PASSES_VECTORIZED float largestFloat(const float* in, int64_t count) {
       parts[i] = in[first + i] > parts[i] ? in[first + i] : parts[i];
     }
   }
-  float largest = parts[0];
-  for (int64_t i = 1; i < kSoftmaxParts; ++i) {
-    largest = parts[i] > largest ? parts[i] : largest;
+  for (int64_t half = kSoftmaxParts / 2; half > 0; half /= 2) {
+    for (int64_t i = 0; i < half; ++i) {
+      parts[i] = parts[i + half] > parts[i] ? parts[i + half] : parts[i];
+    }
   }
-  return largest;
+  return parts[0];
 }
 
 JIT_PASSES_VECTORIZED float sumOfFloats(const float* in, int64_t count) {

@@ -32,7 +32,7 @@ struct FloatColumns {
   int64_t step, stride;
 };
 
-void packFloats(const FloatColumns& from, int64_t products, int64_t count, float* to) {
+void packPlainFloats(const FloatColumns& from, int64_t products, int64_t count, float* to) {
   for (int64_t k = 0; k < products; ++k, to += kColumns) {
     for (int64_t n = 0; n < count; ++n) {
       to[n] = from.data[n * from.step + k * from.stride];
@@ -64,6 +64,53 @@ void multiplyFloatsPlain(const FloatTile& tile, int64_t rows) {
 }
 
 #ifdef JIT_PASSES_HAS_VNNI
+
+// t[i], float j  <->  t[j], float i
+JIT_PASSES_VNNI_INLINE void transposeFloats(__m512 (&t)[16]) {
+  __m512 pairs[16];
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(t[i], t[i + 1]), pairs[i + 1] = _mm512_unpackhi_ps(t[i], t[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512d a = _mm512_castps_pd(pairs[i + j]), b = _mm512_castps_pd(pairs[i + j + 2]);
+      t[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+      t[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    }
+  }
+  // Lane l of t[4 q + i] has float 4 l + i of the rows from 4 q on.
+  for (int i = 0; i < 4; ++i) {
+    const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xDD);
+    const __m512 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
+    const __m512 d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xDD);
+    t[i] = _mm512_shuffle_f32x4(a, c, 0x88), t[8 + i] = _mm512_shuffle_f32x4(a, c, 0xDD);
+    t[4 + i] = _mm512_shuffle_f32x4(b, d, 0x88), t[12 + i] = _mm512_shuffle_f32x4(b, d, 0xDD);
+  }
+}
+
+JIT_PASSES_VNNI void packVnniFloats(const FloatColumns& from, int64_t products, int64_t count, float* to) {
+  for (int64_t group = 0; group < kColumns; group += 16) {
+    const int64_t columns = std::clamp<int64_t>(count - group, 0, 16);
+    const float* data = from.data + group * from.step;
+    const auto lanes = static_cast<__mmask16>(firstLanes(columns));
+    for (int64_t k = 0; k < products; k += 16) {
+      const int64_t rows = std::min<int64_t>(products - k, 16);
+      const auto some = static_cast<__mmask16>(firstLanes(rows));
+      __m512 block[16];
+      for (int64_t i = 0; i < 16; ++i) {
+        block[i] = from.step == 1
+                       ? _mm512_maskz_loadu_ps(i < rows ? lanes : __mmask16{0}, data + (k + i) * from.stride)
+                       : _mm512_maskz_loadu_ps(i < columns ? some : __mmask16{0}, data + k + i * from.step);
+      }
+      if (from.step != 1) {
+        transposeFloats(block);
+      }
+      for (int64_t i = 0; i < rows; ++i) {
+        _mm512_store_ps(to + (k + i) * kColumns + group, block[i]);
+      }
+    }
+  }
+}
 
 template <int kRows>
 JIT_PASSES_VNNI void multiplyFloatTile(const FloatTile& tile) {
@@ -101,6 +148,7 @@ void multiplyFloatsVnni(const FloatTile& tile, int64_t rows) {
 }
 
 #else
+constexpr auto packVnniFloats = packPlainFloats;
 constexpr auto multiplyFloatsVnni = multiplyFloatsPlain;
 #endif
 
@@ -126,11 +174,11 @@ void FloatProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t 
   const FloatBlocks matrix(*this, b);
   const int64_t pixel = b.pixel / kFloatBytes;
   const int64_t step = transposed ? pixel : 1, stride = transposed ? 1 : pixel;
+  const auto run = form == Form::Vnni ? packVnniFloats : packPlainFloats;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t block = item % matrix.blocks;
     const auto* from = reinterpret_cast<const float*>(b.rowAt(item / matrix.blocks));
-    packFloats(
-        {from + block * kColumns * step, step, stride}, matrix.products, matrix.count(block),
+    run({from + block * kColumns * step, step, stride}, matrix.products, matrix.count(block),
         reinterpret_cast<float*>(packed) + item * matrix.block_floats);
   }
 }

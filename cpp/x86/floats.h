@@ -72,6 +72,7 @@ struct FloatFunction {
 // Over the channels of each pixel, y = e / (sum of e) with e = exp(x - largest x). The exponential has an error of 2e-7
 // of its own size, and a sum 64 parts. Items: rows.
 struct SoftmaxFloats {
+  Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };

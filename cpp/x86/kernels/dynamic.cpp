@@ -167,31 +167,81 @@ struct RowTiles {
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// Of 32 channels, of which `count` exist.
-JIT_PASSES_VNNI_INLINE void floatsOfSumsVnni(
-    const int32_t* sums, int64_t first, int64_t count, const RowGrid& grid, const RowsToFloats& how,
-    float* out) {
-  const __m512i zero_point = _mm512_set1_epi32(grid.zero_point);
-  const __m512 scale = _mm512_set1_ps(grid.scale);
-  for (int64_t c = 0; c < count; c += kLanes) {
-    const auto lanes = static_cast<__mmask16>(firstLanes(std::min(count - c, kLanes)));
-    const __m512i of_weights = _mm512_maskz_loadu_epi32(lanes, how.sums + first + c);
-    const __m512i sum =
-        _mm512_sub_epi32(_mm512_load_si512(sums + c), _mm512_mullo_epi32(zero_point, of_weights));
-    const __m512 by = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(lanes, how.scales + first + c));
-    const __m512 bias = _mm512_maskz_loadu_ps(lanes, how.bias + first + c);
-    _mm512_store_ps(out + c, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), by, bias));
+// What 32 channels of all rows have in common; of one grid for all rows, times that.
+struct BlockScales {
+  __m512i sums[2];
+  __m512 scales[2], bias[2];
+  __mmask16 lanes[2];
+};
+
+JIT_PASSES_VNNI_INLINE BlockScales multiplied(const BlockScales& by, const RowGrid& grid) {
+  BlockScales result = by;
+  for (int i = 0; i < 2; ++i) {
+    result.sums[i] = _mm512_mullo_epi32(_mm512_set1_epi32(grid.zero_point), by.sums[i]);
+    result.scales[i] = _mm512_mul_ps(_mm512_set1_ps(grid.scale), by.scales[i]);
   }
+  return result;
 }
 
-JIT_PASSES_VNNI_INLINE void storeRow(const float* from, int64_t count, const RowTarget& to) {
-  for (int64_t c = 0; c < count; c += kLanes) {
-    const auto lanes = static_cast<__mmask16>(firstLanes(std::min(count - c, kLanes)));
-    __m512 x = _mm512_load_ps(from + c);
-    if (to.residual) {
-      x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, to.residual + c));
+JIT_PASSES_VNNI_INLINE BlockScales scalesOf(const RowsToFloats& how, int64_t first, int64_t count) {
+  BlockScales block;
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t at = first + i * kLanes;
+    const __mmask16 lanes = block.lanes[i] = firstLanes(count) >> (i * kLanes) & 0xFFFF;
+    block.sums[i] = _mm512_maskz_loadu_epi32(lanes, how.sums + at);
+    block.scales[i] = _mm512_maskz_loadu_ps(lanes, how.scales + at);
+    block.bias[i] = _mm512_maskz_loadu_ps(lanes, how.bias + at);
+  }
+  return how.per_row ? block : multiplied(block, how.grids[0]);
+}
+
+JIT_PASSES_VNNI_INLINE __m512 floatsOfSums(const int32_t* sums, const BlockScales& block, int i) {
+  const __m512i sum = _mm512_sub_epi32(_mm512_load_si512(sums + i * kLanes), block.sums[i]);
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), block.scales[i], block.bias[i]);
+}
+
+JIT_PASSES_VNNI_INLINE void storeFloats(__m512 x, __mmask16 lanes, int i, const RowTarget& to) {
+  if (to.residual) {
+    x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, to.residual + i * kLanes));
+  }
+  _mm512_mask_storeu_ps(to.out + i * kLanes, lanes, x);
+}
+
+// The rows of a half of a tile, from `begin` on.
+struct HalfRows {
+  int64_t start, begin, end; // of the first one, in the matrix; of those that are stored, in the half
+};
+
+// Sums of one half: 64 numbers from row to row, since the other half's lie between. With a function, they pass
+// through `floats`.
+JIT_PASSES_VNNI void finishHalf(
+    const int32_t* sums, const HalfRows& rows, const BlockScales& block, int64_t first, const Image& out,
+    const RowsToFloats& how, float* floats) {
+  constexpr int64_t kStep = 4 * kLanes;
+  const bool direct = how.function.which == FloatFunction::None;
+  for (int64_t p = rows.begin; p < rows.end; ++p) {
+    const int64_t row = rows.start + p;
+    const BlockScales own = how.per_row ? multiplied(block, how.grids[row]) : block;
+    const RowTarget target = targetOf(out, how, row, first);
+    for (int i = 0; i < 2; ++i) {
+      const __m512 x = floatsOfSums(sums + p * kStep, own, i);
+      if (direct) {
+        storeFloats(x, block.lanes[i], i, target);
+      } else {
+        _mm512_store_ps(floats + (2 * p + i) * kLanes, x);
+      }
     }
-    _mm512_mask_storeu_ps(to.out + c, lanes, x);
+  }
+  if (direct) {
+    return;
+  }
+  float* const begin = floats + 2 * rows.begin * kLanes;
+  how.function.run(begin, begin, 2 * (rows.end - rows.begin) * kLanes);
+  for (int64_t p = rows.begin; p < rows.end; ++p) {
+    const RowTarget target = targetOf(out, how, rows.start + p, first);
+    for (int i = 0; i < 2; ++i) {
+      storeFloats(_mm512_load_ps(floats + (2 * p + i) * kLanes), block.lanes[i], i, target);
+    }
   }
 }
 
@@ -245,7 +295,7 @@ JIT_PASSES_VNNI void Convolution::runFloatsVnni(
   const int64_t jumps[1] = {0};
   constexpr int64_t kRow = 2 * kLanes, kTileSums = kRowsOfTile * kRow;
   alignas(64) int32_t sums[kTileSums] = {};
-  alignas(64) float floats[kTileSums] = {};
+  alignas(64) float floats[kTileSums / 2];
   for (int64_t item = begin; item < end; ++item) {
     const int64_t outer = item / inner, position = item % inner;
     const int64_t tile = by_block ? position : outer, number = by_block ? outer : position;
@@ -264,20 +314,9 @@ JIT_PASSES_VNNI void Convolution::runFloatsVnni(
     multiplyTileFor(Gives::Sums, block.columns, work.half)(
         operands, 0, weight, fetch ? weight + block_bytes + fetched : weight, start_.data() + number * kRow,
         sums);
-    for (int64_t p = 0; p < work.half; ++p) {
-      for (int64_t i = 0; i < 2; ++i) {
-        const int64_t at = (2 * p + i) * kRow, row = starts[i] + p;
-        floatsOfSumsVnni(
-            sums + at, block.first, block.count, how.grids[how.per_row ? row : 0], how, floats + at);
-      }
-    }
-    how.function.run(floats, floats, 2 * work.half * kRow);
-    for (int64_t p = 0; p < work.half; ++p) {
-      for (int64_t i = 0; i < 2; ++i) {
-        if (p >= skips[i]) {
-          storeRow(floats + (2 * p + i) * kRow, block.count, targetOf(out, how, starts[i] + p, block.first));
-        }
-      }
+    const BlockScales scales = scalesOf(how, block.first, block.count);
+    for (int64_t i = 0; i < 2; ++i) {
+      finishHalf(sums + i * kRow, {starts[i], skips[i], work.half}, scales, block.first, out, how, floats);
     }
   }
 }

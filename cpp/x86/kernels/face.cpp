@@ -247,8 +247,9 @@ JIT_PASSES_FACE void jit_passes_x86_function(
       in, out, count);
 }
 
-JIT_PASSES_FACE void jit_passes_x86_softmax_floats(const Image* in, const Image* out, int64_t part) {
-  const SoftmaxFloats softmax;
+JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
+    const Image* in, const Image* out, bool plain, int64_t part) {
+  const SoftmaxFloats softmax{formOf(plain)};
   inParts(softmax.items(*out), part, [&](int64_t begin, int64_t end) { softmax.run(*in, *out, begin, end); });
 }
 

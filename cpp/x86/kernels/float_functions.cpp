@@ -1,8 +1,6 @@
-// Functions of float32, and softmax.
+// Functions of float32.
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <limits>
 
 #include "plain.h"
 #include "vnni.h"
@@ -116,65 +114,6 @@ JIT_PASSES_VNNI void geluVnni(const float* in, const Tail& tail, float* out, int
 constexpr auto geluVnni = geluPlain;
 #endif
 
-constexpr int64_t kSoftmaxParts = 64;
-
-// e^x = 2^n e^r of x <= 0, n the integer next to x / ln 2. Taylor's polynomial of degree 7 has an error of 6e-9, since
-// |r| is at most ln 2 / 2; ln 2 is taken off in two parts. Adding 1.5 * 2^23 rounds to an integer. Below -87, 0.
-JIT_PASSES_VECTORIZED void exponentials(const float* in, float largest, int64_t count, float* out) {
-  constexpr float kRound = 12582912, kPerLog = 1.44269504F, kUpper = 0.693145752F, kLower = 1.42860682e-6F;
-  constexpr float kLeast = -87;
-  for (int64_t i = 0; i < count; ++i) {
-    const float x = in[i] - largest, above = x < kLeast ? kLeast : x;
-    const float shifted = __builtin_fmaf(above, kPerLog, kRound), n = shifted - kRound;
-    const float r = __builtin_fmaf(n, -kLower, __builtin_fmaf(n, -kUpper, above));
-    float e = 1.0F / 5040;
-    e = __builtin_fmaf(e, r, 1.0F / 720);
-    e = __builtin_fmaf(e, r, 1.0F / 120);
-    e = __builtin_fmaf(e, r, 1.0F / 24);
-    e = __builtin_fmaf(e, r, 1.0F / 6);
-    e = __builtin_fmaf(e, r, 0.5F);
-    e = __builtin_fmaf(e, r, 1);
-    e = __builtin_fmaf(e, r, 1);
-    const uint32_t power = (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound) + 127) << 23;
-    e *= std::bit_cast<float>(power);
-    out[i] = x < kLeast ? 0 : e;
-  }
-}
-
-// Any number if there is a NaN.
-JIT_PASSES_VECTORIZED float largestFloat(const float* in, int64_t count) {
-  float parts[kSoftmaxParts];
-  std::fill_n(parts, kSoftmaxParts, in[0]);
-  for (int64_t first = 0; first < count; first += kSoftmaxParts) {
-    const int64_t last = count - first < kSoftmaxParts ? count - first : kSoftmaxParts;
-    for (int64_t i = 0; i < last; ++i) {
-      parts[i] = in[first + i] > parts[i] ? in[first + i] : parts[i];
-    }
-  }
-  for (int64_t half = kSoftmaxParts / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) {
-      parts[i] = parts[i + half] > parts[i] ? parts[i + half] : parts[i];
-    }
-  }
-  return parts[0];
-}
-
-JIT_PASSES_VECTORIZED float sumOfFloats(const float* in, int64_t count) {
-  float parts[kSoftmaxParts] = {};
-  for (int64_t first = 0; first < count; first += kSoftmaxParts) {
-    const int64_t last = count - first < kSoftmaxParts ? count - first : kSoftmaxParts;
-    for (int64_t i = 0; i < last; ++i) {
-      parts[i] += in[first + i];
-    }
-  }
-  for (int64_t half = kSoftmaxParts / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) {
-      parts[i] += parts[i + half];
-    }
-  }
-  return parts[0];
-}
-
 } // namespace
 
 void FloatFunction::run(const float* in, float* out, int64_t count) const {
@@ -199,17 +138,6 @@ void FloatFunction::run(const Image& in, const Image& out, int64_t begin, int64_
     for (int64_t x = 0; x < pixels; ++x) {
       run(reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel),
           reinterpret_cast<float*>(out.rowAt(index) + x * out.pixel), count);
-    }
-  }
-}
-
-void SoftmaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  for (int64_t index = begin; index < end; ++index) {
-    for (int64_t x = 0; x < out.width; ++x) {
-      const auto* from = reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel);
-      auto* to = reinterpret_cast<float*>(out.rowAt(index) + x * out.pixel);
-      exponentials(from, largestFloat(from, out.channels), out.channels, to);
-      scaleFloats(to, 1 / sumOfFloats(to, out.channels), to, out.channels);
     }
   }
 }

@@ -80,7 +80,8 @@ JIT_PASSES_VNNI_INLINE void transposeFloats(__m512 (&t)[16]) {
   }
   // Lane l of t[4 q + i] has float 4 l + i of the rows from 4 q on.
   for (int i = 0; i < 4; ++i) {
-    const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88), b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xDD);
+    const __m512 a = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88),
+                 b = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xDD);
     const __m512 c = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
     const __m512 d = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xDD);
     t[i] = _mm512_shuffle_f32x4(a, c, 0x88), t[8 + i] = _mm512_shuffle_f32x4(a, c, 0xDD);

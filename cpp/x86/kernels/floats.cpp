@@ -1,7 +1,8 @@
-// Sums and layer norm of float32.
+// Sums, layer norm and softmax of float32.
 #include "x86/floats.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -93,6 +94,37 @@ JIT_PASSES_VECTORIZED void normalizePlain(
   }
 }
 
+// e^x = 2^n e^r of x <= 0, n the integer next to x / ln 2. Taylor's polynomial of degree 7 has an error of 6e-9, since
+// |r| is at most ln 2 / 2; ln 2 is taken off in two parts. Adding 1.5 * 2^23 rounds to an integer. Below -87, 0.
+constexpr float kRound = 12582912, kPerLog = 1.44269504F, kUpper = 0.693145752F, kLower = 1.42860682e-6F;
+constexpr float kLeast = -87;
+constexpr float kTaylor[] = {1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1, 1};
+
+// Any number is the largest if there is a NaN.
+JIT_PASSES_VECTORIZED void softmaxFloatsPlain(const float* in, int64_t count, float* out) {
+  float largest = in[0];
+  for (int64_t i = 1; i < count; ++i) {
+    largest = in[i] > largest ? in[i] : largest;
+  }
+  float parts[kSumParts] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = in[i] - largest, above = x < kLeast ? kLeast : x;
+    const float shifted = __builtin_fmaf(above, kPerLog, kRound), n = shifted - kRound;
+    const float r = __builtin_fmaf(n, -kLower, __builtin_fmaf(n, -kUpper, above));
+    float e = kTaylor[0];
+    for (size_t j = 1; j < std::size(kTaylor); ++j) {
+      e = __builtin_fmaf(e, r, kTaylor[j]);
+    }
+    const uint32_t power = (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound) + 127) << 23;
+    out[i] = x < kLeast ? 0 : e * std::bit_cast<float>(power);
+    parts[i % kSumParts] += out[i];
+  }
+  const float factor = 1 / sumOfParts(parts);
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] *= factor;
+  }
+}
+
 #ifdef JIT_PASSES_HAS_VNNI
 
 // 16 of `count` floats, from `at` on; zeros where there are none.
@@ -156,8 +188,54 @@ JIT_PASSES_VNNI void normalizeVnni(
   }
 }
 
+JIT_PASSES_VNNI_INLINE __m512 exponentialOf(__m512 x) {
+  const __m512 least = _mm512_set1_ps(kLeast), round = _mm512_set1_ps(kRound);
+  const __m512 above = _mm512_max_ps(least, x); // a NaN stays
+  const __m512 shifted = _mm512_fmadd_ps(above, _mm512_set1_ps(kPerLog), round);
+  const __m512 n = _mm512_sub_ps(shifted, round);
+  const __m512 upper = _mm512_fmadd_ps(n, _mm512_set1_ps(-kUpper), above);
+  const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-kLower), upper);
+  __m512 e = _mm512_set1_ps(kTaylor[0]);
+  for (size_t j = 1; j < std::size(kTaylor); ++j) {
+    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(kTaylor[j]));
+  }
+  const int32_t bias = 127 - std::bit_cast<int32_t>(kRound);
+  const __m512i power = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(bias));
+  e = _mm512_mul_ps(e, _mm512_castsi512_ps(_mm512_slli_epi32(power, 23)));
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), e);
+}
+
+JIT_PASSES_VNNI void softmaxFloatsVnni(const float* in, int64_t count, float* out) {
+  __m512 most[4];
+  std::fill_n(most, 4, _mm512_set1_ps(in[0]));
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int j = 0; j < 4; ++j) {
+      const __mmask16 lanes = lanesAt(i + 16 * j, count);
+      most[j] = _mm512_max_ps(_mm512_mask_loadu_ps(most[j], lanes, in + i + 16 * j), most[j]);
+    }
+  }
+  const __m512 two[] = {_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])};
+  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(two[0], two[1])));
+  __m512 sums[4] = {};
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int j = 0; j < 4; ++j) {
+      const __mmask16 lanes = lanesAt(i + 16 * j, count);
+      const __m512 x = _mm512_maskz_loadu_ps(lanes, in + i + 16 * j);
+      const __m512 e = exponentialOf(_mm512_sub_ps(x, largest));
+      _mm512_mask_storeu_ps(out + i + 16 * j, lanes, e);
+      sums[j] = _mm512_mask_add_ps(sums[j], lanes, sums[j], e);
+    }
+  }
+  const __m512 factor = _mm512_set1_ps(1 / sumOfFour(sums));
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 lanes = lanesAt(i, count);
+    _mm512_mask_storeu_ps(out + i, lanes, _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, out + i), factor));
+  }
+}
+
 #else
 constexpr auto normalizeVnni = normalizePlain;
+constexpr auto softmaxFloatsVnni = softmaxFloatsPlain;
 #endif
 
 } // namespace
@@ -200,6 +278,16 @@ void LayerNormFloats::run(
       const auto* row = reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel);
       auto* to = floats ? reinterpret_cast<float*>(floats->rowAt(index) + x * floats->pixel) : nullptr;
       run(row, in.channels, *this, to, codes ? codes->rowAt(index) + x * codes->pixel : nullptr);
+    }
+  }
+}
+
+void SoftmaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? softmaxFloatsVnni : softmaxFloatsPlain;
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t x = 0; x < out.width; ++x) {
+      run(reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel), out.channels,
+          reinterpret_cast<float*>(out.rowAt(index) + x * out.pixel));
     }
   }
 }

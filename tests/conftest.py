@@ -37,7 +37,7 @@ def short_collections() -> None:
     """Take what is alive out of garbage collection.
 
     Much of what tests compile stays for good, and after a while going through all of it takes
-    longer than most tests. What the tests of this module make is collected as ever.
+    longer than most tests. Objects that the tests of this module make are collected as ever.
     """
     gc.collect()
     gc.freeze()

@@ -97,8 +97,8 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# What none of these modules has: codes of fewer than 8 bits, attention, weights alone on integers;
-# and what changes no graph.
+# None of these modules has codes of fewer than 8 bits, attention, or weights alone on integers;
+# and some passes change no graph.
 # test_partition.py cuts regions out of random modules, test_x86_transformers.py expands attention.
 NEVER = {
     "original",
@@ -136,7 +136,7 @@ def is_of_parameter(name: str) -> bool:
 
 @dataclass
 class Findings:
-    """What the modules of one chunk have shown."""
+    """The findings in the modules of one chunk."""
 
     changed: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Checker:
             self.findings.failures.append((what.split(" ")[0], f"{again}\n{text}"))
 
     def observe(self, module: Any) -> dict[str, Any]:
-        """What a C++ module computes in this mode."""
+        """Return what a C++ module computes in this mode."""
         # A clone has not run yet: from the second run on, PyTorch differentiates graphs itself, and
         # fails on some.
         inputs = self.drawn.arguments(torch.float64 if self.exact else torch.float32)
@@ -565,7 +565,7 @@ def test_all_failures_have_a_test(findings: Findings) -> None:
 
 
 def test_check_change_shows_the_module() -> None:
-    """What a third party calls: it counts changes, and a failure has the source and the name."""
+    """The function for third parties counts changes; a failure has the source and the name."""
     assert check_change(RULES[4], 10) > 0
     assert check_change("split_conv_bias", 20, tolerance=REORDERED, frontends=("script",)) > 0
     wrong = RewriteRule("wrong", sigmoid, squared)

@@ -323,7 +323,7 @@ def test_inputs_on_integers_beside_groups() -> None:
 
 
 def test_targets_without_groups() -> None:
-    """What is asked for and not there stays in float, with the reason."""
+    """A layer that cannot be what was asked for stays in float, with the reason."""
     model = torch.jit.script(nn.Linear(32, 8).eval())
     config = {"version": 1, "global": {"weight": {"group_size": 8}}}
     with pytest.warns(jit_passes.JitPassesWarning, match="in groups of 8, and the target has one"):

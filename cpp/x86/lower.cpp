@@ -24,10 +24,13 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
 
 class Lowering : public Products {
  public:
-  Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : Products(program, sizes), weights_(weights) {}
+  Lowering(
+      const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+      Weights& weights)
+      : Products(program, sizes), contiguous_(contiguous), weights_(weights) {}
 
-  Lowered run() {
+  Lowered run(std::vector<Sizes> orders) {
+    result_.orders = std::move(orders);
     readUses();
     findViews();
     for (size_t index = 0; index < program_.operators.size(); ++index) {
@@ -41,6 +44,7 @@ class Lowering : public Products {
     }
     findBorders();
     settleNames();
+    placeResults();
     fuseChains(result_);
     placeMemory(result_);
     return std::move(result_);
@@ -112,13 +116,20 @@ class Lowering : public Products {
     return use != SIZE_MAX && program_.operators[use].kind == Kind::Quantize;
   }
 
-  // Whoever quantizes it reads the tensor itself.
+  // Whoever quantizes it reads the tensor itself, and so do others where it lies as they want it.
   void lowerInput(size_t index) {
     const Operator& op = program_.operators[index];
     const auto& uses = uses_[op.output];
-    if (!std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
-      emit(Does::Take, index, {}, wanted_[op.output]);
-      result_.steps.back().source = op.attributes[0];
+    const size_t source = op.attributes[0];
+    const int64_t axis = wanted_[op.output];
+    if (std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
+      return;
+    }
+    if (contiguous_[source] && inOrder(orderOf(sizes_[op.output], axis))) {
+      memory(addMemory(op.output, axis)).home = 1 + source;
+    } else {
+      emit(Does::Take, index, {}, axis);
+      result_.steps.back().source = source;
     }
   }
 
@@ -258,6 +269,28 @@ class Lowering : public Products {
     result_.steps = std::move(steps);
   }
 
+  // What is float32 and lies in memory as it is returned is computed right there.
+  void placeResults() {
+    std::erase_if(result_.steps, [&](const Step& step) {
+      if (step.does != Does::Exit) {
+        return false;
+      }
+      const Memory& value = memory(step.inputs[0]);
+      Sizes order = result_.orders[step.output];
+      std::erase_if(order, [&](int64_t axis) { return value.sizes[axis] == 1; });
+      size_t id = step.inputs[0];
+      while (memory(id).is == Is::Same) {
+        id = memory(id).parent;
+      }
+      Memory& owner = memory(id);
+      const bool there = value.grid->is_float && orderOf(value.sizes, value.axis) == order &&
+                         owner.is == Is::Own && owner.home == 0;
+      owner.home = there ? 1 + program_.inputs + step.output : owner.home;
+      return there;
+    });
+  }
+
+  const std::vector<bool>& contiguous_;
   Weights& weights_;
 };
 
@@ -276,8 +309,10 @@ void Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, 
   }
 }
 
-Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights) {
-  return Lowering(program, sizes, weights).run();
+Lowered lower(
+    const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+    std::vector<Sizes> orders, Weights& weights) {
+  return Lowering(program, sizes, contiguous, weights).run(std::move(orders));
 }
 
 } // namespace jit_passes::x86

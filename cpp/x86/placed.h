@@ -6,20 +6,21 @@
 
 namespace jit_passes::x86 {
 
-// An image by its offset in the arena.
+// An image by its offset in the arena, or in a tensor.
 struct Placed {
   Image image;
   int64_t offset;
+  size_t home = 0; // see Memory
 
   Image in(const Call& call) const {
     Image placed = image;
-    placed.data = call.arena + offset;
+    placed.data = call.homes[home] + offset;
     return placed;
   }
 };
 
 inline Placed image(const Memory& memory, const Dims& dims) {
-  return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset};
+  return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset, memory.home};
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 

@@ -104,7 +104,7 @@ class Preparation {
         static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
     return {
         kernel.items(codes.image), [=, number = step.output](const Call& call, int64_t begin, int64_t end) {
-          kernel.run(codes.in(call), call.results[number], to, begin, end);
+          kernel.run(codes.in(call), reinterpret_cast<float*>(call.result(number)), to, begin, end);
         }};
   }
 
@@ -122,7 +122,7 @@ class Preparation {
       strides[i + missing] = from.sizes[i] == 1 ? 0 : from.strides[i];
     }
     const int64_t axis = to.axis - static_cast<int64_t>(missing);
-    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset};
+    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset, from.home};
   }
 
   template <typename Kernel>
@@ -256,7 +256,8 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset});
+        step, spans, 0, image(from, dims),
+        {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset, to.home});
   }
 
   Part resample(const Step& step) const {

@@ -55,22 +55,29 @@ class Weights {
   std::map<size_t, std::shared_ptr<const Packed>> released_; // by the number of the operator
 };
 
+// Of each input: the sizes, and whether it is known to be contiguous, and can be read where it is.
+struct Inputs {
+  std::vector<Sizes> sizes;
+  std::vector<bool> contiguous;
+  bool operator==(const Inputs&) const = default;
+};
+
 // Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate
 // values lie in one block: those that are never needed at the same time share their place.
 class Prepared {
  public:
-  Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
+  Prepared(const Program& program, Weights& weights, const Inputs& inputs);
 
   // Of the arena that `run` needs for so many threads.
   int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
-  // Float32 tensors of the sizes that it is prepared for, with any strides.
+  // Float32 tensors of the sizes that it is prepared for, with any strides but for those that have to be contiguous.
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
       std::vector<int64_t>* nanoseconds = nullptr) const;
   const std::vector<Phase>& phases() const { return phases_; }
 
  private:
-  void prepare(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
+  void prepare(const Program& program, Weights& weights, const Inputs& inputs);
 
   std::unique_ptr<const Program> apart_; // for sizes with which sums broadcast
   std::vector<Phase> phases_;            // none for a batch of none

@@ -58,14 +58,15 @@ Part given(const Memory& from, const Sizes& strides, size_t number) {
   const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
   return {x.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
             copyAcross(
-                x.in(call), kFloat, imageAt(call.results[number], x.image, to), to.channel * kFloat, kFloat,
+                x.in(call), kFloat, imageAt(call.result(number), x.image, to), to.channel * kFloat, kFloat,
                 begin, end);
           }};
 }
 
 Part quantized(const Memory& from, const Memory& to) {
   const Dims dims = pixelDims(to.sizes, to.axis);
-  const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset}, y = image(to, dims);
+  const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset, from.home},
+      y = image(to, dims);
   const Strides strides = stridesOf(x, to.axis < 0 ? 1 : from.strides[to.axis] / kFloat);
   const Quantize kernel = quantizeTo(*to.grid);
   return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {

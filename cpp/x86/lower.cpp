@@ -223,10 +223,10 @@ class Lowering : public Products {
       for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
         widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
       }
-      step.packed = weights_.packed(step.index, in.is != Is::Slice, 0, widths);
+      step.packed = weights_.packed(program_, op, in.is != Is::Slice, 0, widths);
       if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
-        const Border border = step.packed->kernel.border(
+        const Border border = step.packed->kernel->border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
             imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
         size_t whole = step.inputs[0]; // a slice has the border of what it is one of

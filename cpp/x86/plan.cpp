@@ -37,7 +37,7 @@ at::Tensor newArena(int64_t bytes) {
 } // namespace
 
 // Whoever gave the tensors may have other names for them, and change what was checked, or need what is released.
-Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {
+Plan::Plan(Program program) : program_(std::move(program)) {
   for (Operator& op : program_.operators) {
     op.tensors = copiesOf(op.tensors);
   }

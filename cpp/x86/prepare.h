@@ -9,7 +9,7 @@ namespace jit_passes::x86 {
 
 // A convolution that is ready to run, for images of any size.
 struct Packed {
-  Convolution kernel;
+  std::shared_ptr<const Convolution> kernel;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
 };
@@ -20,15 +20,12 @@ struct Packed {
 // once. `Whole` has them all back for as long as it lives.
 class Weights {
  public:
-  enum class Originals { Release, Keep };
-
-  explicit Weights(const Program& program, Originals originals = Originals::Release)
-      : program_(program), originals_(originals) {}
-
+  // Of an operator of the program, or of the form of it that adds nothing (sums.h), which has the same tensor.
   // `dense`: its input has no other channels in between. `tap`: of Upsampling, whose taps are convolutions each.
   // `widths`: of Affine, how many channels each of the values has that it reads.
   std::shared_ptr<const Packed> packed(
-      size_t index, bool dense, int64_t tap = 0, const std::vector<int64_t>& widths = {});
+      const Program& program, const Operator& op, bool dense, int64_t tap = 0,
+      const std::vector<int64_t>& widths = {});
 
   // Gives what was released since the last time back to the system. The allocator would keep it, in many pieces
   // between what was packed meanwhile.
@@ -45,14 +42,19 @@ class Weights {
   };
 
  private:
+  struct Released {
+    at::Tensor weight;
+    std::shared_ptr<const Convolution> kernel;
+  };
+
   void releaseAll();
 
-  const Program& program_;
-  const Originals originals_;
   std::mutex mutex_;
   int64_t untrimmed_ = 0; // bytes
-  std::map<std::tuple<size_t, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>> packed_;
-  std::map<size_t, std::shared_ptr<const Packed>> released_; // by the number of the operator
+  // By the tensor of the weights, which the program holds; the first bool says whether a sum is added.
+  std::map<std::tuple<const void*, bool, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>>
+      packed_;
+  std::map<const void*, Released> released_;
 };
 
 // Of each input: the sizes, and whether it is known to be contiguous, and can be read where it is.

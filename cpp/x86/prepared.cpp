@@ -5,15 +5,10 @@
 namespace jit_passes::x86 {
 
 Prepared::Prepared(const Program& program, Weights& weights, const Inputs& inputs) {
-  auto apart = sumsApart(program, inputs.sizes);
-  if (!apart) {
-    prepare(program, weights, inputs);
-    return;
+  if (auto apart = sumsApart(program, inputs.sizes)) {
+    apart_ = std::make_unique<const Program>(std::move(*apart));
   }
-  apart_ = std::make_unique<const Program>(std::move(*apart));
-  const Weights::Whole whole(weights); // the same tensors
-  Weights own(*apart_, Weights::Originals::Keep);
-  prepare(*apart_, own, inputs);
+  prepare(apart_ ? *apart_ : program, weights, inputs);
 }
 
 void Prepared::prepare(const Program& program, Weights& weights, const Inputs& inputs) {

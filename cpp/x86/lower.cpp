@@ -103,8 +103,8 @@ class Lowering : public Products {
       case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
       case Kind::Mean: return lowerMean(index);
       case Kind::MatrixProduct: return lowerProduct(index);
-      case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::LayerNorm: return lowerNorm(index);
+      case Kind::Softmax: return lowerRows(Does::Softmax, index);
+      case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
       default: return lowerMove(index);
     }
   }
@@ -145,12 +145,12 @@ class Lowering : public Products {
   }
 
   // Of float32, the first that quantizes the result becomes part of it.
-  void lowerNorm(size_t index) {
+  void lowerRows(Does does, size_t index) {
     const Operator& op = program_.operators[index];
-    const int64_t axis = lastAxis(sizes_[op.output]);
+    const int64_t axis = *channelAxis(op, sizes_[op.output].size());
     const auto& uses = uses_[op.output];
     const auto found = std::ranges::find_if(uses, [&](size_t use) { return isQuantize(use); });
-    emit(Does::Normalize, index, wantAll(op), axis);
+    emit(does, index, wantAll(op), axis);
     if (found != uses.end()) {
       Step& step = result_.steps.back();
       fused_.insert(*found);

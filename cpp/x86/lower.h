@@ -62,7 +62,7 @@ struct Step {
   std::vector<size_t> inputs;      // of Convolve, the second one is added
   size_t output;                   // of Exit: the number of the output
   size_t source = 0;               // of Enter and Take: the number of the input
-  std::optional<size_t> kept = {}; // of Normalize that gives codes: its float32, where others read it
+  std::optional<size_t> kept = {}; // of rows that become codes: their float32, where others read it
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;

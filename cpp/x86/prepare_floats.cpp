@@ -94,15 +94,18 @@ Part averaged(
   return unary(AverageFloats{spans[0], spans[1], spans[2], divisor}, x, y);
 }
 
-Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
-  const at::Tensor weight = op.tensors[NormTensors::Weight], bias = op.tensors[NormTensors::Bias];
-  LayerNormFloats kernel{
-      weight.const_data_ptr<float>(), bias.const_data_ptr<float>(),
-      op.tensors[NormTensors::Eps].item<double>()};
+MultiplyFloats floatProduct(const Memory& a, const Memory& b) { return {operandOf(a), operandOf(b)}; }
+
+namespace {
+
+// Of a kernel that gives float32, codes, or both; `held`: what it reads besides.
+template <typename Kernel>
+Part floatsAndCodes(
+    Kernel kernel, const Memory& from, const Memory* floats, const Memory* codes,
+    const std::vector<at::Tensor>& held) {
   if (codes) {
     const Quantize rounding = quantizeTo(*codes->grid);
-    kernel.inverse_scale = rounding.inverse_scale, kernel.zero_point = rounding.zero_point;
-    kernel.low = rounding.low, kernel.high = rounding.high;
+    kernel.codes = {rounding.inverse_scale, rounding.zero_point, rounding.low, rounding.high};
   }
   const Dims dims = pixelDims(from.sizes, from.axis);
   const auto placed = [&](const Memory* memory) {
@@ -110,11 +113,24 @@ Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floa
   };
   const Placed x = image(from, dims);
   return {
-      kernel.items(x.image), [=, y = placed(floats), q = placed(codes), held = op.tensors](
-                                 const Call& call, int64_t begin, int64_t end) {
+      kernel.items(x.image),
+      [kernel, x, y = placed(floats), q = placed(codes), held](const Call& call, int64_t begin, int64_t end) {
         const Image to = y ? y->in(call) : Image{}, of_codes = q ? q->in(call) : Image{};
         kernel.run(x.in(call), y ? &to : nullptr, q ? &of_codes : nullptr, begin, end);
       }};
+}
+
+} // namespace
+
+Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
+  const LayerNormFloats kernel{
+      op.tensors[NormTensors::Weight].const_data_ptr<float>(),
+      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>()};
+  return floatsAndCodes(kernel, from, floats, codes, op.tensors);
+}
+
+Part softmaxedFloats(const Memory& from, const Memory* floats, const Memory* codes) {
+  return floatsAndCodes(SoftmaxFloats{}, from, floats, codes, {});
 }
 
 } // namespace jit_passes::x86

@@ -258,7 +258,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
         floats=floats,
-        begins=frozenset({"aten::layer_norm"}),
+        begins=frozenset({"aten::layer_norm", "aten::softmax"}),
         forms=("expand_attention",),
         dynamic=dynamic_inputs(needs_reduced_range(ENGINE)),
     )

@@ -17,7 +17,6 @@ from tests.x86_kernels import HAS_VNNI, Convolution, Image, _library, call, form
 Floats = NDArray[np.float32]
 GRID = np.dtype([("scale", np.float32), ("zero_point", np.int32)])
 EPS = float(np.finfo(np.float32).eps)
-COUNTS = [1, 5, 16, 63, 64, 65, 128, 1000]
 NONE, SCALE, CLIP, GELU, GELU_TANH = range(5)
 SHAPES = [(1, 1), (1, 7), (3, 64), (8, 65), (29, 384), (2, 5000)]
 per_rows = pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
@@ -232,48 +231,6 @@ def test_clip_and_scale() -> None:
         wanted = torch.clamp(torch.from_numpy(x), low, high).numpy()
         assert np.array_equal(applied(x, CLIP, low, high, False), wanted, equal_nan=True)
     assert np.array_equal(applied(x, SCALE, 0.1, 0, False), x * np.float32(0.1), equal_nan=True)
-
-
-@forms
-@pytest.mark.parametrize("count", COUNTS)
-def test_softmax(count: int, plain: bool) -> None:
-    rng = np.random.default_rng(count)
-    for spread, gap, part in ((1, 0, 1 << 40), (30, 2, 1), (1e-3, 0, 2), (1e4, 1, 3)):
-        x = rng.normal(0, spread, (2, 1, 3, 5, count)).astype(np.float32)
-        x[0, 0, 1, 2] = 4.5
-        out = image_of(np.zeros_like(x), gap)
-        call("softmax_floats", image_of(x, gap), out, plain, part)
-        out.check()
-        wide = x.astype(np.float64)
-        e = np.exp(wide - wide.max(-1, keepdims=True))
-        wanted = e / e.sum(-1, keepdims=True)
-        # A difference in float32 has an error of its own size, up to 87.
-        assert (np.abs(floats_in(out) - wanted) <= 1e-37 + wanted * (5e-7 + 90 * EPS)).all()
-
-
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
-@pytest.mark.parametrize("count", COUNTS)
-def test_forms_of_softmax_agree(count: int) -> None:
-    for spread in (1e-3, 1, 50, 1e4):
-        x = np.random.default_rng(count).normal(0, spread, (1, 1, 1, 50, count)).astype(np.float32)
-        found = []
-        for plain in (True, False):
-            out = image_of(np.zeros_like(x))
-            call("softmax_floats", image_of(x), out, plain, 1 << 40)
-            found.append(floats_in(out))
-        assert np.array_equal(*found)
-
-
-@forms
-def test_softmax_of_what_is_not_finite(plain: bool) -> None:
-    """As PyTorch has it: a NaN or infinity spoils its row, minus infinity has the weight 0."""
-    x = np.zeros((1, 1, 1, 5, 70), np.float32)
-    x[0, 0, 0, 0, 66], x[0, 0, 0, 1, 0] = np.nan, np.inf
-    x[0, 0, 0, 2, 3:], x[0, 0, 0, 3] = -np.inf, -np.inf
-    out = image_of(np.zeros_like(x))
-    call("softmax_floats", image_of(x), out, plain, 1)
-    wanted = torch.softmax(torch.from_numpy(x), -1).numpy()
-    assert np.allclose(floats_in(out), wanted, rtol=1e-6, atol=0, equal_nan=True)
 
 
 PRODUCTS = [(1, 1, 1), (2, 3, 5), (12, 64, 32), (13, 64, 33), (25, 1, 100), (128, 64, 128),

@@ -26,10 +26,13 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
 
 class Lowering : public Products {
  public:
-  Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : Products(program, sizes), weights_(weights) {}
+  Lowering(
+      const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+      Weights& weights)
+      : Products(program, sizes), contiguous_(contiguous), weights_(weights) {}
 
-  Lowered run() {
+  Lowered run(std::vector<Sizes> orders) {
+    result_.orders = std::move(orders);
     readUses();
     findViews();
     for (size_t index = 0; index < program_.operators.size(); ++index) {
@@ -43,6 +46,7 @@ class Lowering : public Products {
     }
     findBorders();
     settleNames();
+    placeResults();
     fuseChains(result_);
     placeMemory(result_);
     return std::move(result_);
@@ -87,7 +91,7 @@ class Lowering : public Products {
       case Kind::DynamicLinear: return lowerDynamic(index);
       case Kind::Function: {
         emit(Does::Apply, index, {primary_[op.inputs[0]]}, ownAxis(op));
-        result_.steps.back().function = &op;
+        result_.steps.back().function = functionOf(op);
         return;
       }
       case Kind::Affine: return lowerAffine(index);
@@ -109,8 +113,8 @@ class Lowering : public Products {
       case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
       case Kind::Mean: return lowerMean(index);
       case Kind::MatrixProduct: return lowerProduct(index);
-      case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::LayerNorm: return lowerNorm(index);
+      case Kind::Softmax: return lowerRows(Does::Softmax, index);
+      case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
       default: return lowerMove(index);
     }
   }
@@ -122,13 +126,20 @@ class Lowering : public Products {
     return use != SIZE_MAX && program_.operators[use].kind == Kind::Quantize;
   }
 
-  // Whoever quantizes it reads the tensor itself.
+  // Whoever quantizes it reads the tensor itself, and so do others where it lies as they want it.
   void lowerInput(size_t index) {
     const Operator& op = program_.operators[index];
     const auto& uses = uses_[op.output];
-    if (!std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
-      emit(Does::Take, index, {}, wanted_[op.output]);
-      result_.steps.back().source = op.attributes[0];
+    const size_t source = op.attributes[0];
+    const int64_t axis = wanted_[op.output];
+    if (std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
+      return;
+    }
+    if (contiguous_[source] && inOrder(orderOf(sizes_[op.output], axis))) {
+      memory(addMemory(op.output, axis)).home = 1 + source;
+    } else {
+      emit(Does::Take, index, {}, axis);
+      result_.steps.back().source = source;
     }
   }
 
@@ -144,12 +155,12 @@ class Lowering : public Products {
   }
 
   // Of float32, the first that quantizes the result becomes part of it.
-  void lowerNorm(size_t index) {
+  void lowerRows(Does does, size_t index) {
     const Operator& op = program_.operators[index];
-    const int64_t axis = lastAxis(sizes_[op.output]);
+    const int64_t axis = *channelAxis(op, sizes_[op.output].size());
     const auto& uses = uses_[op.output];
     const auto found = std::ranges::find_if(uses, [&](size_t use) { return isQuantize(use); });
-    emit(Does::Normalize, index, wantAll(op), axis);
+    emit(does, index, wantAll(op), axis);
     if (found != uses.end()) {
       Step& step = result_.steps.back();
       fused_.insert(*found);
@@ -185,7 +196,7 @@ class Lowering : public Products {
     const size_t rows = quantizedRows(index);
     const int64_t value = emitWithTable(Does::MultiplyRows, index, {rows}, axis);
     Step& step = result_.steps.back();
-    step.packed = weights_.packed(index, true);
+    step.packed = weights_.packed(program_, op, true);
     const auto& uses = uses_[value];
     if (uses.size() != 1 || uses[0] == SIZE_MAX || program_.operators[uses[0]].kind != Kind::Add) {
       return;
@@ -265,10 +276,10 @@ class Lowering : public Products {
       for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
         widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
       }
-      step.packed = weights_.packed(step.index, in.is != Is::Slice, 0, widths);
+      step.packed = weights_.packed(program_, op, in.is != Is::Slice, 0, widths);
       if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
-        const Border border = step.packed->kernel.border(
+        const Border border = step.packed->kernel->border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
             imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
         size_t whole = step.inputs[0]; // a slice has the border of what it is one of
@@ -311,6 +322,28 @@ class Lowering : public Products {
     result_.steps = std::move(steps);
   }
 
+  // What is float32 and lies in memory as it is returned is computed right there.
+  void placeResults() {
+    std::erase_if(result_.steps, [&](const Step& step) {
+      if (step.does != Does::Exit) {
+        return false;
+      }
+      const Memory& value = memory(step.inputs[0]);
+      Sizes order = result_.orders[step.output];
+      std::erase_if(order, [&](int64_t axis) { return value.sizes[axis] == 1; });
+      size_t id = step.inputs[0];
+      while (memory(id).is == Is::Same) {
+        id = memory(id).parent;
+      }
+      Memory& owner = memory(id);
+      const bool there = value.grid->is_float && orderOf(value.sizes, value.axis) == order &&
+                         owner.is == Is::Own && owner.home == 0;
+      owner.home = there ? 1 + program_.inputs + step.output : owner.home;
+      return there;
+    });
+  }
+
+  const std::vector<bool>& contiguous_;
   Weights& weights_;
   std::map<std::pair<size_t, std::vector<int64_t>>, size_t> rows_; // of float32, and how they are quantized
 };
@@ -329,7 +362,7 @@ int64_t Values::emitWithTable(Does does, size_t index, std::vector<size_t> input
   if (reader.kind == Kind::Table) {
     step.table = reader.tensors[0].const_data_ptr<uint8_t>();
   } else if (reader.kind == Kind::Function && (does == Does::MultiplyRows || does == Does::Product)) {
-    step.function = &reader;
+    step.function = functionOf(reader);
   } else {
     return value;
   }
@@ -345,8 +378,10 @@ int64_t bytesOfGrids(const Operator& op, int64_t rows) {
   return (grids * int64_t(sizeof(RowGrid)) + kLine - 1) / kLine * kLine;
 }
 
-Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights) {
-  return Lowering(program, sizes, weights).run();
+Lowered lower(
+    const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+    std::vector<Sizes> orders, Weights& weights) {
+  return Lowering(program, sizes, contiguous, weights).run(std::move(orders));
 }
 
 } // namespace jit_passes::x86

@@ -152,6 +152,7 @@ class Products : public Moves {
 
   Operand operand(int64_t value, bool left);
   std::vector<Rearranged> viewsOf(const std::vector<size_t>& chain) const;
+  int64_t scaleResult(int64_t value);
   void transposeResult(int64_t value);
 
   std::unordered_set<size_t> views_;

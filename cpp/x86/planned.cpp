@@ -105,8 +105,6 @@ Planned batchNorm(const Reader& reader, Node* node) {
 }
 
 Planned sum(const Reader& reader, Node* node, double sign) {
-  refuseUnless(
-      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it adds a number to what is no code");
   const double alpha = reader.has(node, "alpha") ? reader.number(node, "alpha") : 1;
   const auto factors = at::tensor({1.0, sign * alpha}, at::kDouble);
   return {{Kind::Add, "", {}, 0, {}, {factors}}, {node->input(0), node->input(1)}};
@@ -115,10 +113,7 @@ Planned sum(const Reader& reader, Node* node, double sign) {
 Planned add(const Reader& reader, Node* node) { return sum(reader, node, 1); }
 Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
 
-Planned multiply(const Reader& reader, Node* node) {
-  if (scales(reader, node)) {
-    return scaling(reader, node);
-  }
+Planned multiply(const Reader&, Node* node) {
   return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 
@@ -249,7 +244,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"add", {add, false}},
         {"sub", {sub, false}},
         {"mul", {multiply, false}},
-        {"div", {scaling, false}},
+        {"div", {quotient, false}},
         {"gelu", {gelu, false}},
         {"max_pool1d", {maxPool<1>, true}},
         {"max_pool2d", {maxPool<2>, true}},

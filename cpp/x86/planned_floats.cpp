@@ -55,14 +55,11 @@ Planned gelu(const Reader& reader, Node* node) {
   return function(node, form == "none" ? FloatFunction::Gelu : FloatFunction::GeluTanh);
 }
 
-bool scales(const Reader& reader, const Node* node) { return numberOf(reader, node->input(1)).has_value(); }
-
-Planned scaling(const Reader& reader, Node* node) {
+Planned quotient(const Reader& reader, Node* node) {
   const auto number = numberOf(reader, node->input(1));
   refuseUnless(number.has_value() && node->inputs().size() == 2, "it divides by what is no number");
-  const double factor = node->kind() == c10::aten::div ? 1 / *number : *number;
-  refuseUnless(std::isfinite(static_cast<float>(factor)), "it scales by ", factor);
-  return function(node, FloatFunction::Scale, {factor});
+  refuseUnless(std::isfinite(static_cast<float>(1 / *number)), "it divides by ", *number);
+  return function(node, FloatFunction::Scale, {1 / *number});
 }
 
 Planned clipping(Node* node, double low, double high) {

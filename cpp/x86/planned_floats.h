@@ -10,9 +10,8 @@ bool isDynamic(const Node* linear);
 Planned dynamicLinear(const Reader& reader, Node* node);
 
 Planned gelu(const Reader& reader, Node* node);
-// Of a product with a number, or a quotient by one: whether it is that, and the function.
-bool scales(const Reader& reader, const Node* node);
-Planned scaling(const Reader& reader, Node* node);
+// By a number.
+Planned quotient(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);
 
 } // namespace jit_passes::x86

@@ -53,14 +53,14 @@ class Preparation {
       case Does::Interleave: return interleaved(step, lowered_.memory);
       case Does::Pack: return packedOperand(step, lowered_.memory);
       case Does::Product: return product(step, lowered_.memory);
-      case Does::Softmax: return softmaxed(step, in(step), out(step));
+      case Does::Softmax: return softmax(step);
       case Does::Normalize: return normalize(step);
       case Does::Measure: return measured(in(step), out(step));
       case Does::QuantizeRows: return quantizedRows(operatorOf(step), step, lowered_.memory);
       case Does::MultiplyRows: return multipliedRows(operatorOf(step), step, lowered_.memory);
       case Does::Apply: {
         const Dims dims = pixelDims(out(step).sizes, out(step).axis);
-        return unary(functionOf(step.function), image(in(step), dims), image(out(step), dims));
+        return unary(step.function, image(in(step), dims), image(out(step), dims));
       }
       case Does::Exit: return exit(step);
       case Does::Upsample:
@@ -111,7 +111,7 @@ class Preparation {
         static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
     return {
         kernel.items(codes.image), [=, number = step.output](const Call& call, int64_t begin, int64_t end) {
-          kernel.run(codes.in(call), call.results[number], to, begin, end);
+          kernel.run(codes.in(call), reinterpret_cast<float*>(call.result(number)), to, begin, end);
         }};
   }
 
@@ -129,7 +129,7 @@ class Preparation {
       strides[i + missing] = from.sizes[i] == 1 ? 0 : from.strides[i];
     }
     const int64_t axis = to.axis - static_cast<int64_t>(missing);
-    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset};
+    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset, from.home};
   }
 
   template <typename Kernel>
@@ -143,12 +143,28 @@ class Preparation {
   }
 
   Part normalize(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    if (!from.grid->is_float) {
-      return normalized(operatorOf(step), step, from, to);
+    if (!in(step).grid->is_float) {
+      return normalized(operatorOf(step), step, in(step), out(step));
     }
-    const Memory* kept = step.kept ? &lowered_.memory[*step.kept] : to.grid->is_float ? &to : nullptr;
-    return normalizedFloats(operatorOf(step), from, kept, to.grid->is_float ? nullptr : &to);
+    const auto [floats, codes] = results(step);
+    return normalizedFloats(operatorOf(step), in(step), floats, codes);
+  }
+
+  Part softmax(const Step& step) const {
+    if (!in(step).grid->is_float) {
+      return softmaxed(step, in(step), out(step));
+    }
+    const auto [floats, codes] = results(step);
+    return softmaxedFloats(in(step), floats, codes);
+  }
+
+  // The float32 and the codes that a step gives, one or both.
+  std::pair<const Memory*, const Memory*> results(const Step& step) const {
+    const Memory* to = &out(step);
+    if (to->grid->is_float) {
+      return {to, nullptr};
+    }
+    return {step.kept ? &lowered_.memory[*step.kept] : nullptr, to};
   }
 
   Part add(const Step& step) const {
@@ -168,6 +184,9 @@ class Preparation {
   }
 
   Part multiply(const Step& step) const {
+    if (step.grid->is_float) {
+      return binary(step, floatProduct(in(step, 0), in(step, 1)));
+    }
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
     Multiply kernel{};
     kernel.a_zero_point = a.zero_point, kernel.b_zero_point = b.zero_point;
@@ -263,7 +282,8 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset});
+        step, spans, 0, image(from, dims),
+        {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset, to.home});
   }
 
   Part resample(const Step& step) const {

@@ -17,7 +17,7 @@ Placed placed(const Memory& memory, const View& view, Image image) {
   for (int64_t* stride : {&image.pixel, &image.row, &image.plane, &image.image}) {
     *stride *= memory.bytes();
   }
-  return {image, memory.offset + view.offset * memory.bytes()};
+  return {image, memory.offset + view.offset * memory.bytes(), memory.home};
 }
 
 double ratio(const Grid& grid) { return static_cast<float>(grid.scale); }
@@ -31,7 +31,7 @@ Part packedOperand(const Step& step, const std::vector<Memory>& memory) {
   const Placed b = placed(from, view, rightMatrices(view, transposed));
   const auto part = [&](const auto& kernel) -> Part {
     return {kernel.packItems(b.image), [=, offset = to.offset](const Call& call, int64_t begin, int64_t end) {
-              kernel.pack(b.in(call), call.arena + offset, begin, end);
+              kernel.pack(b.in(call), call.arena() + offset, begin, end);
             }};
   };
   if (from.grid->is_float) {
@@ -59,11 +59,11 @@ Part product(const Step& step, const std::vector<Memory>& memory) {
   const Placed y = placed(to, result, matrices(result, of_result.rows, of_result.columns));
   const auto part = [&](const auto& kernel) -> Part {
     return {kernel.items(y.image), [=, offset = packed.offset](const Call& call, int64_t begin, int64_t end) {
-              kernel.run(a.in(call), b.in(call), call.arena + offset, y.in(call), begin, end);
+              kernel.run(a.in(call), b.in(call), call.arena() + offset, y.in(call), begin, end);
             }};
   };
   if (to.grid->is_float) {
-    return part(FloatProduct{transposed, functionOf(step.function)});
+    return part(FloatProduct{transposed, step.function});
   }
   MatrixProduct kernel{transposed};
   kernel.a_zero_point = left.grid->zero_point, kernel.b_zero_point = right.grid->zero_point;
@@ -76,9 +76,6 @@ Part product(const Step& step, const std::vector<Memory>& memory) {
 
 Part softmaxed(const Step& step, const Memory& from, const Memory& to) {
   const Dims dims = pixelDims(to.sizes, to.axis);
-  if (to.grid->is_float) {
-    return unary(SoftmaxFloats{}, image(from, dims), image(to, dims));
-  }
   Softmax kernel(ratio(*from.grid), ratio(*step.grid));
   kernel.offset = step.grid->zero_point;
   kernel.low_code = step.grid->low, kernel.high_code = step.grid->high;

@@ -4,23 +4,18 @@
 
 namespace jit_passes::x86 {
 
-FloatFunction functionOf(const Operator* op) {
-  FloatFunction function;
-  if (op != nullptr) {
-    const at::Tensor& numbers = op->tensors[0];
-    const auto number = [&](int64_t i) {
-      return numbers.numel() > i ? static_cast<float>(numbers.const_data_ptr<double>()[i]) : 0;
-    };
-    function.which = static_cast<FloatFunction::Which>(op->attributes[0]);
-    function.first = number(0), function.second = number(1);
-  }
-  return function;
+FloatFunction functionOf(const Operator& op) {
+  const at::Tensor& numbers = op.tensors[0];
+  const auto number = [&](int64_t i) {
+    return numbers.numel() > i ? static_cast<float>(numbers.const_data_ptr<double>()[i]) : 0;
+  };
+  return {static_cast<FloatFunction::Which>(op.attributes[0]), number(0), number(1)};
 }
 
 Part measured(const Memory& from, const Memory& to) {
   const Placed x = rowsOf(from);
   return {Measure().items(x.image), [=, offset = to.offset](const Call& call, int64_t begin, int64_t end) {
-            Measure().run(x.in(call), reinterpret_cast<Extent*>(call.arena + offset), begin, end);
+            Measure().run(x.in(call), reinterpret_cast<Extent*>(call.arena() + offset), begin, end);
           }};
 }
 
@@ -33,8 +28,8 @@ Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memor
       op.attributes[DynamicAttributes::PerRow] != 0, op.attributes[DynamicAttributes::Symmetric] != 0};
   return {kernel.items(x.image), [=](const Call& call, int64_t begin, int64_t end) {
             kernel.run(
-                x.in(call), reinterpret_cast<const Extent*>(call.arena + extents),
-                reinterpret_cast<RowGrid*>(call.arena + grids), call.arena + codes, begin, end);
+                x.in(call), reinterpret_cast<const Extent*>(call.arena() + extents),
+                reinterpret_cast<RowGrid*>(call.arena() + grids), call.arena() + codes, begin, end);
           }};
 }
 
@@ -49,16 +44,16 @@ Part multipliedRows(const Operator& op, const Step& step, const std::vector<Memo
       weights.sums.data(),
       nullptr,
       op.attributes[DynamicAttributes::PerRow] != 0,
-      functionOf(step.function)};
+      step.function};
   const auto residual = step.inputs.size() > 1 ? std::optional(rowsOf(memory[step.inputs[1]])) : std::nullopt;
   return {
-      weights.kernel.floatItems(rows),
+      weights.kernel->floatItems(rows),
       [=, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
         const Image other = residual ? residual->in(call) : Image{};
         RowsToFloats own = how;
-        own.grids = reinterpret_cast<const RowGrid*>(call.arena + grids);
+        own.grids = reinterpret_cast<const RowGrid*>(call.arena() + grids);
         own.residual = residual ? &other : nullptr;
-        packed->kernel.runFloats(call.arena + codes, y.in(call), own, begin, end);
+        packed->kernel->runFloats(call.arena() + codes, y.in(call), own, begin, end);
       }};
 }
 

@@ -9,14 +9,15 @@ Types typesOf(Kind kind) {
     case Kind::Input: return Types::Floats;
     case Kind::Quantize: return Types::ToCodes;
     case Kind::Dequantize: return Types::ToFloats;
-    case Kind::Add: return Types::Mixed;
+    case Kind::Add:
+    case Kind::Multiply: return Types::Mixed;
     case Kind::DynamicLinear:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
-    case Kind::Softmax:
     case Kind::AdaptiveAverage:
     case Kind::Mean:
     case Kind::LayerNorm:
+    case Kind::Softmax:
     case Kind::Concat:
     case Kind::Flatten:
     case Kind::Reshape:

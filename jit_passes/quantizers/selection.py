@@ -108,6 +108,7 @@ class Selection:
     reasons: dict[str, str] = field(default_factory=dict)
     origins: dict[int, ValueView] = field(default_factory=dict)
     clipped: dict[int, ValueView] = field(default_factory=dict)  # results by node index
+    activations: dict[int, list[tuple[NodeView, int, ValueView]]] = field(default_factory=dict)
     quantized: set[int] = field(default_factory=set)  # ids of origins
     by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
     results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
@@ -145,12 +146,15 @@ class Selection:
 
     def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
         """Return (user, operand, value) of the activations, the elements of lists one by one."""
-        row = self.support[node.kind]
-        return [
-            (*node.use(position, element), value)
-            for position, element, value in node.operands
-            if row.is_activation(position, value)
-        ]
+        known = self.activations.get(node.index)
+        if known is None:
+            row = self.support[node.kind]
+            known = self.activations[node.index] = [
+                (*node.use(position, element), value)
+                for position, element, value in node.operands
+                if row.is_activation(position, value)
+            ]
+        return known
 
     def add(self, node: NodeView, row: OperatorSupport) -> None:
         self.selected[node.index] = row
@@ -175,10 +179,11 @@ class Selection:
             self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
 
     def quantize_beginnings(self) -> None:
-        """Let what operators read that only take floats be quantized."""
+        """Let what operators read that only take floats be quantized, but in the mode dynamic."""
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
-            if row is None or not row.begins or node.index in self.refused:
+            left = node.index in self.refused or node.index in self.dynamic
+            if row is None or not row.begins or left:
                 continue
             if not self.capability.refusal(node):
                 self.quantized.add(self.origin(node.inputs[0]).id)
@@ -234,7 +239,10 @@ class Selection:
                 self.reasons[name] = "on integers, no fewer values would be converted"
 
     def flows(self) -> list[Flow]:
-        """Return who makes and who reads each value that selected operators make or read."""
+        """Return who makes and who reads each value that selected operators make or read.
+
+        A product of matrices that may begin is worth a conversion: so much is left to compute.
+        """
         origins: dict[int, ValueView] = {}
         for index in self.selected:
             node = self.nodes[index]
@@ -243,7 +251,13 @@ class Selection:
                 *(self.origin(v) for _, _, v in self.operands(node) if not v.is_constant),
             ):
                 origins[value.id] = value
-        return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
+        products = [
+            Flow(INTEGERS, (index,))
+            for index, row in self.selected.items()
+            if row.begins and self.nodes[index].traits.product
+        ]
+        flows = [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
+        return flows + products
 
     def side_of(self, value: ValueView) -> Hashable:
         node = self.by_output.get(value.id)

@@ -143,14 +143,14 @@ class _Inspector:
 
     def row(self, node: NodeView, regions: dict[int, int]) -> OperatorInspection:
         int8 = self.on_integers(node)
-        bits = self.all.bits(node) if node in self.annotations else ""
+        bits, mode = self.all.precision(node) if node in self.annotations else ("", "")
         reason = "only its weight is quantized" if bits else ""
         if not int8 and not bits:
             reason = float_reason(node, self.annotations, self.target)
         return OperatorInspection(
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
-            self.all.mode(node) if int8 or bits else "",
+            mode if int8 or bits else "",
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:
@@ -199,7 +199,8 @@ class _Inspector:
             if own < integers:
                 shared.append((readers.setdefault(value.id, own), own))
         inside = set(range(integers, len(units)))
-        operators = IntegerOperators(list(units.values()), [*handed, *shared], inside)
+        begins = self.target.capability.begins
+        operators = IntegerOperators(list(units.values()), [*handed, *shared], inside, begins)
         found = operators.regions(self.annotated.module, self.annotated.method)
         return {n.index: k for k, r in enumerate(found, 1) for unit in r for n in unit}
 

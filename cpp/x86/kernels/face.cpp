@@ -213,7 +213,7 @@ JIT_PASSES_FACE void jit_passes_x86_add_floats(
 JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
     const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
     double eps, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain, int64_t part) {
-  const LayerNormFloats norm{weight, bias, eps, inverse_scale, zero_point, low, high, formOf(plain)};
+  const LayerNormFloats norm{weight, bias, eps, {inverse_scale, zero_point, low, high}, formOf(plain)};
   inParts(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
@@ -247,12 +247,6 @@ JIT_PASSES_FACE void jit_passes_x86_function(
       in, out, count);
 }
 
-JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
-    const Image* in, const Image* out, bool plain, int64_t part) {
-  const SoftmaxFloats softmax{formOf(plain)};
-  inParts(softmax.items(*out), part, [&](int64_t begin, int64_t end) { softmax.run(*in, *out, begin, end); });
-}
-
 JIT_PASSES_FACE int64_t jit_passes_x86_float_product_bytes(const Image* b, bool transposed) {
   return FloatProduct{transposed}.packedBytes(*b);
 }
@@ -265,6 +259,24 @@ JIT_PASSES_FACE void jit_passes_x86_float_product(
       product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
     product.run(*a, *b, packed, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
+    const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,
+    int32_t b_zero_point, int64_t part) {
+  const MultiplyFloats multiply{{a_scale == 0, a_scale, a_zero_point}, {b_scale == 0, b_scale, b_zero_point}};
+  inParts(multiply.items(*out), part, [&](int64_t begin, int64_t end) {
+    multiply.run(*a, *b, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
+    const Image* in, const Image* floats, const Image* codes, float inverse_scale, float zero_point,
+    int32_t low, int32_t high, bool plain, int64_t part) {
+  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, formOf(plain)};
+  inParts(softmax.items(*in), part, [&](int64_t begin, int64_t end) {
+    softmax.run(*in, floats, codes, begin, end);
   });
 }
 

@@ -1,10 +1,11 @@
-// Sums, layer norm and softmax of float32.
+// Sums, products, layer norm and softmax of float32.
 #include "x86/floats.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "plain.h"
 #include "vnni.h"
@@ -24,6 +25,12 @@ JIT_PASSES_VECTORIZED void addFloats(
     const float* a, const float* b, int64_t count, float a_factor, float b_factor, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = __builtin_fmaf(b[i], b_factor, a[i] * a_factor);
+  }
+}
+
+JIT_PASSES_VECTORIZED void multiplyFloats(const float* a, const float* b, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = a[i] * b[i];
   }
 }
 
@@ -82,46 +89,70 @@ JIT_PASSES_VECTORIZED void normalizePlain(
     parts[i % kSumParts] = __builtin_fmaf(d, d, parts[i % kSumParts]);
   }
   const float factor = normalFactor(sumOfParts(parts), count, norm.eps);
-  const float low = norm.low, high = norm.high;
+  const float low = norm.codes.low, high = norm.codes.high;
   for (int64_t i = 0; i < count; ++i) {
     const float y = __builtin_fmaf((in[i] - mean) * factor, norm.weight[i], norm.bias[i]);
     if (floats) {
       floats[i] = y;
     }
     if (codes) {
-      codes[i] = codeOf(__builtin_fmaf(y, norm.inverse_scale, norm.zero_point), low, high);
+      codes[i] = codeOf(__builtin_fmaf(y, norm.codes.inverse_scale, norm.codes.zero_point), low, high);
     }
   }
 }
 
-// e^x = 2^n e^r of x <= 0, n the integer next to x / ln 2. Taylor's polynomial of degree 7 has an error of 6e-9, since
-// |r| is at most ln 2 / 2; ln 2 is taken off in two parts. Adding 1.5 * 2^23 rounds to an integer. Below -87, 0.
-constexpr float kRound = 12582912, kPerLog = 1.44269504F, kUpper = 0.693145752F, kLower = 1.42860682e-6F;
-constexpr float kLeast = -87;
+// exp(d) = value * power for a number that is not above 0, where power is one of two. Sums and products that a compiler
+// may join are joined here, so that all levels of vector units round alike.
+struct Exponential {
+  float value, power;
+};
+
+constexpr float kLeast = -87, kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
+constexpr float kShift =
+    12582912; // 1.5 * 2^23: added to a small number it leaves an integer in the last bits
+// The series, of which |r| <= ln(2) / 2 needs no more.
 constexpr float kTaylor[] = {1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1, 1};
 
-// Any number is the largest if there is a NaN.
-JIT_PASSES_VECTORIZED void softmaxFloatsPlain(const float* in, int64_t count, float* out) {
-  float largest = in[0];
-  for (int64_t i = 1; i < count; ++i) {
-    largest = in[i] > largest ? in[i] : largest;
+inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
+  const float x = d < kLeast ? kLeast : d; // a NaN stays
+  const float shifted = __builtin_fmaf(x, kLog2E, kShift);
+  const float n = shifted - kShift;
+  const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
+  float value = kTaylor[0];
+  for (size_t i = 1; i < std::size(kTaylor); ++i) {
+    value = __builtin_fmaf(value, r, kTaylor[i]);
   }
-  float parts[kSumParts] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    const float x = in[i] - largest, above = x < kLeast ? kLeast : x;
-    const float shifted = __builtin_fmaf(above, kPerLog, kRound), n = shifted - kRound;
-    const float r = __builtin_fmaf(n, -kLower, __builtin_fmaf(n, -kUpper, above));
-    float e = kTaylor[0];
-    for (size_t j = 1; j < std::size(kTaylor); ++j) {
-      e = __builtin_fmaf(e, r, kTaylor[j]);
+  const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kShift) + 127;
+  return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
+}
+
+JIT_PASSES_VECTORIZED void softmaxFloats(
+    const float* in, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+  float parts[kSumParts];
+  std::fill_n(parts, kSumParts, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int64_t j = 0; j < std::min(kSumParts, count - i); ++j) {
+      parts[j] = in[i + j] > parts[j] ? in[i + j] : parts[j];
     }
-    const uint32_t power = (std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound) + 127) << 23;
-    out[i] = x < kLeast ? 0 : e * std::bit_cast<float>(power);
-    parts[i % kSumParts] += out[i];
   }
-  const float factor = 1 / sumOfParts(parts);
+  const float largest = *std::max_element(parts, parts + kSumParts);
+  std::fill_n(parts, kSumParts, 0.0F);
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int64_t j = 0; j < std::min(kSumParts, count - i); ++j) {
+      const auto [value, power] = exponentialOf(in[i + j] - largest);
+      parts[j] = __builtin_fmaf(value, power, parts[j]);
+    }
+  }
+  const float factor = 1 / sumOfParts(parts), low = to.low, high = to.high;
   for (int64_t i = 0; i < count; ++i) {
-    out[i] *= factor;
+    const auto [value, power] = exponentialOf(in[i] - largest);
+    const float y = value * power * factor;
+    if (floats) {
+      floats[i] = y;
+    }
+    if (codes) {
+      codes[i] = codeOf(__builtin_fmaf(y, to.inverse_scale, to.zero_point), low, high);
+    }
   }
 }
 
@@ -168,9 +199,10 @@ JIT_PASSES_VNNI void normalizeVnni(
     sums[j] = _mm512_mask3_fmadd_ps(d, d, sums[j], lanes);
   }
   const __m512 factor = _mm512_set1_ps(normalFactor(sumOfFour(sums), count, norm.eps));
-  const __m512 inverse = _mm512_set1_ps(norm.inverse_scale), zero = _mm512_set1_ps(norm.zero_point);
-  const __m512 low = _mm512_set1_ps(static_cast<float>(norm.low));
-  const __m512 high = _mm512_set1_ps(static_cast<float>(norm.high));
+  const __m512 inverse = _mm512_set1_ps(norm.codes.inverse_scale),
+               zero = _mm512_set1_ps(norm.codes.zero_point);
+  const __m512 low = _mm512_set1_ps(static_cast<float>(norm.codes.low));
+  const __m512 high = _mm512_set1_ps(static_cast<float>(norm.codes.high));
   for (int64_t i = 0; i < count; i += 16) {
     const __mmask16 lanes = lanesAt(i, count);
     const __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), means);
@@ -188,60 +220,86 @@ JIT_PASSES_VNNI void normalizeVnni(
   }
 }
 
-JIT_PASSES_VNNI_INLINE __m512 exponentialOf(__m512 x) {
-  const __m512 least = _mm512_set1_ps(kLeast), round = _mm512_set1_ps(kRound);
-  const __m512 above = _mm512_max_ps(least, x); // a NaN stays
-  const __m512 shifted = _mm512_fmadd_ps(above, _mm512_set1_ps(kPerLog), round);
-  const __m512 n = _mm512_sub_ps(shifted, round);
-  const __m512 upper = _mm512_fmadd_ps(n, _mm512_set1_ps(-kUpper), above);
-  const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(-kLower), upper);
-  __m512 e = _mm512_set1_ps(kTaylor[0]);
-  for (size_t j = 1; j < std::size(kTaylor); ++j) {
-    e = _mm512_fmadd_ps(e, r, _mm512_set1_ps(kTaylor[j]));
+// The same as a value and a power of two each.
+struct FloatExponentials {
+  __m512 value, power;
+};
+
+JIT_PASSES_VNNI_INLINE FloatExponentials exponentialsOf(__m512 d) {
+  const __m512 least = _mm512_set1_ps(kLeast), shift = _mm512_set1_ps(kShift);
+  const __m512 x = _mm512_max_ps(least, d); // a NaN stays
+  const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(kLog2E), shift);
+  const __m512 n = _mm512_sub_ps(shifted, shift);
+  const __m512 r =
+      _mm512_fmadd_ps(n, _mm512_set1_ps(-kLn2Low), _mm512_fmadd_ps(n, _mm512_set1_ps(-kLn2High), x));
+  __m512 value = _mm512_set1_ps(kTaylor[0]);
+  for (size_t i = 1; i < std::size(kTaylor); ++i) {
+    value = _mm512_fmadd_ps(value, r, _mm512_set1_ps(kTaylor[i]));
   }
-  const int32_t bias = 127 - std::bit_cast<int32_t>(kRound);
-  const __m512i power = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(bias));
-  e = _mm512_mul_ps(e, _mm512_castsi512_ps(_mm512_slli_epi32(power, 23)));
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), e);
+  const __m512i bias = _mm512_set1_epi32(127 - std::bit_cast<int32_t>(kShift));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(shifted), bias), 23);
+  return {
+      value, _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, least, _CMP_NLT_UQ), _mm512_castsi512_ps(exponent))};
 }
 
-JIT_PASSES_VNNI void softmaxFloatsVnni(const float* in, int64_t count, float* out) {
-  __m512 most[4];
-  std::fill_n(most, 4, _mm512_set1_ps(in[0]));
+JIT_PASSES_VNNI void softmaxFloatsVnni(
+    const float* in, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+  __m512 sums[4];
+  std::fill_n(sums, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
   for (int64_t i = 0; i < count; i += kSumParts) {
     for (int j = 0; j < 4; ++j) {
       const __mmask16 lanes = lanesAt(i + 16 * j, count);
-      most[j] = _mm512_max_ps(_mm512_mask_loadu_ps(most[j], lanes, in + i + 16 * j), most[j]);
+      sums[j] = _mm512_max_ps(_mm512_mask_loadu_ps(sums[j], lanes, in + i + 16 * j), sums[j]);
     }
   }
-  const __m512 two[] = {_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])};
-  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(two[0], two[1])));
-  __m512 sums[4] = {};
+  const __m512 most = _mm512_max_ps(_mm512_max_ps(sums[0], sums[1]), _mm512_max_ps(sums[2], sums[3]));
+  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  const auto at = [&](int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+    return exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), largest));
+  };
+  std::fill_n(sums, 4, _mm512_setzero_ps());
   for (int64_t i = 0; i < count; i += kSumParts) {
     for (int j = 0; j < 4; ++j) {
       const __mmask16 lanes = lanesAt(i + 16 * j, count);
-      const __m512 x = _mm512_maskz_loadu_ps(lanes, in + i + 16 * j);
-      const __m512 e = exponentialOf(_mm512_sub_ps(x, largest));
-      _mm512_mask_storeu_ps(out + i + 16 * j, lanes, e);
-      sums[j] = _mm512_mask_add_ps(sums[j], lanes, sums[j], e);
+      const auto [value, power] = at(i + 16 * j, lanes);
+      sums[j] = _mm512_mask3_fmadd_ps(value, power, sums[j], lanes);
+      if (floats) {
+        _mm512_mask_storeu_ps(floats + i + 16 * j, lanes, _mm512_mul_ps(value, power));
+      }
     }
   }
   const __m512 factor = _mm512_set1_ps(1 / sumOfFour(sums));
+  const __m512 inverse = _mm512_set1_ps(to.inverse_scale), zero = _mm512_set1_ps(to.zero_point);
+  const __m512 low = _mm512_set1_ps(static_cast<float>(to.low));
+  const __m512 high = _mm512_set1_ps(static_cast<float>(to.high));
   for (int64_t i = 0; i < count; i += 16) {
     const __mmask16 lanes = lanesAt(i, count);
-    _mm512_mask_storeu_ps(out + i, lanes, _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, out + i), factor));
+    __m512 y;
+    if (floats) {
+      y = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, floats + i), factor);
+      _mm512_mask_storeu_ps(floats + i, lanes, y);
+    } else {
+      const auto [value, power] = at(i, lanes);
+      y = _mm512_mul_ps(_mm512_mul_ps(value, power), factor);
+    }
+    if (codes) {
+      const __m512 v = _mm512_max_ps(_mm512_fmadd_ps(y, inverse, zero), low);
+      _mm_mask_storeu_epi8(
+          codes + i, lanes, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_min_ps(v, high))));
+    }
   }
 }
 
 #else
 constexpr auto normalizeVnni = normalizePlain;
-constexpr auto softmaxFloatsVnni = softmaxFloatsPlain;
+constexpr auto softmaxFloatsVnni = softmaxFloats;
 #endif
 
-} // namespace
-
-void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
-  Image left = x, right = y;
+// combine(a, b, count, out) for all that lies together.
+template <typename Combine>
+void overFloats(
+    const FloatOperand& a, const FloatOperand& b, Image left, Image right, const Image& out, int64_t begin,
+    int64_t end, const Combine& combine) {
   const auto isDense = [&](const Image& image, bool is_float) {
     return image.channels == out.channels &&
            image.pixel == out.channels * int64_t(is_float ? sizeof(float) : 1);
@@ -261,35 +319,53 @@ void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t be
       auto* to = reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel);
       for (int64_t c = 0; c < channels; c += kFloats) {
         const int64_t count = std::min(kFloats, channels - c);
-        addFloats(
+        combine(
             floatsAt(a, left, channels, row_a + i * left.pixel, c, count, of_a),
-            floatsAt(b, right, channels, row_b + i * right.pixel, c, count, of_b), count, a_factor, b_factor,
-            to + c);
+            floatsAt(b, right, channels, row_b + i * right.pixel, c, count, of_b), count, to + c);
       }
     }
   }
 }
 
-void LayerNormFloats::run(
-    const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? normalizeVnni : normalizePlain;
+// run(row, floats, codes) for each pixel, of which one of both may be missing.
+template <typename Run>
+void overRows(
+    const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end, const Run& run) {
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < in.width; ++x) {
       const auto* row = reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel);
       auto* to = floats ? reinterpret_cast<float*>(floats->rowAt(index) + x * floats->pixel) : nullptr;
-      run(row, in.channels, *this, to, codes ? codes->rowAt(index) + x * codes->pixel : nullptr);
+      run(row, to, codes ? codes->rowAt(index) + x * codes->pixel : nullptr);
     }
   }
 }
 
-void SoftmaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? softmaxFloatsVnni : softmaxFloatsPlain;
-  for (int64_t index = begin; index < end; ++index) {
-    for (int64_t x = 0; x < out.width; ++x) {
-      run(reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel), out.channels,
-          reinterpret_cast<float*>(out.rowAt(index) + x * out.pixel));
-    }
-  }
+} // namespace
+
+void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, [&](const float* l, const float* r, int64_t count, float* to) {
+    addFloats(l, r, count, a_factor, b_factor, to);
+  });
+}
+
+void MultiplyFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, multiplyFloats);
+}
+
+void SoftmaxFloats::run(
+    const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? softmaxFloatsVnni : softmaxFloats;
+  overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
+    run(row, in.channels, codes, y, q);
+  });
+}
+
+void LayerNormFloats::run(
+    const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? normalizeVnni : normalizePlain;
+  overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
+    run(row, in.channels, *this, y, q);
+  });
 }
 
 } // namespace jit_passes::x86

@@ -13,7 +13,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..logs import timed
-from .batches import InputFn, batches, progress_bar
+from .batches import InputFn, batches, misfit, progress_bar
 from .module import ModelStage, stage_of
 
 
@@ -78,12 +78,7 @@ def _run(
             raise JitPassesError(f"calibration batch {number}: {message}") from error
         if where := _foreign_device(prepared, name, args, kwargs):
             raise JitPassesError(f"calibration batch {number} does not run: {where}") from error
-        got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-        raise JitPassesError(
-            f"calibration batch {number} does not run. The model takes {_parameters(method)}; the "
-            f"batch gives ({got}). If batches hold more than the model's inputs, pick "
-            f"them, with input_fn=lambda batch: ... in Python. PyTorch says: {last_line(error)}"
-        ) from error
+        raise misfit(method, args, kwargs, f"calibration batch {number}", error) from error
 
 
 def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:
@@ -118,25 +113,3 @@ def _foreign_device(
                     "device=x.device there, and script or trace the model again, on the CPU"
                 )
     return None
-
-
-def last_line(error: BaseException) -> str:
-    """Return what went wrong, without the interpreter's traceback in front of it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
-    return (found or lines or [type(error).__name__])[-1 if found else 0]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
-
-
-def _parameters(method: Any) -> str:
-    arguments = method.schema.arguments[1:]
-    shown = [
-        f"{a.name}: {a.type}" + (f" = {a.default_value}" if a.has_default_value() else "")
-        for a in arguments
-    ]
-    return f"({', '.join(shown)})"

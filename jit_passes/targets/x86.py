@@ -159,6 +159,14 @@ def _batch_norm(node: NodeView) -> str | None:
     return "it is in training mode" if node.operand("training").constant is not False else None
 
 
+def _group_norm(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    if node.operand("weight").constant is None:
+        return "it has no weight"
+    return None if node.operand("eps").constant > 0 else "it adds no number above 0 to the variance"
+
+
 def _pad(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
@@ -214,6 +222,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
                         reads_parts=_joins_channels),
+        OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, MOST_AXES), _group_norm),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip

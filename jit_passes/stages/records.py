@@ -108,7 +108,8 @@ def operator_records(
         dtype, bits, mode = (
             ("int8", uses.bits(node), uses.mode(node)) if int8 else ("float", "", "")
         )
-        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode))
+        why = annotations.chosen.get(node.name, "") if int8 else ""
+        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode, why))
     return records
 
 

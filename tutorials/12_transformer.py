@@ -132,9 +132,9 @@ assert auto_sqnr > 30
 #
 # ## 3. Static, and what it loses
 #
-# In the mode `static` one range is calibrated for each value. `smooth=None` leaves large channels as
-# they are. `compare` runs both models side by side and shows, for each value, what it inherits from
-# those before it and what is its own. The last line names the first operator that stands out.
+# In the mode `static` one range is calibrated for each value. `smooth=None` leaves large channels
+# as they are. `compare` runs both models side by side and shows, for each value, what it inherits
+# from those before it and what is its own. The last line names the first operator that stands out.
 
 # %%
 raw = {"mode": "static", "smooth": None}

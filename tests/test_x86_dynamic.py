@@ -237,7 +237,8 @@ def test_states() -> None:
     ("kind", "numbers", "message"),
     [
         ("linear_dynamic", [0], "1 attributes"),
-        ("linear_dynamic", [2, 0], "a switch of 2"),
+        ("linear_dynamic", [2, 0], "whether rows have grids is 0 or 1"),
+        ("linear_dynamic", [0, 3], "no formulas of that number"),
         ("function", [5], "function 5 is none"),
         ("function", [1], "the numbers of its function are float64, 1 of them"),
     ],
@@ -399,7 +400,7 @@ class Loop(nn.Module):
 
 
 def test_control_flow_and_writes() -> None:
-    """A value that is written is read where it was, in float."""
+    """A value that is written is read where it was, by an operator of PyTorch."""
     torch.manual_seed(0)
     net = Loop().eval()
     reference, model = lowered(net)

@@ -20,75 +20,74 @@ EPS = float(np.finfo(np.float32).eps)
 NONE, SCALE, CLIP, GELU, GELU_TANH = range(5)
 SHAPES = [(1, 1), (1, 7), (3, 64), (8, 65), (29, 384), (2, 5000)]
 per_rows = pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
-symmetries = pytest.mark.parametrize("symmetric", [False, True], ids=["affine", "symmetric"])
+AFFINE, SYMMETRIC, FBGEMM = range(3)
+ranges = pytest.mark.parametrize("range_form", [AFFINE, SYMMETRIC, FBGEMM])
 
 
 def quantize(
-    x: Image, per_row: bool, symmetric: bool, plain: bool, part: int = 1 << 40
+    x: Image, per_row: bool, range_form: int, plain: bool, part: int = 1 << 40
 ) -> tuple[Any, NDArray[np.uint8]]:
     """Return grids and codes of the rows of an image of float32."""
     rows = x.struct.images * x.struct.depth * x.struct.height * x.struct.width
     grids = np.zeros(rows if per_row else 1, GRID)
     codes = np.zeros((rows, x.struct.channels), np.uint8)
     parts = np.zeros((64, 2), np.float32)
-    call("quantize_rows", x, parts, grids, codes, per_row, symmetric, plain, part)
+    call("quantize_rows", x, parts, grids, codes, per_row, range_form, plain, part)
     return grids, codes
 
 
-def chosen(x: Floats, per_row: bool, symmetric: bool) -> tuple[Any, Any, Any]:
+def chosen(x: Floats, per_row: bool, range_form: int) -> tuple[Any, Any, Any]:
     """Return what the operators of the dialect choose."""
     kind = "token" if per_row else "tensor"
-    scheme = f"per_{kind}_{'symmetric' if symmetric else 'affine'}"
+    scheme = f"per_{kind}_{'symmetric' if range_form == SYMMETRIC else 'affine'}"
+    form = "fbgemm" if range_form == FBGEMM else "pytorch"
     ops = torch.ops.jit_passes
     values = torch.from_numpy(x)
-    scale, zero = ops.choose_qparams(values, 0, 255, scheme, "pytorch")
+    scale, zero = ops.choose_qparams(values, 0, 255, scheme, form)
     codes = ops.quantize_dynamic(values, scale, zero, 0, 255, torch.uint8)
     return scale.reshape(-1).numpy(), zero.reshape(-1).numpy(), codes.numpy()
 
 
 @forms
 @per_rows
-@symmetries
+@ranges
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows(shape: tuple[int, int], symmetric: bool, per_row: bool, plain: bool) -> None:
+def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, plain: bool) -> None:
     """The bits of the dialect: grids always, and codes where nothing is next to a tie."""
     rng = np.random.default_rng(shape[1])
     for size, middle, part in (
-        (1, 0, 1 << 40),
-        (1e-12, 0, 1),
-        (3e38, 0, 2),
-        (1, 40, 3),
-        (1, -9, 1),
-    ):
+        (1, 0, 1 << 40), (1e-12, 0, 1), (3e38, 0, 2), (1, 40, 3), (1, -9, 1), (1e-3, 0, 1),
+        (1e-3, 9, 1), (1e-3, -9, 1), (1e-41, 0, 1),
+    ):  # fmt: skip
         x = np.clip(rng.normal(middle, 1, shape) * size, -3e38, 3e38).astype(np.float32)
         for gap in (0, 3):
             image = image_of(x.reshape(1, 1, 1, *shape), gap)
-            grids, codes = quantize(image, per_row, symmetric, plain, part)
-            scale, zero, wanted = chosen(x, per_row, symmetric)
+            grids, codes = quantize(image, per_row, range_form, plain, part)
+            scale, zero, wanted = chosen(x, per_row, range_form)
             assert np.array_equal(grids["scale"], scale)
             assert np.array_equal(grids["zero_point"], zero)
             assert np.array_equal(codes, wanted)
 
 
 @forms
-@symmetries
-def test_numbers_that_are_not_finite(symmetric: bool, plain: bool) -> None:
+@ranges
+def test_numbers_that_are_not_finite(range_form: int, plain: bool) -> None:
     """They spoil the grid of their row, or of the tensor, and no other."""
     for bad in (np.nan, -np.nan, np.inf, -np.inf):
         for place in (0, 69, 99):
             x = np.random.default_rng(0).normal(0, 1, (5, 100)).astype(np.float32)
             x[3, place] = bad
             image = image_of(x.reshape(1, 1, 1, 5, 100))
-            grids, _ = quantize(image, True, symmetric, plain)
+            grids, _ = quantize(image, True, range_form, plain)
             assert np.isnan(grids["scale"]).tolist() == [False, False, False, True, False]
-            grids, _ = quantize(image, False, symmetric, plain)
+            grids, _ = quantize(image, False, range_form, plain)
             assert np.isnan(grids["scale"]).all()
 
 
 @forms
 def test_zeros(plain: bool) -> None:
     """The smallest step there is, and the code of 0."""
-    grids, codes = quantize(image_of(np.zeros((1, 1, 1, 2, 9), np.float32)), True, False, plain)
+    grids, codes = quantize(image_of(np.zeros((1, 1, 1, 2, 9), np.float32)), True, AFFINE, plain)
     assert (grids["scale"] == np.float32(EPS)).all() and not codes.any()
 
 

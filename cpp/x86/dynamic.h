@@ -17,8 +17,11 @@ struct RowGrid {
   int32_t zero_point;
 };
 
-// The bits of jit_passes::choose_qparams, in its range form pytorch: of an extent that is not finite, the scale NaN.
-RowGrid gridOf(const Extent& extent, bool symmetric);
+// Those of jit_passes::choose_qparams: of its range form pytorch, affine or symmetric, and of fbgemm.
+enum class RangeForm : int64_t { Affine, Symmetric, Fbgemm, Count };
+
+// The bits of choose_qparams: of an extent that is not finite, the scale NaN.
+RowGrid gridOf(const Extent& extent, RangeForm form);
 
 // The extents of some parts of an image. Items: parts.
 struct Measure {
@@ -30,7 +33,8 @@ struct Measure {
 
 // Rows of dense codes, on a grid for each, or on one for all, which follows from the extents of all parts. Items: rows.
 struct QuantizeRows {
-  bool per_row = false, symmetric = false;
+  bool per_row = false;
+  RangeForm range = RangeForm::Affine;
   Form form = bestForm();
 
   int64_t items(const Image& in) const { return in.rows() * in.width; }

@@ -52,6 +52,7 @@ struct Step {
     Product,
     Softmax,
     Normalize,
+    NormalizeGroups,
     Measure,      // the extents of float32, for a grid
     QuantizeRows, // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
     MultiplyRows, // of a linear layer; the second input is added

@@ -1,7 +1,7 @@
 #include "planned_floats.h"
 
 #include "core/places.h"
-#include "floats.h"
+#include "dynamic.h"
 #include "passes/dialect.h"
 
 namespace jit_passes::x86 {
@@ -34,19 +34,24 @@ Planned dynamicLinear(const Reader& reader, Node* node) {
   const Node* choice = codes->input(1)->node();
   const auto text = [&](const char* name) { return reader.operand(choice, name).toStringRef(); };
   const std::string scheme = text("qscheme"), form = text("range_form");
-  const bool per_row = scheme.starts_with("per_token_"), symmetric = scheme.ends_with("_symmetric");
+  const bool per_row = scheme.starts_with("per_token_");
+  const RangeForm range = form == "fbgemm"                 ? RangeForm::Fbgemm
+                          : scheme.ends_with("_symmetric") ? RangeForm::Symmetric
+                                                           : RangeForm::Affine;
   const auto is = [&](const Node* of, const char* name, int64_t number) {
     return reader.operand(of, name).toInt() == number;
   };
   refuseUnless(
-      form == "pytorch" && is(codes, "quant_min", 0) && is(codes, "quant_max", 255) &&
+      is(codes, "quant_min", 0) && is(codes, "quant_max", 255) &&
           is(codes, "dtype", static_cast<int64_t>(at::kByte)) && is(choice, "quant_min", 0) &&
           is(choice, "quant_max", 255),
-      "its input has other codes than uint8 of the range form pytorch");
+      "its input has other codes than those of uint8");
   const auto [weight, scales] = reader.weights(operandOf(node, "weight"));
   refuseUnless(weight.dim() == 2, "its weight is no matrix");
   const auto bias = reader.bias(operandOf(node, "bias"), weight.size(0));
-  return {{Kind::DynamicLinear, "", {}, 0, {per_row, symmetric}, {weight, scales, bias}}, {choice->input(0)}};
+  return {
+      {Kind::DynamicLinear, "", {}, 0, {per_row, static_cast<int64_t>(range)}, {weight, scales, bias}},
+      {choice->input(0)}};
 }
 
 Planned gelu(const Reader& reader, Node* node) {

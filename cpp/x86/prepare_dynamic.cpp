@@ -25,7 +25,8 @@ Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memor
   const int64_t codes = grids + bytesOfGrids(op, x.image.rows() * x.image.width);
   const int64_t extents = step.inputs.size() > 1 ? memory[step.inputs[1]].offset : 0;
   const QuantizeRows kernel{
-      op.attributes[DynamicAttributes::PerRow] != 0, op.attributes[DynamicAttributes::Symmetric] != 0};
+      op.attributes[DynamicAttributes::PerRow] != 0,
+      static_cast<RangeForm>(op.attributes[DynamicAttributes::Form])};
   return {kernel.items(x.image), [=](const Call& call, int64_t begin, int64_t end) {
             kernel.run(
                 x.in(call), reinterpret_cast<const Extent*>(call.arena() + extents),

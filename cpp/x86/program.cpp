@@ -1,7 +1,7 @@
 #include "program.h"
 
 #include "attention.h"
-#include "floats.h"
+#include "dynamic.h"
 #include "parts.h"
 #include "types.h"
 
@@ -53,6 +53,7 @@ constexpr Signature kSignatures[] = {
     {"matrix_product", 2, 2, 1, 1, 0, 0},
     {"softmax", 1, 1, 1, 1, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
+    {"group_norm", 1, 1, 1, 1, NormTensors::Count, NormTensors::Count},
     {"constant", 0, 0, 0, 0, 1, 1},
 };
 constexpr size_t kKinds = std::size(kSignatures);
@@ -139,7 +140,7 @@ class Checker {
       case Kind::Convolution: return checkConvolution(op);
       case Kind::Upsampling: return checkUpsampling(op);
       case Kind::Linear: checkWeights(op, 2); return checkSum(op);
-      case Kind::DynamicLinear: each(op.attributes, 0, 1, "a switch"); return checkWeights(op, 2);
+      case Kind::DynamicLinear: checkDynamic(op); return checkWeights(op, 2);
       case Kind::Function: return checkFunction(op);
       case Kind::Affine:
         checkWeights(op, 2);
@@ -158,8 +159,11 @@ class Checker {
         return each(op.attributes, 0, kMaxWindow, "a padding");
       case Kind::MatrixProduct:
         return require(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
-      case Kind::LayerNorm: return checkNorm(op);
-      case Kind::Constant: return checkConstant(op.tensors[0]);
+      case Kind::LayerNorm:
+      case Kind::GroupNorm: return checkNorm(op);
+      case Kind::Constant:
+        return require(
+            op.tensors[0].dim() <= 5 && between(op.tensors[0].numel(), 1, kMaxSize), "its sizes are none");
       case Kind::Softmax:
       case Kind::Concat:
       case Kind::Permute:
@@ -256,9 +260,19 @@ class Checker {
               numbers.numel() == op.tensors[0].numel() && at::isfinite(numbers).all().item<bool>(),
           "weight and bias are finite numbers of float32, one for each channel");
     }
-    require(between(op.tensors[0].numel(), 1, kMaxSize), "it has ", op.tensors[0].numel(), " channels");
+    const int64_t channels = op.tensors[0].numel(), groups = op.attributes.empty() ? 1 : op.attributes[0];
+    require(
+        between(channels, 1, kMaxSize) && between(groups, 1, channels) && channels % groups == 0, "it has ",
+        channels, " channels in ", groups, " groups");
     checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
     require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
+  }
+
+  void checkDynamic(const Operator& op) {
+    require(between(op.attributes[DynamicAttributes::PerRow], 0, 1), "whether rows have grids is 0 or 1");
+    require(
+        between(op.attributes[DynamicAttributes::Form], 0, int64_t(RangeForm::Count) - 1),
+        "no formulas of that number find a grid");
   }
 
   void checkFunction(const Operator& op) {
@@ -269,11 +283,6 @@ class Checker {
         numbers.scalar_type() == at::kDouble && numbers.dim() == 1 &&
             numbers.numel() == FloatFunction::kNumbers[which] && !at::isnan(numbers).any().item<bool>(),
         "the numbers of its function are float64, ", FloatFunction::kNumbers[which], " of them");
-  }
-
-  void checkConstant(const at::Tensor& held) {
-    require(
-        held.dim() <= 5 && between(held.numel(), 1, kMaxSize), "a constant has 5 axes at most, and elements");
   }
 
   void checkTable(const Operator& op) {

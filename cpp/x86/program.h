@@ -57,6 +57,7 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis
   LayerNorm, // over the last axis, see NormTensors
+  GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
   Constant,  // its elements are tensors[0]
 };
 
@@ -88,9 +89,10 @@ struct PoolAttributes {
   };
 };
 
-// How the input of a dynamic operator is quantized: a grid for each row or one for all, around 0 or not.
+// How the input of a dynamic operator is quantized: a grid for each row or one for all, and whose formulas find it, a
+// RangeForm (dynamic.h).
 struct DynamicAttributes {
-  enum : size_t { PerRow, Symmetric, Count };
+  enum : size_t { PerRow, Form, Count };
 };
 
 // One of the parts that an axis falls into. They must be as many, as the graph unpacks them.
@@ -111,7 +113,7 @@ constexpr int64_t kAffineAxis = 1;
 // Positions in `tensors` of operators with weights; factors where there is a sum.
 enum : size_t { kWeight, kWeightScales, kBias, kFactors };
 
-// Positions in `tensors` of layer norm: float32, a number for each channel; float64, one number.
+// Positions in `tensors` of layer norm and group norm: float32, a number for each channel; float64, one number.
 struct NormTensors {
   enum : size_t { Weight, Bias, Eps, Count };
 };

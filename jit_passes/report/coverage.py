@@ -23,6 +23,9 @@ OWN = re.compile(r"\bjit_passes::|torch\.classes\.jit_passes\.")  # operators, c
 class Coverage(tuple[OperatorRecord, ...]):
     """Every operator with weights and every matrix product; printing it gives a table.
 
+    The last column says why an operator is in float, or why it is not static where the mode "auto"
+    chose so; `OperatorRecord.why` has it for all that were chosen.
+
     Attributes:
         needs_package: whether the model is lowered to operators or plans of this package, so that
             its file loads behind `import jit_passes`, or in C++ behind the library
@@ -61,6 +64,7 @@ class Coverage(tuple[OperatorRecord, ...]):
         for row, texts in zip(self, columns, strict=True):
             cells = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]
             why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+            why = why or (row.why if row.mode != "static" else "")
             lines.append("  ".join((*cells, why)).rstrip())
         return "\n".join((*lines, NEEDS_PACKAGE) if self.needs_package else lines)
 

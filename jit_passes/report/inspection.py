@@ -31,6 +31,7 @@ class OperatorInspection:
         source: `file:line` of the model's code.
         bits: of its weight and its activations: see `OperatorRecord`.
         mode: see `OperatorRecord`.
+        why: see `OperatorRecord`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class OperatorInspection:
     source: str
     bits: str = ""
     mode: str = ""
+    why: str = ""
 
 
 class Inspection(tuple[OperatorInspection, ...]):
@@ -151,6 +153,7 @@ class _Inspector:
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
             mode if int8 or bits else "",
+            self.annotations.chosen.get(node.name, "") if int8 or bits else "",
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:

@@ -6,7 +6,7 @@ its library, has to be loaded before the model is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,15 +17,18 @@ from ..errors import first_line, warn
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
-from ..passes.steps import Step
+from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.specification import FixedQParamsQuantizationSpec
+from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
-from .stock_support import WEIGHTS_ALONE, lookups
+from .stock import needs_reduced_range
+from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import RefusedOperator, Target
 
+ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
@@ -39,9 +42,6 @@ WEIGHTS = SpecSupport(
         for granularity in ("tensor", "channel")
         for scheme in ("symmetric", "power_of_two")
     ),
-)
-DYNAMIC_INPUTS = SpecSupport(
-    {"uint8": (0, 255)}, DYNAMIC_SCHEMES, whole=True, range_forms=("pytorch",)
 )
 FIXED = {
     "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
@@ -166,6 +166,14 @@ def _batch_norm(node: NodeView) -> str | None:
     return "it is in training mode" if node.operand("training").constant is not False else None
 
 
+def _group_norm(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    if node.operand("weight").constant is None:
+        return "it has no weight"
+    return None if node.operand("eps").constant > 0 else "it adds no number above 0 to the variance"
+
+
 def _pad(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
@@ -196,6 +204,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
                         weights_alone=WEIGHTS_ALONE, modes=("static", "dynamic", "weight_only")),
         *lookups(),
+        *recurrent(),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
@@ -221,6 +230,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
                         reads_parts=_joins_channels),
+        OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, MOST_AXES), _group_norm),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
@@ -270,7 +280,11 @@ def _capability(integer_layer_norm: bool) -> Capability:
         floats=floats,
         begins=frozenset({"aten::layer_norm", "aten::softmax"}),
         forms=("expand_attention",),
-        dynamic=DYNAMIC_INPUTS,
+        dynamic=replace(
+            dynamic_inputs(needs_reduced_range(ENGINE)),
+            qschemes=DYNAMIC_SCHEMES,
+            range_forms=("fbgemm", "pytorch"),
+        ),
         dynamic_regions=True,
     )
 
@@ -328,8 +342,11 @@ class X86(Target):
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
+            "lower_recurrent",
             "replicate_dequantize",
             CompileRegions(self),
+            *fuse_dynamic(),
+            PassCall("fold_prepack", engine=ENGINE),
             "lower_weights",
             *CLEAN_UP,
         )

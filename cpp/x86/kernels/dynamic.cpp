@@ -65,13 +65,42 @@ int64_t rowsAtOnce(const Image& image) {
 
 } // namespace
 
-RowGrid gridOf(const Extent& extent, bool symmetric) {
+namespace {
+
+// In double, with steps of 6.1e-5 at least, for which the ends move out in proportion: chooseFbgemm in
+// cpp/ops/dynamic.cpp, number by number.
+RowGrid fbgemmGrid(float low, float high) {
+  constexpr float kSmallestStep = 6.1e-5F;
+  constexpr double kTop = 255, kWhole = kSmallestStep * 255.0F;
+  const double least = low, most = high;
+  double scale = (most - least) / kTop;
+  scale = std::isinf(1 / static_cast<float>(scale)) ? 0.1 : scale;
+  const bool small = scale < kSmallestStep;
+  const float amplifier = kSmallestStep / static_cast<float>(scale);
+  scale = small ? kSmallestStep : scale;
+  const auto moved = [&](double end, double other, double alone) {
+    const double out = other == 0 ? alone : static_cast<double>(static_cast<float>(end) * amplifier);
+    return small && end != 0 ? out : end;
+  };
+  const double below = moved(least, most, -kWhole) / scale, above = moved(most, least, kWhole) / scale;
+  const bool from_bottom = -std::abs(below) < kTop - std::abs(above);
+  const double exact = from_bottom ? -below : kTop - above;
+  const double zero_point = __builtin_rint(std::clamp(exact, 0.0, kTop));
+  return {static_cast<float>(scale), static_cast<int32_t>(zero_point)};
+}
+
+} // namespace
+
+RowGrid gridOf(const Extent& extent, RangeForm form) {
   constexpr float kSteps = 255, kSmallest = std::numeric_limits<float>::epsilon();
   const auto [low, high] = extent;
   if (std::isnan(low)) {
     return {kNoNumber, 0};
   }
-  if (symmetric) {
+  if (form == RangeForm::Fbgemm) {
+    return fbgemmGrid(low, high);
+  }
+  if (form == RangeForm::Symmetric) {
     const double span = 2 * static_cast<double>(std::max(-low, high));
     return {std::max(static_cast<float>(span / kSteps), kSmallest), 128};
   }
@@ -101,7 +130,7 @@ void QuantizeRows::run(
     const Image& in, const Extent* parts, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const {
   RowGrid grid{};
   if (!per_row) {
-    grid = gridOf(extentOf(parts, Measure().items(in)), symmetric);
+    grid = gridOf(extentOf(parts, Measure().items(in)), range);
     if (begin == 0) {
       grids[0] = grid;
     }
@@ -112,7 +141,7 @@ void QuantizeRows::run(
     const auto* x = reinterpret_cast<const float*>(rowOf(in, row));
     const int64_t count = some * in.channels;
     if (per_row) {
-      grids[row] = grid = gridOf(extentOf(x, count), symmetric);
+      grids[row] = grid = gridOf(extentOf(x, count), range);
     }
     Image to;
     to.data = codes + row * in.channels;

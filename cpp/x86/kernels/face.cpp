@@ -201,6 +201,13 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm(
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }
 
+JIT_PASSES_FACE void jit_passes_x86_group_norm(
+    const Image* in, const Image* out, int64_t groups, const float* multiplier, const float* offset,
+    double eps, int32_t low, int32_t high, int64_t part) {
+  const GroupNorm norm{groups, multiplier, offset, eps, low, high};
+  inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
+}
+
 // Operands that are codes have a scale and a zero point; of float32, the scale is 0.
 JIT_PASSES_FACE void jit_passes_x86_add_floats(
     const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,
@@ -220,11 +227,11 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
 
 // Rows of `in` as codes, with their grids; `parts` has room for 64 extents.
 JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
-    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, bool symmetric, bool plain,
+    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, bool plain,
     int64_t part) {
   const Measure measure;
   inParts(measure.items(*in), part, [&](int64_t begin, int64_t end) { measure.run(*in, parts, begin, end); });
-  const QuantizeRows quantize{per_row, symmetric, formOf(plain)};
+  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), formOf(plain)};
   inParts(quantize.items(*in), part, [&](int64_t begin, int64_t end) {
     quantize.run(*in, parts, grids, codes, begin, end);
   });

@@ -60,6 +60,7 @@ from .training.switches import (
     scale_corrections,
     unfreeze_statistics,
 )
+from .tuning import Sensitivity, Tuned, sensitivity, tune
 
 __all__ = [
     "Comparison",
@@ -83,9 +84,11 @@ __all__ = [
     "RewriteRule",
     "RuleSet",
     "ScheduledPass",
+    "Sensitivity",
     "Slot",
     "Stage",
     "ThresholdFreezer",
+    "Tuned",
     "ValueProfile",
     "ValueView",
     "assert_equivalent",
@@ -136,10 +139,12 @@ __all__ = [
     "schedule",
     "scheduled",
     "scheduled_passes",
+    "sensitivity",
     "show_versions",
     "smooth",
     "strip",
     "targets",
+    "tune",
     "unfreeze_statistics",
 ]
 

@@ -20,6 +20,8 @@ from .listings import passes, targets, versions
 from .outcome import Exit, OutputError, failure, note, warning
 from .profile import profile
 from .quantize import quantize
+from .sensitivity import sensitivity
+from .tune import tune
 
 EPILOG = """\b
 Examples:
@@ -28,6 +30,8 @@ Examples:
   jit-passes quantize model.pt --random 1x3x224x224 --target stock -o int8.pt
   jit-passes inspect int8.pt
   jit-passes compare model.pt int8.pt --data test.npz
+  jit-passes sensitivity model.pt --data test.npz
+  jit-passes tune model.pt --data test.npz --budget 30 -o layers.yaml
 
 \b
 Exit codes:
@@ -55,7 +59,10 @@ def cli() -> None:
     """
 
 
-for command in (quantize, inspect, compare, profile, export, passes, targets, versions):
+for command in (
+    *(quantize, inspect, compare, sensitivity, tune, profile, export),
+    *(passes, targets, versions),
+):
     cli.add_command(command)
 
 

@@ -23,6 +23,7 @@ from ..stages.values import QuantizedValue
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
+from .tally import Tally
 
 EDGE = "jit_passes::edge"
 
@@ -196,43 +197,6 @@ def compare(
 
 
 @dataclass
-class _Tally:
-    """Sums over elements; x is of the float model."""
-
-    signal: float = 0.0
-    other: float = 0.0
-    product: float = 0.0
-    noise: float = 0.0
-    largest: float = 0.0
-    steps: float = 0.0
-
-    def add(self, x: torch.Tensor, y: torch.Tensor, step: torch.Tensor | None) -> None:
-        """Add elements of float64."""
-        apart = (x - y).abs().nan_to_num(nan=math.inf)
-        self.signal += float(x.square().sum())
-        self.other += float(y.square().sum())
-        self.product += float((x * y).sum())
-        self.noise += float(apart.square().sum())
-        if apart.numel():
-            self.largest = max(self.largest, float(apart.max()))
-            if step is not None:
-                self.steps = max(self.steps, float((apart / step).max()))
-
-    @property
-    def sqnr(self) -> float:
-        if self.noise == 0:
-            return math.inf
-        if self.signal == 0 or not math.isfinite(self.noise):  # the other model gives a NaN, say
-            return -math.inf
-        return 10 * math.log10(self.signal / self.noise)
-
-    @property
-    def cosine(self) -> float:
-        norm = math.sqrt(self.signal * self.other)
-        return self.product / norm if norm else float(self.signal == self.other)
-
-
-@dataclass
 class _Row:
     name: str
     kind: str
@@ -241,8 +205,8 @@ class _Row:
     grid: QuantizedValue | None = None
     elements: int = 0
     clipped: int = 0
-    seen: _Tally = field(default_factory=_Tally)
-    own: _Tally = field(default_factory=_Tally)
+    seen: Tally = field(default_factory=Tally)
+    own: Tally = field(default_factory=Tally)
 
     def add(self, seen: Seen) -> None:
         for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):

@@ -31,6 +31,8 @@ class OperatorInspection:
         source: `file:line` of the model's code.
         bits: of its weight and its activations: see `OperatorRecord`.
         mode: see `OperatorRecord`.
+        part_of: the operator that it is computed together with, as a relu with a convolution; ""
+            where it stands for itself.
     """
 
     name: str
@@ -41,6 +43,7 @@ class OperatorInspection:
     source: str
     bits: str = ""
     mode: str = ""
+    part_of: str = ""
 
 
 class Inspection(tuple[OperatorInspection, ...]):
@@ -116,7 +119,12 @@ def inspect(
         JitPassesError: what `prepare` raises.
     """
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
-    return _Inspector(annotate(model, method, FROZEN, chosen, backend), backend).inspect()
+    return inspection_of(annotate(model, method, FROZEN, chosen, backend), backend)
+
+
+def inspection_of(annotated: Annotated, target: Target) -> Inspection:
+    """Say it of a model that is annotated for a target."""
+    return _Inspector(annotated, target).inspect()
 
 
 class _Inspector:
@@ -150,6 +158,7 @@ class _Inspector:
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
             self.all.mode(node) if int8 or bits else "",
+            self.owner(node).name if int8 and self.owner(node) is not node else "",
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:

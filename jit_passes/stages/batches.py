@@ -15,15 +15,18 @@ from ..errors import JitPassesError
 InputFn = Callable[[Any], Any]
 
 
-def progress_bar(name: str, progress: bool | None) -> Callable[[Iterable[Any]], Any]:
-    """Return what shows how far a walk through batches is, on stderr.
+def progress_bar(
+    name: str, progress: bool | None, unit: str = "batch"
+) -> Callable[[Iterable[Any]], Any]:
+    """Return what shows how far a walk through batches is, and the time left, on stderr.
 
     Args:
         name: of the work.
         progress: whether to; None for terminals only.
+        unit: what a step is.
     """
     shown = sys.stderr.isatty() if progress is None else progress
-    return partial(tqdm, desc=name, unit="batch", disable=not shown)
+    return partial(tqdm, desc=name, unit=unit, disable=not shown)
 
 
 def batches(

@@ -53,7 +53,7 @@ def calibrate(
             shown = progress_bar("calibrate", progress)
             given = batches(data, input_fn, shown, "the calibration data")
             for number, (args, kwargs) in enumerate(given):
-                _run(prepared, report.method, args, kwargs, number)
+                run_batch(prepared, report.method, args, kwargs, f"calibration batch {number}")
                 count += 1
     finally:  # the model's own counters, running means and attributes stay as they were
         _C.restore_state(prepared._c, before, report.method)
@@ -62,25 +62,37 @@ def calibrate(
     return prepared
 
 
-def _run(
-    prepared: torch.jit.ScriptModule,
+def run_batch(
+    model: torch.jit.ScriptModule,
     name: str,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    number: int,
-) -> None:
-    method = getattr(prepared, name)
+    kwargs: Mapping[str, Any],
+    what: str,
+) -> Any:
+    """Run a method on a batch, and return what it returns.
+
+    Args:
+        model: whose method.
+        name: of the method.
+        args: positional arguments of the batch.
+        kwargs: those by name.
+        what: what messages call the batch, `calibration batch 0`.
+
+    Raises:
+        JitPassesError: it does not run; the message says what was expected and what came.
+    """
+    method = getattr(model, name)
     try:
-        method(*args, **kwargs)
+        return method(*args, **kwargs)
     except Exception as error:
         if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
-            message = _bad_weight(prepared, name) or unmeasurable[0]
-            raise JitPassesError(f"calibration batch {number}: {message}") from error
-        if where := _foreign_device(prepared, name, args, kwargs):
-            raise JitPassesError(f"calibration batch {number} does not run: {where}") from error
+            message = _bad_weight(model, name) or unmeasurable[0]
+            raise JitPassesError(f"{what}: {message}") from error
+        if where := _foreign_device(model, name, args, kwargs):
+            raise JitPassesError(f"{what} does not run: {where}") from error
         got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
         raise JitPassesError(
-            f"calibration batch {number} does not run. The model takes {_parameters(method)}; the "
+            f"{what} does not run. The model takes {_parameters(method)}; the "
             f"batch gives ({got}). If batches hold more than the model's inputs, pick "
             f"them, with input_fn=lambda batch: ... in Python. PyTorch says: {last_line(error)}"
         ) from error

@@ -1,0 +1,14 @@
+"""What quantizing each layer costs, and a configuration that gives accuracy back."""
+
+from .sensitivity import LayerSensitivity, Sensitivity, sensitivity
+from .tune import ALTERNATIVES, Tuned, TunedLayer, tune
+
+__all__ = [
+    "ALTERNATIVES",
+    "LayerSensitivity",
+    "Sensitivity",
+    "Tuned",
+    "TunedLayer",
+    "sensitivity",
+    "tune",
+]

@@ -34,6 +34,7 @@ from .report import (
     inspect,
     parity,
     provenance,
+    report,
     show_versions,
 )
 from .stages.calibrate import calibrate
@@ -132,6 +133,7 @@ __all__ = [
     "register_pass",
     "register_rules",
     "replace_pattern",
+    "report",
     "rewrite",
     "run_pass",
     "runtime_path",

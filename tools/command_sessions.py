@@ -30,6 +30,9 @@ SESSIONS = {
         "-o low.pt | head -2",
         "jit-passes compare model.pt low.pt --data calib.npz",
     ],
+    "command_report": [
+        "jit-passes report model.pt low.pt --data calib.npz -o report.html",
+    ],
     "command_sensitivity": [
         "jit-passes sensitivity model.pt --data calib.npz --config low.yaml --target reference",
     ],

@@ -20,6 +20,7 @@ from .listings import passes, targets, versions
 from .outcome import Exit, OutputError, failure, note, warning
 from .profile import profile
 from .quantize import quantize
+from .report import report
 from .sensitivity import sensitivity
 from .tune import tune
 
@@ -30,6 +31,7 @@ Examples:
   jit-passes quantize model.pt --random 1x3x224x224 --target stock -o int8.pt
   jit-passes inspect int8.pt
   jit-passes compare model.pt int8.pt --data test.npz
+  jit-passes report model.pt int8.pt --data test.npz -o report.html
   jit-passes sensitivity model.pt --data test.npz
   jit-passes tune model.pt --data test.npz --budget 30 -o layers.yaml
 
@@ -60,7 +62,7 @@ def cli() -> None:
 
 
 for command in (
-    *(quantize, inspect, compare, sensitivity, tune, profile, export),
+    *(quantize, inspect, compare, report, sensitivity, tune, profile, export),
     *(passes, targets, versions),
 ):
     cli.add_command(command)

@@ -20,12 +20,14 @@ from ..stages.batches import batches, progress_bar
 from ..stages.module import ModelStage, Report, by_position, stage_of
 from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
+from ..tables import html_table
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
 from .tally import Tally
 
 EDGE = "jit_passes::edge"
+HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
 
 
 @dataclass(frozen=True)
@@ -142,16 +144,23 @@ class Comparison:
             f"{_decibels(first.own_sqnr)}, where {typical} are typical{cut}"
         )
 
+    @property
+    def missing(self) -> str:
+        """How many values were not compared, in a line; "" for none."""
+        if not self.unmatched:
+            return ""
+        count = count_of(len(self.unmatched), "value")
+        return (
+            f"not compared: {count} inside of compiled regions, or never computed: "
+            f"{shortened(self.unmatched)}; target='reference' shows them"
+        )
+
     def __str__(self) -> str:
-        head = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
-        lines = [aligned([head, *map(_cells, self.rows)])]
-        if self.unmatched:
-            count = count_of(len(self.unmatched), "value")
-            lines.append(
-                f"not compared: {count} inside of compiled regions, or never computed: "
-                f"{shortened(self.unmatched)}; target='reference' shows them"
-            )
-        return "\n".join([*lines, self.summary])
+        table = aligned([HEAD, *map(_cells, self.rows)])
+        return "\n".join(filter(None, (table, self.missing, self.summary)))
+
+    def _repr_html_(self) -> str:
+        return html_table(HEAD, map(_cells, self.rows), self.summary, self.missing)
 
 
 @timed
@@ -241,7 +250,7 @@ class _Comparison:
         target = Target.from_record(report.target)
         entered = FROZEN.enter(float_model, report.method)
         module, _ = formed(entered, report.method, target, report.made)
-        module = Pipeline("name_inputs", (_name_inputs,)).run(module, report.method).module
+        module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
         for name, site, grid in _sites(quantized, report):
@@ -282,7 +291,7 @@ class _Comparison:
         return Comparison(tuple(row.result() for row in rows), unmatched, jump)
 
 
-def _name_inputs(graph: GraphEditor) -> None:
+def name_inputs(graph: GraphEditor) -> None:
     """Give each tensor that the model takes a node, so that it is known by one like all others."""
     first = next(iter(graph.nodes), None)
     for value in graph.inputs:

@@ -67,3 +67,14 @@ def batches(
             f"{what} is empty: pass an iterable with at least one batch (a generator that was "
             "used before is empty)"
         )
+
+
+def cloned(given: Any) -> Any:
+    """Return a nest of tensors with copies of these."""
+    if isinstance(given, torch.Tensor):
+        return given.detach().clone()
+    if isinstance(given, dict):
+        return {key: cloned(item) for key, item in given.items()}
+    if isinstance(given, tuple) and hasattr(given, "_fields"):
+        return type(given)(*map(cloned, given))
+    return type(given)(map(cloned, given)) if isinstance(given, tuple | list) else given

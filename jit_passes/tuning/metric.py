@@ -12,6 +12,7 @@ import torch
 from ..errors import JitPassesError
 from ..report.lockstep import check_shapes
 from ..report.tally import Tally
+from ..stages.batches import cloned
 from ..stages.calibrate import run_batch
 from ..stages.recording import tensors_of
 
@@ -121,14 +122,3 @@ def outputs(model: Any, method: str, batch: Batch, number: int) -> dict[str, tor
     with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         result = run_batch(model, method, args, kwargs, f"batch {number}")
     return dict(tensors_of(result))
-
-
-def cloned(given: Any) -> Any:
-    """Return a nest of tensors with copies of these."""
-    if isinstance(given, torch.Tensor):
-        return given.detach().clone()
-    if isinstance(given, dict):
-        return {key: cloned(item) for key, item in given.items()}
-    if isinstance(given, tuple) and hasattr(given, "_fields"):
-        return type(given)(*map(cloned, given))
-    return type(given)(map(cloned, given)) if isinstance(given, tuple | list) else given

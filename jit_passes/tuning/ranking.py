@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..graph.view import GraphView, NodeView
 from ..report.compare import compare
-from .metric import cloned
+from ..stages.batches import cloned
 from .variants import Layer, Variants
 
 

@@ -14,6 +14,7 @@ from ..graph.modules import Patterns, fit_of, several
 from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn, progress_bar
+from ..tables import html_table
 from ..targets import Target
 from .metric import Metric, MetricFn
 from .variants import IN_FLOAT, Layer, Variants
@@ -103,6 +104,10 @@ class Sensitivity:
 
     def __str__(self) -> str:
         return f"{aligned(self.table())}\n{self.summary}"
+
+    def _repr_html_(self) -> str:
+        head, *rows = self.table()
+        return html_table(head, rows, self.summary)
 
     @property
     def _metric(self) -> Metric:

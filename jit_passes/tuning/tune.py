@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,9 @@ class Tuned:
             what = " of ".join(filter(None, (layer.operator, source)))
             comments[number] = f"{what}; as the others: {shown(layer.without)}"
         return write_configuration(self.configuration, self.summary, comments)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the YAML.

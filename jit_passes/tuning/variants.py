@@ -21,14 +21,14 @@ from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..report.inspection import Inspection, inspection_of
 from ..stages.annotate import FROZEN, annotate, choose_quantizer
-from ..stages.batches import InputFn, batches
+from ..stages.batches import InputFn, batches, cloned
 from ..stages.convert import convert, needs_data, plan_of
 from ..stages.lower import lower
 from ..stages.module import Report
 from ..stages.prepare import prepare
 from ..targets import Target
 from .journal import Journal
-from .metric import Metric, MetricFn, cloned, own_metric, sqnr_metric
+from .metric import Metric, MetricFn, own_metric, sqnr_metric
 
 IN_FLOAT = LayerOptions(keep_float=True)
 Choices = Mapping[str, LayerOptions]

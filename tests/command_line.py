@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command returned and wrote."""
+    """A command's exit code and output."""
 
     code: int
     out: str

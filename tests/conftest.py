@@ -1,9 +1,10 @@
-"""What keeps many tests in one process fast."""
+"""Many tests in one process: fast, and apart from each other."""
 
 from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -12,12 +13,31 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_configure() -> None:
+    """Keep functions alive that PyTorch's scripting knows by `id`.
+
+    It notes the id of each operator's function and never forgets one, even if the operator is gone
+    or defined anew, as `opcheck` does. An attribute of a module that gets such an id later, a list
+    say, is then taken for the operator, and the module cannot be scripted.
+    """
+    from torch.jit import _builtins
+
+    alive: list[object] = []
+    note: Callable[[object, str], None] = _builtins._register_builtin
+
+    def register(function: object, operator: str) -> None:
+        alive.append(function)
+        note(function, operator)
+
+    _builtins._register_builtin = register
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
     """Take what is alive out of garbage collection.
 
     Much of what tests compile stays for good, and after a while going through all of it takes
-    longer than most tests. What the tests of this module make is collected as ever.
+    longer than most tests. Objects that the tests of this module make are collected as ever.
     """
     gc.collect()
     gc.freeze()

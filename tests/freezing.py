@@ -65,7 +65,7 @@ def parts(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def names(module: nn.Module) -> set[str]:
-    """What the attributes of an eager model's modules are called."""
+    """The names of the attributes of an eager model's modules."""
     found: set[str] = set()
     for part in module.modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -110,7 +110,7 @@ def kinds(module: Script, method: str = "forward") -> set[str]:
 
 
 def attribute(model: nn.Module, path: str) -> Any:
-    """What a path leads to."""
+    """Return the attribute at a path."""
     value: Any = model
     for name in path.split("."):
         value = getattr(value, name)

@@ -44,7 +44,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 class Doubled(nn.Module):
-    """What scale_by_two describes, twice, and once with 3."""
+    """The pattern of scale_by_two, twice, and once with 3."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x * 2) + torch.relu(x.sin() * 2.0) + torch.relu(x * 3)

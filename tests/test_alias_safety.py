@@ -237,14 +237,14 @@ class ResultInAttribute(nn.Module):
 
 
 class ArgumentWritten(nn.Module):
-    """What the pattern writes to is the caller's."""
+    """The pattern writes to the caller's tensor."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu_(x) + 1
 
 
 class SeenAfterwards(nn.Module):
-    """What the pattern writes to is read afterwards."""
+    """The pattern writes to a value that is read afterwards."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -263,7 +263,7 @@ class SeenThroughView(nn.Module):
 
 
 class SeenInTheNextIteration(nn.Module):
-    """What the pattern writes to is read again in the next iteration."""
+    """The pattern writes to a value that the next iteration reads."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.sin(x)

@@ -49,7 +49,7 @@ class WrittenAfterItsLastUse(nn.Module):
 
 
 class FreshTarget(nn.Module):
-    """What is written to is nobody else's."""
+    """Nobody else reads the value that is written to."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu_(torch.neg(x))
@@ -119,7 +119,7 @@ FINE: list[tuple[type[nn.Module], RewriteRule]] = [
 
 @pytest.mark.parametrize(("kind", "rule"), FINE, ids=lambda p: getattr(p, "__name__", "") or p.name)
 def test_near_hazards(kind: type[nn.Module], rule: RewriteRule) -> None:
-    """What does not matter is rewritten."""
+    """Writes that do not matter are rewritten."""
     result = rule.apply(scripted(kind))
     assert len(result.rewritten) == 1 and not result.refused, str(result)
     assert_same(scripted(kind), result.module)

@@ -80,7 +80,7 @@ def compiled(source: str) -> torch.jit.ScriptModule:
 
 
 def outcome(module: torch.jit.ScriptModule) -> list[Tensor]:
-    """What it returns, and its arguments afterwards."""
+    """Return its result, and its arguments afterwards."""
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(3, 3, generator=generator), torch.randn(3, 3, generator=generator)
     with torch.no_grad():

@@ -283,7 +283,7 @@ ERRORS: dict[str, tuple[type[nn.Module], Callable[[Nodes], dict[str, Any]], list
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(case: str) -> None:
-    """What cannot be is an error that names the values, and the caller's model stays as it was."""
+    """The error names the values, and the caller's model stays as it was."""
     model, wanted, parts = ERRORS[case]
 
     def annotate(nodes: Nodes, annotations: Annotations) -> None:

@@ -1,4 +1,4 @@
-"""What callers rely on: the same result for the same data, small files, every form of input."""
+"""Callers rely on the same result for the same data, small files, every form of input."""
 
 from __future__ import annotations
 

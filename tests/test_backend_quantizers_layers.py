@@ -97,7 +97,7 @@ RULES: list[tuple[Say, dict[str, int]]] = [
 
 @pytest.mark.parametrize("number", range(len(RULES)))
 def test_rules(number: int) -> None:
-    """What is said last holds, one layer before all; modules of one type, used twice; None."""
+    """The last word holds, one layer before all; modules of one type, used twice; None."""
     say, expected = RULES[number]
     assert bits_of(say(Reference().quantizer())) == expected
 
@@ -150,7 +150,7 @@ class Products(nn.Module):
 
 
 def test_strict() -> None:
-    """What would stay in float is an error that lists it, unless it was asked for."""
+    """Operators that would stay in float are an error that lists them, unless asked for."""
     script = torch.jit.script(seeded(Products))
     with pytest.raises(JitPassesError) as error:
         jit_passes.prepare(script, target="stock", strict=True)
@@ -163,7 +163,7 @@ def test_strict() -> None:
 
 
 def test_input_and_weight_in_float() -> None:
-    """Who leaves both in float gets a float operator, called so; strict takes it for wanted."""
+    """With both in float the operator is float, and called so; strict takes it for wanted."""
     quantizer = Reference().quantizer()
     quantizer.set_module_name("first", LayerOptions(input=FLOAT, weight=FLOAT))
     script = torch.jit.script(seeded(Layers))

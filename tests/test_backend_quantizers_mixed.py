@@ -141,7 +141,7 @@ def collected() -> dict[str, list[Tensor]]:
 
 
 def measure(observer: Observer, values: list[Tensor]) -> ObserverState:
-    """What the observer's operator leaves in its buffers."""
+    """The buffers of the observer's operator."""
     inf = float("inf")
     range_ = torch.tensor([inf, -inf, inf, -inf, 0, 0], dtype=torch.float64)
     if isinstance(observer, MinMax):
@@ -231,7 +231,7 @@ def test_the_same_file_from_text(from_yaml: torch.jit.ScriptModule) -> None:
 
 
 def test_the_same_file_from_nni() -> None:
-    """What NNI's lists can say, bits and exclusions, gives the file that YAML gives."""
+    """NNI's lists of bits and exclusions give the file that YAML gives."""
     tensors = ["weight", "input", "output"]
     entries: list[dict[str, Any]] = [
         {"quant_types": tensors, "quant_bits": 8, "op_types": ["Conv2d"]},

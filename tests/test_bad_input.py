@@ -1,4 +1,4 @@
-"""What users get wrong: the error's class, the words that help, and a module left as it was."""
+"""Mistakes of users: the error's class, the words that help, and a module left as it was."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -184,7 +184,7 @@ def test_data_reaches_nothing() -> None:
 
 
 def test_input_fn_picks_the_inputs(model: torch.jit.ScriptModule) -> None:
-    """What the message suggests works."""
+    """The message's advice works."""
     labelled = [(images, torch.zeros(4)) for images in DATA]
     with pytest.warns(JitPassesWarning, match="extra"):
         quantized = quantize(model, labelled, input_fn=lambda batch: batch[0])

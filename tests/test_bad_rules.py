@@ -239,7 +239,7 @@ def raises(match: Any) -> Any:
     ],
 )
 def test_checks(more: Any, message: str) -> None:
-    """That raise or return nonsense."""
+    """Checks that raise or return nonsense."""
     with pytest.raises(PassError, match=message) as caught:
         apply(GOOD, **more)
     assert "'mine'" in str(caught.value)
@@ -259,7 +259,7 @@ def test_checks(more: Any, message: str) -> None:
     ],
 )
 def test_computations(compute: Any, message: str) -> None:
-    """That raise or return nonsense; the module is as it was."""
+    """Functions that raise or return nonsense; the module is as it was."""
     module = torch.jit.script(nn.Sequential(nn.ReLU()))
     before = str(module.inlined_graph)
     rule = RewriteRule(

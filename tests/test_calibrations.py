@@ -56,7 +56,7 @@ SPECS = {
 
 
 def state_of(x: Tensor, bins: int = 2048) -> ObserverState:
-    """What every one of the methods knows after one batch."""
+    """The state of each method after one batch."""
     inf = math.inf
     buffer = torch.tensor([inf, -inf, inf, -inf, 0.0, 0.0], dtype=torch.float64)
     counts = torch.zeros(bins, dtype=torch.int64)

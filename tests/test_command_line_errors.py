@@ -42,7 +42,7 @@ def exported(path: Path) -> None:
     torch.export.save(program, path)
 
 
-# What the file is, and words of the message.
+# The contents of the file, and words of the message.
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "No such file"),
     "folder": (lambda path: path.mkdir(), "Is a directory"),
@@ -182,7 +182,7 @@ def test_configuration_with_a_typo(
 
 
 def test_strict(run: Run, tmp_path: Path) -> None:
-    """What would stay in float is an error, and nothing is written."""
+    """An operator that would stay in float is an error, and nothing is written."""
 
     class Mixed(nn.Module):
         def __init__(self) -> None:

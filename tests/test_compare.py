@@ -337,6 +337,56 @@ def test_errors() -> None:
         jit_passes.compare(script, script, data())
     with pytest.raises(JitPassesError, match="empty"):
         jit_passes.compare(script, quantized, [])
+    with pytest.raises(JitPassesError, match=r"the batch does not run.*takes .*float32.2, 5, 9, 9"):
+        jit_passes.compare(script, quantized, [torch.zeros(2, 5, 9, 9)])
     other = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8 * 81, 2)).eval())
     with pytest.raises(JitPassesError, match="made of this one"):
         jit_passes.compare(other, quantized, data())
+
+
+class Logarithm(nn.Module):
+    """A small positive value, which 8 bits take to zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3, bias=False)
+        nn.init.ones_(self.fc.weight)
+
+    def forward(self, x: Tensor, times: int = 0) -> Tensor:
+        """Return the logarithm, or that times a number."""
+        return self.fc(x).log() * times
+
+
+@pytest.mark.parametrize("times", [1, 0], ids=["infinite", "nan"])
+def test_results_that_are_not_finite(times: int) -> None:
+    """Where float is finite and the other is not, nothing is left of the signal."""
+    script = torch.jit.script(Logarithm().eval())
+    arguments = [(torch.tensor([[1e-4] * 3, [8.0] * 3]), times)]
+    quantized = jit_passes.quantize_script(script, arguments, target="reference")
+    assert script(*arguments[0]).isfinite().all() and not quantized(*arguments[0]).isfinite().all()
+    row = jit_passes.compare(script, quantized, arguments).rows[-1]
+    assert (row.kind, row.sqnr, row.cosine) == ("output", -math.inf, 0)
+
+
+class Writes(nn.Module):
+    """Writes into its input, once it has been read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        x.zero_()
+        return y
+
+
+def test_a_model_that_writes_into_its_input() -> None:
+    """Each run sees the batch as it was given, and the caller's tensor stays."""
+    torch.manual_seed(0)
+    model, x = torch.jit.script(Writes().eval()), torch.randn(16, 6)
+    quantized = jit_passes.quantize_script(model, [x.clone()], target="reference")
+    given = x.clone()
+    found = jit_passes.compare(model, quantized, [given])
+    assert torch.equal(given, x)
+    assert all(25 < row.sqnr < 70 for row in found.rows if row.kind != "float"), str(found)

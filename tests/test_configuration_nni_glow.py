@@ -31,7 +31,7 @@ from jit_passes.quantizer import (
 
 
 def nni(*rules: Rule) -> Configuration:
-    """What quantizes nothing but by rules."""
+    """A configuration that quantizes nothing but by rules."""
     return Configuration(LayerOptions(FLOAT, FLOAT, FLOAT, keep_float=True), rules)
 
 

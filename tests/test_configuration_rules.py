@@ -23,7 +23,7 @@ from jit_passes.quantizer import (
 )
 from jit_passes.stages.normalize import normalize
 
-# What stands in layer1.0, and in the modules in it.
+# The values of layer1.0, and of the modules in it.
 BLOCK = ["layer1.0.conv1:conv2d", "layer1.0.relu:relu", "layer1.0:add", "layer1.0.relu:relu#1"]
 
 

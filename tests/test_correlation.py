@@ -58,7 +58,7 @@ class Case:
         return x, weight
 
     def arguments(self) -> tuple[Any, ...]:
-        """What follows the tensors in a call of correlation."""
+        """The arguments of correlation behind the tensors."""
         if isinstance(self.padding, str):
             return (self.stride, self.padding, self.dilation, self.groups)
         tail = (self.transposed, self.output_padding, self.groups)
@@ -363,7 +363,7 @@ def test_add_bias(shape: tuple[int, ...]) -> None:
 
 
 def test_add_bias_keeps_dtype_and_layout() -> None:
-    """That of x, under autocast too; the bias' gradient has the bias' dtype."""
+    """The dtype of x, under autocast too; the bias' gradient has the bias' dtype."""
     bias = torch.randn(3, requires_grad=True)
     x = torch.randn(2, 3, 5, 5).to(torch.bfloat16, memory_format=torch.channels_last)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -285,7 +285,7 @@ def test_transform_for_annotation() -> None:
 
 
 def test_validate_may_refuse() -> None:
-    """What validate raises comes out as it is, and the model is as it was."""
+    """An error of validate comes out as it is, and the model is as it was."""
 
     class Refusing(ThirdParty):
         def validate(self, annotations: Annotations) -> None:

@@ -139,7 +139,7 @@ def test_channels_of_what_is_not_observed() -> None:
     ],
 )
 def test_functions_that_do_not_derive(function: Any, options: Any, message: str) -> None:
-    """What a function returns is checked, and the message names the value and the function."""
+    """The result of a function is checked, and the message names the value and the function."""
     with pytest.raises(JitPassesError, match=message) as error:
         converted(
             Bias(),

@@ -1,4 +1,4 @@
-"""What looks at models, and makes files of them, where inputs are quantized as they run."""
+"""Tools that look at models, and make files of them, where inputs are quantized as they run."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_regions_and_inspection_agree(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["reference", "stock"])
 def test_parity(target: str) -> None:
-    """What follows dynamic places is compared; these themselves have no grid to compare on."""
+    """Values behind dynamic places are compared; these themselves have no grid to compare on."""
     training = torch.jit.script(seeded(Mixed).train())
     qat = jit_passes.prepare_qat(training, config=MIXED, target=target)
     optimizer = torch.optim.SGD(qat.parameters(), 1e-3)

@@ -76,7 +76,7 @@ def find(graph: GraphEditor | GraphView, kind: str) -> NodeView:
 
 
 def described(nodes: list[NodeView], outputs: Any) -> Any:
-    """What a view says, by the numbers of values."""
+    """The contents of a view, by the numbers of values."""
     rows = {
         tuple(v.id for v in node.outputs) or ("", node.kind, tuple(v.id for v in node.inputs)): (
             node.kind,
@@ -151,7 +151,7 @@ def test_view_follows_every_edit(module: torch.jit.ScriptModule) -> None:
 
 
 def test_type_variables(module: torch.jit.ScriptModule) -> None:
-    """What is popped from a list of tensors is a tensor."""
+    """An element popped from a list of tensors is a tensor."""
 
     def body(graph: GraphEditor) -> None:
         exp = find(graph, "aten::exp")

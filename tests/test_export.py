@@ -131,7 +131,7 @@ def test_reference_model(target: str) -> None:
 
 @pytest.mark.parametrize("bits", [3, 8])
 def test_weights_that_are_clipped(bits: int) -> None:
-    """What calibration clips, quantizing to the encoding clips too."""
+    """Quantizing to the encoding clips what calibration clips."""
     weight = {"bits": bits, "scheme": "symmetric", "range": [-0.2, 0.2], "channelwise": False}
     model, net = reference("reference", {"version": 1, "global": {"weight": weight}})
     encoding = jit_passes.encodings_of(model)["block.0.weight"]
@@ -257,7 +257,7 @@ def test_codes_of_an_older_report() -> None:
 
 
 def test_lowered_for_the_reference() -> None:
-    """What lowers for it says the same; a table in it has the scale of what it replaces."""
+    """The pass that lowers for it says the same; a table has the scale of what it replaces."""
     model, _ = reference("reference")
     expected = jit_passes.encodings_of(model)
     found = jit_passes.encodings_of(jit_passes.lower(model))
@@ -583,7 +583,7 @@ AIMET_ENTRY = {
         "offset": {"type": "array", "minItems": 1, "items": {"type": "integer", "maximum": 0}},
     },
 }
-# What AIMET 1.0.0 files hold, as JSON schema.
+# The contents of AIMET 1.0.0 files, as JSON schema.
 AIMET_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["version", "activation_encodings", "param_encodings"],

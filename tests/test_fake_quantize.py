@@ -177,7 +177,7 @@ def test_layouts(layout: str, axis: int | None, rounding: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("rounding", ROUND)
 def test_other_devices(rounding: str, dtype: torch.dtype, axis: int | None) -> None:
-    """What runs where there is no kernel, called on CPU tensors: the same numbers, to the bit."""
+    """The form without a kernel, called on CPU tensors: the same numbers, to the bit."""
     x = torch.cat([values(0.25, 3, -128, 127), torch.tensor([math.nan])]).to(dtype)
     x = x[: x.numel() // 6 * 6].reshape(6, -1)
     channels = 1 if axis is None else x.size(axis)
@@ -397,7 +397,7 @@ def test_moving_average_per_channel(layout: str, axis: int, scheme: str) -> None
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("axis", [None, 1])
 def test_moving_average_on_other_devices(axis: int | None, scheme: str) -> None:
-    """What runs where there is no kernel, called on CPU tensors: ranges and scales to the bit."""
+    """The form without a kernel, called on CPU tensors: ranges and scales to the bit."""
     channels = () if axis is None else (5,)
     here, there = unseen(*channels), unseen(*channels)
     qscheme = f"per_tensor_{scheme}" if axis is None else f"per_channel_{scheme}"

@@ -64,7 +64,7 @@ def test_caller_keeps_its_module(case: Case, frontend: str) -> None:
 
 @everywhere
 def test_what_stays(case: Case, frontend: str) -> None:
-    """What the method changes, at its path, and one mode; parameters and buffers are still that."""
+    """Attributes that the method changes, at their paths, and one mode; their kinds stay."""
     model, module = build(case, frontend)
     frozen = freeze(module)
     assert sorted(state(frozen, model)) == case.paths(frontend)
@@ -135,7 +135,7 @@ def test_unused_modules_vanish() -> None:
 
 
 def test_modules_without_state_vanish() -> None:
-    """What is on the way to state stays, what is beside it does not."""
+    """Modules on the way to state stay, those beside it do not."""
     frozen = freeze(build(Case(Nested), "script")[1])
     assert [name for name, _ in frozen.named_modules()] == ["", "middle", "middle.inner"]
 

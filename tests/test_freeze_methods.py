@@ -162,7 +162,7 @@ def test_named_tuple_attribute() -> None:
 
 
 def test_named_tuple_attribute_of_a_loaded_module() -> None:
-    """What was loaded returns a plain tuple, and what is frozen the same, after a file too."""
+    """A loaded model returns a plain tuple, and a frozen one the same, after a file too."""
     module = reload(torch.jit.script(ReturnsPoint().eval()))
     frozen, expected = freeze(module), module(torch.ones(1))
     assert_same(expected, frozen(torch.ones(1)), "frozen")

@@ -1,4 +1,4 @@
-"""What inspection says beforehand, against what quantizing then does."""
+"""Inspection beforehand, against what quantizing then does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONVERTS = {"aten::quantize_per_tensor", "jit_passes::quantize"}
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_foretells_coverage(case: Case) -> None:
-    """What it calls int8 or float, and why, is what preparing says then."""
+    """It calls int8 or float, and gives the reason, just as preparing does then."""
     for frontend in case.frontends:
         model = case.build(frontend)
         foretold = {row.name: row for row in jit_passes.inspect(model, method=case.method)}

@@ -138,7 +138,7 @@ def test_observed_once(script: torch.jit.ScriptModule) -> None:
 
 
 def test_no_observers(script: torch.jit.ScriptModule) -> None:
-    """What conversion leaves out is found."""
+    """An operator that conversion leaves out is found."""
     broken = Pipeline("broken", ("remove_dead_code",), CONVERT.ensures)
     fails(broken, _C.clone(jit_passes.prepare(script)._c), "'no_observers'.*an observer is left")
 
@@ -173,7 +173,7 @@ def change(kind: str, operand: int, value: Any) -> Any:
     ],
 )
 def test_valid_grids(script: torch.jit.ScriptModule, step: Any, message: str) -> None:
-    """What conversion makes is consistent; a pass that changes a scale or code is caught."""
+    """Converted models are consistent; a pass that changes a scale or code is caught."""
     reference = reference_of(script, Reference(lookup_tables=False))
     lowering = Reference(lookup_tables=False).lowering()
     lowering.run(_C.clone(reference._c, "forward"))
@@ -198,7 +198,7 @@ def test_no_dialect(script: torch.jit.ScriptModule) -> None:
 
 
 def test_float_explained(script: torch.jit.ScriptModule) -> None:
-    """What is not fused has a remark; without one, it is found."""
+    """An operator that is not fused has a remark; without one, it is found."""
     reference, lowering = reference_of(script, Stock()), Stock().lowering()
     unfused = without(lowering, "fuse_quantized")
     result = unfused.run(_C.clone(reference._c, "forward"))
@@ -221,7 +221,7 @@ def test_float_explained(script: torch.jit.ScriptModule) -> None:
     ],
 )
 def test_reasons_of_float(operands: tuple[str, str], reason: str) -> None:
-    """What is in the way of fusing."""
+    """An operator in the way of fusing."""
     graph = f"""graph(%self, %a : Tensor):
   %s : float = prim::Constant[value=0.5]()
   %z : int = prim::Constant[value=0]()

@@ -42,7 +42,7 @@ def test_use_before_definition() -> None:
 
 
 def test_value_of_another_block() -> None:
-    """What a branch makes is not seen outside."""
+    """A value of a branch is not seen outside."""
     module = module_of(BRANCH)
     branch, tanh = module._get_method("forward").graph.nodes()
     (relu,) = next(iter(branch.blocks())).nodes()

@@ -1,4 +1,4 @@
-"""What is logged, and what a report of an error is asked to contain."""
+"""Logs, and the contents that a report of an error is asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ jit_passes.quantize_script(model, [torch.ones(2, 4)], target="reference")
 
 
 def run(**variables: str) -> str:
-    """What a program writes to stderr."""
+    """Return a program's output on stderr."""
     environment = {name: v for name, v in os.environ.items() if name != "JIT_PASSES_LOG"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM],

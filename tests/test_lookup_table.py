@@ -302,7 +302,7 @@ def test_one_code_more_than_16_bits_stays() -> None:
 
 
 def test_nan_beyond_quantize() -> None:
-    """What quantize makes of NaN, whatever it is, in long rows as in short ones."""
+    """The code of NaN is that of quantize, in long rows as in short ones."""
     row = torch.full((1027,), torch.nan)
     for grid in GRIDS.values():
         assert quantize(row, *grid).unique().numel() == 1

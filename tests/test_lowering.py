@@ -111,7 +111,7 @@ def test_padding_of_three_axes_stays_float() -> None:
 
 
 class Sums1d(nn.Module):
-    """What audio networks are made of: convolutions, sums, norms that do not fold, a clip."""
+    """Parts of audio networks: convolutions, sums, norms that do not fold, a clip."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ def test_moving_average(constant: float) -> None:
 
 
 def test_constant() -> None:
-    """What was measured before stays; only that the operator has run is noted."""
+    """The range measured before stays; only that the operator has run is noted."""
     state, reached = new_range(), torch.zeros(1).bool()
     before = state.clone()
     ops.observe_constant(torch.tensor([1.0, 2.0]), reached, state, None, "w", "")

@@ -370,7 +370,7 @@ def test_inputs() -> None:
 
 
 def test_errors() -> None:
-    """What is wrong, and what to do."""
+    """Errors say what is wrong, and what to do."""
     qat = trained(Plain)
     converted = jit_passes.convert(qat)
     with pytest.raises(JitPassesError, match="a qat module is needed, got a reference one"):

@@ -247,7 +247,7 @@ class Moved(nn.Module):
 
 
 def test_rearrangements() -> None:
-    """What lies on a grid is quantized again behind one that stays outside: the same codes."""
+    """Values on a grid are quantized again behind one that stays outside: the same codes."""
     x = images()
     found = check_regions(
         reference_of(Moved(), x), [{"a:conv2d", "max_pool2d", "b:conv2d"}, {"c:conv2d"}], x

@@ -71,7 +71,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def cos(x: Tensor) -> Tensor:
-    """What takes its place."""
+    """The replacement."""
     return torch.cos(x)
 
 

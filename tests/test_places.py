@@ -109,7 +109,7 @@ def test_an_observer_of_another_package() -> None:
 
 
 def test_a_fake_quantizer_of_another_package() -> None:
-    """What it trains are those of its operands that are parameters of the module."""
+    """It trains those of its operands that are parameters of the module."""
     states = [("step", None, torch.ones(1), True), ("count", None, torch.zeros(1), False)]
     operands = {"step": ("state", 0), "count": ("state", 1), "name": "x", "spec": text(3)}
     module = inserted("insert_fake_quantize", "mine::halve", operands, states)

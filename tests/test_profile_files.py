@@ -83,7 +83,7 @@ def test_edited_range(tmp_path: Path) -> None:
 
 
 def test_clipped_counts() -> None:
-    """What lies outside an edited range counts at its ends, or spreads into finer bins."""
+    """Numbers outside an edited range count at its ends, or spread into finer bins."""
     value = ValueProfile("v", 0.0, 3.5, (1, 1), 0, 0, (10, 20, 30, 40))
     assert replace(value, high=2.5).clipped().counts == (10, 20, 70)
     assert replace(value, low=1.5, high=2.5).clipped().counts == (30, 70)

@@ -120,7 +120,7 @@ def test_another_graph() -> None:
 
 
 def test_another_graph_of_the_same_names() -> None:
-    """That operators or numbers differ is said."""
+    """Other operators or numbers are told."""
     profile = replace(profile_of("plain"), graph="0" * 16)
     with pytest.raises(JitPassesError, match="names are the same, operators or constants are not"):
         jit_passes.fill(jit_passes.prepare(script_of("plain")), profile)

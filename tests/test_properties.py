@@ -63,6 +63,8 @@ REORDERS = {
 
 # Of the largest value: steps of 1/255 that round the other way, in each operator in a row.
 STEPS_OF_ROUNDING = 0.1
+# How far a lowered module may be from its reference.
+TARGETS = {"stock": STEPS_OF_ROUNDING, "x86": STEPS_OF_ROUNDING, "reference": 0.0}
 
 # Right in a module whose parameters are constants: run in the pipelines that lead there.
 STAGED = {
@@ -97,8 +99,8 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# What none of these modules has: codes of fewer than 8 bits, attention, weights alone on integers;
-# and what changes no graph.
+# None of these modules has codes of fewer than 8 bits, attention, or weights alone on integers;
+# and some passes change no graph.
 # test_partition.py cuts regions out of random modules, test_x86_transformers.py expands attention.
 NEVER = {
     "original",
@@ -136,7 +138,7 @@ def is_of_parameter(name: str) -> bool:
 
 @dataclass
 class Findings:
-    """What the modules of one chunk have shown."""
+    """The findings in the modules of one chunk."""
 
     changed: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -171,7 +173,7 @@ class Checker:
             self.findings.failures.append((what.split(" ")[0], f"{again}\n{text}"))
 
     def observe(self, module: Any) -> dict[str, Any]:
-        """What a C++ module computes in this mode."""
+        """Return what a C++ module computes in this mode."""
         # A clone has not run yet: from the second run on, PyTorch differentiates graphs itself, and
         # fails on some.
         inputs = self.drawn.arguments(torch.float64 if self.exact else torch.float32)
@@ -316,29 +318,21 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
     checker = Checker(drawn, frontend, False, findings, gradients=False, exact=False)
     with warnings.catch_warnings(), checker.watching():
         warnings.simplefilter("ignore", JitPassesWarning)
-        with checker.reporting("quantize_script"), torch.no_grad():
-            prepared = jit_passes.prepare(module, target="stock")
-            reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
-            int8 = jit_passes.lower(reloaded(reference))
-            expected = checker.observe(int8._c)
-            compare(checker.observe(reference._c), expected, STEPS_OF_ROUNDING)
-            assert all(v.isfinite().all() for v in expected.values() if isinstance(v, Tensor))
-            checker.same("loaded", expected, reloaded(int8)._c, False)
-            findings.changed["quantize_script"] += bool(jit_passes.coverage(int8).int8)
-        with checker.reporting("quantize_for_x86"), torch.no_grad():
-            prepared = jit_passes.prepare(module, target="x86")
-            reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
-            planned = jit_passes.lower(reloaded(reference))
-            expected = checker.observe(planned._c)
-            compare(checker.observe(reference._c), expected, STEPS_OF_ROUNDING)
-            checker.same("loaded", expected, reloaded(planned)._c, False)
-            findings.changed["quantize_for_x86"] += "CompiledRegion" in str(planned.graph)
-        with checker.reporting("quantize_for_reference"), torch.no_grad():
-            prepared = jit_passes.prepare(module, target="reference")
-            reference = jit_passes.convert(jit_passes.calibrate(prepared, [inputs], progress=False))
-            expected = checker.observe(reference._c)
-            checker.same("lowered", expected, jit_passes.lower(reloaded(reference))._c, False)
-            findings.changed["quantize_for_reference"] += 1
+        for target, tolerance in TARGETS.items():
+            with checker.reporting(f"quantize_for_{target}"), torch.no_grad():
+                prepared = jit_passes.calibrate(
+                    jit_passes.prepare(module, target=target), [inputs], progress=False
+                )
+                reference = jit_passes.convert(prepared)
+                lowered = jit_passes.lower(reloaded(reference))
+                expected = checker.observe(lowered._c)
+                compare(checker.observe(reference._c), expected, tolerance)
+                assert all(v.isfinite().all() for v in expected.values() if isinstance(v, Tensor))
+                checker.same("loaded", expected, reloaded(lowered)._c, False)
+                integers = bool(jit_passes.coverage(lowered).int8)
+                compiled = "CompiledRegion" in str(lowered.graph)
+                done = compiled if target == "x86" else integers
+                findings.changed[f"quantize_for_{target}"] += done
         checker.training = checker.gradients = True
         with checker.reporting("quantize_slots"):
             module = drawn.compile(frontend, training=True, dtype=torch.float32)
@@ -536,9 +530,7 @@ STEPS = [
     "normalize",
     "split_then_merge",
     "original",
-    "quantize_script",
-    "quantize_for_x86",
-    "quantize_for_reference",
+    *(f"quantize_for_{target}" for target in TARGETS),
     "quantize_slots",
 ]
 CHECKS = [
@@ -565,7 +557,7 @@ def test_all_failures_have_a_test(findings: Findings) -> None:
 
 
 def test_check_change_shows_the_module() -> None:
-    """What a third party calls: it counts changes, and a failure has the source and the name."""
+    """The function for third parties counts changes; a failure has the source and the name."""
     assert check_change(RULES[4], 10) > 0
     assert check_change("split_conv_bias", 20, tolerance=REORDERED, frontends=("script",)) > 0
     wrong = RewriteRule("wrong", sigmoid, squared)

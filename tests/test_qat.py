@@ -468,7 +468,7 @@ class BehindRelu(Whole):
 
 
 def quantized_values(converted: Any) -> list[tuple[str, list[str]]]:
-    """What is quantized or stored as integers, and who reads it."""
+    """Values that are quantized or stored as integers, and their readers."""
 
     def text(value: Any) -> str:
         maker = value.producer

@@ -1,4 +1,4 @@
-"""What prepare_qat and a model that trains say to what they cannot take."""
+"""Errors of prepare_qat and of models that train."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """What one process does: train each method with its half of each batch, save the outcome."""
+    """Train each method with this process' half of each batch, and save the outcome."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -57,7 +57,7 @@ def work(rank: int, world: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What both processes ended with."""
+    """The outcomes of both processes."""
     folder = tmp_path_factory.mktemp("ranks")
     processes = [
         subprocess.Popen(
@@ -92,7 +92,7 @@ def test_ranks_stay_equal(ranks: list[dict[str, Any]], method: str, net: str) ->
 
 @pytest.mark.parametrize("method", METHODS)
 def test_first_batch_is_that_of_all(ranks: list[dict[str, Any]], method: str) -> None:
-    """What begins with it is what one process makes of the whole batch; exactly, but for sums."""
+    """The start is what one process makes of the whole batch; exactly, but for sums."""
     model = prepare_qat(compiled(seeded(Plain), batch(*SHAPE)), fake_quantizer=method).train()
     model(batches(1, *SHAPE)[0])
     found = ranks[0][f"Plain.{method}"][0]

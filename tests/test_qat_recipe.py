@@ -108,7 +108,7 @@ def recipe() -> str:
 def test_the_recipe_survives_being_pasted(
     make: Callable[[], nn.Module], seed: int, bits: int
 ) -> None:
-    """What comes out of it is as good as the float model, but for a few digits."""
+    """The result is as good as the float model, but for a few digits."""
     model = trained(make, seed)
     wanted = accuracy(model)
     assert wanted > 0.9

@@ -1,4 +1,4 @@
-"""What a prepared model does while it trains: gradients, batch norms, switches, resuming."""
+"""Prepared models while they train: gradients, batch norms, switches, resuming."""
 
 from __future__ import annotations
 

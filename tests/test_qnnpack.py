@@ -1,4 +1,4 @@
-"""What PyTorch's engine QNNPACK computes differently from the others."""
+"""Differences of PyTorch's engine QNNPACK from the others."""
 
 from __future__ import annotations
 

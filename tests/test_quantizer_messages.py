@@ -1,4 +1,4 @@
-"""What a quantizer of the user's own is told: what cannot be, and where."""
+"""Errors for quantizers of the user's own: what cannot be, and where."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SPECS = {"affine": AFFINE, "symmetric": SYMMETRIC, "seven_bits": SEVEN_BITS}
 
 
 def state_of(x: Tensor, bins: int = 2048) -> ObserverState:
-    """What a histogram observer knows after one batch."""
+    """The state of a histogram observer after one batch."""
     inf = math.inf
     buffer = torch.tensor([inf, -inf, inf, -inf, 0.0, 0.0], dtype=torch.float64)
     counts = torch.zeros(bins, dtype=torch.int64)

@@ -55,7 +55,7 @@ def test_each_place_once(net: torch.jit.ScriptModule) -> None:
 
 
 def test_through_another_rule(net: torch.jit.ScriptModule) -> None:
-    """What another rule made of a rule's result counts as made by it."""
+    """The result of a rule counts as its own when another rule has changed it."""
     rules = [
         RewriteRule("append_tanh", negation, negation_tanh, repeat=False),
         RewriteRule("negate_tanh", tanh, negation_of_tanh, repeat=False),

@@ -79,7 +79,7 @@ class Blocks(nn.Module):
 
 
 def test_blocks() -> None:
-    """What stands inside of branches and loops matches; all of it in the same block."""
+    """Operators inside of branches and loops match; all of them in the same block."""
     module = torch.jit.script(Blocks())
     result = NEG_NEG.apply(module)
     assert len(result.rewritten) == 2
@@ -236,7 +236,7 @@ def test_errors_at_run_time_show_the_users_line() -> None:
 
 
 def test_match_objects() -> None:
-    """What checks see."""
+    """The view that checks get."""
     seen: list[Match] = []
 
     def look(match: Match) -> bool:

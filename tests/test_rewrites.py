@@ -115,7 +115,7 @@ def test_fold_batch_norm(name: str, affine: bool, how: str) -> None:
 
 
 class ChecksRank(nn.Module):
-    """What batch norms check, and something else."""
+    """The check of batch norms, and something else."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

@@ -187,7 +187,7 @@ def test_hooks() -> None:
 
 @torch.jit.interface
 class Layer(nn.Module):
-    """What the layers of Picks have in common."""
+    """The interface of the layers of Picks."""
 
     def forward(self, x: Tensor) -> Tensor:
         pass

@@ -213,7 +213,7 @@ def _same(old: Nodes, annotations: Annotations, new: Nodes) -> Annotations:
 
 
 def test_elements_of_lists(nodes: Nodes) -> None:
-    """What cat joins are operands of cat; its list sees them quantized."""
+    """The tensors that cat joins are operands of cat; its list sees them quantized."""
     first, second, cat = nodes["c1:conv2d"], nodes["c2:conv2d"], nodes["cat"]
     annotations = Annotations()
     annotations[cat] = annotation(

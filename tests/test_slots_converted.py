@@ -225,7 +225,7 @@ def test_what_stock_cannot(name: str) -> None:
 
 
 def test_some_are_refused() -> None:
-    """What the target cannot do is float in training and afterwards; the rest goes on."""
+    """Layers beyond the target are float in training and afterwards; the rest goes on."""
 
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -188,9 +188,31 @@ def test_errors() -> None:
         jit_passes.smooth(net(), [])
     with pytest.raises(JitPassesError, match="training mode"):
         jit_passes.smooth(net().train(), [X])
-    quantized = jit_passes.quantize_script(net(), [X], progress=False)
-    with pytest.raises(JitPassesError):
-        jit_passes.smooth(quantized, [X])
+    with pytest.raises(JitPassesError, match=r"the batch does not run.*float32.2, 5, 9"):
+        jit_passes.smooth(net(), [X.new_zeros(2, 5, 9)])
+    for target in ("stock", "reference"):
+        quantized = jit_passes.quantize_script(net(), [X], target=target, progress=False)
+        with pytest.raises(JitPassesError, match="already"):
+            jit_passes.smooth(quantized, [X])
+
+
+def test_shapes_of_batches() -> None:
+    """Tokens count one by one, in whatever shape they come; an empty batch adds none."""
+    tokens = list(X.reshape(-1, 8))
+    whole = jit_passes.smooth(net(), [X])
+    alone = jit_passes.smooth(net(), [*tokens, X.new_zeros(0, 5, 8), X.new_zeros(2, 0, 8)])
+    torch.testing.assert_close(alone(X), whole(X), rtol=1e-6, atol=1e-6)
+    for one, other in zip(constants(whole), constants(alone), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=0)  # sums in another order
+
+
+def constants(model: torch.jit.ScriptModule) -> list[Tensor]:
+    return [
+        value
+        for node in graph_of(model).nodes
+        for i in node.inputs
+        if isinstance(value := i.constant, Tensor)
+    ]
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ DYNAMIC: dict[str, Any] = {"is_dynamic": True}
     ],
 )
 def test_refused_specifications(arguments: dict[str, Any], message: str) -> None:
-    """What a specification cannot be, and what it says of it."""
+    """Bad specifications, and their errors."""
     with pytest.raises(ValueError, match=message):
         QuantizationSpec(**arguments)
 
@@ -108,13 +108,13 @@ def test_frozen() -> None:
     ],
 )
 def test_refused_fixed(arguments: dict[str, Any], message: str) -> None:
-    """What fixed parameters cannot be."""
+    """Bad fixed parameters."""
     with pytest.raises(ValueError, match=message):
         FixedQParamsQuantizationSpec(**arguments)
 
 
 def test_refused_derived(chain: Nodes) -> None:
-    """What derived parameters cannot be; derived_from becomes a tuple."""
+    """Bad derived parameters; derived_from becomes a tuple."""
     for arguments, message in (
         ({"derived_from": ()}, "derived_from names no value"),
         ({"ch_axis": 0}, "ch_axis = 0 does not go with per_tensor_symmetric"),
@@ -148,7 +148,7 @@ def test_refused_derived(chain: Nodes) -> None:
     ],
 )
 def test_text_round_trip(spec: Any) -> None:
-    """What is written into a prepared model reads back equal; the text begins with the id."""
+    """Records of a prepared model read back equal; the text begins with the id."""
     place = Place(7, "a -> b", "input", spec, 3, False, "b", ("b", "c"), (2, 4), (5, 2))
     assert Place.from_text(place.to_text()) == place
     assert place.to_text().startswith('{"id": 7, ')

@@ -93,7 +93,7 @@ def assert_close(found: Iterable[Tensor], expected: Iterable[Tensor], exact: boo
 
 
 def outputs_and_gradients(script: Any, *inputs: Any) -> list[Tensor]:
-    """What it returns, and the gradients of all inputs and parameters."""
+    """Return its result, and the gradients of all inputs and parameters."""
     leaves = [x.detach().clone().requires_grad_() for x in inputs if isinstance(x, Tensor)]
     arguments = iter(leaves)
     given = [next(arguments) if isinstance(x, Tensor) else x for x in inputs]
@@ -172,7 +172,7 @@ def test_every_convolution(name: str, form: str, bias: bool, dtype: torch.dtype)
     for merged in (merge(parts), whole):
         if "trace" not in form and form != "freeze":
             assert convolutions(merged) == convolutions(script)
-        # What a trace calls _convolution comes back by the name that scripts have.
+        # The _convolution of a trace comes back by the name that scripts have.
         assert set(convolutions(merged)) <= {
             f"aten::conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)
         }
@@ -268,7 +268,7 @@ class Assigns(nn.Module):
 
 
 def test_assigned_attribute() -> None:
-    """What it holds now says nothing about the next call, so there is a branch."""
+    """Its value now says nothing about the next call, so there is a branch."""
     torch.manual_seed(0)
     module = Assigns()
     script = inlined(torch.jit.script(module))

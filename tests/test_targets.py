@@ -52,7 +52,7 @@ NARROW = SpecSupport({"int8": (-127, 127)}, ("per_channel_symmetric",))
     ],
 )
 def test_refusals(support: SpecSupport, spec: QuantizationSpec, reason: str | None) -> None:
-    """What does not fit is named, with what would."""
+    """A misfit is named, with what would fit."""
     found = support.refusal(spec)
     assert found is None if reason is None else found is not None and re.search(reason, found)
 

@@ -316,7 +316,7 @@ def composed(operator: Any, *arguments: Any) -> Any:
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("name", KERNELS)
 def test_other_devices(name: str, axis: int | None, dtype: torch.dtype) -> None:
-    """What runs where there is no kernel, called on CPU tensors: values and dx to the bit.
+    """The form without a kernel, called on CPU tensors: values and dx to the bit.
 
     Tolerance of the sums: float32 additions of some 250 terms.
     """

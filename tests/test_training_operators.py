@@ -195,7 +195,7 @@ def test_moving_average_fold(fold_axis: int, per_channel: bool, scheme: str, rou
 
 
 def test_moving_average_on_other_devices() -> None:
-    """What runs where there is no kernel: the same ranges and scales with folds and pair sums."""
+    """The form without a kernel: the same ranges and scales with folds and pair sums."""
     x, fold, _ = weight(0)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
     operator = own.moving_average_qparams
@@ -322,7 +322,7 @@ def test_an_offset_comes_back(start: float) -> None:
 
 
 def observed(x: Tensor) -> ObserverState:
-    """What an observer of histograms has seen."""
+    """The state of an observer of histograms."""
     state = torch.tensor([math.inf, -math.inf, math.inf, -math.inf, 0, 0], dtype=torch.float64)
     histogram = torch.zeros(2048, dtype=torch.int64)
     own.observe_histogram(x, state, histogram, "x", "")
@@ -740,7 +740,7 @@ dist.destroy_process_group()
 
 
 def first_values(rank: int | None, group: str) -> dict[str, Tensor]:
-    """What all operators start from, given half of a batch, or all of it where rank is None."""
+    """The start of all operators, given half of a batch, or all of it where rank is None."""
     batch = numbers(12, 40, seed=17) * torch.linspace(0.5, 3, 12)[:, None] + 0.3
     parts = {"even": (5, 7), "empty": (12, 0)}
     found: dict[str, Tensor] = {}

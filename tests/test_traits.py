@@ -143,7 +143,7 @@ def test_bicubic_interpolation_overshoots() -> None:
 
 
 def test_signs() -> None:
-    """What is never negative, and what is not with operands that are not."""
+    """Operators that are never negative, alone or if their operands are not."""
     x = 3 * noise(100)
     calls: dict[str, tuple[Any, ...]] = {"softmax": (0,)}
     for kind in kinds(lambda traits: traits.nonnegative_if == ()):

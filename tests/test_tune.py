@@ -244,3 +244,60 @@ def test_command(run: Run, tmp_path: Path) -> None:
     assert {layer["name"] for layer in record["layers"]} <= case.bad
     assert run("tune", model, *how).code == 2
     assert run("tune", model, *how, "--budget", 30, "-o", model).code == 3
+
+
+class Two(nn.Module):
+    """A wide and a narrow layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(64, 256)
+        self.middle = nn.Linear(256, 16)
+        self.narrow = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(torch.relu(self.middle(torch.relu(self.wide(x)))))
+
+
+def test_size() -> None:
+    """Of two layers of which one has to be in float: the more suspect, or that of fewer bytes."""
+    torch.manual_seed(0)
+    model, data = torch.jit.script(Two().eval()), [torch.randn(8, 64)]
+    rules = [{"module": "wide", "weight": {"bits": 4}}, {"module": "narrow", "weight": {"bits": 6}}]
+
+    def metric(candidate: torch.jit.ScriptModule) -> float:
+        rows = {row.name: row.dtype == "float" for row in jit_passes.coverage(candidate)}
+        either = rows["wide:linear"] or rows["narrow:linear"]
+        return float(either and rows["middle:linear"])
+
+    how: dict[str, Any] = {"config": {"version": 1, "rules": rules}, "alternatives": ()}
+    for objective, name in (("layers", "wide:linear"), ("size", "narrow:linear")):
+        tuned = jit_passes.tune(
+            model, data, metric, budget=0, objective=objective, target="reference", **how
+        )
+        assert {layer.name for layer in tuned.layers} == {"middle:linear", name}
+
+
+def test_cheapest_alternative() -> None:
+    """For a small file, weights of 8 bits; the first alternative that is enough otherwise."""
+    case = PLANTED["2 bits"]
+    choices = (
+        LayerOptions(output=TensorOptions(dtype="float"), weight=TensorOptions(bits=16)),
+        LayerOptions(weight=TensorOptions(bits=8)),
+    )
+    first = tuned_of(case, alternatives=choices).layers[0]
+    small = tuned_of(case, alternatives=choices, objective="size").layers[0]
+    assert (first.options, small.options) == choices
+    fast = tuned_of(case, alternatives=choices, objective="latency")
+    assert fast.score >= case.budget and {layer.name for layer in fast.layers} <= case.bad
+
+
+def test_bad_objectives() -> None:
+    case = PLANTED["attention"]
+    with pytest.raises(jit_passes.JitPassesError, match=r"objective is one of .* mean 'latency'"):
+        tuned_of(case, objective="latencies")
+    with pytest.raises(jit_passes.JitPassesError, match=r"latency is measured on data"):
+        jit_passes.tune(
+            case.model(), None, lambda model: 0.0, budget=1, mode="dynamic", objective="latency",
+            target="reference",
+        )  # fmt: skip

@@ -51,7 +51,7 @@ def mean(x: Tensor) -> Tensor:
     return x.mean(1 if x.size(-1) == 20 else -1, keepdim=True)
 
 
-# What is computed, and which of the layers are not rounded.
+# The computation, and the layers that are not rounded.
 SUMS: dict[str, tuple[Callable[..., Tensor], str]] = {
     "sum": (lambda x, a, b: a(x) + x, "a"),
     "second operand": (lambda x, a, b: x + a(x), "a"),

@@ -141,7 +141,7 @@ jit_passes.calibrate(prepared, calibration_data)
 #
 # `convert` replaces each observer by its outcome: a *quantize* to 8 bits with the scale and zero
 # point that follow from the range, and a *dequantize* back to float. Between the two, nothing
-# happens. What this **reference model** computes is what the int8 model will compute, with all of
+# happens. This **reference model** computes just what the int8 model will compute, with all of
 # its rounding and clipping; yet convolutions and sums still run in float, in operators that anybody
 # can read. It runs no faster. It answers the question whether a loss of accuracy comes from
 # quantization itself (then it shows here) or from a backend's kernels (then it does not).

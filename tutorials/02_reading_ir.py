@@ -31,7 +31,7 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 #   number says nothing, and changes whenever the graph does.
 # - A **node** is an operator with operands and results. `aten::` is PyTorch's own library; `prim::`
 #   is the language itself: constants, lists, branches, calls.
-# - A **constant** is a node as well. What it stands for is an *attribute* of the node, in square
+# - A **constant** is a node as well. Its value is an *attribute* of the node, in square
 #   brackets: `prim::Constant[value=1]`. Operands are computed while the graph runs; attributes are
 #   fixed when it is made.
 # - Behind `#` stands the place in the source: file, line and column.
@@ -121,7 +121,7 @@ assert len(format_graph(scripted)) < len(str(scripted.graph)) / 2
 # %% [markdown]
 # ## 3. Inlining, and names that last
 #
-# What happens in the blocks is not to be seen: it stands in their own graphs. *Inlining* puts these
+# The inside of the blocks is not to be seen: it stands in their own graphs. *Inlining* puts these
 # in place of the calls, and patterns can then reach across the borders of modules. jit_passes
 # inlines before any pass or rule looks at the graph. A pipeline without passes does this and
 # nothing else. The parameters remain where they were, and are the same tensors.
@@ -171,7 +171,7 @@ assert producer is node_named("stem:relu")
 assert (user, operand) == (node_named("body:mul"), 0)
 
 # %% [markdown]
-# ## 4. What is constant, and what is not
+# ## 4. Constants and attributes
 #
 # Operands of a convolution are lists of numbers. The compiler builds them while the graph runs
 # (`prim::ListConstruct`); inlining with jit_passes makes them constants, since nothing in them ever

@@ -7,7 +7,7 @@
 # replaces what is found.
 #
 # It is a plain Python file. Run it whole (`python tutorials/03_rewrite_rules.py`, some seconds), or
-# cell by cell in an editor that knows `# %%`. What the text claims is checked by assertions.
+# cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
 
 # %%
 import warnings
@@ -224,7 +224,7 @@ assert refused.refused[0].refused == "a factor is not known yet" and not refused
 # %% [markdown]
 # ## 6. Computing parameters
 #
-# What `compute` returns may also be a tensor. An `nn.Parameter` becomes a parameter of the module
+# `compute` may also return a tensor. An `nn.Parameter` becomes a parameter of the module
 # that the match stands in, any other tensor a buffer. Here each relu becomes a `prelu` with a slope
 # of its own, which begins at 0, so that at first nothing changes. `match.shapes` has the shapes of
 # what is known; `weight` is one of the pattern's inputs for that reason.
@@ -291,7 +291,7 @@ assert not RewriteRule("in_linears", relu, clamp, module_types="Linear").apply(m
 # that follow, whatever they are. `match::activation` is a name made up here, for any of the
 # operators in `alternatives`; in the replacement, the same name is the operator that was matched.
 # This rule moves max pooling in front of activations that never decrease, so that they have less to
-# compute. What it makes is looked at again: the second pooling passes two activations.
+# compute. Its result is looked at again: the second pooling passes two activations.
 
 # %%
 ACTIVATION_POOL = """
@@ -424,7 +424,7 @@ assert values.sum() == 0  # the caller's tensor is as it was
 # %% [markdown]
 # ## 11. Rules feed each other
 #
-# `rewrite` takes several rules. What one of them makes, all look at again, until nothing matches
+# `rewrite` takes several rules. All of them look again at what one has made, until nothing matches
 # any more; where two match at the same operator, the earlier one wins. So small rules add up.
 
 

@@ -7,7 +7,7 @@
 # trains the model with it, and saves it.
 #
 # It is a plain Python file. Run it whole (`python tutorials/04_custom_ops.py`, about twenty
-# seconds), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# seconds), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%

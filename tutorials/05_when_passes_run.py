@@ -12,7 +12,7 @@
 # text runs one pass at each of the three and looks at both.
 #
 # It is a plain Python file. Run it whole (`python tutorials/05_when_passes_run.py`, some seconds),
-# or cell by cell in an editor that knows `# %%`. What the text claims is checked by assertions.
+# or cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
 
 # %%
 import warnings
@@ -186,7 +186,7 @@ assert abs(value - 2 * GELU[0]) < 1e-3
 assert slope == 2 * RELU[1] == 0.0
 
 # %% [markdown]
-# ## 5. What is prepared stays
+# ## 5. Prepared models stay prepared
 #
 # The block has ended, and `compiled` still computes gelu: the executor keeps what it has prepared.
 # It is the same the other way round. A pass that is scheduled when a graph is ready does not reach
@@ -221,7 +221,7 @@ with jit_passes.scheduled("relu_to_gelu", stage=Stage.AFTER_AUTOGRAD) as handle:
 # ## 6. After fusion
 #
 # Last, *fusers* merge neighbouring operators into one kernel. On CPUs that is oneDNN's, which must
-# be switched on. A pass of the stage `AFTER_FUSION` sees what they have left. What is inside of a
+# be switched on. A pass of the stage `AFTER_FUSION` sees what they have left. The inside of a
 # fused kernel is out of its reach. Without a gradient, graphs come whole.
 
 
@@ -272,12 +272,12 @@ if torch.backends.mkldnn.is_available():
 
 # %%
 def pattern(x: Tensor) -> Tensor:
-    """What the rule looks for."""
+    """The pattern of the rule."""
     return torch.sigmoid(torch.relu(x))
 
 
 def replacement(x: Tensor) -> Tensor:
-    """What it puts there."""
+    """Its replacement."""
     return torch.tanh(x)
 
 

@@ -10,7 +10,7 @@
 # Tutorial 01 quantizes a model that is finished; this one is about training with quantization.
 #
 # It is a plain Python file. Run it whole (`python tutorials/06_split_convolution.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%
@@ -69,7 +69,7 @@ assert "conv:correlation = jit_passes::correlation(x, conv.weight, [1, 1]" in fo
 assert "= jit_passes::add_bias(conv:correlation" in format_graph(split)
 
 # %% [markdown]
-# What they compute can be said in two lines. Parameters are those of the original, gradients too.
+# Two lines say what they compute. Parameters are those of the original, gradients too.
 
 # %%
 weight, bias = one.conv.weight, one.conv.bias
@@ -109,7 +109,7 @@ assert torch.equal(merged(x), one(x))
 # | `calibration` | `MovingAverageMinMax(0.1)`: how much a batch counts in the range |
 # | `scale`, `range` | what is known beforehand |
 #
-# What is left open is 8 signed bits with a symmetric scale.
+# Whatever is left open has 8 signed bits with a symmetric scale.
 
 # %%
 FAKE_QUANTIZE = "= jit_passes::fake_quantize_moving_average("
@@ -244,7 +244,7 @@ assert format_graph(tuned).count("jit_passes::correlation") == 15
 assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4
 
 # %% [markdown]
-# ## 6. What fewer bits cost
+# ## 6. The price of fewer bits
 #
 # Now with weights and inputs only, at fewer and fewer bits. The first column is the model after
 # four batches in training mode, which set the ranges (and count in the statistics of batch
@@ -368,8 +368,8 @@ assert "conv1.correlation_log2_threshold" in names
 # %% [markdown]
 # PyTorch's own operators add the bias before they round, so they have no place for a correlation
 # of its own. With the target `stock`, a convolution is quantized if input, weight and sum are
-# given, as that target has them, and becomes one operator again. What is not given here is what
-# the target has.
+# given, as that target has them, and becomes one operator again. Slots that are not given here
+# are the target's.
 
 # %%
 for_stock = quantize_slots(fresh(), input=8, weight=8, sum=8, target="stock")

@@ -220,7 +220,7 @@ with jit_passes.scheduled(pipeline):
 assert "fpga::shift_sigmoid" in jit_passes.format_graph(compiled)
 
 # %% [markdown]
-# ## 11. What to know
+# ## 11. Good to know
 #
 # - A file that `torch.jit.save` writes names the operator `fpga::shift_sigmoid`. Whoever loads it
 #   imports `fpga_passes` first. The pass leaves nothing that would need it.

@@ -23,7 +23,7 @@
 # help here.
 #
 # It is a plain Python file. Run it whole (`python tutorials/08_backend_quantizer.py`, some
-# seconds), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# seconds), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%
@@ -127,7 +127,7 @@ with torch.no_grad():
 model = torch.jit.script(network.eval())
 
 # %% [markdown]
-# ## 2. What a quantizer sees
+# ## 2. The graph that a quantizer sees
 #
 # A quantizer is a class with a method `annotate`. It is given the *normalized* graph: calls are
 # inlined, batch normalizations folded into the convolutions, in-place operators replaced by others
@@ -210,11 +210,11 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 # An annotation says of one operator how it sees its operands (`input_qspec_map`) and how all others
 # see its result (`output_qspec`). Operands are named by their values.
 #
-# - **Who shares implicitly.** A convolution that reads what an addition made says so with the
+# - **Implicit sharing.** A convolution that reads what an addition made says so with the
 #   specification `ACTIVATION`, and the addition has said the same of its result. Equal
 #   specifications of one value are one quantization: what one operator makes, the next one reads.
 #   Nothing need be said.
-# - **Who shares explicitly.** Different values share only when told. `(value, node)` is the value
+# - **Explicit sharing.** Different values share only when told. `(value, node)` is the value
 #   as that node sees it.
 # - **A relu that belongs to the operator in front** (rule 4). The result to quantize is that of the
 #   relu, and between the two nothing is rounded. `part_of` says that both are quantized, or
@@ -223,12 +223,12 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 #   those of its operand.
 #
 # `validate` is called with what was annotated, here or by others (section 8). It refuses what Mill
-# cannot do. What `annotate` leaves out stays in float, and `reasons` says why.
+# cannot do. Whatever `annotate` leaves out stays in float, and `reasons` says why.
 
 
 # %%
 class MillQuantizer(Quantizer):
-    """What Mill can compute."""
+    """The operators and specifications of Mill."""
 
     target = "reference"
 
@@ -322,7 +322,7 @@ assert words[-1] == ["result", "uint8", "fixed", "scale", "0.00390625", "zero_po
 # %% [markdown]
 # ## 5. Prepare, calibrate, convert, lower
 #
-# The target `reference` takes all that can be said in specifications. What it returns is the model
+# The target `reference` takes all that can be said in specifications. It returns the model
 # in float operators between `jit_passes::quantize` and `jit_passes::dequantize`, with constants
 # stored as integers: dequantize, operator, quantize is one operator of Mill. A compiler reads that,
 # and it can be run, which says what Mill must compute.
@@ -441,7 +441,7 @@ for node in converted.nodes:
 print("a bias:", stored[:6].tolist(), "in steps of", biases.inputs[1].constant[:2].tolist(), "...")
 
 # %% [markdown]
-# ## 7. What it costs
+# ## 7. The loss
 #
 # The signal to quantization noise ratio says how far the result is from float: 20 dB is an error of
 # 10 %, 40 dB one of 1 %. The average probability of a label says nothing of an image, and would
@@ -511,7 +511,7 @@ assert codes_of["layer4.1.conv2"].abs().max() == 7
 assert eight_bits - 4 < four_bits < eight_bits
 
 # %% [markdown]
-# ## 9. What is refused, and how it is said
+# ## 9. Errors
 #
 # Mill's own rules are checked by `validate`, whoever annotated.
 
@@ -546,7 +546,7 @@ message = refusal(ComposableQuantizer(MillQuantizer(), AffineWeights()))
 assert "'fc:linear' is to be int8, per_tensor_affine" in message
 
 # %% [markdown]
-# What makes no sense for any backend is refused when sharing is resolved: who shares with something
+# Nonsense for any backend is refused when sharing is resolved: a value that shares with something
 # that is not quantized, in a circle, or with a value whose uses differ. Messages name the values
 # and the line of the model. Here one operand of each addition is left out on purpose, and the other
 # still shares with it.

@@ -10,7 +10,7 @@
 # All that a configuration can say is in [docs/configuration.md](../docs/configuration.md).
 #
 # It is a plain Python file. Run it whole (`python tutorials/09_layerwise_and_profile.py`, about
-# half a minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# half a minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%
@@ -34,7 +34,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. The float network
 #
-# That of tutorial 01, half as wide.
+# The network of tutorial 01, half as wide.
 
 # %%
 data = load_digits_tensors()
@@ -204,7 +204,7 @@ file.write_text(LAYERS)
 # %% [markdown]
 # ## 6. The same in Python
 #
-# What a file says can be said to the target's quantizer, in the same order, and gives the same
+# All that a file says can be said to the target's quantizer, in the same order, with the same
 # graph with the same numbers. Only the report differs: it says where the float layer was asked for.
 
 # %%

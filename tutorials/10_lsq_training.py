@@ -12,7 +12,7 @@
 # scales that are powers of two.
 #
 # It is a plain Python file. Run it whole (`python tutorials/10_lsq_training.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%
@@ -47,7 +47,7 @@ print(f"float: {float_top1:.2f} % of {len(data.test_y)} held-out digits are righ
 assert float_top1 > 97
 
 # %% [markdown]
-# ## 2. What calibration alone gives
+# ## 2. The result of calibration alone
 #
 # Weights, and what convolutions and linears read, get 4 bits; in the first and the last layer,
 # where every error counts, 8. In a configuration:

@@ -11,7 +11,7 @@
 # have in common, in more detail; [docs/qat.md](../docs/qat.md) has the reference.
 #
 # It is a plain Python file. Run it whole (`python tutorials/11_tqt_power_of_two.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%
@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 torch.set_num_threads(1)  # results then do not depend on the number of cores
 
 # %% [markdown]
-# ## 1. What calibration loses
+# ## 1. The loss by calibration
 #
 # The network has depthwise convolutions, whose channels have a filter each and differ more than
 # those of others do. Calibrated with a scale for each channel, of any size, 4 bits cost little;

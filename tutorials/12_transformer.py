@@ -9,7 +9,7 @@
 # the operator that is to blame, and repairs it.
 #
 # It is a plain Python file. Run it whole (`python tutorials/12_transformer.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. What the text claims is checked by
+# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
 # assertions.
 
 # %%
@@ -75,7 +75,7 @@ reader = train(Reader(), data, epochs=8, peak_rate=2e-3)
 # %% [markdown]
 # A network that trains for seconds has no large channels yet. Large models grow them in long
 # training. Here they are made by hand: two channels behind each norm become 100 and 60 times
-# larger, and the weights that read them as much smaller. What the network computes stays the same,
+# larger, and the weights that read them as much smaller. The network computes the same,
 # but for rounding.
 
 # %%

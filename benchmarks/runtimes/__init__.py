@@ -1,7 +1,7 @@
 """The quantizers and runtimes that are compared: ``RUNTIMES`` maps each name to a runtime.
 
 A runtime turns the same float model and the same calibration batches into a file on disk and
-a callable loaded from that file.  What is measured is therefore what a user would deploy.
+a callable loaded from that file.  So the measured file is the one that a user would deploy.
 """
 
 from __future__ import annotations

@@ -4,9 +4,15 @@
 #include "known_values.h"
 #include "module.h"
 #include "operators.h"
+#include "places.h"
 
 namespace jit_passes {
 namespace {
+
+const auto kQuantize = Symbol::fromQualString("jit_passes::quantize");
+const auto kQuantizePerChannel = Symbol::fromQualString("jit_passes::quantize_per_channel");
+const auto kDequantize = Symbol::fromQualString("jit_passes::dequantize");
+const auto kDequantizePerChannel = Symbol::fromQualString("jit_passes::dequantize_per_channel");
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;
@@ -15,6 +21,19 @@ void setConstant(ValueRecord& record, const c10::IValue& constant) {
     record.shape.emplace(tensor.sizes().begin(), tensor.sizes().end());
     record.dtype = tensor.scalar_type();
   }
+}
+
+std::string nameOf(const Value* value, const NodeNames& names) {
+  const Node* node = value->node();
+  if (node->kind() == prim::Param) {
+    const bool outermost = node->owningBlock()->owningNode() == nullptr;
+    return outermost ? value->debugNameBase() : value->debugName();
+  }
+  const auto found = names.find(node);
+  if (found == names.end() || found->second.empty()) {
+    return value->debugName();
+  }
+  return found->second + (node->outputs().size() > 1 ? "." + std::to_string(value->offset()) : "");
 }
 
 class Recorder {
@@ -27,7 +46,7 @@ class Recorder {
 
   Snapshot record() {
     for (const Value* input : graph_.inputs()) {
-      recordValue(input, input->debugNameBase());
+      recordValue(input);
       snapshot_.inputs.push_back(input->unique());
     }
     for (const Value* output : graph_.outputs()) {
@@ -48,20 +67,19 @@ class Recorder {
     record.source = node->kind() == prim::Constant ? "" : sourceLine(node);
     record.block = blockOf(node->owningBlock());
     for (const Value* output : node->outputs()) {
-      const auto suffix = node->outputs().size() > 1 ? "." + std::to_string(output->offset()) : "";
-      recordValue(output, record.name.empty() ? output->debugName() : record.name + suffix);
+      recordValue(output);
       record.outputs.push_back(output->unique());
     }
     for (const Block* block : node->blocks()) {
       for (const Value* input : block->inputs()) {
-        recordValue(input, input->debugName());
+        recordValue(input);
       }
     }
     snapshot_.nodes.push_back(std::move(record));
   }
 
-  void recordValue(const Value* value, const std::string& name) {
-    ValueRecord record = recordOf(value, name, written_.count(value) > 0);
+  void recordValue(const Value* value) {
+    ValueRecord record = recordOf(value, nameOf(value, names_), written_.count(value) > 0);
     const auto held = parameters_ == nullptr ? std::nullopt : parameters_->parameter(value);
     if (parameters_ != nullptr && value->node()->kind() == prim::GetAttr) {
       record.name = attributePath(value);
@@ -134,6 +152,27 @@ ValueRecord recordOf(const Value* value, const std::string& name, bool written) 
     setConstant(record, *constant);
   }
   return record;
+}
+
+std::vector<std::pair<int64_t, std::string>> quantizedValues(Graph& graph) {
+  const auto quantizes = [](const Node* node) {
+    return node->kind() == kQuantize || node->kind() == kQuantizePerChannel;
+  };
+  const auto names = nodeNames(graph);
+  std::vector<std::pair<int64_t, std::string>> found;
+  for (const Node* node : nodesInOrder(graph)) {
+    const auto place = quantizes(node) ? placeOf(node) : std::nullopt;
+    if (!place) {
+      continue;
+    }
+    const Value* value = node->input(0);
+    while (quantizes(value->node()) || value->node()->kind() == kDequantize ||
+           value->node()->kind() == kDequantizePerChannel) {
+      value = value->node()->input(0);
+    }
+    found.emplace_back(*place, nameOf(value, names));
+  }
+  return found;
 }
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph) { return Recorder(graph).record(); }

@@ -281,6 +281,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("operator_arguments", &operatorArguments);
   m.def("places", &places);
   m.def("place_ids", &placeIds);
+  m.def("quantized_values", [](const Module& module, const std::string& method) {
+    return quantizedValues(*module.get_method(method).graph());
+  });
   m.def("state_paths", &statePaths);
   m.def("set_string_attribute", &setStringAttribute);
 }

@@ -12,7 +12,7 @@ from ..errors import JitPassesError
 
 
 class Exit(IntEnum):
-    """What the process returns."""
+    """The exit codes of the process."""
 
     DONE = 0
     FAILED = 1  # by a mistake of this package, or of PyTorch

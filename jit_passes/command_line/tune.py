@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..tuning import ALTERNATIVES
+from ..tuning import ALTERNATIVES, OBJECTIVES
 from ..tuning import tune as run_tune
 from . import options
 from .files import check_output, check_readable, load_model, write_whole
@@ -31,6 +31,8 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
               help="By how much --metric may be below that of the float model; without one, the "
               "least SQNR of the output in dB.")  # fmt: skip
 @options.METRIC
+@click.option("--objective", type=click.Choice(OBJECTIVES), default="layers", show_default=True,
+              help="Few layers that are otherwise, a small file, or short calls.")  # fmt: skip
 @click.option("--float-only", is_flag=True, help="Try float alone, no bits, calibrations, modes.")
 @options.TARGET
 @options.CONFIG
@@ -41,7 +43,7 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 @options.JSON
 @options.common
 def tune(
-    model: Path, budget: float, metric: str | None, float_only: bool, target: str,
+    model: Path, budget: float, metric: str | None, objective: str, float_only: bool, target: str,
     config: Path | None, mode: str | None, method: str, resume: Path | None, output: Path | None,
     as_json: bool, no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
@@ -62,7 +64,8 @@ def tune(
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
     found = run_tune(
-        loaded, batches, measured, budget=budget, alternatives=() if float_only else ALTERNATIVES,
+        loaded, batches, measured, budget=budget, objective=objective,
+        alternatives=() if float_only else ALTERNATIVES,
         target=backend, config=config, mode=mode, method=method, resume=resume,
         progress=False if no_progress else None,
     )  # fmt: skip

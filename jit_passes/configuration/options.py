@@ -167,11 +167,10 @@ class TensorOptions:
         """Return both together; where they say something about the same, the later one holds.
 
         A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
-        channelwise, group_size, tokenwise and rounding, and each of these it; so do dtype and
-        signed, and channelwise and group_size. dtype
-        "float" replaces everything, and anything replaces it. An earlier int8 becomes int16 if
-        later bits need that; other dtypes too small for them go. Earlier bits too many for a later
-        dtype go.
+        channelwise, group_size, tokenwise and rounding, and each of these replaces it; so do dtype
+        and signed, and channelwise and group_size. dtype "float" replaces everything, and anything
+        replaces it. An earlier int8 becomes int16 if later bits need that; other dtypes too small
+        for them go. Earlier bits too many for a later dtype go.
         """
         if not later:
             return self

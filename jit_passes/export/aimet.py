@@ -33,8 +33,8 @@ def to_aimet(
 
     Args:
         encodings: what to write.
-        names: from the names of values to those of tensors in the ONNX file that it is for. What
-            is not listed keeps its name.
+        names: from the names of values to those of tensors in the ONNX file that it is for. A
+            name that is not listed stays.
         quantizer_args: written as it is; for those who read it.
 
     Raises:

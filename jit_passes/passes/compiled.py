@@ -87,7 +87,7 @@ def _around_check(original: Function, active: Active) -> Function:
 
 
 _PLACES: tuple[tuple[Any, str, Callable[[Function, Active], Function]], ...] = (
-    # What `script` and `trace` call: it is there for whoever has imported these two before.
+    # `script` and `trace` call these two, so whoever has imported the former before has them too.
     (torch.jit._script, "_script_impl", _around_script),
     (torch.jit._trace, "_trace_impl", _around_trace),
     (torch.jit._trace, "trace_module", _around_trace),

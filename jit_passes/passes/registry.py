@@ -41,7 +41,7 @@ class PassInfo:
 
 
 class _Registry(Mapping[str, Entry]):
-    """What C++ has registered, by name: rows whose first element is the summary."""
+    """The entries that C++ has registered, by name: rows that begin with the summary."""
 
     def __init__(self, rows: Callable[[], Any], remove: Callable[[str], bool]) -> None:
         self._rows, self._remove = rows, remove

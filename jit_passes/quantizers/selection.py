@@ -108,6 +108,7 @@ class Selection:
     reasons: dict[str, str] = field(default_factory=dict)
     origins: dict[int, ValueView] = field(default_factory=dict)
     clipped: dict[int, ValueView] = field(default_factory=dict)  # results by node index
+    activations: dict[int, list[tuple[NodeView, int, ValueView]]] = field(default_factory=dict)
     quantized: set[int] = field(default_factory=set)  # ids of origins
     by_output: dict[int, NodeView] = field(default_factory=dict)  # selected node by its value
     results: set[int] = field(default_factory=set)  # ids of values that a node may be selected for
@@ -145,12 +146,15 @@ class Selection:
 
     def operands(self, node: NodeView) -> list[tuple[NodeView, int, ValueView]]:
         """Return (user, operand, value) of the activations, the elements of lists one by one."""
-        row = self.support[node.kind]
-        return [
-            (*node.use(position, element), value)
-            for position, element, value in node.operands
-            if row.is_activation(position, value)
-        ]
+        known = self.activations.get(node.index)
+        if known is None:
+            row = self.support[node.kind]
+            known = self.activations[node.index] = [
+                (*node.use(position, element), value)
+                for position, element, value in node.operands
+                if row.is_activation(position, value)
+            ]
+        return known
 
     def add(self, node: NodeView, row: OperatorSupport) -> None:
         self.selected[node.index] = row

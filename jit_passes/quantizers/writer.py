@@ -11,6 +11,7 @@ from ..configuration.options import NOTHING, TensorOptions
 from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, MinMaxWithin
 from ..specification.annotation import Annotations, QuantizationAnnotation
+from ..specification.groups import no_groups
 from ..specification.qparams import bias_qparams
 from ..specification.specification import (
     AnySpec,
@@ -97,6 +98,8 @@ class AnnotationWriter:
             why = spec and self.policy.capability.refusal(node, 0, spec, "weight_only")
             if why:
                 found[index] = f"its weight is to be {why}"
+            elif why := _no_groups(spec, node.inputs[0]):
+                found[index] = why
         return found
 
     def refusal(self, node: NodeView) -> str | None:
@@ -131,11 +134,8 @@ class AnnotationWriter:
         mode = "static" if self.quantized_values(node) else "weight_only"
         if why := self.policy.capability.refusal(node, 1, weight, mode):
             return f"its weight is to be {why}"
-        tensor = node.inputs[1].constant
-        if isinstance(weight, QuantizationSpec) and weight.group_size and torch.is_tensor(tensor):
-            inputs = tensor.shape[1 - (weight.ch_axis or 0) % 2] if tensor.dim() > 1 else 1
-            if inputs % weight.group_size:
-                return f"its weight has {inputs} inputs, which are no groups of {weight.group_size}"
+        if why := _no_groups(weight, node.inputs[1]):
+            return why
         bias = self.bias(node, node.inputs[2], weight)
         if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
             return f"its bias is to be {why}"
@@ -372,3 +372,13 @@ def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:
     if isinstance(spec, QuantizationSpec) and isinstance(other, QuantizationSpec):
         return replace(spec, observer=other.observer) == other
     return spec == other
+
+
+def _no_groups(spec: AnySpec | None, weight: ValueView) -> str | None:
+    """Say why a weight cannot be quantized in the groups that are asked for; None if it can."""
+    if not isinstance(spec, QuantizationSpec) or spec.group_size is None or spec.ch_axis is None:
+        return None
+    if not isinstance(weight.constant, torch.Tensor):
+        return None
+    why = no_groups(weight.constant.shape, spec.ch_axis, spec.group_size)
+    return why and f"its weight is to be in groups of {spec.group_size}, and {why}"

@@ -176,8 +176,8 @@ def compare(
     """Compare a quantized model with the float model, value by value, in one pass over the data.
 
     The quantized model runs twice: as it is, and with each compared value replaced, as soon as it
-    is computed, by that of the float model on its grid. What differs then is a value's own error;
-    the rest it inherits. Sums are kept, values are forgotten after each batch.
+    is computed, by that of the float model on its grid. The difference that is left is a value's
+    own error; the rest it inherits. Sums are kept, values are forgotten after each batch.
 
     Compared are all values that `convert` has quantized, results of operators that stay in float,
     and the outputs. Of a region that a target compiles as a whole only what it gives can be seen:

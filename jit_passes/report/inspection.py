@@ -155,14 +155,14 @@ class _Inspector:
 
     def row(self, node: NodeView, regions: dict[int, int]) -> OperatorInspection:
         int8 = self.on_integers(node)
-        bits = self.all.bits(node) if node in self.annotations else ""
+        bits, mode = self.all.precision(node) if node in self.annotations else ("", "")
         reason = "only its weight is quantized" if bits else ""
         if not int8 and not bits:
             reason = float_reason(node, self.annotations, self.target)
         return OperatorInspection(
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
-            self.all.mode(node) if int8 or bits else "",
+            mode if int8 or bits else "",
             self.owner(node).name if int8 and self.owner(node) is not node else "",
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What made a quantized model."""
+"""Where a quantized model comes from: versions, target, mode, configuration."""
 
 from __future__ import annotations
 

@@ -42,4 +42,6 @@ class Tally:
     @property
     def cosine(self) -> float:
         norm = math.sqrt(self.signal * self.other)
+        if not math.isfinite(norm):  # the other model gives a NaN or an infinity
+            return 0.0
         return self.product / norm if norm else float(self.signal == self.other)

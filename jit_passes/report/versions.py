@@ -1,4 +1,4 @@
-"""What a report of an error needs to say of its machine."""
+"""Versions and processor, for reports of errors."""
 
 from __future__ import annotations
 

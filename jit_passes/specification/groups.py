@@ -28,21 +28,28 @@ def scales_of(
     """
     if group_size is None:
         return (shape[ch_axis],)
+    if why := no_groups(shape, ch_axis, group_size):
+        raise JitPassesError(
+            f"'{name}' is to be quantized in groups of {group_size}, and {why}; or leave "
+            "group_size out, for one scale for each channel"
+        )
     axis = ch_axis % len(shape)
+    return shape[axis], shape[1 - axis] // group_size
+
+
+def no_groups(shape: Sequence[int], ch_axis: int, group_size: int) -> str | None:
+    """Say why a tensor has no such groups, and which it has; None if it has them."""
+    axis = ch_axis % max(len(shape), 1)
     if len(shape) < 2 or axis > 1:
-        raise JitPassesError(
-            f"'{name}' is to be quantized in groups of {group_size}, and has shape {list(shape)}: "
-            "groups are for weights [out, in, ...]; leave group_size out"
-        )
+        return f"has shape {list(shape)}: groups are for weights [out, in, ...]"
     inputs = shape[1 - axis]
-    if inputs % group_size:
-        near = [size for size in range(1, inputs + 1) if inputs % size == 0 and size <= group_size]
-        raise JitPassesError(
-            f"'{name}' is to be quantized in groups of {group_size}, which do not divide its "
-            f"{inputs} input channels (axis {1 - axis} of {list(shape)}): give it a divisor, "
-            f"{near[-1]} say, or channelwise: true for one scale for each channel"
-        )
-    return shape[axis], inputs // group_size
+    if inputs % group_size == 0:
+        return None
+    near = max(size for size in range(1, min(inputs, group_size) + 1) if inputs % size == 0)
+    return (
+        f"has {inputs} inputs (axis {1 - axis} of {list(shape)}), which are no multiple: "
+        f"give it a divisor, {near} say"
+    )
 
 
 def rows_of(values: torch.Tensor, ch_axis: int, group_size: int | None = None) -> torch.Tensor:

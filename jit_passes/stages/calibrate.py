@@ -13,7 +13,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..logs import timed
-from .batches import InputFn, batches, progress_bar
+from .batches import InputFn, batches, misfit, progress_bar
 from .module import ModelStage, stage_of
 
 
@@ -53,7 +53,7 @@ def calibrate(
             shown = progress_bar("calibrate", progress)
             given = batches(data, input_fn, shown, "the calibration data")
             for number, (args, kwargs) in enumerate(given):
-                run_batch(prepared, report.method, args, kwargs, f"calibration batch {number}")
+                _run(prepared, report.method, args, kwargs, number)
                 count += 1
     finally:  # the model's own counters, running means and attributes stay as they were
         _C.restore_state(prepared._c, before, report.method)
@@ -62,40 +62,23 @@ def calibrate(
     return prepared
 
 
-def run_batch(
-    model: torch.jit.ScriptModule,
+def _run(
+    prepared: torch.jit.ScriptModule,
     name: str,
     args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    what: str,
-) -> Any:
-    """Run a method on a batch, and return what it returns.
-
-    Args:
-        model: whose method.
-        name: of the method.
-        args: positional arguments of the batch.
-        kwargs: those by name.
-        what: what messages call the batch, `calibration batch 0`.
-
-    Raises:
-        JitPassesError: it does not run; the message says what was expected and what came.
-    """
-    method = getattr(model, name)
+    kwargs: dict[str, Any],
+    number: int,
+) -> None:
+    method = getattr(prepared, name)
     try:
-        return method(*args, **kwargs)
+        method(*args, **kwargs)
     except Exception as error:
         if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
-            message = _bad_weight(model, name) or unmeasurable[0]
-            raise JitPassesError(f"{what}: {message}") from error
-        if where := _foreign_device(model, name, args, kwargs):
-            raise JitPassesError(f"{what} does not run: {where}") from error
-        got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-        raise JitPassesError(
-            f"{what} does not run. The model takes {_parameters(method)}; the "
-            f"batch gives ({got}). If batches hold more than the model's inputs, pick "
-            f"them, with input_fn=lambda batch: ... in Python. PyTorch says: {last_line(error)}"
-        ) from error
+            message = _bad_weight(prepared, name) or unmeasurable[0]
+            raise JitPassesError(f"calibration batch {number}: {message}") from error
+        if where := _foreign_device(prepared, name, args, kwargs):
+            raise JitPassesError(f"calibration batch {number} does not run: {where}") from error
+        raise misfit(method, args, kwargs, f"calibration batch {number}", error) from error
 
 
 def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:
@@ -130,25 +113,3 @@ def _foreign_device(
                     "device=x.device there, and script or trace the model again, on the CPU"
                 )
     return None
-
-
-def last_line(error: BaseException) -> str:
-    """Return what went wrong, without the interpreter's traceback in front of it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
-    return (found or lines or [type(error).__name__])[-1 if found else 0]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
-
-
-def _parameters(method: Any) -> str:
-    arguments = method.schema.arguments[1:]
-    shown = [
-        f"{a.name}: {a.type}" + (f" = {a.default_value}" if a.has_default_value() else "")
-        for a in arguments
-    ]
-    return f"({', '.join(shown)})"

@@ -13,7 +13,6 @@ import torch
 from .. import _C
 from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
-from ..graph.view import GraphView
 from ..logs import timed
 from ..observers import ObserverState
 from ..passes.pipeline import CLEAN_UP, Pipeline
@@ -27,7 +26,7 @@ from ..specification.specification import (
     QuantizationSpec,
     ResolvedSpec,
 )
-from .module import ModelStage, OperatorRecord, Report, by_position, stage_of
+from .module import ModelStage, OperatorRecord, Report, stage_of
 from .values import quantized_values
 
 _NOTHING = "jit_passes::observe_nothing"
@@ -68,13 +67,15 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     module, places = read_places(prepared, report)
     refused = refusals(places)
     check_seen(places, report)
-    options = parameters_of(places, refused)
-    result = CONVERT.run(module, report.method, options=options).module
+    found = parameters_of(places, refused)
+    options = {"parameters": {id: chosen.as_options() for id, chosen in found.items()}}
+    given = {"insert_quantize_dequantize": options}
+    result = CONVERT.run(module, report.method, options=given).module
     operators = tuple(_with_refusal(row, refused) for row in report.operators)
-    _warn(operators, refused, bool(options["insert_quantize_dequantize"]["parameters"]))
+    _warn(operators, refused, bool(found))
     codes: dict[tuple[int, int], list[int]] = {}
-    for id, chosen in options["insert_quantize_dequantize"]["parameters"].items():
-        codes.setdefault((chosen["quant_min"], chosen["quant_max"]), []).append(id)
+    for id, chosen in found.items():
+        codes.setdefault((chosen.quant_min, chosen.quant_max), []).append(id)
     report = replace(
         report,
         stage=ModelStage.REFERENCE,
@@ -82,10 +83,9 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         codes=[(*ends, ids) for ends, ids in codes.items()],
         plan=digest_of(places),
     )
-    report = report.located(result)
-    graph = GraphView.of(result, report.method)
-    values = quantized_values(graph, by_position(graph, report.places))
-    replace(report, values=values).write(result)
+    known = {id: chosen for id, chosen in found.items() if isinstance(chosen, QParams)}
+    values = quantized_values(_C.quantized_values(result, report.method), known)
+    replace(report.located(result), values=values).write(result)
     return wrap(result)
 
 
@@ -102,12 +102,13 @@ def digest_of(places: list[QuantizedPlace]) -> str:
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
-def parameters_of(places: list[QuantizedPlace], refused: dict[str, str]) -> dict[str, Any]:
-    """Return the options with which insert_quantize_dequantize quantizes these places."""
+def parameters_of(
+    places: list[QuantizedPlace], refused: dict[str, str]
+) -> dict[int, QParams | ChosenQParams]:
+    """Return the parameters by id of the place; places whose values stay float are left out."""
     groups = Groups(places, refused)
     found = {known.place.id: groups.parameters_at(known) for known in places}
-    parameters = {id: p.as_options() for id, p in found.items() if p is not None}
-    return {"insert_quantize_dequantize": {"parameters": parameters}}
+    return {id: chosen for id, chosen in found.items() if chosen is not None}
 
 
 # Out of training: batch norms are folded into weights, which are constants now.

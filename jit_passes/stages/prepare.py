@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -148,7 +148,7 @@ class _Plan:
             own = observer.op if axis is None else observer.per_channel_op
             known = {**vars(observer), "axis": axis}
             known["histogram"] = self.histogram(own, f"{group}_histogram", observer)
-            known["range"] = self.state(f"{group}_range", fresh_range(place.scales))
+            known["range"] = self.range(group, place)
             if op == CONSTANT and spec.group_size is not None:
                 assert axis is not None
                 rows = rows_of(value.constant, axis, spec.group_size)
@@ -164,11 +164,13 @@ class _Plan:
             # All that nothing is observed of have one buffer: many attributes are slow to look up.
             op, group = NOTHING, "observer_none"
         known |= {"name": place.name, "spec": place.to_text()}
-        known.setdefault("range", self.state(f"{group}_range", fresh_range(place.scales)))
-        known.setdefault("histogram", None)
+        if "range" not in known:
+            known |= {"range": self.range(group, place), "histogram": None}
         if op == CONSTANT:
             block = quantization.uses[0][0].block if quantization.uses else 0
-            known["reached"] = self.state(f"observer_reached_{block}", torch.zeros(1).bool())
+            known["reached"] = self.state(
+                f"observer_reached_{block}", torch.zeros, 1, dtype=torch.bool
+            )
         uses = [(node.index, operand) for node, operand in quantization.uses]
         operands = operands_of(op, known)
         self.requests.append(request(value.id, uses, quantization.node.index, op, operands))
@@ -177,13 +179,19 @@ class _Plan:
         """Return the operand that is a histogram, if the operator has one."""
         if "histogram" not in operands_of(op, {"histogram": None}):
             return None
-        return self.state(name, torch.zeros(getattr(observer, "bins", 0)).long())
+        return self.state(name, torch.zeros, getattr(observer, "bins", 0), dtype=torch.int64)
 
-    def state(self, name: str, initially: torch.Tensor) -> tuple[str, int]:
-        """Return the operand that is the buffer of that name."""
+    def range(self, group: str, place: Place) -> tuple[str, int]:
+        """Return the operand that is the group's range."""
+        return self.state(f"{group}_range", fresh_range, place.scales)
+
+    def state(
+        self, name: str, fresh: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[str, int]:
+        """Return the operand that is the buffer of that name; the first one makes it."""
         if name not in self.numbers:
             self.numbers[name] = len(self.states)
-            self.states.append((name, None, initially, False))
+            self.states.append((name, None, fresh(*args, **kwargs), False))
         return "state", self.numbers[name]
 
     def measure(self, op: str, value: Any, known: Mapping[str, Any], place: Place) -> None:

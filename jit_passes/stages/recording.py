@@ -12,6 +12,7 @@ from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
+from .batches import cloned, misfit
 
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
@@ -48,14 +49,24 @@ class Recorder:
     def run(
         self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None
     ) -> tuple[Any, dict[int, list[torch.Tensor]]]:
-        """Run the method; return what it returns and, by node, the tensors that were kept."""
+        """Run the method; return what it returns and, by node, the tensors that were kept.
+
+        Raises:
+            JitPassesError: the model does not take such a batch.
+        """
         for index in self.kept:
             setattr(self._model, _kept(index), [])
         for index in self.told:  # copies, since the model may write to what it is told
             setattr(self._model, _told(index), [t.clone() for t in (told or {})[index]])
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            args, kwargs = arguments
-            result = getattr(self._model, self._method)(*args, **kwargs)
+            args, kwargs = cloned(arguments)  # the next model sees what this one may write to
+            method = getattr(self._model, self._method)
+            try:
+                result = method(*args, **kwargs)
+            except RuntimeError as error:
+                if told is not None:
+                    raise  # it runs with values of its own
+                raise misfit(method, args, kwargs, "the batch", error) from error
         return result, {index: list(getattr(self._model, _kept(index))) for index in self.kept}
 
     def _edit(self, graph: GraphEditor) -> None:

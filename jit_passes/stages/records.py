@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import JitPassesError, count_of, warn
-from ..graph.view import GraphView, NodeView
+from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.selection import origin_of
 from ..specification.annotation import Annotations
 from ..specification.resolve import Quantization
@@ -39,42 +39,43 @@ class QuantizedUses:
         place = found.place if found else earlier
         return None if place is None else place.spec
 
+    def seen(self, node: NodeView) -> list[tuple[int, ValueView, ResolvedSpec]]:
+        """Return the quantized operands, with their positions."""
+        seen = (
+            (position, value, self.at(node, position, element))
+            for position, element, value in node.operands
+        )
+        return [(position, value, spec) for position, value, spec in seen if spec is not None]
+
     def is_dynamic(self, node: NodeView) -> bool:
         """Say whether an operand is quantized with parameters that are chosen as the model runs."""
-        specs = (self.at(node, position, element) for position, element, _ in node.operands)
-        return any(getattr(spec, "is_dynamic", False) for spec in specs)
+        return any(getattr(spec, "is_dynamic", False) for _, _, spec in self.seen(node))
 
-    def mode(self, node: NodeView) -> str:
-        """Return how its input is quantized: `static`, `dynamic`, or `weight_only` for not at all.
+    def precision(self, node: NodeView) -> tuple[str, str]:
+        """Return bits of weights and activations, and the mode.
 
-        For operators whose weight is.
-        """
-        if self.is_dynamic(node):
-            return "dynamic"
-        bits = self.bits(node)
-        alone = bits.startswith("w") and bits.endswith(" only")
-        return "weight_only" if alone else "static"
-
-    def bits(self, node: NodeView) -> str:
-        """Return bits of weights and activations: `w4a8`, `a8` for a product, "" for none.
-
-        A convolution or linear with one of them in float has `w8 only` or `a8 only`, and so has an
-        embedding; `w4g32 only` has a scale for each group of 32 inputs. Operands of different
-        widths stand side by side: `a8x4`. Biases do not count.
+        Bits are `w4a8`, `a8` for a product, "" for none. A convolution or linear with one of them
+        in float has `w8 only` or `a8 only`, and so has an embedding; `w4g32 only` has a scale for
+        each group of 32 inputs. Operands of different widths stand side by side: `a8x4`. Biases do
+        not count. The mode is `dynamic`, or `weight_only` where just the weight is quantized, or
+        `static`.
         """
         found: dict[str, list[str]] = {"w": [], "a": []}
         convolves = node.traits.weighted is not None or is_split(node)
-        for position, element, value in node.operands:
-            spec = self.at(node, position, element)
-            if spec is None or (convolves and position > 1):
+        mode = "static"
+        for position, value, spec in self.seen(node):
+            if getattr(spec, "is_dynamic", False):
+                mode = "dynamic"
+            if convolves and position > 1:
                 continue
             weight = position == 1 if convolves else value.is_constant
             groups = getattr(spec, "group_size", None)
             bits = (spec.quant_max - spec.quant_min).bit_length()
             found["w" if weight else "a"].append(f"{bits}g{groups}" if groups else str(bits))
         text = "".join(f"{kind}{'x'.join(dict.fromkeys(n))}" for kind, n in found.items() if n)
-        both = convolves or node.traits.holds_weights
-        return f"{text} only" if both and text and not all(found.values()) else text
+        if not (convolves or node.traits.holds_weights) or not text or all(found.values()):
+            return text, mode
+        return f"{text} only", "weight_only" if mode == "static" and found["w"] else mode
 
     def is_alone(self, node: NodeView, operand: int) -> bool:
         """Say whether an operand is a weight whose operator has its input in float."""
@@ -105,9 +106,8 @@ def operator_records(
         int8 = node.name in quantized
         reason = "" if int8 else float_reason(node, annotations, target)
         kind = node.kind.rpartition("::")[2]
-        dtype, bits, mode = (
-            ("int8", uses.bits(node), uses.mode(node)) if int8 else ("float", "", "")
-        )
+        dtype = "int8" if int8 else "float"
+        bits, mode = uses.precision(node) if int8 else ("", "")
         records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode))
     return records
 

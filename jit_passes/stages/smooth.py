@@ -14,9 +14,8 @@ from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
+from .annotate import FROZEN
 from .batches import InputFn, batches, progress_bar
-from .module import check_module
-from .normalize import normalize
 from .recording import Recorder
 
 _NORM, _LINEAR = "aten::layer_norm", "aten::linear"
@@ -85,8 +84,7 @@ def smooth(
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"strength is between 0 and 1, got {strength}")
-    check_module(model, method)
-    module = normalize(model._c, method).module
+    module = FROZEN.enter(model, method)
     groups = _groups(GraphView.of(module, method))
     if not groups:
         raise JitPassesError(
@@ -100,9 +98,9 @@ def smooth(
         _, values = recorder.run(arguments)
         for index, computed in values.items():
             for value in computed:
-                found = value.detach().abs().flatten(0, -2).amax(0).double()
-                known = largest.get(index, torch.zeros_like(found))
-                largest[index] = torch.maximum(known, found)
+                rows = value.detach().abs().reshape(-1, value.shape[-1]).double()
+                known = largest.get(index, rows.new_zeros(1, rows.shape[1]))
+                largest[index] = torch.cat([rows, known.reshape(1, -1)]).amax(0)
     factors = {
         group.norm.index: _factors(group, largest[group.norm.index], strength)
         for group in groups

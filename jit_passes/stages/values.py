@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ..graph.view import GraphView, NodeView
+from ..specification.parameters import QParams
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
@@ -45,33 +44,21 @@ class QuantizedValue:
         return scale, (self.low - zero) * scale, (self.high - zero) * scale
 
 
-def quantized_values(graph: GraphView, places: Mapping[int, int | None]) -> list[QuantizedValue]:
+def quantized_values(
+    named: Iterable[tuple[int, str]], parameters: Mapping[int, QParams]
+) -> list[QuantizedValue]:
     """Return the values that a reference model quantizes while it runs, in program order.
 
-    Those whose grid is computed while the model runs have none that is known, and are left out.
-
     Args:
-        graph: of the reference model, whose values have the names of the float model's.
-        places: ids of places by index of node.
+        named: ids of places, and names of the values that are quantized there.
+        parameters: by id. Those that are chosen as the model runs are missing, and left out.
     """
     found = []
-    for node in graph.nodes:
-        place = places.get(node.index)
-        if node.kind not in QUANTIZE or place is None or not node.inputs[1].is_constant:
-            continue
-        scale, zero_point = (torch.as_tensor(v.constant).reshape(-1) for v in node.inputs[1:3])
-        axis = int(node.inputs[3].constant) if "per_channel" in node.kind else None
-        low, high = (int(value.constant) for value in node.inputs[-3:-1])
-        name = source_of(node).name
-        found.append(
-            QuantizedValue(place, name, scale.tolist(), zero_point.tolist(), axis, low, high)
-        )
+    for place, name in named:
+        if (chosen := parameters.get(place)) is not None:
+            scale, zero_point = (
+                torch.as_tensor(x).reshape(-1).tolist() for x in (chosen.scale, chosen.zero_point)
+            )
+            ends = chosen.quant_min, chosen.quant_max
+            found.append(QuantizedValue(place, name, scale, zero_point, chosen.axis, *ends))
     return found
-
-
-def source_of(quantize: NodeView) -> Any:
-    """Return what is quantized: ahead of an earlier quantization of the same value."""
-    value = quantize.inputs[0]
-    while (maker := value.producer) is not None and maker.kind in (*QUANTIZE, *DEQUANTIZE):
-        value = maker.inputs[0]
-    return value

@@ -51,10 +51,11 @@ class PowerOfTwoQuantizer(BackendQuantizer):
     """For hardware that multiplies by shifting, as FPGAs do: every scale is a power of two.
 
     Activations, weights and biases are signed, but for `unsigned`, with zero point 0 and one scale
-    for each tensor; a bias has the scale of the accumulator, input scale times weight scale. What
-    is added, joined or compared has one scale, so that integers can be: the operands of add, sub,
-    cat, maximum and minimum share, and the result of the last three has it too. Graffitist (Jain
-    et al., arXiv:1903.08066, section 5.1) shares scales so; its own 16-bit accumulators are in
+    for each tensor; a bias has the scale of the accumulator, input scale times weight scale.
+    Operands that are added, joined or compared have one scale, so that integers can be: the
+    operands of add, sub, cat, maximum and minimum share, and the result of the last three has it
+    too. Graffitist (Jain et al., arXiv:1903.08066, section 5.1) shares scales so; its own 16-bit
+    accumulators are in
     `quantize_slots(recipe="graffitist")`.
 
     Args:

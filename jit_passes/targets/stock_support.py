@@ -1,4 +1,4 @@
-"""What PyTorch's quantized operators can compute."""
+"""The capability of PyTorch's quantized operators."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ..registered import Registered
 
 
 class RefusedOperator(JitPassesError):
-    """What `Target.compile` raises of an operator that it cannot take, where it may take the rest.
+    """Raised by `Target.compile` for an operator that it cannot take, where it may take the rest.
 
     Attributes:
         operator: its name in the graph of the region.

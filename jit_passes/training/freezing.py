@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from ..errors import JitPassesError, nearest
 
-# What Graffitist trains with; its numbers of steps are for batches of 24.
+# Graffitist's defaults; its numbers of steps are for batches of 24.
 _BATCH_SIZE = 24
 _START_STEP = 1000
 _INTERVAL = 50

@@ -1,10 +1,12 @@
 """What quantizing each layer costs, and a configuration that gives accuracy back."""
 
+from .cost import OBJECTIVES
 from .sensitivity import LayerSensitivity, Sensitivity, sensitivity
 from .tune import ALTERNATIVES, Tuned, TunedLayer, tune
 
 __all__ = [
     "ALTERNATIVES",
+    "OBJECTIVES",
     "LayerSensitivity",
     "Sensitivity",
     "Tuned",

@@ -12,8 +12,7 @@ import torch
 from ..errors import JitPassesError
 from ..report.lockstep import check_shapes
 from ..report.tally import Tally
-from ..stages.batches import cloned
-from ..stages.calibrate import run_batch
+from ..stages.batches import cloned, misfit
 from ..stages.recording import tensors_of
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -120,5 +119,9 @@ def outputs(model: Any, method: str, batch: Batch, number: int) -> dict[str, tor
     """Return the tensors that a model gives for a batch, by name; the batch is not written to."""
     args, kwargs = cloned(batch)
     with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        result = run_batch(model, method, args, kwargs, f"batch {number}")
+        run = getattr(model, method)
+        try:
+            result = run(*args, **kwargs)
+        except Exception as error:
+            raise misfit(run, args, kwargs, f"batch {number}", error) from error
     return dict(tensors_of(result))

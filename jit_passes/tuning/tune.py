@@ -14,12 +14,13 @@ import torch
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
 from ..configuration.options import LayerOptions, TensorOptions
-from ..errors import JitPassesError, count_of, without_folders
+from ..errors import JitPassesError, count_of, nearest, without_folders
 from ..logs import LOGGER, timed
 from ..observers import Entropy, MinMax
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn, progress_bar
 from ..targets import Target
+from .cost import OBJECTIVES, Cost, file_size, latency_on
 from .metric import Metric, MetricFn
 from .ranking import suspects
 from .sensitivity import finite
@@ -149,6 +150,7 @@ def tune(
     metric: MetricFn | None = None,
     *,
     budget: float,
+    objective: str = "layers",
     alternatives: Sequence[LayerOptions] = ALTERNATIVES,
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
@@ -170,9 +172,14 @@ def tune(
        allows it. So none of what stays can be taken out of F, if more float is never worse.
     4. Each layer of F gets the first alternative that keeps to the budget, in place of float.
 
+    With the objective "size" or "latency", step 3 begins with the layers that cost most in float,
+    and step 4 takes what costs least of float and all alternatives that keep to the budget. Costs
+    are measured: the bytes of a variant's file, the median time of calls on the first batch.
+
     So about 2 log2 |F| + |F| (1 + alternatives) quantized models are measured, where trying each
     set of layers L takes 2^|L|. Variants that come to the same are measured once, and those that
-    the target cannot do not at all. The result is measured. It is the same each time.
+    the target cannot do not at all. The result is measured. It is the same each time, but for the
+    objective "latency", since times are not.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
@@ -182,6 +189,8 @@ def tune(
             its negative. None for the SQNR of the output on the data, in dB.
         budget: with a metric, by how much it may be below that of the float model; without one,
             the least SQNR in dB.
+        objective: "layers" for few layers that are otherwise; "size" for a small file; "latency"
+            for a fast model, on this machine, which needs data and should do nothing else.
         alternatives: options for layers that cost too much, the most wanted first; float comes
             last. By default other calibrations, 8 bits, the modes dynamic and weight_only. () for
             float only.
@@ -197,7 +206,8 @@ def tune(
         progress: a progress bar; None for one on terminals only.
 
     Raises:
-        JitPassesError: what `sensitivity` raises; the budget is no number from 0 on.
+        JitPassesError: what `sensitivity` raises; the budget is no number from 0 on; the objective
+            is unknown, or "latency" without data.
     """
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
         raise JitPassesError(
@@ -209,7 +219,8 @@ def tune(
     )  # fmt: skip
     measured = variants.metric
     least = float(budget) if metric is None else measured.of_float - budget
-    search = _Search(variants, least, tuple(alternatives), progress)
+    cost = _cost_of(objective, variants)
+    search = _Search(variants, least, tuple(alternatives), progress, cost)
     choices = search.run()
     layers = tuple(
         TunedLayer(
@@ -226,6 +237,21 @@ def tune(
     )  # fmt: skip
 
 
+def _cost_of(objective: str, variants: Variants) -> Cost | None:
+    """Return what measures the cost of a model; None where layers are counted."""
+    if objective not in OBJECTIVES:
+        close = nearest(objective, OBJECTIVES) if isinstance(objective, str) else ""
+        words = ", ".join(OBJECTIVES)
+        raise JitPassesError(f"an objective is one of {words}, not {objective!r}: {close}")
+    if objective == "layers":
+        return None
+    if objective == "size":
+        return file_size
+    if not variants.data:
+        raise JitPassesError("the objective latency is measured on data: pass data")
+    return latency_on(variants.data[0], variants.method)
+
+
 class _Search:
     """A search for few layers in float.
 
@@ -235,9 +261,10 @@ class _Search:
 
     def __init__(
         self, variants: Variants, least: float, alternatives: tuple[LayerOptions, ...],
-        progress: bool | None,
+        progress: bool | None, cost: Cost | None,
     ) -> None:  # fmt: skip
         self.variants, self.least, self.alternatives = variants, least, alternatives
+        self.measure = cost
         self.without: dict[str, float] = {}
         self.kept: dict[str, LayerOptions] = {}
         self.bar = progress_bar("tune", progress, "model")
@@ -253,7 +280,7 @@ class _Search:
             LOGGER.info("tune: within the budget with %s in float", count_of(len(found), "layer"))
             # Without the last one, the budget is known not to be kept.
             self.put_back(found[-1:])
-            self.put_back(found[-2::-1])
+            self.put_back(self.costly_first(found[-2::-1]))
             for layer in self.variants.layers:
                 if layer.name in self.kept:
                     self.cheapen(layer)
@@ -297,11 +324,26 @@ class _Search:
             self.put_back(layers[half:])
 
     def cheapen(self, layer: Layer) -> None:
-        """Give a layer the first alternative to float that the budget allows."""
+        """Give a layer the first alternative to float that the budget allows, or the cheapest."""
         in_float = self.variants.plan(self.kept)
+        best, least = self.kept, self.cost(self.kept)
         for options in self.alternatives:
             choices = {**self.kept, layer.name: options}
             plan = self.variants.plan(choices)
-            if plan is not None and plan != in_float and self.enough(choices):
+            if plan is None or plan == in_float or not self.enough(choices):
+                continue
+            if self.measure is None:
                 self.kept = choices
                 return
+            if (cost := self.cost(choices)) < least:
+                best, least = choices, cost
+        self.kept = best
+
+    def cost(self, choices: dict[str, LayerOptions]) -> float:
+        """Return what a variant costs; 0 where layers are counted."""
+        return 0.0 if self.measure is None else self.measure(self.variants.model_of(choices))
+
+    def costly_first(self, layers: Sequence[Layer]) -> list[Layer]:
+        """Sort layers by what each costs in float, the most first; equal ones stay in order."""
+        costs = {layer.name: self.cost({layer.name: IN_FLOAT}) for layer in layers}
+        return sorted(layers, key=lambda layer: -costs[layer.name])

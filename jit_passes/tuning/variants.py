@@ -169,6 +169,12 @@ class Variants:
                 self._journal.add(plan, score)
         return self._journal.scores[plan]
 
+    def model_of(self, choices: Choices) -> torch.jit.ScriptModule:
+        """Return a variant, as `quantize_script` would make it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JitPassesWarning)
+            return lower(self.reference(self._prepared(choices)))
+
     def reference(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         """Return the reference model of a prepared one."""
         if self._profile is not None:

@@ -1,4 +1,4 @@
-"""What one row of the table of models says, and how its float module is made."""
+"""One row of the table of models, and how its float module is made."""
 
 import warnings
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What others add: a backend, a calibration, a training method."""
+"""Additions of others: a backend, a calibration, a training method."""

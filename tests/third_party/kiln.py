@@ -49,7 +49,7 @@ class Kiln(Target):
 
     @property
     def capability(self) -> Capability:
-        """What it can compute."""
+        """Return its operators and specifications."""
         return CAPABILITY
 
     def compile(self, region: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:

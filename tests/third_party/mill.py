@@ -47,7 +47,7 @@ class Mill(Target):
 
     @property
     def capability(self) -> Capability:
-        """What it can compute."""
+        """Return its operators and specifications."""
         return Capability(OPERATORS, activations=SYMMETRIC, weights=SIX_BITS)
 
     def lowering(self) -> Pipeline:

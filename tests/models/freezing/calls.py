@@ -49,7 +49,7 @@ class Forks(nn.Module):
 
 
 class NestedForks(nn.Module):
-    """What is called on the side does the same; two wait for one."""
+    """A call on the side does the same; two wait for one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class Iterates(nn.Module):
 
 
 def double_input(module: nn.Module, args: Tuple[Tensor]) -> Tuple[Tensor]:  # noqa: UP006
-    """What a module is given."""
+    """The arguments of a module."""
     return (args[0] * 2,)
 
 
 def add_input(module: nn.Module, args: Tuple[Tensor], result: Tensor) -> Tensor:  # noqa: UP006
-    """What a module returns."""
+    """The result of a module."""
     return result + args[0]
 
 

@@ -47,7 +47,7 @@ class Case:
     loaded: tuple[str, ...] = ()
 
     def paths(self, frontend: str) -> list[str]:
-        """What stays, as this frontend calls it."""
+        """The attributes that stay, as this frontend calls them."""
         if frontend == "trace" and self.one_name:
             return [self.one_name]
         return sorted((*self.stays, *(self.loaded if frontend == "load" else ())))

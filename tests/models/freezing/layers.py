@@ -38,7 +38,7 @@ class Lazy(nn.Module):
 
 
 class OnlyInTraining(nn.Module):
-    """What it writes to in training is read otherwise."""
+    """A buffer that it writes to in training is read otherwise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class NormInTraining(nn.Module):
 
 
 class Shapes(nn.Module):
-    """What a trace writes the shapes of its example next to."""
+    """Operators next to which a trace writes the shapes of its example."""
 
     def __init__(self) -> None:
         super().__init__()

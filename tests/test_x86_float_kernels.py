@@ -135,12 +135,15 @@ OPERANDS = {
 }
 
 
-@pytest.mark.parametrize("types", ["floats", "codes and floats", "codes"])
+SCALES = {"floats": (0, 0), "codes and floats": (0.037, 0), "codes": (0.037, 0.011)}
+
+
+@pytest.mark.parametrize("types", SCALES)
 @pytest.mark.parametrize("name", OPERANDS)
-def test_add(name: str, types: str) -> None:
-    """The bits of a product and a sum in float32, rounded one after the other."""
+def test_sums_and_products(name: str, types: str) -> None:
+    """The bits of operators in float32, rounded one after the other."""
     rng = np.random.default_rng(0)
-    scales = {"floats": (0, 0), "codes and floats": (0.037, 0), "codes": (0.037, 0.011)}[types]
+    scales = SCALES[types]
     for gap, part in ((0, 1 << 40), (3, 1)):
         images, values = [], []
         for shape, scale, zero in zip(OPERANDS[name], scales, (131, 7), strict=True):
@@ -158,10 +161,62 @@ def test_add(name: str, types: str) -> None:
                 if size == 1 and OPERANDS[name][0][1:4] != (1, 1, 1):
                     setattr(image.struct, axis, 0)
         out = image_of(np.zeros(OPERANDS[name][0], np.float32), gap)
+        types_of = (
+            np.float32(scales[0]), ctypes.c_int32(131), np.float32(scales[1]), ctypes.c_int32(7)
+        )  # fmt: skip
         for factor in (1, -1):
-            call(
-                "add_floats", *images, out, np.float32(scales[0]), ctypes.c_int32(131),
-                np.float32(scales[1]), ctypes.c_int32(7), np.float32(factor), part,
-            )  # fmt: skip
+            call("add_floats", *images, out, *types_of, np.float32(factor), part)
             assert np.array_equal(floats_in(out), values[0] + np.float32(factor) * values[1])
-            out.check()
+        call("multiply_floats", *images, out, *types_of, part)
+        assert np.array_equal(floats_in(out), values[0] * values[1])
+        out.check()
+
+
+def softmax(x: Floats, gap: int = 0, part: int = 1 << 40) -> tuple[Floats, NDArray[np.uint8]]:
+    """Return floats and codes of one call that gives both; either alone has the same bits."""
+    results = []
+    for wants in ((True, True), (True, False), (False, True)):
+        floats, codes = image_of(np.zeros_like(x), gap), Image(x.shape, gap=gap)
+        call(
+            "softmax_floats",
+            image_of(x, gap),
+            floats if wants[0] else ctypes.c_void_p(),
+            codes if wants[1] else ctypes.c_void_p(),
+            np.float32(255), np.float32(2), 2, 250, part,
+        )  # fmt: skip
+        floats.check()
+        codes.check()
+        results.append((floats_in(floats), codes.codes.copy()))
+    assert np.array_equal(results[0][0], results[1][0], equal_nan=True)
+    assert np.array_equal(results[0][1], results[2][1])
+    return results[0]
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_softmax(channels: int) -> None:
+    """Relative to each share: exponents are exact to an ulp of the largest difference."""
+    rng = np.random.default_rng(channels)
+    ulp = np.finfo(np.float32).eps
+    for pixels in PIXELS:
+        for spread, middle, gap, part in ((1, 0, 0, 1 << 40), (1e-3, 0, 2, 1), (12, 500, 3, 2)):
+            x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
+            x[rng.random(x.shape) < 0.2] = -np.inf
+            x[..., 0] = middle
+            floats, codes = softmax(x, gap, part)
+            wide = x.astype(np.float64)
+            exact = np.exp(wide - wide.max(-1, keepdims=True))
+            exact /= exact.sum(-1, keepdims=True)
+            assert (floats[x == -np.inf] == 0).all()
+            assert (np.abs(floats - exact) <= 8 * ulp * exact + 1e-37).all()
+            fused = (floats.astype(np.float64) * 255 + 2).astype(np.float32)
+            assert np.array_equal(codes, np.rint(fused).clip(2, 250).astype(np.uint8))
+
+
+def test_softmax_without_numbers() -> None:
+    """A row of minus infinities, or with an infinity or a NaN, is NaN, and others are as before."""
+    x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 5, 70)).astype(np.float32)
+    expected, _ = softmax(x)
+    x[..., 1, :], x[..., 2, 66], x[..., 3, 0] = -np.inf, np.inf, np.nan
+    floats, codes = softmax(x)
+    assert np.isnan(floats[..., 1:4, :]).all() and (codes[..., 1:4, :] == 2).all()
+    assert np.array_equal(floats[..., ::4, :], expected[..., ::4, :])

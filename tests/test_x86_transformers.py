@@ -49,9 +49,9 @@ class Block(nn.Module):
 class Scripted(nn.Module):
     """Views of parts that the model splits off, as nanoGPT has them."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_causal: bool = False) -> None:
         super().__init__()
-        self.heads, self.width = HEADS, WIDTH
+        self.heads, self.width, self.is_causal = HEADS, WIDTH, is_causal
         self.norm = nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
@@ -62,7 +62,7 @@ class Scripted(nn.Module):
         q = q.view(b, t, self.heads, c // self.heads).transpose(1, 2)
         k = k.view(b, t, self.heads, c // self.heads).transpose(1, 2)
         v = v.view(b, t, self.heads, c // self.heads).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, scale=0.2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal, scale=0.2)
         return self.out(y.transpose(1, 2).contiguous().view(b, t, c))
 
 
@@ -143,11 +143,53 @@ def test_other_targets_keep_it() -> None:
         assert str(lowered.graph).count("scaled_dot_product_attention") == 1
 
 
-MASK = torch.ones(TOKENS, TOKENS).tril().bool()
+VISIBLE = torch.ones(TOKENS, TOKENS).tril().bool()
+MASKS: dict[str, dict[str, Any]] = {
+    "bool": {"attn_mask": VISIBLE},
+    "floats": {"attn_mask": torch.zeros(TOKENS, TOKENS).masked_fill(~VISIBLE, -float("inf"))},
+    "large numbers": {"attn_mask": torch.zeros(TOKENS, TOKENS).masked_fill(~VISIBLE, -1e9)},
+    "causal": {"is_causal": True},
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks(kind: str) -> None:
+    """All is one region; a later token has no part in the result of an earlier one."""
+    torch.manual_seed(0)
+    net = Block("unbind", **MASKS[kind]).eval()
+    data = [torch.randn(4, TOKENS, WIDTH) for _ in range(4)]
+    model = compiled(net, "trace")
+    lowered = jit_passes.quantize_script(model, data, target="x86")
+    rows = jit_passes.coverage(lowered)
+    assert [row.kind for row in rows.int8].count("matmul") == 2
+    assert str(lowered.graph).count("prim::CallMethod") == 1
+    assert "aten::softmax" not in str(lowered.graph) and "matmul" not in str(lowered.graph)
+    for batch in (4, 1, 7):
+        x = torch.randn(batch, TOKENS, WIDTH)
+        with torch.no_grad():
+            expected, got = net(x), lowered(x)
+        assert decibels(expected, got) > 25
+        x[:, 6:] += 1
+        assert torch.equal(lowered(x)[:, :6], got[:, :6])
+
+
+def test_causal_attention_of_any_length() -> None:
+    """The mask follows the number of tokens that come in."""
+
+    torch.manual_seed(0)
+    net = Scripted(is_causal=True).eval()
+    model = torch.jit.script(net)
+    data = [torch.randn(2, tokens, WIDTH) for tokens in (10, 7, 12)]
+    lowered = jit_passes.quantize_script(model, data, target="x86")
+    assert "aten::softmax" not in str(lowered.graph) and "matmul" not in str(lowered.graph)
+    for tokens in (10, 1, 33):
+        x = torch.randn(3, tokens, WIDTH)
+        with torch.no_grad():
+            assert decibels(net(x), lowered(x)) > 25
+
+
 REFUSED = {
-    "mask": ({"attn_mask": MASK}, "it has a mask"),
-    "floats": ({"attn_mask": torch.zeros(TOKENS, TOKENS)}, "it has a mask"),
-    "causal": ({"is_causal": True}, "it is causal"),
+    "hidden": ({"attn_mask": torch.zeros(TOKENS, TOKENS).bool()}, "its mask hides all keys"),
 }
 
 
@@ -169,11 +211,12 @@ def test_refusals(kind: str) -> None:
         assert decibels(net(data[0]), lowered(data[0])) > 30
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.7])
 @pytest.mark.parametrize(
     "shapes", [((2, 4, 10, 16),) * 3, ((3, 5, 8), (3, 7, 8), (3, 7, 6))], ids=str
 )
-def test_formula(scale: float | None, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_formula(scale: float | None, shapes: tuple[tuple[int, ...], ...], causal: bool) -> None:
     """In double precision, against PyTorch's operator; queries and keys of other numbers too."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
@@ -181,7 +224,7 @@ def test_formula(scale: float | None, shapes: tuple[tuple[int, ...], ...]) -> No
     class Attention(nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q = q.reshape(-1, *shapes[0][1:])  # by which its features are known
-            return F.scaled_dot_product_attention(q, k, v, scale=scale)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
 
     net = Attention()
     result = jit_passes.run_pass(

@@ -130,7 +130,52 @@ print(resident() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+class Rows(nn.Module):
+    """Sums that broadcast where there is more than one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(5)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.layers[0](x[:1])
+        for layer in self.layers[1:]:
+            x = layer(x) + row
+        return x
+
+
+OF_SIZES = """
+before = resident()
+torch.set_num_threads(1)
+model = torch.jit.load(sys.argv[1] + "/rows.pt")
+for rows in range(1, 10):
+    model(torch.randn(rows, 1024))
+print(resident() - before)
+"""
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
+
+
+@linux
+def test_weights_are_held_once_for_all_sizes(tmp_path: Any) -> None:
+    """Whether sums broadcast or not: 5 MB of weights, and not once more for each size."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 1024)
+    with torch.no_grad():
+        model = torch.jit.trace(Rows().eval(), x)
+    lowered = jit_passes.quantize_script(model, [x, -x], target="x86")
+    lowered.save(str(tmp_path / "rows.pt"))
+    torch.jit.save(torch.jit.script(nn.Linear(16, 16)), str(tmp_path / "small.pt"))
+    torch.jit.save(torch.jit.script(nn.Identity()), str(tmp_path / "large.pt"))
+    run = [sys.executable, "-c", RESIDENT + OF_SIZES, str(tmp_path)]
+    printed = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    assert int(printed.split()[-1]) < 3 * 5 * 1024 * 1024
+    for rows in (1, 4):
+        got, expected = lowered(x[:rows]), model(x[:rows])
+        assert (got - expected).square().sum() < expected.square().sum() / 100
+
+
+@linux
 def test_weights_are_held_once(tmp_path: Any) -> None:
     """64 MB of weights take their size, and what else a call needs."""
     for name, sizes in (("small", [16, 16]), ("large", [4096] * 5)):

@@ -81,6 +81,9 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
         }
       }
     }
+    if (const auto own = rankRead(use)) {
+      return own;
+    }
   }
   const auto weighted = weightedOperator(node);
   if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
@@ -118,6 +121,20 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
     return own ? std::optional(*own + change->second - change->first) : std::nullopt;
   }
   return known_.rank(tensor);
+}
+
+// The rank that a reader takes.
+std::optional<int64_t> Shapes::rankRead(const Use& use) const {
+  const Node* reader = use.user;
+  if (use.offset != 0 || (reader->kind() != aten::permute && reader->kind() != aten::unflatten)) {
+    return std::nullopt;
+  }
+  const auto numbers = constantInts(reader->inputs().back());
+  if (!numbers || reader->kind() == aten::permute) {
+    return numbers ? std::optional<int64_t>(numbers->size()) : std::nullopt;
+  }
+  const auto split = rank(reader->output());
+  return split ? std::optional<int64_t>(*split + 1 - int64_t(numbers->size())) : std::nullopt;
 }
 
 Extent Shapes::ofNumber(const Value* value) const {

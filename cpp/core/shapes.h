@@ -37,6 +37,7 @@ class Shapes {
 
   std::optional<Split> split(const Node* node) const;
   std::optional<int64_t> findRank(const Value* tensor) const;
+  std::optional<int64_t> rankRead(const torch::jit::Use& use) const;
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
   Extent findExtent(const Value* tensor, int64_t axis) const;

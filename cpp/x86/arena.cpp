@@ -80,6 +80,7 @@ void follow(std::vector<Memory>& memory, size_t id) {
   for (; !chain.empty(); chain.pop_back()) {
     Memory& part = memory[chain.back()];
     const Memory& whole = memory[part.parent];
+    part.home = whole.home;
     if (part.is == Is::Slice) {
       part.strides = whole.strides;
       part.offset = whole.offset + part.start * part.bytes();
@@ -127,8 +128,11 @@ void placeMemory(Lowered& lowered) {
   }
   std::vector<Place> places;
   for (Memory& memory : lowered.memory) {
-    if (memory.is == Is::Own && memory.first != SIZE_MAX) {
-      const int64_t bytes = layOutOwn(memory);
+    if (memory.is != Is::Own || memory.first == SIZE_MAX) {
+      continue;
+    }
+    const int64_t bytes = layOutOwn(memory);
+    if (memory.home == 0) {
       places.push_back({&memory, (bytes + kAlignment - 1) / kAlignment * kAlignment});
     }
   }

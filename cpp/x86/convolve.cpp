@@ -45,13 +45,13 @@ Layer layerOf(const Step& step, std::shared_ptr<const Packed> packed) {
 } // namespace
 
 int64_t Layer::items(const Image& x, const Image& y) const {
-  return packed->kernel.items(x, y, residual ? &residual->image : nullptr);
+  return packed->kernel->items(x, y, residual ? &residual->image : nullptr);
 }
 
 void Layer::run(const Image& x, const Image& y, const Image& other, int64_t begin, int64_t end) const {
   Requantize how = requantize;
   how.residual = residual ? &other : nullptr;
-  packed->kernel.run(x, y, how, begin, end);
+  packed->kernel->run(x, y, how, begin, end);
 }
 
 Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Placed(const Memory&)>& view) {
@@ -80,7 +80,8 @@ Part convolve(const Program& program, const Lowered& lowered, const Step& step) 
 std::vector<Part> upsample(
     const Program& program, const Lowered& lowered, const Step& step, Weights& weights) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
-  const auto kernel = program.operators[step.index].tensors[kWeight].sizes().slice(2);
+  const Operator& op = program.operators[step.index];
+  const auto kernel = op.tensors[kWeight].sizes().slice(2);
   const Placed x = image(from), whole = image(to);
   const Image& all = whole.image;
   Placed y = whole;
@@ -92,7 +93,7 @@ std::vector<Part> upsample(
     const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
     y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
     parts.push_back(
-        convolution(layerOf(step, weights.packed(step.index, from.is != Memory::Is::Slice, tap)), x, y));
+        convolution(layerOf(step, weights.packed(program, op, from.is != Memory::Is::Slice, tap)), x, y));
   }
   return parts;
 }

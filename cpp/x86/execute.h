@@ -14,11 +14,13 @@ struct Call {
     at::IntArrayRef strides;
   };
 
-  uint8_t* arena;
-  uint8_t* scratch;      // of all threads; while a phase runs, of the thread that runs it
-  int64_t scratch_bytes; // of each thread
+  c10::ArrayRef<uint8_t*> homes; // of values: the arena, the tensors that it takes, and those that it gives
+  uint8_t* scratch;              // of all threads; while a phase runs, of the thread that runs it
+  int64_t scratch_bytes;         // of each thread
   c10::ArrayRef<Source> sources;
-  c10::ArrayRef<float*> results;
+
+  uint8_t* arena() const { return homes[0]; }
+  uint8_t* result(size_t number) const { return homes[1 + sources.size() + number]; }
 };
 
 // Work that falls into items, which threads may share in any way. `run` does not throw.

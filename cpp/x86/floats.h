@@ -22,21 +22,42 @@ struct AddFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y = a * b. Operands as for AddFloats. Items: rows.
+struct MultiplyFloats {
+  FloatOperand a, b;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// How float32 becomes codes: as Quantize has them.
+struct ToCodes {
+  float inverse_scale = 1, zero_point = 0;
+  int32_t low = 0, high = 255;
+};
+
 // Over the channels of each pixel, with d = x - (sum of x) / n:
 //
 //   factor = float(1 / sqrt((sum of d^2) / n + eps)), in double but for the sums
 //   y = fma(d factor, weight[c], bias[c])
 //
-// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it as Quantize has them
-// in `codes`, or both. Items: rows.
+// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it in `to`, or both.
+// Items: rows.
 struct LayerNormFloats {
   const float *weight, *bias;
   double eps;
-  float inverse_scale = 1, zero_point = 0;
-  int32_t low = 0, high = 255;
+  ToCodes codes = {};
   Form form = bestForm();
   int64_t items(const Image& in) const { return in.rows(); }
-  void run(const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end) const;
+  void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
+};
+
+// Over the channels of each pixel: y = exp(x - (largest x)) / (sum of these), 0 where the exponent is below -87. Minus
+// infinity gives 0, and a row that has no larger number is NaN. A sum has 64 parts, and results are as those of layer
+// norm. Items: rows.
+struct SoftmaxFloats {
+  ToCodes codes = {};
+  int64_t items(const Image& in) const { return in.rows(); }
+  void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
 };
 
 // y = (sum of x, pixel by pixel) / count; `divisor` stands in for the count, if not 0. Items: rows times blocks of

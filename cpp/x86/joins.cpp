@@ -88,7 +88,8 @@ void Joins::put(
   const bool same = part.grid->scale == scale && part.grid->zero_point == zero_point;
   // Around a mixture no border has the zero point of all.
   const bool apart = lists_.at(list.whole).mixed && bordered_.count(value) > 0;
-  if (same && list.along == whole.axis && part.is == Is::Own && !apart && operand != buffer.memory) {
+  if (same && list.along == whole.axis && part.is == Is::Own && part.home == 0 && !apart &&
+      operand != buffer.memory) {
     part.is = Is::Slice, part.parent = buffer.memory, part.start = start;
     return;
   }

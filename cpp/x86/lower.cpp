@@ -24,10 +24,13 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
 
 class Lowering : public Products {
  public:
-  Lowering(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
-      : Products(program, sizes), weights_(weights) {}
+  Lowering(
+      const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+      Weights& weights)
+      : Products(program, sizes), contiguous_(contiguous), weights_(weights) {}
 
-  Lowered run() {
+  Lowered run(std::vector<Sizes> orders) {
+    result_.orders = std::move(orders);
     readUses();
     findViews();
     for (size_t index = 0; index < program_.operators.size(); ++index) {
@@ -41,6 +44,7 @@ class Lowering : public Products {
     }
     findBorders();
     settleNames();
+    placeResults();
     fuseChains(result_);
     placeMemory(result_);
     return std::move(result_);
@@ -99,8 +103,8 @@ class Lowering : public Products {
       case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
       case Kind::Mean: return lowerMean(index);
       case Kind::MatrixProduct: return lowerProduct(index);
-      case Kind::Softmax: return emit(Does::Softmax, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::LayerNorm: return lowerNorm(index);
+      case Kind::Softmax: return lowerRows(Does::Softmax, index);
+      case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
       default: return lowerMove(index);
     }
   }
@@ -112,13 +116,20 @@ class Lowering : public Products {
     return use != SIZE_MAX && program_.operators[use].kind == Kind::Quantize;
   }
 
-  // Whoever quantizes it reads the tensor itself.
+  // Whoever quantizes it reads the tensor itself, and so do others where it lies as they want it.
   void lowerInput(size_t index) {
     const Operator& op = program_.operators[index];
     const auto& uses = uses_[op.output];
-    if (!std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
-      emit(Does::Take, index, {}, wanted_[op.output]);
-      result_.steps.back().source = op.attributes[0];
+    const size_t source = op.attributes[0];
+    const int64_t axis = wanted_[op.output];
+    if (std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
+      return;
+    }
+    if (contiguous_[source] && inOrder(orderOf(sizes_[op.output], axis))) {
+      memory(addMemory(op.output, axis)).home = 1 + source;
+    } else {
+      emit(Does::Take, index, {}, axis);
+      result_.steps.back().source = source;
     }
   }
 
@@ -134,12 +145,12 @@ class Lowering : public Products {
   }
 
   // Of float32, the first that quantizes the result becomes part of it.
-  void lowerNorm(size_t index) {
+  void lowerRows(Does does, size_t index) {
     const Operator& op = program_.operators[index];
-    const int64_t axis = lastAxis(sizes_[op.output]);
+    const int64_t axis = *channelAxis(op, sizes_[op.output].size());
     const auto& uses = uses_[op.output];
     const auto found = std::ranges::find_if(uses, [&](size_t use) { return isQuantize(use); });
-    emit(Does::Normalize, index, wantAll(op), axis);
+    emit(does, index, wantAll(op), axis);
     if (found != uses.end()) {
       Step& step = result_.steps.back();
       fused_.insert(*found);
@@ -212,10 +223,10 @@ class Lowering : public Products {
       for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
         widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
       }
-      step.packed = weights_.packed(step.index, in.is != Is::Slice, 0, widths);
+      step.packed = weights_.packed(program_, op, in.is != Is::Slice, 0, widths);
       if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
-        const Border border = step.packed->kernel.border(
+        const Border border = step.packed->kernel->border(
             imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
             imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
         size_t whole = step.inputs[0]; // a slice has the border of what it is one of
@@ -258,6 +269,28 @@ class Lowering : public Products {
     result_.steps = std::move(steps);
   }
 
+  // What is float32 and lies in memory as it is returned is computed right there.
+  void placeResults() {
+    std::erase_if(result_.steps, [&](const Step& step) {
+      if (step.does != Does::Exit) {
+        return false;
+      }
+      const Memory& value = memory(step.inputs[0]);
+      Sizes order = result_.orders[step.output];
+      std::erase_if(order, [&](int64_t axis) { return value.sizes[axis] == 1; });
+      size_t id = step.inputs[0];
+      while (memory(id).is == Is::Same) {
+        id = memory(id).parent;
+      }
+      Memory& owner = memory(id);
+      const bool there = value.grid->is_float && orderOf(value.sizes, value.axis) == order &&
+                         owner.is == Is::Own && owner.home == 0;
+      owner.home = there ? 1 + program_.inputs + step.output : owner.home;
+      return there;
+    });
+  }
+
+  const std::vector<bool>& contiguous_;
   Weights& weights_;
 };
 
@@ -276,8 +309,10 @@ void Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, 
   }
 }
 
-Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights) {
-  return Lowering(program, sizes, weights).run();
+Lowered lower(
+    const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+    std::vector<Sizes> orders, Weights& weights) {
+  return Lowering(program, sizes, contiguous, weights).run(std::move(orders));
 }
 
 } // namespace jit_passes::x86

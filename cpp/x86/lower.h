@@ -20,8 +20,10 @@ struct Memory {
   int64_t start = 0; // the first channel of a slice
   Border border = {};
   size_t first = SIZE_MAX, last = 0; // steps that write and read it
-  int64_t offset = 0;                // of the first pixel, in the arena
-  Sizes strides = {};                // in bytes
+  // Where it lies: 0 is the arena, and behind that come the tensors that the plan takes, and those that it gives.
+  size_t home = 0;
+  int64_t offset = 0; // of the first pixel, there
+  Sizes strides = {}; // in bytes
 
   int64_t channels() const { return axis < 0 ? 1 : sizes[axis]; }
   int64_t bytes() const { return grid == nullptr ? 1 : grid->bytes(); } // of an element
@@ -60,7 +62,7 @@ struct Step {
   std::vector<size_t> inputs;      // of Convolve, the second one is added
   size_t output;                   // of Exit: the number of the output
   size_t source = 0;               // of Enter and Take: the number of the input
-  std::optional<size_t> kept = {}; // of Normalize that gives codes: its float32, where others read it
+  std::optional<size_t> kept = {}; // of rows that become codes: their float32, where others read it
   const uint8_t* table = nullptr;
   const Grid* grid = nullptr; // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
@@ -84,8 +86,11 @@ struct Lowered {
   std::vector<Sizes> orders; // of the axes of each output in memory
 };
 
-// `weights` may be asked for what convolutions need around their input.
-Lowered lower(const Program& program, const std::vector<Sizes>& sizes, Weights& weights);
+// `contiguous`: which inputs are. `orders`: of the axes of each output. `weights` may be asked for what convolutions
+// need around their input.
+Lowered lower(
+    const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+    std::vector<Sizes> orders, Weights& weights);
 
 // The memory of which it is a part or another name, or itself.
 Memory& ownerOf(Lowered& lowered, size_t id);

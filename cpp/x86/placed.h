@@ -6,20 +6,21 @@
 
 namespace jit_passes::x86 {
 
-// An image by its offset in the arena.
+// An image by its offset in the arena, or in a tensor.
 struct Placed {
   Image image;
   int64_t offset;
+  size_t home = 0; // see Memory
 
   Image in(const Call& call) const {
     Image placed = image;
-    placed.data = call.arena + offset;
+    placed.data = call.homes[home] + offset;
     return placed;
   }
 };
 
 inline Placed image(const Memory& memory, const Dims& dims) {
-  return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset};
+  return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset, memory.home};
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
@@ -46,10 +47,12 @@ Part given(const Memory& from, const Sizes& strides, size_t number);
 Part quantized(const Memory& from, const Memory& to);
 Part dequantized(const Memory& from, const Memory& to);
 AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
+MultiplyFloats floatProduct(const Memory& a, const Memory& b);
 Part averaged(
     const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);
 // As float32, as codes, or both.
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
+Part softmaxedFloats(const Memory& from, const Memory* floats, const Memory* codes);
 
 // Of what only moves codes.
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);

@@ -37,9 +37,21 @@ at::Tensor newArena(int64_t bytes) {
 } // namespace
 
 // Whoever gave the tensors may have other names for them, and change what was checked, or need what is released.
-Plan::Plan(Program program) : program_(std::move(program)), weights_(program_) {
+Plan::Plan(Program program) : program_(std::move(program)) {
   for (Operator& op : program_.operators) {
     op.tensors = copiesOf(op.tensors);
+  }
+  read_.resize(program_.inputs);
+  std::vector<int64_t> sources(program_.grids.size(), -1); // the input that a value is
+  for (const Operator& op : program_.operators) {
+    if (op.kind == Kind::Input) {
+      sources[op.output] = op.attributes[0];
+    }
+    for (const int64_t value : op.inputs) {
+      if (sources[value] >= 0 && op.kind != Kind::Quantize) {
+        read_[sources[value]] = true;
+      }
+    }
   }
 }
 
@@ -73,12 +85,13 @@ std::vector<at::Tensor> Plan::run(
       inputs.size());
   const at::AutoDispatchBelowAutograd no_gradients;
   std::vector<at::Tensor> floats;
-  Key sizes;
+  Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
     floats.push_back(toFloat(inputs[i], i));
-    sizes.push_back(inputs[i].sizes().vec());
+    given.sizes.push_back(inputs[i].sizes().vec());
+    given.contiguous.push_back(read_[i] && floats.back().is_contiguous());
   }
-  ready = prepared(sizes);
+  ready = prepared(given);
   const int threads = at::get_num_threads();
   at::Tensor arena = takeArena(ready->bytes(threads));
   auto outputs = ready->run(floats, arena.mutable_data_ptr<uint8_t>(), threads, nanoseconds);
@@ -86,10 +99,10 @@ std::vector<at::Tensor> Plan::run(
   return outputs;
 }
 
-std::shared_ptr<const Prepared> Plan::prepared(const Key& sizes) {
+std::shared_ptr<const Prepared> Plan::prepared(const Inputs& inputs) {
   const auto find = [&] {
     const auto found = std::find_if(
-        prepared_.begin(), prepared_.end(), [&](const auto& entry) { return entry.first == sizes; });
+        prepared_.begin(), prepared_.end(), [&](const auto& entry) { return entry.first == inputs; });
     if (found != prepared_.end()) {
       prepared_.splice(prepared_.begin(), prepared_, found);
     }
@@ -101,11 +114,11 @@ std::shared_ptr<const Prepared> Plan::prepared(const Key& sizes) {
       return prepared_.front().second;
     }
   }
-  auto made = std::make_shared<const Prepared>(program_, weights_, sizes);
+  auto made = std::make_shared<const Prepared>(program_, weights_, inputs);
   weights_.trim();
   const std::lock_guard lock(mutex_);
   if (!find()) { // another thread may have been faster
-    prepared_.emplace_front(sizes, std::move(made));
+    prepared_.emplace_front(inputs, std::move(made));
     prepared_.resize(std::min(prepared_.size(), kSizes));
   }
   return prepared_.front().second;

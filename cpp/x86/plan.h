@@ -20,9 +20,7 @@ class Plan : public torch::CustomClassHolder {
   std::string toString() const;
 
  private:
-  using Key = std::vector<Sizes>;
-
-  std::shared_ptr<const Prepared> prepared(const Key& sizes);
+  std::shared_ptr<const Prepared> prepared(const Inputs& inputs);
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, std::shared_ptr<const Prepared>& ready,
       std::vector<int64_t>* nanoseconds);
@@ -30,10 +28,11 @@ class Plan : public torch::CustomClassHolder {
   void giveBack(at::Tensor arena);
 
   Program program_;
+  std::vector<bool> read_; // of each input, whether it is read as it is, and not only quantized
   Weights weights_;
   std::mutex mutex_;
-  std::list<std::pair<Key, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front
-  std::vector<at::Tensor> arenas_;                                      // that no call uses
+  std::list<std::pair<Inputs, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front
+  std::vector<at::Tensor> arenas_;                                         // that no call uses
 };
 
 } // namespace jit_passes::x86

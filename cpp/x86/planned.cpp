@@ -101,8 +101,6 @@ Planned batchNorm(const Reader& reader, Node* node) {
 }
 
 Planned sum(const Reader& reader, Node* node, double sign) {
-  refuseUnless(
-      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()), "it adds a number to what is no code");
   const double alpha = reader.has(node, "alpha") ? reader.number(node, "alpha") : 1;
   const auto factors = at::tensor({1.0, sign * alpha}, at::kDouble);
   return {{Kind::Add, "", {}, 0, {}, {factors}}, {node->input(0), node->input(1)}};
@@ -112,9 +110,6 @@ Planned add(const Reader& reader, Node* node) { return sum(reader, node, 1); }
 Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
 
 Planned multiply(const Reader&, Node* node) {
-  refuseUnless(
-      node->input(1)->type()->isSubtypeOf(*c10::TensorType::get()),
-      "it multiplies by a number what is no code");
   return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 

@@ -53,7 +53,7 @@ class Preparation {
       case Does::Interleave: return interleaved(step, lowered_.memory);
       case Does::Pack: return packedOperand(step, lowered_.memory);
       case Does::Product: return product(step, lowered_.memory);
-      case Does::Softmax: return softmaxed(step, in(step), out(step));
+      case Does::Softmax: return softmax(step);
       case Does::Normalize: return normalize(step);
       case Does::Exit: return exit(step);
       case Does::Upsample:
@@ -104,7 +104,7 @@ class Preparation {
         static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
     return {
         kernel.items(codes.image), [=, number = step.output](const Call& call, int64_t begin, int64_t end) {
-          kernel.run(codes.in(call), call.results[number], to, begin, end);
+          kernel.run(codes.in(call), reinterpret_cast<float*>(call.result(number)), to, begin, end);
         }};
   }
 
@@ -122,7 +122,7 @@ class Preparation {
       strides[i + missing] = from.sizes[i] == 1 ? 0 : from.strides[i];
     }
     const int64_t axis = to.axis - static_cast<int64_t>(missing);
-    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset};
+    return {imageOf(dims, strides, axis < 0 ? 1 : from.sizes[axis]), from.offset, from.home};
   }
 
   template <typename Kernel>
@@ -136,12 +136,28 @@ class Preparation {
   }
 
   Part normalize(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    if (!from.grid->is_float) {
-      return normalized(operatorOf(step), step, from, to);
+    if (!in(step).grid->is_float) {
+      return normalized(operatorOf(step), step, in(step), out(step));
     }
-    const Memory* kept = step.kept ? &lowered_.memory[*step.kept] : to.grid->is_float ? &to : nullptr;
-    return normalizedFloats(operatorOf(step), from, kept, to.grid->is_float ? nullptr : &to);
+    const auto [floats, codes] = results(step);
+    return normalizedFloats(operatorOf(step), in(step), floats, codes);
+  }
+
+  Part softmax(const Step& step) const {
+    if (!in(step).grid->is_float) {
+      return softmaxed(step, in(step), out(step));
+    }
+    const auto [floats, codes] = results(step);
+    return softmaxedFloats(in(step), floats, codes);
+  }
+
+  // The float32 and the codes that a step gives, one or both.
+  std::pair<const Memory*, const Memory*> results(const Step& step) const {
+    const Memory* to = &out(step);
+    if (to->grid->is_float) {
+      return {to, nullptr};
+    }
+    return {step.kept ? &lowered_.memory[*step.kept] : nullptr, to};
   }
 
   Part add(const Step& step) const {
@@ -161,6 +177,9 @@ class Preparation {
   }
 
   Part multiply(const Step& step) const {
+    if (step.grid->is_float) {
+      return binary(step, floatProduct(in(step, 0), in(step, 1)));
+    }
     const Grid &a = *in(step, 0).grid, &b = *in(step, 1).grid;
     Multiply kernel{};
     kernel.a_zero_point = a.zero_point, kernel.b_zero_point = b.zero_point;
@@ -256,7 +275,8 @@ class Preparation {
       }
     }
     return averageOf(
-        step, spans, 0, image(from, dims), {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset});
+        step, spans, 0, image(from, dims),
+        {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset, to.home});
   }
 
   Part resample(const Step& step) const {

@@ -9,7 +9,7 @@ namespace jit_passes::x86 {
 
 // A convolution that is ready to run, for images of any size.
 struct Packed {
-  Convolution kernel;
+  std::shared_ptr<const Convolution> kernel;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
 };
@@ -20,15 +20,12 @@ struct Packed {
 // once. `Whole` has them all back for as long as it lives.
 class Weights {
  public:
-  enum class Originals { Release, Keep };
-
-  explicit Weights(const Program& program, Originals originals = Originals::Release)
-      : program_(program), originals_(originals) {}
-
+  // Of an operator of the program, or of the form of it that adds nothing (sums.h), which has the same tensor.
   // `dense`: its input has no other channels in between. `tap`: of Upsampling, whose taps are convolutions each.
   // `widths`: of Affine, how many channels each of the values has that it reads.
   std::shared_ptr<const Packed> packed(
-      size_t index, bool dense, int64_t tap = 0, const std::vector<int64_t>& widths = {});
+      const Program& program, const Operator& op, bool dense, int64_t tap = 0,
+      const std::vector<int64_t>& widths = {});
 
   // Gives what was released since the last time back to the system. The allocator would keep it, in many pieces
   // between what was packed meanwhile.
@@ -45,32 +42,44 @@ class Weights {
   };
 
  private:
+  struct Released {
+    at::Tensor weight;
+    std::shared_ptr<const Convolution> kernel;
+  };
+
   void releaseAll();
 
-  const Program& program_;
-  const Originals originals_;
   std::mutex mutex_;
   int64_t untrimmed_ = 0; // bytes
-  std::map<std::tuple<size_t, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>> packed_;
-  std::map<size_t, std::shared_ptr<const Packed>> released_; // by the number of the operator
+  // By the tensor of the weights, which the program holds; the first bool says whether a sum is added.
+  std::map<std::tuple<const void*, bool, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>>
+      packed_;
+  std::map<const void*, Released> released_;
+};
+
+// Of each input: the sizes, and whether it is known to be contiguous, and can be read where it is.
+struct Inputs {
+  std::vector<Sizes> sizes;
+  std::vector<bool> contiguous;
+  bool operator==(const Inputs&) const = default;
 };
 
 // Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate
 // values lie in one block: those that are never needed at the same time share their place.
 class Prepared {
  public:
-  Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
+  Prepared(const Program& program, Weights& weights, const Inputs& inputs);
 
   // Of the arena that `run` needs for so many threads.
   int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
-  // Float32 tensors of the sizes that it is prepared for, with any strides.
+  // Float32 tensors of the sizes that it is prepared for, with any strides but for those that have to be contiguous.
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
       std::vector<int64_t>* nanoseconds = nullptr) const;
   const std::vector<Phase>& phases() const { return phases_; }
 
  private:
-  void prepare(const Program& program, Weights& weights, const std::vector<Sizes>& inputs);
+  void prepare(const Program& program, Weights& weights, const Inputs& inputs);
 
   std::unique_ptr<const Program> apart_; // for sizes with which sums broadcast
   std::vector<Phase> phases_;            // none for a batch of none

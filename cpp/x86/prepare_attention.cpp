@@ -21,7 +21,7 @@ Part packedOperand(const Step& step, const std::vector<Memory>& memory) {
   const Placed b = placed(view, rightMatrices(view, kernel.transposed));
   kernel.a_zero_point = memory[step.inputs[1]].grid->zero_point, kernel.b_zero_point = from.grid->zero_point;
   return {kernel.packItems(b.image), [=, offset = to.offset](const Call& call, int64_t begin, int64_t end) {
-            kernel.pack(b.in(call), call.arena + offset, begin, end);
+            kernel.pack(b.in(call), call.arena() + offset, begin, end);
           }};
 }
 
@@ -46,7 +46,7 @@ Part product(const Step& step, const std::vector<Memory>& memory) {
   kernel.low = step.grid->low, kernel.high = step.grid->high;
   kernel.table = step.table;
   return {kernel.items(y.image), [=, offset = packed.offset](const Call& call, int64_t begin, int64_t end) {
-            kernel.run(a.in(call), b.in(call), call.arena + offset, y.in(call), begin, end);
+            kernel.run(a.in(call), b.in(call), call.arena() + offset, y.in(call), begin, end);
           }};
 }
 

@@ -58,14 +58,15 @@ Part given(const Memory& from, const Sizes& strides, size_t number) {
   const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
   return {x.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
             copyAcross(
-                x.in(call), kFloat, imageAt(call.results[number], x.image, to), to.channel * kFloat, kFloat,
+                x.in(call), kFloat, imageAt(call.result(number), x.image, to), to.channel * kFloat, kFloat,
                 begin, end);
           }};
 }
 
 Part quantized(const Memory& from, const Memory& to) {
   const Dims dims = pixelDims(to.sizes, to.axis);
-  const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset}, y = image(to, dims);
+  const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset, from.home},
+      y = image(to, dims);
   const Strides strides = stridesOf(x, to.axis < 0 ? 1 : from.strides[to.axis] / kFloat);
   const Quantize kernel = quantizeTo(*to.grid);
   return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
@@ -93,15 +94,18 @@ Part averaged(
   return unary(AverageFloats{spans[0], spans[1], spans[2], divisor}, x, y);
 }
 
-Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
-  const at::Tensor weight = op.tensors[NormTensors::Weight], bias = op.tensors[NormTensors::Bias];
-  LayerNormFloats kernel{
-      weight.const_data_ptr<float>(), bias.const_data_ptr<float>(),
-      op.tensors[NormTensors::Eps].item<double>()};
+MultiplyFloats floatProduct(const Memory& a, const Memory& b) { return {operandOf(a), operandOf(b)}; }
+
+namespace {
+
+// Of a kernel that gives float32, codes, or both; `held`: what it reads besides.
+template <typename Kernel>
+Part floatsAndCodes(
+    Kernel kernel, const Memory& from, const Memory* floats, const Memory* codes,
+    const std::vector<at::Tensor>& held) {
   if (codes) {
     const Quantize rounding = quantizeTo(*codes->grid);
-    kernel.inverse_scale = rounding.inverse_scale, kernel.zero_point = rounding.zero_point;
-    kernel.low = rounding.low, kernel.high = rounding.high;
+    kernel.codes = {rounding.inverse_scale, rounding.zero_point, rounding.low, rounding.high};
   }
   const Dims dims = pixelDims(from.sizes, from.axis);
   const auto placed = [&](const Memory* memory) {
@@ -109,11 +113,24 @@ Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floa
   };
   const Placed x = image(from, dims);
   return {
-      kernel.items(x.image), [=, y = placed(floats), q = placed(codes), held = op.tensors](
-                                 const Call& call, int64_t begin, int64_t end) {
+      kernel.items(x.image),
+      [kernel, x, y = placed(floats), q = placed(codes), held](const Call& call, int64_t begin, int64_t end) {
         const Image to = y ? y->in(call) : Image{}, of_codes = q ? q->in(call) : Image{};
         kernel.run(x.in(call), y ? &to : nullptr, q ? &of_codes : nullptr, begin, end);
       }};
+}
+
+} // namespace
+
+Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
+  const LayerNormFloats kernel{
+      op.tensors[NormTensors::Weight].const_data_ptr<float>(),
+      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>()};
+  return floatsAndCodes(kernel, from, floats, codes, op.tensors);
+}
+
+Part softmaxedFloats(const Memory& from, const Memory* floats, const Memory* codes) {
+  return floatsAndCodes(SoftmaxFloats{}, from, floats, codes, {});
 }
 
 } // namespace jit_passes::x86

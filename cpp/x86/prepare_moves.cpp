@@ -32,10 +32,10 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
   const Dims dims = pixelDims(sizes, to.axis);
   const int64_t bytes = to.bytes(), channels = to.axis < 0 ? 1 : sizes[to.axis];
   const int64_t channel = to.axis < 0 ? bytes : strides[to.axis];
-  Placed x{imageOf(dims, strides, channels, bytes), offset};
+  Placed x{imageOf(dims, strides, channels, bytes), offset, from.home};
   Placed y{
       imageOf(dims, to.strides, channels, bytes),
-      to.offset + (step.start ? step.start * to.strides[step.along] : 0)};
+      to.offset + (step.start ? step.start * to.strides[step.along] : 0), to.home};
   if (channel == bytes || channels == 1) {
     x.image.channels *= bytes, y.image.channels *= bytes;
     return unary(LookUp{step.table}, x, y);

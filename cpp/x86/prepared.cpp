@@ -4,20 +4,15 @@
 
 namespace jit_passes::x86 {
 
-Prepared::Prepared(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
-  auto apart = sumsApart(program, inputs);
-  if (!apart) {
-    prepare(program, weights, inputs);
-    return;
+Prepared::Prepared(const Program& program, Weights& weights, const Inputs& inputs) {
+  if (auto apart = sumsApart(program, inputs.sizes)) {
+    apart_ = std::make_unique<const Program>(std::move(*apart));
   }
-  apart_ = std::make_unique<const Program>(std::move(*apart));
-  const Weights::Whole whole(weights); // the same tensors
-  Weights own(*apart_, Weights::Originals::Keep);
-  prepare(*apart_, own, inputs);
+  prepare(apart_ ? *apart_ : program, weights, inputs);
 }
 
-void Prepared::prepare(const Program& program, Weights& weights, const std::vector<Sizes>& inputs) {
-  const auto sizes = inferSizes(program, inputs);
+void Prepared::prepare(const Program& program, Weights& weights, const Inputs& inputs) {
+  const auto sizes = inferSizes(program, inputs.sizes);
   const auto orders = outputOrders(program, sizes);
   bool empty = true;
   for (size_t i = 0; i < orders.size(); ++i) {
@@ -27,8 +22,7 @@ void Prepared::prepare(const Program& program, Weights& weights, const std::vect
     empty = empty && countOf(sizes[output]) == 0;
   }
   if (!empty) {
-    auto lowered = lower(program, sizes, weights);
-    lowered.orders = orders;
+    auto lowered = lower(program, sizes, inputs.contiguous, orders, weights);
     bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
     phases_ = phasesOf(program, weights, std::move(lowered), scratch_bytes_);
   }
@@ -38,16 +32,18 @@ std::vector<at::Tensor> Prepared::run(
     const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
     std::vector<int64_t>* nanoseconds) const {
   c10::SmallVector<Call::Source, 4> sources;
-  c10::SmallVector<float*, 4> results;
+  c10::SmallVector<uint8_t*, 8> homes{arena};
+  for (const at::Tensor& input : inputs) {
+    const auto* data = input.const_data_ptr<float>(); // which nothing writes to
+    sources.push_back({data, input.strides()});
+    homes.push_back(reinterpret_cast<uint8_t*>(const_cast<float*>(data)));
+  }
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < output_sizes_.size(); ++i) {
     outputs.push_back(at::empty_strided(output_sizes_[i], output_strides_[i], at::kFloat));
-    results.push_back(outputs.back().mutable_data_ptr<float>());
+    homes.push_back(static_cast<uint8_t*>(outputs.back().mutable_data_ptr()));
   }
-  for (const at::Tensor& input : inputs) {
-    sources.push_back({input.const_data_ptr<float>(), input.strides()});
-  }
-  execute(phases_, {arena, arena + bytes_, scratch_bytes_, sources, results}, threads, nanoseconds);
+  execute(phases_, {homes, arena + bytes_, scratch_bytes_, sources}, threads, nanoseconds);
   return outputs;
 }
 

@@ -35,7 +35,7 @@ enum class Kind {
                // weights are -1, 0 or 1
   Table,       // a function of codes
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
-  Multiply, // of two tensors, which broadcast
+  Multiply, // of two tensors, which broadcast; in float32 where one of the three is
   MaxPool,  // see PoolAttributes
   AveragePool,     // see PoolAttributes
   AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand

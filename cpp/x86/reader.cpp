@@ -163,11 +163,16 @@ std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) 
   const Node* node = value->node();
   const bool coded = node->kind() == dequantize;
   const auto held = find(coded ? node->input(0) : value);
+  if (held && (held->isDouble() || held->isInt())) {
+    return std::pair(at::scalar_tensor(held->toScalar(), at::kFloat), kFloat32);
+  }
   if (!held || !held->isTensor()) {
     return std::nullopt;
   }
   if (!coded) {
-    const at::Tensor floats = held->toTensor().detach().contiguous();
+    at::Tensor floats = held->toTensor().detach().contiguous();
+    const bool number = floats.dim() == 0 && !floats.is_complex(); // what tracing makes of one
+    floats = number ? floats.to(at::kFloat) : floats;
     refuseUnless(floats.scalar_type() == at::kFloat, "its constant is not float32");
     return std::pair(floats, kFloat32);
   }

@@ -56,7 +56,8 @@ class Reader {
   // The bias in float32, as the reference model computes it.
   at::Tensor bias(const Value* value, int64_t count) const;
 
-  // Codes and their grid, of a tensor that is dequantized, or float32; nothing for what the model computes.
+  // Codes and their grid, of a tensor that is dequantized, or float32, of a number too; nothing for what the model
+  // computes.
   std::optional<std::pair<at::Tensor, Grid>> constant(const Value* value) const;
 
   bool isWritten(const Value* value) const { return known_.isWritten(value); }

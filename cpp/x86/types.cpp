@@ -9,10 +9,12 @@ Types typesOf(Kind kind) {
     case Kind::Input: return Types::Floats;
     case Kind::Quantize: return Types::ToCodes;
     case Kind::Dequantize: return Types::ToFloats;
-    case Kind::Add: return Types::Mixed;
+    case Kind::Add:
+    case Kind::Multiply: return Types::Mixed;
     case Kind::AdaptiveAverage:
     case Kind::Mean:
     case Kind::LayerNorm:
+    case Kind::Softmax:
     case Kind::Concat:
     case Kind::Flatten:
     case Kind::Reshape:

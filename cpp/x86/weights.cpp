@@ -30,25 +30,30 @@ Window windowOf(const Operator& op) {
 // The order of axes in which kernels take the weights of a convolution.
 at::Tensor channelsLast(const at::Tensor& weight) { return weight.permute({0, 2, 3, 4, 1}); }
 
-// Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
-// zero points of their own: these become part of the numbers that it has for each channel.
-std::shared_ptr<const Packed> pack(
-    const Program& program, const Operator& op, bool dense, int64_t tap, const Sizes& widths) {
+std::shared_ptr<const Convolution> pack(const Program& program, const Operator& op, bool dense, int64_t tap) {
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
   const Window window = windowOf(op);
-  const bool affine = op.kind == Kind::Affine;
-  const int64_t outputs = weight.size(0), inputs = weight.size(1) * window.groups;
   const auto ordered = op.kind == Kind::Convolution  ? channelsLast(weight).contiguous()
                        : op.kind == Kind::Upsampling ? weight.flatten(2).select(2, tap).contiguous()
                                                      : weight;
+  const int64_t zero_point = op.kind == Kind::Affine ? 0 : program.grids[op.inputs[0]].zero_point;
+  return std::make_shared<const Convolution>(
+      window, weight.size(1) * window.groups, weight.size(0), ordered.const_data_ptr<int8_t>(),
+      static_cast<int32_t>(zero_point), dense);
+}
+
+// Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
+// zero points of their own: these become part of the numbers that it has for each channel.
+std::shared_ptr<const Packed> numbersOf(
+    const Program& program, const Operator& op, std::shared_ptr<const Convolution> kernel,
+    const Sizes& widths) {
+  const bool affine = op.kind == Kind::Affine;
+  const int64_t outputs = op.tensors[kWeight].size(0);
   const Grid* in = &program.grids[op.inputs[0]];
   const Grid& out = program.grids[op.output];
-  auto packed = std::make_shared<Packed>(Packed{
-      Convolution(
-          window, inputs, outputs, ordered.const_data_ptr<int8_t>(),
-          static_cast<int32_t>(affine ? 0 : in->zero_point), dense),
-      std::vector<float>(outputs), std::vector<float>(outputs), 0});
+  auto packed = std::make_shared<Packed>(
+      Packed{std::move(kernel), std::vector<float>(outputs), std::vector<float>(outputs), 0});
   const double out_scale = static_cast<float>(out.scale);
   double own = 1, zero_of_residual = 0; // the factor of the result, and what the other's zero point adds
   if (hasSum(op)) {
@@ -65,7 +70,8 @@ std::shared_ptr<const Packed> pack(
     }
     const double weight_scale = static_cast<float>(op.tensors[kWeightScales].const_data_ptr<double>()[c]);
     const double multiplier = own * static_cast<float>(in->scale) * weight_scale / out_scale;
-    const double zero = affine ? in->zero_point * multiplier * ordered.const_data_ptr<int8_t>()[c] : 0;
+    const double zero =
+        affine ? in->zero_point * multiplier * op.tensors[kWeight].const_data_ptr<int8_t>()[c] : 0;
     packed->multiplier[c] = static_cast<float>(multiplier);
     const double bias = own * op.tensors[kBias].const_data_ptr<float>()[c] / out_scale;
     packed->offset[c] = static_cast<float>(out.zero_point + bias - zero - zero_of_residual);
@@ -75,11 +81,10 @@ std::shared_ptr<const Packed> pack(
 
 void release(const at::Tensor& weight) { weight.storage().set_data_ptr({}); }
 
-void restore(const Operator& op, const Packed& packed) {
-  const auto& weight = op.tensors[kWeight];
-  const bool linear = op.kind == Kind::Linear;
+void restore(const at::Tensor& weight, const Convolution& kernel) {
+  const bool linear = weight.dim() == 2;
   const auto ordered = at::empty(linear ? weight.sizes() : channelsLast(weight).sizes(), at::kChar);
-  packed.kernel.unpack(ordered.mutable_data_ptr<int8_t>());
+  kernel.unpack(ordered.mutable_data_ptr<int8_t>());
   const auto whole = linear ? ordered : ordered.permute({0, 4, 1, 2, 3}).contiguous();
   weight.storage().set_data_ptr(
       whole.storage().set_data_ptr({})); // no operator writes to a tensor of inference mode
@@ -87,22 +92,27 @@ void restore(const Operator& op, const Packed& packed) {
 
 } // namespace
 
-std::shared_ptr<const Packed> Weights::packed(size_t index, bool dense, int64_t tap, const Sizes& widths) {
+std::shared_ptr<const Packed> Weights::packed(
+    const Program& program, const Operator& op, bool dense, int64_t tap, const Sizes& widths) {
   const std::lock_guard lock(mutex_);
-  auto& packed = packed_[{index, dense, tap, widths}];
+  const at::Tensor& weight = op.tensors[kWeight];
+  const void* key = weight.unsafeGetTensorImpl();
+  auto& packed = packed_[{key, hasSum(op), dense, tap, widths}];
   if (packed) {
     return packed;
   }
-  const Operator& op = program_.operators[index];
-  const auto found = released_.find(index);
-  if (found != released_.end()) {
-    restore(op, *found->second);
+  const auto other = packed_.find({key, !hasSum(op), dense, tap, widths});
+  if (other != packed_.end() && other->second) {
+    return packed = numbersOf(program, op, other->second->kernel, widths);
   }
-  packed = pack(program_, op, dense, tap, widths);
-  if (originals_ == Originals::Release && (op.kind == Kind::Convolution || op.kind == Kind::Linear)) {
-    release(op.tensors[kWeight]);
-    released_[index] = packed;
-    untrimmed_ += op.tensors[kWeight].numel();
+  if (const auto found = released_.find(key); found != released_.end()) {
+    restore(weight, *found->second.kernel);
+  }
+  packed = numbersOf(program, op, pack(program, op, dense, tap), widths);
+  if (op.kind == Kind::Convolution || op.kind == Kind::Linear) {
+    release(weight);
+    released_.insert_or_assign(key, Released{weight, packed->kernel});
+    untrimmed_ += weight.numel();
   }
   return packed;
 }
@@ -120,8 +130,8 @@ void Weights::trim() {
 
 Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex_) {
   try {
-    for (const auto& [index, packed] : weights_.released_) {
-      restore(weights_.program_.operators[index], *packed);
+    for (const auto& [key, released] : weights_.released_) {
+      restore(released.weight, *released.kernel);
     }
   } catch (...) { // of memory that is not there
     weights_.releaseAll();
@@ -132,8 +142,8 @@ Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex
 Weights::Whole::~Whole() { weights_.releaseAll(); }
 
 void Weights::releaseAll() {
-  for (const auto& [index, packed] : released_) {
-    release(program_.operators[index].tensors[kWeight]);
+  for (const auto& [key, released] : released_) {
+    release(released.weight);
   }
 }
 

@@ -36,8 +36,9 @@ class Capability:
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with what says why a node cannot be
             done, or None; None where it takes all of them as they are. Asked for regions only.
-        floats: operators that it computes in float between those on integers, each with what says
-            why a node cannot be done, or None. Asked for regions only.
+        floats: operators that it computes in float within a region, each with what says why a node
+            cannot be done, or None. Asked for regions only.
+        begins: those of `floats` at which a region may begin, with what leads to them.
         forms: passes that give operators the forms that it has, after those of all targets.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
@@ -50,6 +51,7 @@ class Capability:
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
     floats: Mapping[str, Check] = field(default_factory=dict)
+    begins: frozenset[str] = frozenset()
     forms: tuple[str, ...] = ()
     dynamic: SpecSupport | None = None
 

@@ -238,7 +238,10 @@ class Selection:
                 self.reasons[name] = "on integers, no fewer values would be converted"
 
     def flows(self) -> list[Flow]:
-        """Return who makes and who reads each value that selected operators make or read."""
+        """Return who makes and who reads each value that selected operators make or read.
+
+        A product of matrices that may begin is worth a conversion: so much is left to compute.
+        """
         origins: dict[int, ValueView] = {}
         for index in self.selected:
             node = self.nodes[index]
@@ -247,7 +250,13 @@ class Selection:
                 *(self.origin(v) for _, _, v in self.operands(node) if not v.is_constant),
             ):
                 origins[value.id] = value
-        return [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
+        products = [
+            Flow(INTEGERS, (index,))
+            for index, row in self.selected.items()
+            if row.begins and self.nodes[index].traits.product
+        ]
+        flows = [Flow(self.side_of(v), tuple(self.readers(v))) for v in origins.values()]
+        return flows + products
 
     def side_of(self, value: ValueView) -> Hashable:
         node = self.by_output.get(value.id)

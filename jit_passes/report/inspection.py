@@ -211,7 +211,8 @@ class _Inspector:
             if own < integers:
                 shared.append((readers.setdefault(value.id, own), own))
         inside = set(range(integers, len(units)))
-        operators = IntegerOperators(list(units.values()), [*handed, *shared], inside)
+        begins = self.target.capability.begins
+        operators = IntegerOperators(list(units.values()), [*handed, *shared], inside, begins)
         found = operators.regions(self.annotated.module, self.annotated.method)
         return {n.index: k for k, r in enumerate(found, 1) for unit in r for n in unit}
 

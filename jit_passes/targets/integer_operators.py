@@ -67,7 +67,7 @@ class Reader:
         self.excluded = excluded or {}  # operators that stay outside for these reasons, by name
         self.target = target
         self.capability: Capability = target.capability
-        self.found = IntegerOperators()
+        self.found = IntegerOperators(begins=self.capability.begins)
         self.refused: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
         self._floats: list[NodeView] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,58 +16,103 @@ DEQUANTIZE = "jit_passes::dequantize"
 
 @dataclass
 class IntegerOperators:
-    """Operators that a backend computes on integers, and those in float between them.
+    """Operators that a backend computes on integers, and those in float around them.
 
     Attributes:
         units: the nodes of each: with a clip that it absorbs, or all functions of one table.
         links: numbers of two where one hands a value to the other, or both read the same integers.
         floats: numbers of those in float.
+        begins: kinds of those in float at which a region may begin.
     """
 
     units: list[list[NodeView]] = field(default_factory=list)
     links: list[tuple[int, int]] = field(default_factory=list)
     floats: set[int] = field(default_factory=set)
+    begins: frozenset[str] = frozenset()
 
     def regions(self, module: Any, method: str) -> list[list[list[NodeView]]]:
         """Return the units of each region: the largest sets that links hold together.
 
         No path leaves a region and comes back, and none crosses a block or a value that is written
-        in place. A region that only rearranges values is none. Whatever is in float lies between
-        integers: at the rim of a region it would be no faster.
+        in place. A region that only rearranges values is none. Operators in float between integers
+        come first, and then those at the rim, which never cut a region in two.
 
         Args:
             module: the C++ module whose graph they were found in.
             method: whose graph.
         """
-        chosen = self._between(set(range(len(self.units))))
-        while True:
-            found = self._found(module, method, chosen)
-            kept = [self._between(units) for units in found]
-            left = sorted(unit for units in kept for unit in units)
-            # An operator that rearranges, behind one in float at the rim, may read what reads the
-            # region: the search goes on without the latter.
-            if sum(map(len, found)) == len(left):
-                break
-            chosen = left
-        return [[self.units[u] for u in units] for units in kept if any(map(self._computes, units))]
+        every = set(range(len(self.units)))
+        inner = self._settled(module, method, [{u} for u in self._between(every)], self._between)
+        rim = (self._with_rim(every) & self.floats).difference(*inner)
+        if rim:
+            inner = self._settled(module, method, [*inner, *({u} for u in rim)], self._with_rim)
+        return [
+            [self.units[u] for u in sorted(units)]
+            for units in inner
+            if any(map(self._computes, units))
+        ]
 
-    def _found(self, module: Any, method: str, chosen: list[int]) -> list[set[int]]:
-        """Return the largest sets among some units, in program order."""
-        place = {unit: place for place, unit in enumerate(chosen)}
-        indices = [[node.index for node in self.units[unit]] for unit in chosen]
+    def _settled(
+        self, module: Any, method: str, groups: list[set[int]], keep: Callable[[set[int]], set[int]]
+    ) -> list[set[int]]:
+        """Return the largest sets of groups, of which `keep` says what stays of each."""
+        while True:
+            found = self._found(module, method, groups)
+            kept = [keep(units) for units in found]
+            if kept == found:
+                return kept
+            # An operator that rearranges, behind one that went, may read what reads the region: the
+            # search goes on without the latter.
+            left = set().union(*kept)
+            groups = [group for group in groups if group <= left]
+
+    def _found(self, module: Any, method: str, groups: list[set[int]]) -> list[set[int]]:
+        """Return the largest sets among some groups of units, in program order."""
+        place = {unit: k for k, group in enumerate(groups) for unit in group}
+        indices = [[node.index for unit in sorted(g) for node in self.units[unit]] for g in groups]
         links = [(place[a], place[b]) for a, b in self.links if a in place and b in place]
         found: dict[int, set[int]] = {}
         numbers = _C.find_regions(module, method, indices, links)
-        for unit, number in zip(chosen, numbers, strict=True):
+        for group, number in zip(groups, numbers, strict=True):
             if number >= 0:
-                found.setdefault(number, set()).add(unit)
+                found.setdefault(number, set()).update(group)
         return [found[number] for number in sorted(found)]
 
     def _computes(self, unit: int) -> bool:
-        return unit not in self.floats and not all(node.moves_data for node in self.units[unit])
+        return unit not in self.floats and not self._rearranges(unit)
 
-    def _between(self, chosen: set[int]) -> list[int]:
+    def _begins(self, unit: int) -> bool:
+        return unit in self.floats and self.units[unit][0].kind in self.begins
+
+    def _rearranges(self, unit: int) -> bool:
+        return all(node.moves_data for node in self.units[unit])
+
+    def _between(self, chosen: set[int]) -> set[int]:
         """Leave out what is in float, but for what lies on a path from integers to integers."""
+        makers, readers = self._paths(chosen)
+        start = [unit for unit in chosen if self._computes(unit)]
+        both = _reached(start, readers) & _reached(start, makers)
+        return {unit for unit in chosen if unit not in self.floats or unit in both}
+
+    def _with_rim(self, chosen: set[int]) -> set[int]:
+        """Leave out what is in float, but for what computes behind integers, or in front of them.
+
+        In front of integers floats come in to an operator that may begin, and to what leads to it.
+        Nothing comes in to be averaged, and what only rearranges stays out at the rim.
+        """
+        makers, readers = self._paths(chosen)
+        start = [unit for unit in chosen if self._computes(unit)]
+        behind = _reached(start, readers)
+        averages = {unit for unit in self.floats - behind if self.units[unit][0].traits.within}
+        makers_in = {unit: makers[unit] - averages for unit in chosen}
+        ends = {unit for unit in _reached(start, makers_in) if self._begins(unit)}
+        before = _reached(ends, makers_in)
+        computing = {unit for unit in behind | before if not self._rearranges(unit)}
+        inner = _reached(computing, readers) & _reached(computing, makers)
+        return {unit for unit in chosen if unit not in self.floats or unit in computing | inner}
+
+    def _paths(self, chosen: set[int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+        """Return, for each of some units, those that make what it reads, and that read it."""
         number = {node.index: unit for unit in chosen for node in self.units[unit]}
         makers: dict[int, set[int]] = {unit: set() for unit in chosen}
         readers: dict[int, set[int]] = {unit: set() for unit in chosen}
@@ -76,9 +121,7 @@ class IntegerOperators:
                 for maker in {number[i] for i in _makers(node) if i in number} - {unit}:
                     makers[unit].add(maker)
                     readers[maker].add(unit)
-        start = [unit for unit in chosen if self._computes(unit)]
-        both = _reached(start, readers) & _reached(start, makers)
-        return sorted(unit for unit in chosen if unit not in self.floats or unit in both)
+        return makers, readers
 
 
 def _makers(node: NodeView) -> set[int]:

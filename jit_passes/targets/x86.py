@@ -33,6 +33,7 @@ SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
+HIDDEN = -100  # added to a score it leaves nothing of its share: exp(-100) is no number of float32
 WEIGHTS = SpecSupport(
     {"int8": (-127, 127)},
     tuple(
@@ -98,8 +99,28 @@ def _tensors_or_constants(node: NodeView) -> str | None:
             or not constant.isfinite().all()
         ):
             return "its constant is not float32, empty, not finite, or has too many axes"
+        if isinstance(constant, torch.Tensor) and _hides(node, constant):
+            return "its constant hides what softmax would see, and other numbers would be lost"
     if len(constants) == 2:
         return "its operands are constants"
+    return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
+
+
+def _hides(node: NodeView, constant: torch.Tensor) -> bool:
+    readers = [user.kind for user, _ in node.output.uses]
+    return bool(readers) and set(readers) == {"aten::softmax"} and bool(constant.min() <= HIDDEN)
+
+
+def _floats(node: NodeView) -> str | None:
+    for value in node.inputs[:2]:
+        if not value.is_constant:
+            if not value.is_tensor:
+                return "one of its operands is a number that the model computes"
+        elif isinstance(value.constant, torch.Tensor) and value.constant.dim() > 0:
+            if value.constant.dtype != torch.float32 or value.constant.dim() > MOST_AXES:
+                return "its constant is not float32, or has too many axes"
+            if not value.constant.numel():
+                return "its constant is empty"
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
 
 
@@ -187,7 +208,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
         *(
-            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors)
+            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
             for op in ("matmul", "bmm")
         ),
         OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
@@ -217,7 +238,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::layer_norm": _layer_norm,
         "aten::mean": _mean,
         **dict.fromkeys(pools, _options),
-        **dict.fromkeys(("aten::add", "aten::sub"), _tensors_or_constants),
+        "aten::softmax": _softmax,
+        **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
     }
     of_codes = (
         "max_pool1d",
@@ -236,6 +258,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
         floats=floats,
+        begins=frozenset({"aten::layer_norm", "aten::softmax"}),
         forms=("expand_attention",),
         dynamic=dynamic_inputs(needs_reduced_range(ENGINE)),
     )

@@ -212,9 +212,27 @@ JIT_PASSES_FACE void jit_passes_x86_add_floats(
 JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
     const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
     double eps, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain, int64_t part) {
-  const LayerNormFloats norm{weight, bias, eps, inverse_scale, zero_point, low, high, formOf(plain)};
+  const LayerNormFloats norm{weight, bias, eps, {inverse_scale, zero_point, low, high}, formOf(plain)};
   inParts(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
+    const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,
+    int32_t b_zero_point, int64_t part) {
+  const MultiplyFloats multiply{{a_scale == 0, a_scale, a_zero_point}, {b_scale == 0, b_scale, b_zero_point}};
+  inParts(multiply.items(*out), part, [&](int64_t begin, int64_t end) {
+    multiply.run(*a, *b, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
+    const Image* in, const Image* floats, const Image* codes, float inverse_scale, float zero_point,
+    int32_t low, int32_t high, int64_t part) {
+  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}};
+  inParts(softmax.items(*in), part, [&](int64_t begin, int64_t end) {
+    softmax.run(*in, floats, codes, begin, end);
+  });
 }
 
 JIT_PASSES_FACE Crowd* jit_passes_x86_crowd() { return new Crowd; }

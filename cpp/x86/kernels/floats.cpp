@@ -1,9 +1,11 @@
-// Sums and layer norm of float32.
+// Sums, products, layer norm and softmax of float32.
 #include "x86/floats.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "plain.h"
 #include "vnni.h"
@@ -23,6 +25,12 @@ JIT_PASSES_VECTORIZED void addFloats(
     const float* a, const float* b, int64_t count, float a_factor, float b_factor, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = __builtin_fmaf(b[i], b_factor, a[i] * a_factor);
+  }
+}
+
+JIT_PASSES_VECTORIZED void multiplyFloats(const float* a, const float* b, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = a[i] * b[i];
   }
 }
 
@@ -81,14 +89,66 @@ JIT_PASSES_VECTORIZED void normalizePlain(
     parts[i % kSumParts] = __builtin_fmaf(d, d, parts[i % kSumParts]);
   }
   const float factor = normalFactor(sumOfParts(parts), count, norm.eps);
-  const float low = norm.low, high = norm.high;
+  const float low = norm.codes.low, high = norm.codes.high;
   for (int64_t i = 0; i < count; ++i) {
     const float y = __builtin_fmaf((in[i] - mean) * factor, norm.weight[i], norm.bias[i]);
     if (floats) {
       floats[i] = y;
     }
     if (codes) {
-      codes[i] = codeOf(__builtin_fmaf(y, norm.inverse_scale, norm.zero_point), low, high);
+      codes[i] = codeOf(__builtin_fmaf(y, norm.codes.inverse_scale, norm.codes.zero_point), low, high);
+    }
+  }
+}
+
+// exp(d) = value * power for a number that is not above 0, where power is one of two. Sums and products that a compiler
+// may join are joined here, so that all levels of vector units round alike.
+struct Exponential {
+  float value, power;
+};
+
+inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
+  constexpr float kLeast = -87, kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
+  constexpr float kShift =
+      12582912; // 1.5 * 2^23: added to a small number it leaves an integer in the last bits
+  const float x = d < kLeast ? kLeast : d; // a NaN stays
+  const float shifted = __builtin_fmaf(x, kLog2E, kShift);
+  const float n = shifted - kShift;
+  const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
+  float value = 1.0F / 5040; // the series, of which |r| <= ln(2) / 2 needs no more
+  for (const float factor : {1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1.0F, 1.0F}) {
+    value = __builtin_fmaf(value, r, factor);
+  }
+  const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kShift) + 127;
+  return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
+}
+
+JIT_PASSES_VECTORIZED void softmaxFloats(
+    const float* in, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+  float parts[kSumParts];
+  std::fill_n(parts, kSumParts, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int64_t j = 0; j < std::min(kSumParts, count - i); ++j) {
+      parts[j] = in[i + j] > parts[j] ? in[i + j] : parts[j];
+    }
+  }
+  const float largest = *std::max_element(parts, parts + kSumParts);
+  std::fill_n(parts, kSumParts, 0.0F);
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int64_t j = 0; j < std::min(kSumParts, count - i); ++j) {
+      const auto [value, power] = exponentialOf(in[i + j] - largest);
+      parts[j] = __builtin_fmaf(value, power, parts[j]);
+    }
+  }
+  const float factor = 1 / sumOfParts(parts), low = to.low, high = to.high;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto [value, power] = exponentialOf(in[i] - largest);
+    const float y = value * power * factor;
+    if (floats) {
+      floats[i] = y;
+    }
+    if (codes) {
+      codes[i] = codeOf(__builtin_fmaf(y, to.inverse_scale, to.zero_point), low, high);
     }
   }
 }
@@ -136,9 +196,10 @@ JIT_PASSES_VNNI void normalizeVnni(
     sums[j] = _mm512_mask3_fmadd_ps(d, d, sums[j], lanes);
   }
   const __m512 factor = _mm512_set1_ps(normalFactor(sumOfFour(sums), count, norm.eps));
-  const __m512 inverse = _mm512_set1_ps(norm.inverse_scale), zero = _mm512_set1_ps(norm.zero_point);
-  const __m512 low = _mm512_set1_ps(static_cast<float>(norm.low));
-  const __m512 high = _mm512_set1_ps(static_cast<float>(norm.high));
+  const __m512 inverse = _mm512_set1_ps(norm.codes.inverse_scale),
+               zero = _mm512_set1_ps(norm.codes.zero_point);
+  const __m512 low = _mm512_set1_ps(static_cast<float>(norm.codes.low));
+  const __m512 high = _mm512_set1_ps(static_cast<float>(norm.codes.high));
   for (int64_t i = 0; i < count; i += 16) {
     const __mmask16 lanes = lanesAt(i, count);
     const __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), means);
@@ -160,10 +221,11 @@ JIT_PASSES_VNNI void normalizeVnni(
 constexpr auto normalizeVnni = normalizePlain;
 #endif
 
-} // namespace
-
-void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
-  Image left = x, right = y;
+// combine(a, b, count, out) for all that lies together.
+template <typename Combine>
+void overFloats(
+    const FloatOperand& a, const FloatOperand& b, Image left, Image right, const Image& out, int64_t begin,
+    int64_t end, const Combine& combine) {
   const auto isDense = [&](const Image& image, bool is_float) {
     return image.channels == out.channels &&
            image.pixel == out.channels * int64_t(is_float ? sizeof(float) : 1);
@@ -183,25 +245,52 @@ void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t be
       auto* to = reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel);
       for (int64_t c = 0; c < channels; c += kFloats) {
         const int64_t count = std::min(kFloats, channels - c);
-        addFloats(
+        combine(
             floatsAt(a, left, channels, row_a + i * left.pixel, c, count, of_a),
-            floatsAt(b, right, channels, row_b + i * right.pixel, c, count, of_b), count, a_factor, b_factor,
-            to + c);
+            floatsAt(b, right, channels, row_b + i * right.pixel, c, count, of_b), count, to + c);
       }
     }
   }
 }
 
-void LayerNormFloats::run(
-    const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? normalizeVnni : normalizePlain;
+// run(row, floats, codes) for each pixel, of which one of both may be missing.
+template <typename Run>
+void overRows(
+    const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end, const Run& run) {
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < in.width; ++x) {
       const auto* row = reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel);
       auto* to = floats ? reinterpret_cast<float*>(floats->rowAt(index) + x * floats->pixel) : nullptr;
-      run(row, in.channels, *this, to, codes ? codes->rowAt(index) + x * codes->pixel : nullptr);
+      run(row, to, codes ? codes->rowAt(index) + x * codes->pixel : nullptr);
     }
   }
+}
+
+} // namespace
+
+void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, [&](const float* l, const float* r, int64_t count, float* to) {
+    addFloats(l, r, count, a_factor, b_factor, to);
+  });
+}
+
+void MultiplyFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, multiplyFloats);
+}
+
+void SoftmaxFloats::run(
+    const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
+  overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
+    softmaxFloats(row, in.channels, codes, y, q);
+  });
+}
+
+void LayerNormFloats::run(
+    const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? normalizeVnni : normalizePlain;
+  overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
+    run(row, in.channels, *this, y, q);
+  });
 }
 
 } // namespace jit_passes::x86

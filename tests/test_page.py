@@ -77,7 +77,7 @@ def test_values(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], t
 
 
 def test_facts(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
-    """What made it, reasons, shares, the configuration; no folder, and nothing from elsewhere."""
+    """Provenance, reasons, shares, the configuration; no folder, and nothing from elsewhere."""
     plain = html.unescape(re.sub(r"<[^>]+>", " ", text))
     made = jit_passes.provenance(models[1])
     assert made is not None

@@ -1,4 +1,4 @@
-"""What quantizing each layer costs, against models that are quantized and compared by hand."""
+"""Costs of quantizing each layer, against models that are quantized and compared by hand."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_modes_without_data() -> None:
 
 
 def test_resume(tmp_path: Path) -> None:
-    """What was measured before an interruption is not measured again, and nothing is lost."""
+    """Scores from before an interruption are not measured again, and none is lost."""
     model, data, file = SCALED.model(), SCALED.data(), tmp_path / "scores.jsonl"
     left = 5
 
@@ -194,6 +194,12 @@ def test_resume(tmp_path: Path) -> None:
         jit_passes.sensitivity(model, data, **how)
     with pytest.raises(jit_passes.JitPassesError, match=r"of another run: its data is"):
         jit_passes.sensitivity(model, data[:1], until_interrupted, **how)
+    sqnr_file = tmp_path / "sqnr.jsonl"
+    dynamic: dict[str, Any] = {"target": "reference", "mode": "dynamic", "resume": sqnr_file}
+    jit_passes.sensitivity(model, data, **dynamic)
+    assert jit_passes.sensitivity(model, data, **dynamic).evaluations == 0
+    with pytest.raises(jit_passes.JitPassesError, match=r"another run: its power of the outputs"):
+        jit_passes.sensitivity(model, data[:1], **dynamic)
     for text in ("not\njson\n", '{"format": "other"}\n', "[]\n"):
         file.write_text(text)
         with pytest.raises(jit_passes.JitPassesError, match=r"is no file of scores: .*; name an"):

@@ -95,7 +95,7 @@ def test_planted_layers_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_alternatives_to_float(name: str) -> None:
-    """What is cheaper than float is taken where it is enough; the result is measured."""
+    """An option cheaper than float is taken where it is enough; the result is measured."""
     case = PLANTED[name]
     tuned = tuned_of(case)
     assert {layer.name for layer in tuned.layers} <= case.bad

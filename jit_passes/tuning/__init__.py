@@ -1,4 +1,4 @@
-"""What quantizing each layer costs, and a configuration that gives accuracy back."""
+"""The cost of quantizing each layer, and a configuration that gives accuracy back."""
 
 from .cost import OBJECTIVES
 from .sensitivity import LayerSensitivity, Sensitivity, sensitivity

@@ -1,4 +1,4 @@
-"""What a quantized model costs in use: the bytes of its file, or the time of a call."""
+"""The cost of a quantized model in use: the bytes of its file, or the time of a call."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ class Journal:
             lines = self._path.read_text(encoding="utf-8").splitlines() if self._found() else []
             self._read(lines)
             complete = [json.dumps(self._header), *map(_line, self.scores.items())]
-            self._path.write_text("".join(f"{line}\n" for line in complete), encoding="utf-8")
+            part = self._path.with_name(f".{self._path.name}.part")
+            part.write_text("".join(f"{line}\n" for line in complete), encoding="utf-8")
+            part.replace(self._path)
         except (OSError, UnicodeDecodeError) as error:
             raise JitPassesError(f"{path} cannot be read and written: {error}") from error
 
@@ -44,8 +46,11 @@ class Journal:
         """Note the score of a variant."""
         self.scores[plan] = score
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{_line((plan, score))}\n")
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(f"{_line((plan, score))}\n")
+            except OSError as error:
+                raise JitPassesError(f"{self._path} cannot be written: {error}") from error
 
     def _found(self) -> bool:
         assert self._path is not None

@@ -28,12 +28,14 @@ class Metric:
         measure: gives it for a model.
         of_float: that of the float model.
         unit: `dB` or "".
+        power: of the float model's outputs, where these are what it is about.
     """
 
     name: str
     measure: Callable[[torch.jit.ScriptModule], float]
     of_float: float
     unit: str = ""
+    power: float | None = None
 
     def shown(self, score: float) -> str:
         """Return a score for people."""
@@ -68,7 +70,10 @@ def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batc
                 tallies.setdefault(name, Tally()).add(x, y, None)
         return min(tally.sqnr for tally in tallies.values())
 
-    return Metric("SQNR of the output", measure, math.inf, "dB")
+    power = sum(
+        float(x.double().nan_to_num().square().sum()) for xs in expected for x in xs.values()
+    )
+    return Metric("SQNR of the output", measure, math.inf, "dB", power)
 
 
 def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:

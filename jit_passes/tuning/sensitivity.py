@@ -1,4 +1,4 @@
-"""What quantizing each layer of a model costs."""
+"""The cost of quantizing each layer of a model."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def tune(
         if layer.name in choices
     )  # fmt: skip
     return Tuned(
-        variants.choose(choices).configuration, layers, len(variants.layers), measured.name,
+        variants.choose(choices), layers, len(variants.layers), measured.name,
         measured.unit, measured.of_float, variants.score({}), variants.score(choices), least,
         variants.evaluations,
     )  # fmt: skip

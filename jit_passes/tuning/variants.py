@@ -52,9 +52,10 @@ class Layer:
     bits: str
     parts: tuple[str, ...]
 
-    def rule(self, options: LayerOptions) -> Rule:
-        """Return a rule for this layer alone."""
-        return Rule(Selector(value=tuple(map(only, self.parts))), options)
+
+def _named(layer: Layer) -> tuple[str, ...]:
+    """Return globs that fit the results of the layer alone."""
+    return tuple(map(only, layer.parts))
 
 
 def layers_of(inspection: Inspection) -> list[Layer]:
@@ -135,9 +136,15 @@ class Variants:
         self.evaluations, self.seconds = 0, 0.0
         self._journal = Journal(resume, self._about(base))
 
-    def choose(self, choices: Choices) -> BackendQuantizer:
-        """Return the quantizer with options for some layers, by name."""
-        rules = [layer.rule(choices[layer.name]) for layer in self.layers if layer.name in choices]
+    def choose(self, choices: Choices) -> Configuration:
+        """Return the configuration with options for some layers, by name, one rule for each."""
+        return self._configured(
+            Rule(Selector(value=_named(layer)), choices[layer.name])
+            for layer in self.layers
+            if layer.name in choices
+        ).configuration
+
+    def _configured(self, rules: Iterable[Rule]) -> BackendQuantizer:
         return self._quantizer.configured(Configuration(rules=tuple(rules)))
 
     def plan(self, choices: Choices) -> str | None:
@@ -182,9 +189,14 @@ class Variants:
         return convert(prepared)
 
     def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:
-        return prepare(
-            self.model, quantizer=self.choose(choices), target=self._target, method=self.method
-        )
+        # One rule for all layers with equal options: thousands are slow to look up one by one.
+        names: dict[LayerOptions, list[str]] = {}
+        for layer in self.layers:
+            if layer.name in choices:
+                names.setdefault(choices[layer.name], []).extend(_named(layer))
+        rules = (Rule(Selector(value=tuple(found)), options) for options, found in names.items())
+        quantizer = self._configured(rules)
+        return prepare(self.model, quantizer=quantizer, target=self._target, method=self.method)
 
     def prepared(self) -> torch.jit.ScriptModule:
         """Return the prepared model in which all layers are as the configuration says."""
@@ -199,5 +211,7 @@ class Variants:
             "data": digest,
             "target": report.target,
             "metric": self.metric.name,
-            "of the float model": self.metric.of_float,
+            "number of the float model": self.metric.of_float,
+            # Rounded, since sums depend on the number of threads.
+            "power of the outputs": f"{self.metric.power or 0:.4e}",
         }

@@ -282,3 +282,27 @@ def test_command(run: Run, files: Path) -> None:
         failed = run(*arguments, "--metric", named)
         assert failed.code == code and "--metric" in failed.err and not failed.out
     assert run(*arguments[:2]).code == 2
+
+
+def test_an_interrupted_command_goes_on(run: Run, files: Path) -> None:
+    """Ctrl-C says where the scores are, and the same command measures the rest."""
+    left, scores = files / "left.txt", files / "scores.jsonl"
+    left.write_text("3")
+    (files / "tired.py").write_text(
+        "import pathlib\n\n"
+        "def tired(model):\n"
+        f"    file = pathlib.Path({str(left)!r})\n"
+        "    left = int(file.read_text()) - 1\n"
+        "    file.write_text(str(left))\n"
+        "    if left < 0:\n"
+        "        raise KeyboardInterrupt\n"
+        "    return 1.0\n"
+    )
+    arguments = ("sensitivity", files / "model.pt", "--data", files / "data.npz", "--layers", "s*")
+    how = ("--metric", f"{files}/tired.py:tired", "--resume", scores, "--target", "reference")
+    done = run(*arguments, *how)
+    assert done.code == 130 and not done.out
+    assert f"{scores} has what was measured" in done.err and "no result" in done.err
+    left.write_text("99")
+    again = run(*arguments, *how, "--json")
+    assert again.code == 0 and again.json["evaluations"] == 1

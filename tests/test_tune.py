@@ -19,6 +19,8 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes.configuration.file import read_configuration
 from jit_passes.quantizer import LayerOptions, TensorOptions
+from jit_passes.testing import random_modules
+from jit_passes.tuning.metric import sqnr_metric
 from jit_passes.tuning.variants import IN_FLOAT, Variants
 
 
@@ -301,3 +303,27 @@ def test_bad_objectives() -> None:
             case.model(), None, lambda model: 0.0, budget=1, mode="dynamic", objective="latency",
             target="reference",
         )  # fmt: skip
+
+
+def test_random_modules() -> None:
+    """On whatever graph: the budget is kept, and the text gives what was measured, with the data.
+
+    Without any quantization left, the score is that of the float model itself.
+    """
+    tuned_modules = 0
+    for drawn in random_modules(5, 5):
+        arguments = drawn.arguments(torch.float32)
+        model = torch.jit.script(drawn.module(training=False, dtype=torch.float32))
+        how: dict[str, Any] = {"target": "reference"}
+        if not any(row.dtype == "int8" for row in jit_passes.inspect(model, **how)):
+            continue
+        measure = sqnr_metric(model, "forward", [(arguments, {})]).measure
+        budget = max(measure(jit_passes.quantize_script(model, [arguments], **how)), 0) + 8
+        tuned = jit_passes.tune(model, [arguments], budget=budget, **how)
+        assert tuned.score >= budget, drawn.source
+        if not math.isfinite(tuned.score):
+            continue
+        again = jit_passes.quantize_script(model, [arguments], config=str(tuned), **how)
+        assert measure(again) == pytest.approx(tuned.score, abs=1e-6), drawn.source
+        tuned_modules += len(tuned.layers) > 0
+    assert tuned_modules >= 2

@@ -43,7 +43,7 @@ Exit codes:
   3  a model, data, a profile or a configuration is wrong, or cannot be read
   4  a result cannot be written
   5  compare --min-sqnr: the quantized model is not good enough
-  130, 143  interrupted, terminated: no file was changed
+  130, 143  interrupted, terminated: no result was written
 
 Results go to stdout, everything else to stderr.
 """
@@ -101,7 +101,7 @@ def _code_of(error: BaseException) -> Exit:
     if isinstance(error, click.exceptions.Exit):
         return Exit(error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        note("interrupted: no file was changed")
+        note("interrupted: no result was written")
         return Exit.INTERRUPTED
     if isinstance(error, click.ClickException):
         error.show()

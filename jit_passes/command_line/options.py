@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
 from .data import Data, data_of, random_data
 from .images import Images
-from .outcome import warning
+from .outcome import note, warning
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -182,6 +183,17 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
     if not callable(found):
         raise JitPassesError(f"--metric {text}: {module} has no function '{name}'")
     return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def resumable(path: Path | None) -> Iterator[None]:
+    """Say, when the work is interrupted, where its scores are."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if path is not None and path.exists():
+            note(f"{path} has what was measured: the same command goes on from there")
+        raise
 
 
 def _imported(name: str) -> Any:

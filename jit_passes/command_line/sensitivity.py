@@ -53,8 +53,9 @@ def sensitivity(
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
-    found = run_sensitivity(
-        loaded, batches, measured, layers=layers or None, target=backend, config=config,
-        mode=mode, method=method, resume=resume, progress=False if no_progress else None,
-    )  # fmt: skip
+    with options.resumable(resume):
+        found = run_sensitivity(
+            loaded, batches, measured, layers=layers or None, target=backend, config=config,
+            mode=mode, method=method, resume=resume, progress=False if no_progress else None,
+        )  # fmt: skip
     show(str(found), found.to_dict(), as_json)

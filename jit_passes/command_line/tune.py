@@ -63,12 +63,13 @@ def tune(
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
-    found = run_tune(
-        loaded, batches, measured, budget=budget, objective=objective,
-        alternatives=() if float_only else ALTERNATIVES,
-        target=backend, config=config, mode=mode, method=method, resume=resume,
-        progress=False if no_progress else None,
-    )  # fmt: skip
+    with options.resumable(resume):
+        found = run_tune(
+            loaded, batches, measured, budget=budget, objective=objective,
+            alternatives=() if float_only else ALTERNATIVES,
+            target=backend, config=config, mode=mode, method=method, resume=resume,
+            progress=False if no_progress else None,
+        )  # fmt: skip
     text = str(found)
     if output is not None:
         write_whole(output, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))

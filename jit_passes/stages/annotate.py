@@ -206,7 +206,8 @@ def formed(
     """
     if backend is None or not backend.capability.forms:
         return module, ()
-    if made.get("mode") in NONE_STATIC and not backend.capability.dynamic_regions:
+    inside = made.get("mode") == DYNAMIC and backend.capability.dynamic_regions
+    if made.get("mode") in NONE_STATIC and not inside:
         return module, ()
     steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
     result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)

@@ -13,7 +13,6 @@ from .support import Role
 
 NEEDS_DATA = "its input needs a range from data: pass batches or a profile"
 WITHOUT_DATA = "no data"
-STAYS_FLOAT = "it has no weights, and needs a range from data that its mode does without"
 CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
@@ -78,26 +77,6 @@ def choose_modes(
             asks = _asks_for_ranges(resolved.layers.get(node.index))
             dynamic = Choice("dynamic", BESIDE_ATTENTION)
             found[node.index] = dynamic if fits and not asks else Choice("static", CALIBRATED)
-    return found
-
-
-def kept_from_beginning(
-    graph: GraphView, can: Capability, resolved: ResolvedConfiguration, has_data: bool
-) -> dict[int, str]:
-    """Return why operators are not quantized that could be so by themselves, by index.
-
-    Products of matrices, say, have ranges from data. Beside dynamic operators they stay in float.
-    """
-    if not any(row.begins for row in can.operators.values()):
-        return {}
-    beside = "dynamic" in resolved.chosen.values() or not has_data
-    found = {}
-    for node in graph.nodes:
-        row = can.operators.get(node.kind)
-        mode = resolved.layers.get(node.index, resolved.everywhere).mode
-        alone = mode in ("dynamic", "weight_only") or (mode == AUTO and beside)
-        if row is not None and row.begins and alone:
-            found[node.index] = STAYS_FLOAT
     return found
 
 

@@ -14,7 +14,7 @@ from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView
 from ..specification.annotation import Annotations
 from ..specification.specification import QuantizationSpec
-from .automatic import Choice, choose_modes, kept_from_beginning
+from .automatic import Choice, choose_modes
 from .base import Quantizer
 from .capability import ACTIVATION, DYNAMIC, WEIGHT, Capability
 from .idle import idle_rules
@@ -145,8 +145,6 @@ class BackendQuantizer(Quantizer):
         kept = frozenset(refused)
         dynamic = frozenset(n.index for n in graph.nodes if resolved.mode(n) == "dynamic")
         unasked = {index: choice.why for index, choice in choices.items() if choice.mode is None}
-        can = self.policy.capability
-        unasked |= kept_from_beginning(graph, can, resolved, self.has_data)
         refused = unasked | refused | self._refused_modes(graph, resolved)
         float_results = frozenset(
             node.index

@@ -89,6 +89,13 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return wrap(result)
 
 
+def plan_of(prepared: torch.jit.ScriptModule) -> str:
+    """Return a text that is the same for models that were prepared alike; "" for no place."""
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare first")
+    places = read_places(prepared, report)[1]
+    return digest_of(places) if places else ""
+
+
 def digest_of(places: list[QuantizedPlace]) -> str:
     """Return a text that is the same for models that were prepared alike."""
     texts = "\n".join(sorted(known.operands["spec"] for known in places))

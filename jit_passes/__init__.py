@@ -34,6 +34,7 @@ from .report import (
     inspect,
     parity,
     provenance,
+    report,
     show_versions,
 )
 from .stages.calibrate import calibrate
@@ -60,6 +61,7 @@ from .training.switches import (
     scale_corrections,
     unfreeze_statistics,
 )
+from .tuning import Sensitivity, Tuned, sensitivity, tune
 
 __all__ = [
     "Comparison",
@@ -83,9 +85,11 @@ __all__ = [
     "RewriteRule",
     "RuleSet",
     "ScheduledPass",
+    "Sensitivity",
     "Slot",
     "Stage",
     "ThresholdFreezer",
+    "Tuned",
     "ValueProfile",
     "ValueView",
     "assert_equivalent",
@@ -129,6 +133,7 @@ __all__ = [
     "register_pass",
     "register_rules",
     "replace_pattern",
+    "report",
     "rewrite",
     "run_pass",
     "runtime_path",
@@ -136,10 +141,12 @@ __all__ = [
     "schedule",
     "scheduled",
     "scheduled_passes",
+    "sensitivity",
     "show_versions",
     "smooth",
     "strip",
     "targets",
+    "tune",
     "unfreeze_statistics",
 ]
 

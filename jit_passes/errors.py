@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
 
 # Modules on the way from a caller to a warning: torch calls back where it compiles.
 _NOT_THE_CALLERS = ("jit_passes", "torch", "contextlib")
+_FOLDERS = re.compile(r"(?:[A-Za-z]:)?[^\s:()]*[/\\](?=[^\s:()/\\]+:\d+)")
 
 
 class JitPassesError(RuntimeError):
@@ -48,6 +50,11 @@ def first_line(error: BaseException) -> str:
         text = text.split(marker)[0]
     ours = isinstance(error, JitPassesError | RuntimeError)
     return (text if ours else f"{type(error).__name__}: {text}") or type(error).__name__
+
+
+def without_folders(text: str) -> str:
+    """Return a text in which lines of source, `/home/me/net.py:12`, have no folders."""
+    return _FOLDERS.sub("", text)
 
 
 def shortened(names: Sequence[str], shown: int = 5) -> str:

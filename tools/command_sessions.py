@@ -30,6 +30,19 @@ SESSIONS = {
         "-o low.pt | head -2",
         "jit-passes compare model.pt low.pt --data calib.npz",
     ],
+    "command_report": [
+        "jit-passes report model.pt low.pt --data calib.npz -o report.html",
+    ],
+    "command_sensitivity": [
+        "jit-passes sensitivity model.pt --data calib.npz --config low.yaml --target reference",
+    ],
+    "command_tune": [
+        "jit-passes tune model.pt --data calib.npz --config low.yaml --target reference "
+        "--budget 60 -o tuned.yaml",
+        "cat tuned.yaml",
+        "jit-passes quantize model.pt --data calib.npz --config tuned.yaml --target reference "
+        "-o tuned.pt | head -2",
+    ],
     "command_configured": [
         "cat layers.yaml",
         "jit-passes quantize model.pt --data calib.npz --config layers.yaml "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 import torch
 
+from ..errors import without_folders
 from ..report import coverage, provenance
 from ..report import inspect as predict
 from . import options
@@ -23,7 +23,6 @@ Examples:
   jit-passes inspect int8.pt                           what made the file, and what is int8
   jit-passes inspect int8.pt --json | jq .made.target
 """
-FOLDERS = re.compile(r"(?:[A-Za-z]:)?[^\s:()]*[/\\](?=[^\s:()/\\]+:\d+)")
 
 
 @click.command(short_help="Say what will be int8, or what made a file.", epilog=EPILOG)
@@ -62,9 +61,9 @@ def inspect(
     else:
         text, result = _describe(loaded, made)
     if not paths:
-        text = FOLDERS.sub("", text)
+        text = without_folders(text)
         for row in result["operators"]:
-            row["source"], row["reason"] = (FOLDERS.sub("", row[k]) for k in ("source", "reason"))
+            row["source"], row["reason"] = (without_folders(row[k]) for k in ("source", "reason"))
     show(text, result, as_json)
 
 

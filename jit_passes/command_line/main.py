@@ -20,6 +20,9 @@ from .listings import passes, targets, versions
 from .outcome import Exit, OutputError, failure, note, warning
 from .profile import profile
 from .quantize import quantize
+from .report import report
+from .sensitivity import sensitivity
+from .tune import tune
 
 EPILOG = """\b
 Examples:
@@ -28,6 +31,9 @@ Examples:
   jit-passes quantize model.pt --random 1x3x224x224 --target stock -o int8.pt
   jit-passes inspect int8.pt
   jit-passes compare model.pt int8.pt --data test.npz
+  jit-passes report model.pt int8.pt --data test.npz -o report.html
+  jit-passes sensitivity model.pt --data test.npz
+  jit-passes tune model.pt --data test.npz --budget 30 -o layers.yaml
 
 \b
 Exit codes:
@@ -37,7 +43,7 @@ Exit codes:
   3  a model, data, a profile or a configuration is wrong, or cannot be read
   4  a result cannot be written
   5  compare --min-sqnr: the quantized model is not good enough
-  130, 143  interrupted, terminated: no file was changed
+  130, 143  interrupted, terminated: no result was written
 
 Results go to stdout, everything else to stderr.
 """
@@ -55,7 +61,10 @@ def cli() -> None:
     """
 
 
-for command in (quantize, inspect, compare, profile, export, passes, targets, versions):
+for command in (
+    *(quantize, inspect, compare, report, sensitivity, tune, profile, export),
+    *(passes, targets, versions),
+):
     cli.add_command(command)
 
 
@@ -92,7 +101,7 @@ def _code_of(error: BaseException) -> Exit:
     if isinstance(error, click.exceptions.Exit):
         return Exit(error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        note("interrupted: no file was changed")
+        note("interrupted: no result was written")
         return Exit.INTERRUPTED
     if isinstance(error, click.ClickException):
         error.show()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
 from .data import Data, data_of, random_data
 from .images import Images
-from .outcome import warning
+from .outcome import note, warning
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
@@ -58,6 +59,23 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         return found
 
 
+class Strength(click.ParamType):  # type: ignore[type-arg]
+    """A number from 0 to 1, `auto` or `none`."""
+
+    name = "strength"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value in ("auto", "none"):
+            return value
+        try:
+            found = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no strength: give auto, none, or a number from 0 to 1")
+        if not 0 <= found <= 1:
+            self.fail(f"{value} is not between 0 and 1")
+        return found
+
+
 class Size(click.ParamType):  # type: ignore[type-arg]
     """Height and width: `224`, `320x224`."""
 
@@ -88,7 +106,17 @@ METHOD = click.option("--method", default="forward", show_default=True, help="Me
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
 MODE = click.option(
     "--mode", type=click.Choice(MODES),
-    help="Of layers that --config gives no other; dynamic and weight_only need no data.",
+    help="Of layers that --config gives no other; dynamic and weight_only need no data. By "
+    "default auto: by the graph.",
+)  # fmt: skip
+METRIC = click.option(
+    "--metric", metavar="FILE.py:FUNCTION",
+    help="A function of yours that takes a model and returns a number, larger is better. Default: "
+    "the SQNR of the output on the data.",
+)  # fmt: skip
+RESUME = click.option(
+    "--resume", type=FILE,
+    help="Write what was measured to this file, and go on from it after an interruption.",
 )  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 DATA = _options(
@@ -141,26 +169,66 @@ def load_plugin(name: str) -> None:
     Raises:
         JitPassesError: it cannot be.
     """
-    path = Path(name)
     try:
-        if path.suffix == ".so":
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
-        elif path.suffix == ".py":
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module  # dataclasses look themselves up there
-            spec.loader.exec_module(module)
+        if Path(name).suffix == ".so":
+            torch.ops.load_library(name)  # type: ignore[no-untyped-call]
         else:
-            sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
-            try:
-                importlib.import_module(name)
-            finally:
-                sys.path.remove(str(Path.cwd()))
+            _imported(name)
     except Exception as error:
         raise JitPassesError(
             f"--plugin {name} does not import: {type(error).__name__}: {error}"
         ) from error
+
+
+def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | None:
+    """Return the function that `metrics.py:accuracy` or `package.metrics:accuracy` stands for.
+
+    Raises:
+        click.UsageError: it is no such text.
+        JitPassesError: there is no such function, or its module does not import.
+    """
+    if text is None:
+        return None
+    module, _, name = text.rpartition(":")
+    if not module or not name.isidentifier():
+        raise click.UsageError(f"--metric {text}: give FILE.py:FUNCTION or MODULE:FUNCTION")
+    try:
+        found = getattr(_imported(module), name, None)
+    except Exception as error:
+        raise JitPassesError(
+            f"--metric {text} does not import: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(found):
+        raise JitPassesError(f"--metric {text}: {module} has no function '{name}'")
+    return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def resumable(path: Path | None) -> Iterator[None]:
+    """Say, when the work is interrupted, where its scores are."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if path is not None and path.exists():
+            note(f"{path} has what was measured: the same command goes on from there")
+        raise
+
+
+def _imported(name: str) -> Any:
+    """Import a module by its name or file."""
+    path = Path(name)
+    if path.suffix == ".py":
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module  # dataclasses look themselves up there
+        spec.loader.exec_module(module)
+        return module
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(Path.cwd()))
 
 
 def target_of(text: str) -> Target:

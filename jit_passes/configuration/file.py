@@ -55,15 +55,32 @@ def read_configuration(source: str | Path | Mapping[str, Any]) -> Configuration:
     )
 
 
-def write_configuration(configuration: Configuration) -> str:
-    """Return YAML that `read_configuration` makes an equal configuration of."""
+def write_configuration(
+    configuration: Configuration, comment: str = "", comments: Mapping[int, str] | None = None
+) -> str:
+    """Return YAML that `read_configuration` makes an equal configuration of.
+
+    Args:
+        configuration: what to write.
+        comment: lines to put in front of everything.
+        comments: a line to put in front of a rule, by its number from 0 on.
+    """
     data: dict[str, Any] = {"version": VERSION}
     if configuration.allow_unmatched:
         data["allow_unmatched"] = True
     if configuration.everywhere != LayerOptions():
         data["global"] = _layer_data(configuration.everywhere)
+    parts = [f"# {line}\n" for line in comment.splitlines()] + [_yaml(data)]
     if configuration.rules:
-        data["rules"] = [_rule_data(rule) for rule in configuration.rules]
+        parts.append("rules:\n")
+    for number, rule in enumerate(configuration.rules):
+        if comments is not None and number in comments:
+            parts.append(f"# {comments[number]}\n")
+        parts.append(_yaml([_rule_data(rule)]))
+    return "".join(parts)
+
+
+def _yaml(data: Any) -> str:
     text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
     return text
 

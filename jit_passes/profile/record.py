@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import JitPassesError, count_of
+from ..tables import html_table
 from . import form, glow
 from .value import MOST_BINS, State, ValueProfile
 
@@ -179,6 +180,15 @@ class Profile:
         for value in self.values.values():
             lines.append(f"{value.name:<{width}}  {_row(value)}".rstrip())
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = (
+            (value.name, f"{value.low:.6g}", f"{value.high:.6g}", str(value.count), _spark(value))
+            if value.reached
+            else (value.name, "", "", "", _row(value))
+            for value in self.values.values()
+        )
+        return html_table(("value", "min", "max", "count", "histogram"), rows, repr(self)[1:-1])
 
 
 def _flat(given: Iterable[Profile | Iterable[Profile]]) -> Iterator[Profile]:

@@ -60,7 +60,14 @@ def profile(
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
         raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
-    module = FROZEN.enter(model, method)
+    return profile_of(FROZEN.enter(model, method), method, data, bins, weights, input_fn, progress)
+
+
+def profile_of(
+    module: Any, method: str, data: Iterable[Any], bins: int = 2048, weights: bool = False,
+    input_fn: InputFn | None = None, progress: bool | None = None,
+) -> Profile:  # fmt: skip
+    """Profile a C++ module in canonical form, also in the forms of a target; see `profile`."""
     sites = Sites.of(module, method)
     places = sites.all()
     if places:

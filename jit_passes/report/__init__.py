@@ -3,6 +3,7 @@
 from .compare import Comparison, ValueComparison, compare
 from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
+from .page import report
 from .parity import Parity, ValueParity, parity
 from .provenance import provenance
 from .versions import show_versions
@@ -20,5 +21,6 @@ __all__ = [
     "inspect",
     "parity",
     "provenance",
+    "report",
     "show_versions",
 ]

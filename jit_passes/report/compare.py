@@ -20,11 +20,14 @@ from ..stages.batches import batches, progress_bar
 from ..stages.module import ModelStage, Report, by_position, stage_of
 from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
+from ..tables import html_table
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
+from .tally import Tally
 
 EDGE = "jit_passes::edge"
+HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
 
 
 @dataclass(frozen=True)
@@ -141,16 +144,23 @@ class Comparison:
             f"{_decibels(first.own_sqnr)}, where {typical} are typical{cut}"
         )
 
+    @property
+    def missing(self) -> str:
+        """How many values were not compared, in a line; "" for none."""
+        if not self.unmatched:
+            return ""
+        count = count_of(len(self.unmatched), "value")
+        return (
+            f"not compared: {count} inside of compiled regions, or never computed: "
+            f"{shortened(self.unmatched)}; target='reference' shows them"
+        )
+
     def __str__(self) -> str:
-        head = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
-        lines = [aligned([head, *map(_cells, self.rows)])]
-        if self.unmatched:
-            count = count_of(len(self.unmatched), "value")
-            lines.append(
-                f"not compared: {count} inside of compiled regions, or never computed: "
-                f"{shortened(self.unmatched)}; target='reference' shows them"
-            )
-        return "\n".join([*lines, self.summary])
+        table = aligned([HEAD, *map(_cells, self.rows)])
+        return "\n".join(filter(None, (table, self.missing, self.summary)))
+
+    def _repr_html_(self) -> str:
+        return html_table(HEAD, map(_cells, self.rows), self.summary, self.missing)
 
 
 @timed
@@ -196,45 +206,6 @@ def compare(
 
 
 @dataclass
-class _Tally:
-    """Sums over elements; x is of the float model."""
-
-    signal: float = 0.0
-    other: float = 0.0
-    product: float = 0.0
-    noise: float = 0.0
-    largest: float = 0.0
-    steps: float = 0.0
-
-    def add(self, x: torch.Tensor, y: torch.Tensor, step: torch.Tensor | None) -> None:
-        """Add elements of float64."""
-        apart = (x - y).abs().nan_to_num(nan=math.inf)
-        self.signal += float(x.square().sum())
-        self.other += float(y.square().sum())
-        self.product += float((x * y).sum())
-        self.noise += float(apart.square().sum())
-        if apart.numel():
-            self.largest = max(self.largest, float(apart.max()))
-            if step is not None:
-                self.steps = max(self.steps, float((apart / step).max()))
-
-    @property
-    def sqnr(self) -> float:
-        if self.noise == 0:
-            return math.inf
-        if self.signal == 0 or not math.isfinite(self.noise):  # the other model gives a NaN, say
-            return -math.inf
-        return 10 * math.log10(self.signal / self.noise)
-
-    @property
-    def cosine(self) -> float:
-        norm = math.sqrt(self.signal * self.other)
-        if not math.isfinite(norm):  # the other model gives a NaN or an infinity
-            return 0.0
-        return self.product / norm if norm else float(self.signal == self.other)
-
-
-@dataclass
 class _Row:
     name: str
     kind: str
@@ -243,8 +214,8 @@ class _Row:
     grid: QuantizedValue | None = None
     elements: int = 0
     clipped: int = 0
-    seen: _Tally = field(default_factory=_Tally)
-    own: _Tally = field(default_factory=_Tally)
+    seen: Tally = field(default_factory=Tally)
+    own: Tally = field(default_factory=Tally)
 
     def add(self, seen: Seen) -> None:
         for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):
@@ -279,12 +250,13 @@ class _Comparison:
         target = Target.from_record(report.target)
         entered = FROZEN.enter(float_model, report.method)
         module, _ = formed(entered, report.method, target, report.made)
-        module = Pipeline("name_inputs", (_name_inputs,)).run(module, report.method).module
+        module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
+        smoothed = set(report.made.get("smoothed", ()))  # these are others in the float model
         for name, site, grid in _sites(quantized, report):
             node = nodes.get(name)
-            if node is None or node.output.written:
+            if node is None or node.output.written or name in smoothed:
                 continue
             kind = "quantized" if grid is not None else "float"
             made = node.kind != EDGE
@@ -320,7 +292,7 @@ class _Comparison:
         return Comparison(tuple(row.result() for row in rows), unmatched, jump)
 
 
-def _name_inputs(graph: GraphEditor) -> None:
+def name_inputs(graph: GraphEditor) -> None:
     """Give each tensor that the model takes a node, so that it is known by one like all others."""
     first = next(iter(graph.nodes), None)
     for value in graph.inputs:

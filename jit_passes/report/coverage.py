@@ -13,6 +13,7 @@ from ..specification.annotation import Annotations
 from ..stages.module import ModelStage, OperatorRecord, Report
 from ..stages.normalize import normalized_graph
 from ..stages.records import operator_records
+from ..tables import html_table
 
 NEEDS_PACKAGE = (
     "to load its file, `import jit_passes` first; files for target='stock' load with torch alone"
@@ -22,6 +23,9 @@ OWN = re.compile(r"\bjit_passes::|torch\.classes\.jit_passes\.")  # operators, c
 
 class Coverage(tuple[OperatorRecord, ...]):
     """Every operator with weights and every matrix product; printing it gives a table.
+
+    The last column says why an operator is in float, or why it is not static where the mode "auto"
+    chose so; `OperatorRecord.why` has it for all that were chosen.
 
     Attributes:
         needs_package: whether the model is lowered to operators or plans of this package, so that
@@ -46,23 +50,38 @@ class Coverage(tuple[OperatorRecord, ...]):
         """The operators that compute in float, each with its reason."""
         return tuple(row for row in self if row.dtype == "float")
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """How many are quantized, in a line."""
         if not self:
             return "no operator with weights, and no matrix product"
         counts = Counter(row.precision for row in self)
         floats = counts.pop("float", 0)
         parts = [f"{count} {precision}" for precision, count in counts.most_common()]
         parts += [f"{floats} in float"] if floats else []
-        lines = [
-            f"{len(self.int8)} of {count_of(len(self), 'operator')} quantized: {', '.join(parts)}"
-        ]
+        count = count_of(len(self), "operator")
+        return f"{len(self.int8)} of {count} quantized: {', '.join(parts)}"
+
+    def __str__(self) -> str:
+        lines = [self.summary]
+        if not self:
+            return lines[0]
         columns = [(row.name, row.kind, row.precision, row.mode) for row in self]
         widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
         for row, texts in zip(self, columns, strict=True):
             cells = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=True)]
-            why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
-            lines.append("  ".join((*cells, why)).rstrip())
+            lines.append("  ".join((*cells, _why(row))).rstrip())
         return "\n".join((*lines, NEEDS_PACKAGE) if self.needs_package else lines)
+
+    def _repr_html_(self) -> str:
+        rows = ((row.name, row.kind, row.precision, row.mode, _why(row)) for row in self)
+        head = ("operator", "kind", "computes in", "mode", "why")
+        return html_table(head, rows, self.summary, NEEDS_PACKAGE if self.needs_package else "")
+
+
+def _why(row: OperatorRecord) -> str:
+    reason = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+    return reason or (row.why if row.mode != "static" else "")
 
 
 def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from ..errors import count_of
+from ..errors import aligned, count_of
 from ..graph.view import NodeView, ValueView
 from ..quantizers.base import Quantizer
 from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
 from ..stages.records import QuantizedUses, float_reason
+from ..tables import html_table
 from ..targets import Target
 from ..targets.units import IntegerOperators
 
@@ -31,6 +32,9 @@ class OperatorInspection:
         source: `file:line` of the model's code.
         bits: of its weight and its activations: see `OperatorRecord`.
         mode: see `OperatorRecord`.
+        why: see `OperatorRecord`.
+        part_of: the operator that it is computed together with, as a relu with a convolution; ""
+            where it stands for itself.
     """
 
     name: str
@@ -41,6 +45,8 @@ class OperatorInspection:
     source: str
     bits: str = ""
     mode: str = ""
+    why: str = ""
+    part_of: str = ""
 
 
 class Inspection(tuple[OperatorInspection, ...]):
@@ -70,24 +76,28 @@ class Inspection(tuple[OperatorInspection, ...]):
                 groups.setdefault(row.region, []).append(row.name)
         return [tuple(names) for _, names in sorted(groups.items())]
 
-    def __str__(self) -> str:
-        names = max((len(row.name) for row in self), default=0)
-        kinds = max((len(row.kind) for row in self), default=0)
-        widest = max((len(row.bits or row.dtype) for row in self), default=0)
+    @property
+    def summary(self) -> str:
+        """How much is on integers, in a line."""
         int8 = sum(row.dtype == "int8" for row in self)
-        lines = [
+        return (
             f"{int8} of {count_of(len(self), 'operator')} on integers, in "
             f"{count_of(len(self.regions), 'region')}; {count_of(self.quantizes, 'value')} "
             f"quantized, {self.dequantizes} dequantized"
-        ]
-        for row in self:
-            region = "" if row.region is None else f"region {row.region}"
-            why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
-            bits = f"{row.bits or row.dtype:<{widest}}"
-            last = region or why or row.mode.replace("static", "")
-            line = f"{row.name:<{names}}  {row.kind:<{kinds}}  {bits}  {last}"
-            lines.append(line.rstrip())
-        return "\n".join(lines)
+        )
+
+    def __str__(self) -> str:
+        return "\n".join((self.summary, *((aligned(list(map(_cells, self))),) if self else ())))
+
+    def _repr_html_(self) -> str:
+        return html_table(("operator", "kind", "bits", ""), map(_cells, self), self.summary)
+
+
+def _cells(row: OperatorInspection) -> tuple[str, ...]:
+    region = "" if row.region is None else f"region {row.region}"
+    why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+    last = region or why or row.mode.replace("static", "")
+    return row.name, row.kind, row.bits or row.dtype, last
 
 
 def inspect(
@@ -116,7 +126,12 @@ def inspect(
         JitPassesError: what `prepare` raises.
     """
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
-    return _Inspector(annotate(model, method, FROZEN, chosen, backend), backend).inspect()
+    return inspection_of(annotate(model, method, FROZEN, chosen, backend), backend)
+
+
+def inspection_of(annotated: Annotated, target: Target) -> Inspection:
+    """Say it of a model that is annotated for a target."""
+    return _Inspector(annotated, target).inspect()
 
 
 class _Inspector:
@@ -150,6 +165,8 @@ class _Inspector:
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
             mode if int8 or bits else "",
+            self.annotations.chosen.get(node.name, "") if int8 or bits else "",
+            self.owner(node).name if int8 and self.owner(node) is not node else "",
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:

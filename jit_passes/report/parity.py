@@ -15,6 +15,7 @@ from ..stages.batches import batches
 from ..stages.convert import digest_of, read_places
 from ..stages.module import ModelStage, Report, stage_of
 from ..stages.recording import copy_of
+from ..tables import html_table
 from .lockstep import Kept, Lockstep, Pair, Seen, check_shapes
 from .places import Pairs, TrainedPlace, match, sites_of, trained_places
 from .steps import rounded, step_of, value_of
@@ -23,6 +24,7 @@ from .steps import rounded, step_of, value_of
 SLACK = 0.05
 # As a part of the largest magnitude: it moves results off any grid by less.
 FLOAT_TOLERANCE = 1e-5
+HEAD = ("value", "kind", "steps", "different", "own steps", "own", "")
 _NOTHING = torch.zeros(())
 
 
@@ -115,12 +117,14 @@ class Parity:
         return None
 
     def __str__(self) -> str:
-        head = ("value", "kind", "steps", "different", "own steps", "own", "")
-        lines = [aligned([head, *map(_cells, self.rows)])]
+        lines = [aligned([HEAD, *map(_cells, self.rows)])]
         if self.unmatched:
             some = ", ".join(self.unmatched[:5]) + (", ..." if len(self.unmatched) > 5 else "")
             lines.append(f"not compared: {count_of(len(self.unmatched), 'value')}: {some}")
         return "\n".join([*lines, self.summary])
+
+    def _repr_html_(self) -> str:
+        return html_table(HEAD, map(_cells, self.rows), self.summary)
 
     @property
     def summary(self) -> str:

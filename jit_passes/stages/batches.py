@@ -15,15 +15,18 @@ from ..errors import JitPassesError
 InputFn = Callable[[Any], Any]
 
 
-def progress_bar(name: str, progress: bool | None) -> Callable[[Iterable[Any]], Any]:
-    """Return what shows how far a walk through batches is, on stderr.
+def progress_bar(
+    name: str, progress: bool | None, unit: str = "batch"
+) -> Callable[[Iterable[Any]], Any]:
+    """Return what shows how far a walk through batches is, and the time left, on stderr.
 
     Args:
         name: of the work.
         progress: whether to; None for terminals only.
+        unit: what a step is.
     """
     shown = sys.stderr.isatty() if progress is None else progress
-    return partial(tqdm, desc=name, unit="batch", disable=not shown)
+    return partial(tqdm, desc=name, unit=unit, disable=not shown)
 
 
 def batches(
@@ -64,6 +67,17 @@ def batches(
             f"{what} is empty: pass an iterable with at least one batch (a generator that was "
             "used before is empty)"
         )
+
+
+def cloned(given: Any) -> Any:
+    """Return a nest of tensors with copies of these."""
+    if isinstance(given, torch.Tensor):
+        return given.detach().clone()
+    if isinstance(given, dict):
+        return {key: cloned(item) for key, item in given.items()}
+    if isinstance(given, tuple) and hasattr(given, "_fields"):
+        return type(given)(*map(cloned, given))
+    return type(given)(map(cloned, given)) if isinstance(given, tuple | list) else given
 
 
 def misfit(

@@ -89,6 +89,13 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return wrap(result)
 
 
+def plan_of(prepared: torch.jit.ScriptModule) -> str:
+    """Return a text that is the same for models that were prepared alike; "" for no place."""
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare first")
+    places = read_places(prepared, report)[1]
+    return digest_of(places) if places else ""
+
+
 def digest_of(places: list[QuantizedPlace]) -> str:
     """Return a text that is the same for models that were prepared alike."""
     texts = "\n".join(sorted(known.operands["spec"] for known in places))
@@ -347,7 +354,7 @@ def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:
 
 def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecord:
     reason = refused.get(row.name)
-    return replace(row, dtype="float", reason=reason) if reason else row
+    return replace(row, dtype="float", reason=reason, why="") if reason else row
 
 
 def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:

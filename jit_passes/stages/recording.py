@@ -12,7 +12,7 @@ from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
-from .batches import misfit
+from .batches import cloned, misfit
 
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
@@ -59,7 +59,7 @@ class Recorder:
         for index in self.told:  # copies, since the model may write to what it is told
             setattr(self._model, _told(index), [t.clone() for t in (told or {})[index]])
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            args, kwargs = arguments
+            args, kwargs = cloned(arguments)  # the next model sees what this one may write to
             method = getattr(self._model, self._method)
             try:
                 result = method(*args, **kwargs)

@@ -24,7 +24,7 @@ from ..specification.specification import FixedQParamsQuantizationSpec
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
 from .stock import needs_reduced_range
-from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups
+from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import RefusedOperator, Target
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute what is dynamic
@@ -197,6 +197,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
                         weights_alone=WEIGHTS_ALONE, modes=("static", "dynamic", "weight_only")),
         *lookups(),
+        *recurrent(),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
@@ -326,6 +327,7 @@ class X86(Target):
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
+            "lower_recurrent",
             "replicate_dequantize",
             *fuse_dynamic(),
             PassCall("fold_prepack", engine=ENGINE),

@@ -1,0 +1,54 @@
+"""`jit-passes report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..report import provenance
+from ..report.page import page
+from . import options
+from .files import check_output, load_model, write_whole
+from .outcome import show
+
+EPILOG = """\b
+Examples:
+  jit-passes report model.pt int8.pt --data test.npz -o report.html
+  jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
+  jit-passes report model.pt reference.pt --data test.npz -o report.html
+
+The second way shows all values: of a model for x86, only results of compiled regions can be seen.
+"""
+
+
+@click.command(short_help="Write an HTML page about a quantized model.", epilog=EPILOG)
+@options.MODEL
+@click.argument("quantized", type=options.FILE)
+@options.DATA
+@click.option("--title", default="", help="Of the page; default: the name of the model's class.")
+@click.option("-o", "--output", type=options.FILE, required=True, help="The page, .html.")
+@options.JSON
+@options.common
+def report(
+    model: Path, quantized: Path, title: str, output: Path, as_json: bool, no_progress: bool,
+    **data: Any,
+) -> None:  # fmt: skip
+    """Show in one HTML file what quantizing MODEL to QUANTIZED did, and where accuracy was lost.
+
+    The file needs no network: what made it, sizes, operators with reasons and shares of the work,
+    errors with histograms, the graph, and the configuration.
+    """
+    check_output(output, [path for path in (model, quantized, data["data"]) if path is not None])
+    float_model, other = load_model(model), load_model(quantized)
+    made = provenance(other)
+    method = made["method"] if made is not None else "forward"
+    batches = options.given_data(float_model, method, **data)
+    if batches is None:
+        raise click.UsageError("values come from --data or --random")
+    shown = False if no_progress else None
+    text = page(float_model, other, batches, title=title, progress=shown)
+    write_whole(output, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+    size = output.stat().st_size
+    show(f"{output}: {size / 1024:.0f} KiB", {"output": str(output), "bytes": size}, as_json)

@@ -1,0 +1,227 @@
+"""One HTML file about a quantized model."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import _C
+from ...errors import JitPassesError, without_folders
+from ...graph.view import GraphView
+from ...logs import timed
+from ...passes.pipeline import Pipeline
+from ...profile import Profile
+from ...profile.run import profile_of
+from ...stages.annotate import FROZEN, formed
+from ...stages.batches import batches, cloned
+from ...stages.module import ModelStage, Report, stage_of
+from ...targets import Target
+from ..compare import ValueComparison, compare, name_inputs
+from ..coverage import Coverage, coverage
+from ..inspection import computes
+from ..macs import macs_of
+from ..provenance import provenance
+from .lanes import HEIGHT, WIDTH, drawn, regions_of
+
+BINS = 64
+FOLDER = Path(__file__).parent
+TEMPLATE = "page.html"
+
+
+@timed
+def report(
+    model: torch.jit.ScriptModule,
+    quantized: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "",
+    input_fn: Callable[[Any], Any] | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Write one HTML file that shows what quantization did, and where accuracy was lost.
+
+    In it: what made the model; sizes; operators in int8 or float with reasons and shares of
+    multiply-accumulates; the error of each value in the order of the graph, with its histogram and
+    the range of its grid; the graph with regions on integers; a table to sort and filter; the
+    configuration. The file needs no network and no other file. There are no paths, names of
+    machines or times in it, so the same input gives the same file.
+
+    Args:
+        model: the float model of which the other was made; see `compare`. It is not touched.
+        quantized: a reference model, in which all values are seen, or a lowered one.
+        data: batches, as for `calibrate`; they are kept until the file is written.
+        path: of the file.
+        title: of the page; "" for the name of the model's class.
+        input_fn: makes a batch of inputs out of what `data` gives.
+        progress: a progress bar; None for one on terminals only.
+
+    Raises:
+        JitPassesError: what `compare` raises; the package jinja2 is missing.
+        OSError: the file cannot be written.
+    """
+    text = page(model, quantized, data, title=title, input_fn=input_fn, progress=progress)
+    Path(path).write_text(text, encoding="utf-8", newline="\n")
+
+
+def page(
+    model: torch.jit.ScriptModule,
+    quantized: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    *,
+    title: str = "",
+    input_fn: Callable[[Any], Any] | None = None,
+    progress: bool | None = None,
+) -> str:
+    """Return the text of the file; see `report`."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise JitPassesError(
+            "a page needs the package jinja2, of the extra `report`: pip install jinja2"
+        ) from error
+    wanted = (ModelStage.REFERENCE, ModelStage.LOWERED)
+    record = stage_of(quantized, wanted, "call jit_passes.quantize_script, or convert")
+    given = list(batches(data, input_fn))
+    items = [kwargs or args for args, kwargs in given]
+    compared = compare(model, quantized, map(cloned, items), progress=progress)
+    module, _ = formed(
+        FROZEN.enter(model, record.method), record.method, Target.from_record(record.target),
+        record.made,
+    )  # fmt: skip
+    graph = GraphView.of(module, record.method)
+    named = Pipeline("name_inputs", (name_inputs,)).run(
+        _C.clone(module, record.method), record.method
+    )
+    macs = macs_of(named.module, record.method, cloned(given[0]))
+    profile = profile_of(module, record.method, map(cloned, items), BINS, progress=progress)
+    covered = coverage(quantized)
+    facts = {
+        "title": title or model.original_name,
+        "made": provenance(quantized),
+        "sizes": [size_of(model), size_of(quantized)],
+        "compared": compared,
+        "covered": covered,
+        "operators": _operators(covered, macs),
+        "share": _share(covered, macs),
+        "graph": _graph(graph, record),
+        "line": (WIDTH, HEIGHT),
+    }
+    facts["values"] = [_value(row, profile, record) for row in compared.rows]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= {
+        "decibels": _decibels, "json": _json, "kib": _kib, "folders": without_folders
+    }  # fmt: skip
+    return environment.get_template(TEMPLATE).render(facts)
+
+
+def size_of(model: torch.jit.ScriptModule) -> int:
+    """Return the bytes of a model's file."""
+    buffer = io.BytesIO()
+    torch.jit.save(model, buffer)
+    return buffer.getbuffer().nbytes
+
+
+def _operators(covered: Coverage, macs: dict[str, int]) -> list[dict[str, Any]]:
+    total = sum(macs.get(row.name, 0) for row in covered)
+    return [
+        {
+            "name": row.name,
+            "kind": row.kind,
+            "precision": row.precision,
+            "mode": row.mode,
+            "reason": without_folders(row.reason),
+            "source": without_folders(row.source),
+            "macs": macs.get(row.name, 0) / total if total else 0.0,
+            "int8": row.dtype == "int8",
+        }
+        for row in covered
+    ]
+
+
+def _share(covered: Coverage, macs: dict[str, int]) -> float:
+    """Return which part of the multiply-accumulates is on integers."""
+    total = sum(macs.get(row.name, 0) for row in covered)
+    return sum(macs.get(row.name, 0) for row in covered.int8) / total if total else 0.0
+
+
+def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, Any]:
+    """Return what the page shows of a value: errors, grid, histogram."""
+    found: dict[str, Any] = {
+        "name": row.name, "kind": row.kind, "operator": row.operator,
+        "source": without_folders(row.source), "sqnr": _number(row.sqnr),
+        "own": _number(row.own_sqnr), "steps": row.steps, "clipped": row.clipped,
+        "inherited": row.inherited, "height": _height(row.own_sqnr),
+    }  # fmt: skip
+    grid = next((value for value in record.values if value.name == row.name), None)
+    if grid is not None:
+        step, low, high = grid.ends(1 + (grid.axis or 0))
+        found["grid"] = [float(low.min()), float(high.max()), float(step.max())]
+        found["codes"] = [grid.low, grid.high]
+    seen = profile.values.get(row.name)
+    if seen is not None and seen.counts:
+        width = 2.0**seen.exponent
+        found["histogram"] = [seen.offset * width, width, list(seen.counts)]
+        found["range"] = [seen.low, seen.high]
+    return found
+
+
+def _graph(graph: GraphView, record: Report) -> dict[str, Any]:
+    """Return the lines of the drawing: operators in program order, with their regions."""
+    shown = [node for node in graph.nodes if computes(node)]
+    int8 = {row.name for row in record.operators if row.dtype == "int8"}
+    int8 |= {value.name for value in record.values}
+    drawing = drawn(graph.nodes, shown)
+    inside = [node.name in int8 for node in shown]
+    regions = regions_of(drawing.edges, inside)
+    lines = [
+        {"name": node.name, "kind": node.kind.rpartition("::")[2], "region": region,
+         "x": lane * WIDTH + WIDTH // 2, "y": k * HEIGHT + HEIGHT // 2}
+        for k, (node, lane, region) in enumerate(zip(shown, drawing.lanes, regions, strict=True))
+    ]  # fmt: skip
+    kinds = {(True, True): "int8", (False, False): "float"}
+    curves = [
+        (path, kinds.get((inside[source], inside[reader]), "converted"))
+        for path, (source, reader) in zip(drawing.curves, drawing.edges, strict=True)
+    ]
+    return {
+        "lines": lines, "curves": curves, "width": drawing.width, "height": len(shown) * HEIGHT,
+        "regions": max(regions, default=0),
+    }  # fmt: skip
+
+
+def _height(sqnr: float) -> int:
+    """Return the height of a bar in per cent: 0 from 60 dB on, 100 at 0 dB and below."""
+    return round(100 - 100 * min(max(sqnr, 0.0), 60.0) / 60)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _decibels(value: float | None) -> str:
+    return "no error" if value is None or value == math.inf else f"{value:.1f} dB"
+
+
+def _kib(size: int) -> str:
+    return f"{size / 1024:,.0f} KiB"
+
+
+def _json(value: Any) -> Any:
+    """Return JSON that may stand in a script element."""
+    import markupsafe
+
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for sign, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
+        text = text.replace(sign, code)
+    return markupsafe.Markup(text)

@@ -1,0 +1,22 @@
+"""Tables of reports, for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+def html_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], before: str = "", after: str = ""
+) -> str:
+    """Return a table as HTML, between lines of text."""
+    cells = "".join(f"<th>{escape(text)}</th>" for text in head)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in rows
+    )
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+    return f"{_lines(before)}{table}{_lines(after)}"
+
+
+def _lines(text: str) -> str:
+    return f"<p>{'<br>'.join(map(escape, text.splitlines()))}</p>" if text else ""

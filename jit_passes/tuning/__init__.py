@@ -1,0 +1,16 @@
+"""The cost of quantizing each layer, and a configuration that gives accuracy back."""
+
+from .cost import OBJECTIVES
+from .sensitivity import LayerSensitivity, Sensitivity, sensitivity
+from .tune import ALTERNATIVES, Tuned, TunedLayer, tune
+
+__all__ = [
+    "ALTERNATIVES",
+    "OBJECTIVES",
+    "LayerSensitivity",
+    "Sensitivity",
+    "Tuned",
+    "TunedLayer",
+    "sensitivity",
+    "tune",
+]

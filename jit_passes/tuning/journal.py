@@ -1,0 +1,90 @@
+"""A file of scores, so that an interrupted run goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import JitPassesError
+
+FORMAT = "jit_passes scores 1"
+
+
+class Journal:
+    """Scores of variants by their plans; each is written to a file as soon as it is known.
+
+    The first line says of which model, data and metric the scores are, each further one is of a
+    variant. A last line that was cut off is left out.
+
+    Args:
+        path: the file, which may exist; None for none.
+        about: what the scores depend on; a file of anything else is refused.
+
+    Raises:
+        JitPassesError: the file is of something else, or cannot be read or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
+        self._path = None if path is None else Path(path)
+        self._header = {"format": FORMAT, **about}
+        self.scores: dict[str, float] = {}
+        if self._path is None:
+            return
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines() if self._found() else []
+            self._read(lines)
+            complete = [json.dumps(self._header), *map(_line, self.scores.items())]
+            part = self._path.with_name(f".{self._path.name}.part")
+            part.write_text("".join(f"{line}\n" for line in complete), encoding="utf-8")
+            part.replace(self._path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise JitPassesError(f"{path} cannot be read and written: {error}") from error
+
+    def add(self, plan: str, score: float) -> None:
+        """Note the score of a variant."""
+        self.scores[plan] = score
+        if self._path is not None:
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(f"{_line((plan, score))}\n")
+            except OSError as error:
+                raise JitPassesError(f"{self._path} cannot be written: {error}") from error
+
+    def _found(self) -> bool:
+        assert self._path is not None
+        return self._path.exists() and self._path.stat().st_size > 0
+
+    def _read(self, lines: list[str]) -> None:
+        rows = []
+        for line in lines:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                if line is not lines[-1]:
+                    raise self._wrong("a line in it is no JSON") from None
+        if not rows:
+            if lines:
+                raise self._wrong("it does not begin as one")
+            return
+        header, *scores = rows
+        if not isinstance(header, dict) or header.get("format") != FORMAT:
+            raise self._wrong("it does not begin as one")
+        for name, value in self._header.items():
+            if header.get(name) != value:
+                raise JitPassesError(
+                    f"{self._path} has scores of another run: its {name} is {header.get(name)!r}, "
+                    f"and here it is {value!r}; name another file, or delete this one"
+                )
+        for row in scores:
+            if not isinstance(row, dict) or not isinstance(row.get("score"), int | float):
+                raise self._wrong("a line in it has no score")
+            self.scores[str(row.get("plan"))] = float(row["score"])
+
+    def _wrong(self, why: str) -> JitPassesError:
+        return JitPassesError(f"{self._path} is no file of scores: {why}; name another file")
+
+
+def _line(entry: tuple[str, float]) -> str:
+    return json.dumps({"plan": entry[0], "score": entry[1]})  # infinities as Infinity

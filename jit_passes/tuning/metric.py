@@ -1,0 +1,132 @@
+"""Numbers that say how good a quantized model is; larger is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import JitPassesError
+from ..report.lockstep import check_shapes
+from ..report.tally import Tally
+from ..stages.batches import cloned, misfit
+from ..stages.recording import tensors_of
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+MetricFn = Callable[[torch.jit.ScriptModule], Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number for each model; larger is better.
+
+    Attributes:
+        name: for tables.
+        measure: gives it for a model.
+        of_float: that of the float model.
+        unit: `dB` or "".
+        power: of the float model's outputs, where these are what it is about.
+    """
+
+    name: str
+    measure: Callable[[torch.jit.ScriptModule], float]
+    of_float: float
+    unit: str = ""
+    power: float | None = None
+
+    def shown(self, score: float) -> str:
+        """Return a score for people."""
+        if not self.unit:
+            return f"{score:.6g}"
+        return "no error" if score == math.inf else f"{score:.1f} {self.unit}"
+
+
+def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batch]) -> Metric:
+    """Return the SQNR of the output that is lowest, over all batches.
+
+        SQNR = 10 log10(sum x^2 / sum (x - y)^2) dB
+
+    with x of the float model, whose outputs are kept, and y of the quantized one. Elements that are
+    infinite or NaN in the float model are left out.
+
+    Raises:
+        JitPassesError: a batch does not run, or the model gives no tensor.
+    """
+    expected = [outputs(model, method, batch, number) for number, batch in enumerate(given)]
+    if not any(expected):
+        raise JitPassesError("the model gives no tensor to compare: pass a metric of your own")
+
+    def measure(quantized: torch.jit.ScriptModule) -> float:
+        tallies: dict[str, Tally] = {}
+        for number, (batch, wanted) in enumerate(zip(given, expected, strict=True)):
+            found = outputs(quantized, method, batch, number)
+            for name, ours in wanted.items():
+                check_shapes(ours, found[name])
+                finite = torch.isfinite(ours)
+                x, y = (value.double()[finite] for value in (ours, found[name]))
+                tallies.setdefault(name, Tally()).add(x, y, None)
+        return min(tally.sqnr for tally in tallies.values())
+
+    power = sum(
+        float(x.double().nan_to_num().square().sum()) for xs in expected for x in xs.values()
+    )
+    return Metric("SQNR of the output", measure, math.inf, "dB", power)
+
+
+def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:
+    """Return a metric that a user has written.
+
+    Raises:
+        JitPassesError: it fails on the float model, or gives no number; NaN and infinities count as
+            none there, and as the worst of a quantized model.
+    """
+    if not callable(function):
+        raise JitPassesError(
+            "a metric is a function that takes a model and returns a number, larger is better, "
+            f"not {function!r}"
+        )
+    name = getattr(function, "__name__", type(function).__name__)
+
+    def measure(quantized: torch.jit.ScriptModule) -> float:
+        score = number_of(function, name, quantized)
+        return score if math.isfinite(score) else -math.inf
+
+    of_float = number_of(function, name, model)
+    if not math.isfinite(of_float):
+        raise JitPassesError(f"the metric '{name}' gives {of_float} for the float model")
+    return Metric(name, measure, of_float)
+
+
+def number_of(function: MetricFn, name: str, model: torch.jit.ScriptModule) -> float:
+    """Return what a user's metric says of a model."""
+    try:
+        with torch.no_grad():
+            score = function(model)
+    except JitPassesError:
+        raise
+    except Exception as error:
+        raise JitPassesError(
+            f"the metric '{name}' fails: {type(error).__name__}: {error}; it is called with a "
+            "model, as accuracy(model)"
+        ) from error
+    try:
+        return float(score)
+    except (TypeError, ValueError, RuntimeError):
+        raise JitPassesError(
+            f"the metric '{name}' returns a number, larger is better, not {type(score).__name__}"
+        ) from None
+
+
+def outputs(model: Any, method: str, batch: Batch, number: int) -> dict[str, torch.Tensor]:
+    """Return the tensors that a model gives for a batch, by name; the batch is not written to."""
+    args, kwargs = cloned(batch)
+    with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        run = getattr(model, method)
+        try:
+            result = run(*args, **kwargs)
+        except Exception as error:
+            raise misfit(run, args, kwargs, f"batch {number}", error) from error
+    return dict(tensors_of(result))

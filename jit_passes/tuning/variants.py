@@ -1,0 +1,217 @@
+"""Variants of a quantized model, in which single layers have other options, and their scores."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..configuration.configuration import Configuration, Rule
+from ..configuration.options import LayerOptions
+from ..configuration.selector import Selector
+from ..errors import JitPassesError, JitPassesWarning, warn
+from ..graph.modules import only
+from ..profile import Profile, fill
+from ..profile.run import profile_of
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.base import Quantizer
+from ..report.inspection import Inspection, inspection_of
+from ..stages.annotate import FROZEN, annotate, choose_quantizer
+from ..stages.batches import InputFn, batches, cloned
+from ..stages.convert import convert, needs_data, plan_of
+from ..stages.lower import lower
+from ..stages.module import Report
+from ..stages.prepare import prepare
+from ..targets import Target
+from .journal import Journal
+from .metric import Metric, MetricFn, own_metric, sqnr_metric
+
+IN_FLOAT = LayerOptions(keep_float=True)
+Choices = Mapping[str, LayerOptions]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An operator on integers, and those that are computed together with it.
+
+    Attributes:
+        name: of the operator, `layer1.0.conv1:conv2d`.
+        operator: `aten::conv2d`.
+        source: `file:line` of the model's code.
+        bits: see `OperatorRecord`.
+        parts: names of the operator and the others, as a relu behind it.
+    """
+
+    name: str
+    operator: str
+    source: str
+    bits: str
+    parts: tuple[str, ...]
+
+
+def _named(layer: Layer) -> tuple[str, ...]:
+    """Return globs that fit the results of the layer alone."""
+    return tuple(map(only, layer.parts))
+
+
+def layers_of(inspection: Inspection) -> list[Layer]:
+    """Return the layers that are quantized, in program order."""
+    rows = [row for row in inspection if row.dtype == "int8" or row.bits]
+    parts: dict[str, list[str]] = {}
+    for row in rows:
+        parts.setdefault(row.part_of or row.name, []).append(row.name)
+    return [
+        Layer(row.name, row.kind, row.source, row.bits, tuple(parts[row.name]))
+        for row in rows
+        if not row.part_of
+    ]
+
+
+class Variants:
+    """Quantizes a model again and again, each time with other options for some layers.
+
+    A variant is exactly what `quantize_script` makes with these options. The float model runs over
+    the data once: its profile stands for the data in all variants. Variants with equal plans, that
+    is with the same values quantized in the same way, are measured once.
+
+    Attributes:
+        layers: what is quantized, in program order.
+        metric: what variants are measured with.
+        data: the batches, which are kept; empty without data.
+        evaluations: how many variants were measured.
+        seconds: what these took.
+
+    Raises:
+        JitPassesError: the quantizer takes no options for single layers; nothing would be
+            quantized; data or the metric are not as they should be.
+    """
+
+    def __init__(
+        self, model: torch.jit.ScriptModule, data: Iterable[Any] | None, metric: MetricFn | None,
+        *, quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
+        method: str, input_fn: InputFn | None, resume: Any, progress: bool | None,
+    ) -> None:  # fmt: skip
+        backend, chosen = choose_quantizer(quantizer, target, config, mode)
+        if not isinstance(chosen, BackendQuantizer):
+            raise JitPassesError(
+                f"{type(chosen).__name__} takes no options for single layers, so there are no "
+                "variants: pass a quantizer of a backend, or none"
+            )
+        if data is None and metric is None:
+            raise JitPassesError(
+                "without a metric of your own the outputs on data are compared: pass data, an "
+                "iterable of batches"
+            )
+        self.model, self.method = model, method
+        self._quantizer, self._target = chosen, backend
+        self.annotated = annotate(model, method, FROZEN, chosen, backend)
+        self.layers = layers_of(inspection_of(self.annotated, backend))
+        if not self.layers:
+            raise JitPassesError(
+                "nothing of the model would be quantized; jit_passes.inspect(model) says why"
+            )
+        given = [] if data is None else list(batches(data, input_fn))
+        self.data = [kwargs or args for args, kwargs in given]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", JitPassesWarning)
+            base = self._prepared({})
+        self._told = {str(warning.message) for warning in told}
+        for message in sorted(self._told):
+            warn(message)
+        self._profile: Profile | None = None
+        if needs_data(base):
+            if data is None:
+                raise JitPassesError(
+                    "ranges come from calibration data, an iterable of batches: pass data"
+                )
+            copies = map(cloned, self.data)  # a model may write into its inputs
+            self._profile = profile_of(self.annotated.module, method, copies, progress=progress)
+        self.metric: Metric = (
+            sqnr_metric(model, method, given) if metric is None else own_metric(metric, model)
+        )
+        self.evaluations, self.seconds = 0, 0.0
+        self._journal = Journal(resume, self._about(base))
+
+    def choose(self, choices: Choices) -> Configuration:
+        """Return the configuration with options for some layers, by name, one rule for each."""
+        return self._configured(
+            Rule(Selector(value=_named(layer)), choices[layer.name])
+            for layer in self.layers
+            if layer.name in choices
+        ).configuration
+
+    def _configured(self, rules: Iterable[Rule]) -> BackendQuantizer:
+        return self._quantizer.configured(Configuration(rules=tuple(rules)))
+
+    def plan(self, choices: Choices) -> str | None:
+        """Return a text that is the same for variants that compute the same.
+
+        None if the target cannot do that: it would leave one of these layers in float.
+        """
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", JitPassesWarning)
+            try:
+                plan = plan_of(self._prepared(choices))
+            except JitPassesError:
+                return None
+        return plan if {str(warning.message) for warning in told} <= self._told else None
+
+    def score(self, choices: Choices) -> float:
+        """Return what the metric says of a variant; larger is better."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JitPassesWarning)
+            begin = time.perf_counter()
+            prepared = self._prepared(choices)
+            plan = plan_of(prepared)
+            if not plan:
+                return self.metric.of_float
+            if plan not in self._journal.scores:
+                score = self.metric.measure(lower(self.reference(prepared)))
+                self.seconds += time.perf_counter() - begin
+                self.evaluations += 1
+                self._journal.add(plan, score)
+        return self._journal.scores[plan]
+
+    def model_of(self, choices: Choices) -> torch.jit.ScriptModule:
+        """Return a variant, as `quantize_script` would make it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JitPassesWarning)
+            return lower(self.reference(self._prepared(choices)))
+
+    def reference(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+        """Return the reference model of a prepared one."""
+        if self._profile is not None:
+            fill(prepared, self._profile)
+        return convert(prepared)
+
+    def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:
+        # One rule for all layers with equal options: thousands are slow to look up one by one.
+        names: dict[LayerOptions, list[str]] = {}
+        for layer in self.layers:
+            if layer.name in choices:
+                names.setdefault(choices[layer.name], []).extend(_named(layer))
+        rules = (Rule(Selector(value=tuple(found)), options) for options, found in names.items())
+        quantizer = self._configured(rules)
+        return prepare(self.model, quantizer=quantizer, target=self._target, method=self.method)
+
+    def prepared(self) -> torch.jit.ScriptModule:
+        """Return the prepared model in which all layers are as the configuration says."""
+        return self._prepared({})
+
+    def _about(self, base: torch.jit.ScriptModule) -> dict[str, Any]:
+        """Return what scores depend on: model and data by the profile's digest."""
+        report = Report.read(base)
+        assert report is not None
+        digest = plan_of(base) if self._profile is None else self._profile.digest
+        return {
+            "data": digest,
+            "target": report.target,
+            "metric": self.metric.name,
+            "number of the float model": self.metric.of_float,
+            # Rounded, since sums depend on the number of threads.
+            "power of the outputs": f"{self.metric.power or 0:.4e}",
+        }

@@ -1,0 +1,265 @@
+"""The page about a quantized model: what is in it, and that it works in a browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import Run, run_fixture  # noqa: F401  fixtures
+from planted import PLANTED
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes.report.compare import name_inputs
+from jit_passes.report.macs import macs_of
+from jit_passes.report.page import page
+from jit_passes.report.page.lanes import HEIGHT, WIDTH, drawn, regions_of
+from jit_passes.stages.annotate import FROZEN
+
+SCALED = PLANTED["scaled channel"]
+HEAD = {"version": 1, "rules": [{"module": "head", "keep_float": True}]}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSER = os.environ.get("JIT_PASSES_BROWSER") or next(
+    filter(None, map(shutil.which, BROWSERS)), ""
+)
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
+    model = SCALED.model()
+    how: dict[str, Any] = {"target": "reference", "config": HEAD}
+    return model, jit_passes.quantize_script(model, SCALED.data(), **how)
+
+
+@pytest.fixture(scope="module")
+def text(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]) -> str:
+    return page(*models, SCALED.data())
+
+
+def data_of(text: str) -> list[dict[str, Any]]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    rows: list[dict[str, Any]] = json.loads(found)
+    return rows
+
+
+def test_values(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
+    """Errors are those of compare; histograms count each float value; ranges are the grid's."""
+    model, quantized = models
+    compared = jit_passes.compare(model, quantized, SCALED.data())
+    rows = data_of(text)
+    assert [row["name"] for row in rows] == [row.name for row in compared.rows]
+    for row, expected in zip(rows, compared.rows, strict=True):
+        assert row["clipped"] == expected.clipped and row["steps"] == expected.steps
+        if expected.own_sqnr < 100:
+            assert row["own"] == expected.own_sqnr and row["sqnr"] == expected.sqnr
+        if row["kind"] != "output":
+            start, width, counts = row["histogram"]
+            assert sum(counts) == expected.elements
+            assert start <= row["range"][0] and row["range"][1] <= start + width * len(counts)
+    images = rows[0]
+    x = torch.cat(SCALED.data())
+    assert images["name"] == "x" and images["range"] == [float(x.min()), float(x.max())]
+    low, high, step = images["grid"]
+    codes = images["codes"][1] - images["codes"][0]
+    assert high - low == pytest.approx(codes * step) and codes == 255
+    first = compared.first
+    assert first is not None and f"first to stand out: {first.name}" in html.unescape(text)
+
+
+def test_facts(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
+    """Provenance, reasons, shares, the configuration; no folder, and nothing from elsewhere."""
+    plain = html.unescape(re.sub(r"<[^>]+>", " ", text))
+    made = jit_passes.provenance(models[1])
+    assert made is not None
+    for words in (
+        *("ScaledChannel in int8", "6 of 7", "kept in float by", "keep_float: true"),
+        *(made["torch"], made["jit_passes"], "region 1", "planted.py:41"),
+    ):
+        assert words in plain
+    section = text[text.index('id="operators"') : text.index('id="errors"')]
+    shares = [float(share) for share in re.findall(r'data-key="([\d.e-]+)">[\d.]+ %</td>', section)]
+    assert len(shares) == 7 and sum(shares) == pytest.approx(1)
+    assert str(Path(__file__).parent) not in text
+    assert not re.search(r"https?:|src=|@import|url\(", text)
+    assert len(text) < 100_000
+
+
+def test_the_same_each_time_and_escaped(
+    models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    jit_passes.report(*models, iter(SCALED.data()), path, title="<script>alert(1)</script> & more")
+    first = path.read_text()
+    jit_passes.report(*models, SCALED.data(), path, title="<script>alert(1)</script> & more")
+    assert first == path.read_text()
+    assert "<script>alert" not in first and "&lt;script&gt;alert(1)" in first
+
+
+@pytest.mark.parametrize("target", ["stock", "x86"])
+def test_lowered(target: str) -> None:
+    """Of compiled regions, what they give; a model of other operators too."""
+    case = PLANTED["attention"]
+    model, data = case.model(), case.data()
+    quantized = jit_passes.quantize_script(model, data, target=target)
+    rows = data_of(page(model, quantized, data))
+    assert rows[-1]["kind"] == "output" and rows[-1]["sqnr"] is not None
+
+
+def test_multiply_accumulates() -> None:
+    """Against counts by hand, of each form."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 6, 3, stride=2, groups=2)
+            self.up = nn.ConvTranspose2d(6, 5, 2, stride=2)
+            self.linear = nn.Linear(8, 7)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            for _ in range(3):
+                y = torch.relu(y)
+            return self.linear(self.up(self.conv(x))), torch.matmul(y, y.transpose(1, 2))
+
+    model = torch.jit.script(Net().eval())
+    module = FROZEN.enter(model, "forward")
+    jit_passes.Pipeline("inputs", (name_inputs,)).run(module, "forward")
+    found = macs_of(module, "forward", ((torch.zeros(2, 4, 9, 9), torch.zeros(3, 5, 8)), {}))
+    assert found == {
+        "conv:conv2d": 2 * 6 * 4 * 4 * (4 // 2) * 3 * 3,
+        "up:conv_transpose2d": 2 * 6 * 4 * 4 * 5 * 2 * 2,
+        "linear:linear": 2 * 5 * 8 * 7 * 8,
+        "matmul": 3 * 5 * 5 * 8,
+    }
+
+
+class Branches(nn.Module):
+    """A residual and a skip over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.a(x)
+        second = self.b(first)
+        return torch.cat([self.c(second).flatten(1) + first.flatten(1), second.flatten(1)], 1)
+
+
+def test_drawing() -> None:
+    """Each line reads what it reads; no two values are in a lane at once; curves end at lines."""
+    graph = jit_passes.normalized_graph(torch.jit.script(Branches().eval()))
+    shown = [node for node in graph.nodes if not node.moves_data and "aten" in node.kind]
+    shown = [node for node in shown if node.kind != "aten::flatten"]
+    drawing = drawn(graph.nodes, shown)
+    names = [node.name for node in shown]
+    assert [(names[s], names[r]) for s, r in drawing.edges] == [
+        ("a:conv2d", "b:conv2d"), ("b:conv2d", "c:conv2d"), ("a:conv2d", "add"),
+        ("c:conv2d", "add"), ("b:conv2d", "cat"), ("add", "cat"),
+    ]  # fmt: skip
+    last = dict(drawing.edges)
+    for source, end in last.items():
+        for other in range(source + 1, end):
+            assert drawing.lanes[other] != drawing.lanes[source]
+    for (_, reader), curve in zip(drawing.edges, drawing.curves, strict=True):
+        x = drawing.lanes[reader] * WIDTH + WIDTH // 2
+        assert curve.endswith(f" {x} {reader * HEIGHT + HEIGHT // 2}")
+    assert regions_of(drawing.edges, [True, True, False, True, False]) == [1, 1, 0, 1, 0]
+    assert regions_of([(0, 2), (1, 2)], [True, True, False]) == [1, 2, 0]
+
+
+def browsed(file: Path, width: int = 1200) -> str:
+    """Return the page's elements after its scripts have run, in a browser without a network."""
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        "--virtual-time-budget=2000", f"--window-size={width},900", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+ACTIONS = """<script>
+window.addEventListener("load", () => {
+  const table = document.getElementById("values-table"), rows = () => [...table.tBodies[0].rows];
+  const names = () => rows().filter(row => !row.hidden).map(row => row.cells[0].textContent);
+  const found = {errors: window.errors};
+  table.tHead.rows[0].cells[3].firstChild.click(); found.up = names();
+  table.tHead.rows[0].cells[3].firstChild.click(); found.down = names();
+  const field = document.querySelector("input[data-for=values-table]");
+  field.value = "HEAD linear"; field.dispatchEvent(new Event("input")); found.filtered = names();
+  const panel = document.getElementById("panel");
+  found.selected = panel.querySelector("strong").textContent;
+  const bars = document.querySelectorAll(".bar");
+  bars[0].click(); found.clicked = panel.querySelector("strong").textContent;
+  found.drawn = panel.querySelectorAll("svg rect").length;
+  bars[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+  found.next = panel.querySelector("strong").textContent;
+  found.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  const result = document.createElement("output");
+  result.id = "found"; result.textContent = JSON.stringify(found); document.body.append(result);
+});
+</script>"""
+ERRORS = "<script>window.errors = []; onerror = m => { errors.push(String(m)); };</script>"
+
+
+@pytest.mark.skipif(not BROWSER, reason="there is no Chromium here: apt install chromium")
+@pytest.mark.parametrize("width", [500, 900, 1400])
+def test_in_a_browser(text: str, tmp_path: Path, width: int) -> None:
+    """No error; sorting, filtering, bars and keys work; nothing is wider than the screen."""
+    file = tmp_path / "page.html"
+    file.write_text(
+        text.replace("<head>", f"<head>{ERRORS}").replace("</body>", f"{ACTIONS}</body>")
+    )
+    shown = re.search(r'<output id="found">(.*?)</output>', browsed(file, width), re.S)
+    assert shown is not None
+    found = json.loads(html.unescape(shown[1]))
+    rows = data_of(text)
+    best_first = sorted(rows, key=lambda row: 1e9 if row["own"] is None else row["own"])
+    assert found["errors"] == []
+    assert found["up"] == [row["name"] for row in best_first]
+    assert found["down"][0] == found["up"][-1] and found["down"] != found["up"]
+    assert found["filtered"] == ["head:linear"]
+    assert (found["selected"], found["clicked"], found["next"]) == (
+        "expand:conv2d", rows[0]["name"], rows[1]["name"]
+    )  # fmt: skip
+    assert found["drawn"] == sum(count > 0 for count in rows[0]["histogram"][2])
+    assert found["wide"] <= 0
+
+
+def test_without_jinja2(
+    models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(jit_passes.JitPassesError, match=r"needs the package jinja2, .*pip install"):
+        page(*models, SCALED.data())
+
+
+def test_command(run: Run, tmp_path: Path) -> None:
+    """The page of the function; nothing over an input."""
+    model, data, config, quantized, out = (
+        tmp_path / name for name in ("model.pt", "x.npz", "c.yaml", "int8.pt", "page.html")
+    )
+    torch.jit.save(SCALED.model(), model)
+    np.savez(data, x=torch.cat(SCALED.data()).numpy())
+    config.write_text(json.dumps(HEAD))
+    how = ("--data", data, "--batch-size", 4)
+    to = ("--target", "reference", "--config", config, "-o", quantized)
+    assert run("quantize", model, *how, *to).code == 0
+    done = run("report", model, quantized, *how, "-o", out, "--title", "Mine")
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{out}: ") and "<h1>Mine in int8</h1>" in out.read_text()
+    loaded = torch.jit.load(model), torch.jit.load(quantized)
+    assert out.read_text() == page(*loaded, SCALED.data(), title="Mine")
+    assert run("report", model, quantized, *how, "-o", model).code == 3
+    assert run("report", model, quantized, "-o", out).code == 2
+    assert run("report", model, model, *how, "-o", out).code == 3

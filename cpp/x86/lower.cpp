@@ -11,7 +11,8 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::MaxPool:
     case Kind::AveragePool:
     case Kind::AdaptiveAverage:
-    case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
+    case Kind::ResizeNearest:
+    case Kind::ResizeBilinear: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
     case Kind::Affine:
     case Kind::GroupNorm: return kAffineAxis;
@@ -92,7 +93,8 @@ class Lowering : public Products {
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
       case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::ResizeNearest: return emit(Does::Resample, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::ResizeNearest:
+      case Kind::ResizeBilinear: return emit(Does::Resample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::Table: {
         const size_t input = primary_[op.inputs[0]];
         emit(Does::LookUp, index, {input}, memory(input).axis);

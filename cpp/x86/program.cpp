@@ -47,6 +47,7 @@ constexpr Signature kSignatures[] = {
     {"part", 1, 1, PartAttributes::Sizes + 1, 4096, 0, 0},
     {"pad", 1, 1, 2, 8, 0, 0},
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
+    {"resize_bilinear", 1, 1, 2, 4, 0, 1},
     {"matrix_product", 2, 2, 1, 1, 0, 0},
     {"softmax", 1, 1, 1, 1, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
@@ -145,7 +146,8 @@ class Checker {
       case Kind::MaxPool:
       case Kind::AveragePool: return checkPool(op);
       case Kind::AdaptiveAverage:
-      case Kind::ResizeNearest: return checkSizes(op);
+      case Kind::ResizeNearest:
+      case Kind::ResizeBilinear: return checkSizes(op);
       case Kind::Mean:
         require(between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
         return checkAxes(op, 1);
@@ -296,8 +298,12 @@ class Checker {
   }
 
   void checkSizes(const Operator& op) {
-    const int64_t spatial = op.attributes[0], sizes = op.attributes.size() - 1;
+    const bool blends = op.kind == Kind::ResizeBilinear;
+    const int64_t spatial = op.attributes[0], sizes = op.attributes.size() - 1 - blends;
     checkAxesOf(spatial);
+    require(
+        !blends || (spatial == 2 && between(op.attributes.back(), 0, 1)),
+        "it has two axes, and whether corners are aligned is 0 or 1");
     if (op.tensors.empty()) {
       require(sizes == spatial, sizes, " sizes of ", spatial, " axes");
     } else {
@@ -352,21 +358,6 @@ class Checker {
 
 } // namespace
 
-int64_t codeOf(float x, const Grid& grid) {
-  const float inverse = 1 / static_cast<float>(grid.scale);
-  const float code = __builtin_rintf(__builtin_fmaf(x, inverse, static_cast<float>(grid.zero_point)));
-  return static_cast<int64_t>(std::clamp(code, static_cast<float>(grid.low), static_cast<float>(grid.high)));
-}
-
-at::Tensor rescaled(const Grid& from, const Grid& to) {
-  auto table = at::empty({256}, at::kByte);
-  for (int64_t code = 0; code < 256; ++code) {
-    const float x = static_cast<float>(code - from.zero_point) * static_cast<float>(from.scale);
-    table.mutable_data_ptr<uint8_t>()[code] = static_cast<uint8_t>(codeOf(x, to));
-  }
-  return table;
-}
-
 const char* nameOf(Kind kind) { return signatureOf(kind).name; }
 
 Kind kindNamed(const std::string& name) {
@@ -376,22 +367,6 @@ Kind kindNamed(const std::string& name) {
     }
   }
   TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
-}
-
-void checkGrid(const Grid& grid, size_t index) {
-  if (grid.is_float) {
-    const bool plain = grid.scale == kFloat32.scale && grid.zero_point == kFloat32.zero_point &&
-                       grid.low == kFloat32.low && grid.high == kFloat32.high;
-    TORCH_CHECK(plain, "not a plan: value ", index, " is float32, and has a grid");
-    return;
-  }
-  // As a number of float32 too, which kernels compute with.
-  const auto scale = static_cast<float>(grid.scale);
-  TORCH_CHECK(
-      std::isfinite(scale) && scale > 0 && std::isfinite(1 / scale) && grid.low <= grid.high &&
-          between(grid.low, 0, 255) && between(grid.high, 0, 255) && between(grid.zero_point, 0, 255),
-      "not a plan: value ", index, " has the scale ", grid.scale, ", the zero point ", grid.zero_point,
-      " and the codes [", grid.low, ", ", grid.high, "]: a scale is above 0, codes are in [0, 255]");
 }
 
 void check(const Program& program) { Checker(program).check(); }

@@ -46,7 +46,8 @@ class Inference {
       case Kind::MaxPool:
       case Kind::AveragePool: return pool();
       case Kind::AdaptiveAverage:
-      case Kind::ResizeNearest: return resized();
+      case Kind::ResizeNearest:
+      case Kind::ResizeBilinear: return resized();
       case Kind::Mean: return mean();
       case Kind::Concat: return concat(op_.attributes[0]);
       case Kind::Flatten: return flatten();

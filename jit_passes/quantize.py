@@ -8,16 +8,26 @@ from typing import Any
 
 import torch
 
-from .errors import JitPassesError
+from .errors import JitPassesError, count_of, warn
 from .logs import timed
 from .profile import Profile, fill
+from .quantizers.automatic import NEEDS_DATA
+from .quantizers.backend import BackendQuantizer
 from .quantizers.base import Quantizer
+from .stages.annotate import choose_quantizer, description_of
 from .stages.batches import InputFn
 from .stages.calibrate import calibrate
 from .stages.convert import convert, needs_data
 from .stages.lower import lower
-from .stages.prepare import prepare
+from .stages.module import Report
+from .stages.prepare import prepare_for
+from .stages.smooth import Smoother, check_strength
 from .targets import Target
+
+RANGES = (
+    "ranges come from calibration data, an iterable of batches, or from a profile: pass one of "
+    "the two"
+)
 
 
 @timed
@@ -30,6 +40,7 @@ def quantize_script(
     target: str | Target = "auto",
     config: Any = None,
     mode: str | None = None,
+    smooth: str | float | None = "auto",
     strict: bool = False,
     inplace: bool = False,
     progress: bool | None = None,
@@ -38,14 +49,15 @@ def quantize_script(
 ) -> torch.jit.ScriptModule:
     """Quantize a scripted, traced or loaded model to int8.
 
-    The stages `prepare`, `calibrate`, `convert` and `lower`, in order; call them yourself to look
-    or step in between.
+    The stages `smooth` where it helps, `prepare`, `calibrate`, `convert` and `lower`, in order;
+    call them yourself to look or step in between.
 
     Args:
         model: in eval mode. It is not touched, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
-            profile, or if nothing needs data: weights do not, nor does the mode "dynamic".
+            profile, or if nothing needs data: weights do not, nor does the mode "dynamic"; "auto"
+            then leaves in float what does.
         profile: of this model, or the file of one, in place of data: see `jit_passes.profile`.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
@@ -58,7 +70,13 @@ def quantize_script(
         mode: of all operators with weights that no rule of `config` gives another: "static", their
             inputs have parameters from the data; "dynamic", from the input itself each time the
             model runs, which needs no data; "weight_only", inputs stay float, and embeddings have
-            weights too. None for the quantizer's own, static.
+            weights too; "auto", by the graph: embeddings weight_only, recurrent layers and the
+            linears of transformers dynamic, all others static, or without data dynamic or
+            weight_only. None for "auto", or with a `quantizer` for its own.
+        smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
+            than four times the median one, in the data, or without by gain and shift; a number, the
+            strength, for all that are in front of linears; None for none. See
+            `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
         strict: raise an error for operators that would stay in float and were not asked to.
         inplace: make `model` itself the int8 model, to free the float weights.
         progress: a progress bar during calibration; None for one on terminals only.
@@ -70,28 +88,70 @@ def quantize_script(
 
     Raises:
         JitPassesError: the model or the data do not allow it; the message says what to do.
+
+    Warns:
+        JitPassesWarning: without data, operators stay in float that need some.
     """
-    ranges = "ranges come from calibration data, an iterable of batches, or from a profile: pass "
     if calibration_data is not None and profile is not None:
-        raise JitPassesError(f"{ranges}one of the two")
-    prepared = prepare(
-        model,
-        quantizer=quantizer,
-        target=target,
-        config=config,
-        mode=mode,
-        strict=strict,
-        method=method,
-    )
+        raise JitPassesError(RANGES)
+    has_data = calibration_data is not None or profile is not None
+    backend, chosen = choose_quantizer(quantizer, target, config, mode)
+    if isinstance(chosen, BackendQuantizer) and not has_data:
+        chosen = chosen.without_data()
+    smoother = None
+    if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
+        strength = None if isinstance(smooth, str) else smooth
+        smoother = Smoother(strength, calibration_data, input_fn, progress)
+    prepared = prepare_for(model, backend, chosen, smoother=smoother, strict=strict, method=method)
     if profile is not None:
         fill(prepared, profile)
     elif calibration_data is not None:
-        calibrate(prepared, calibration_data, input_fn=input_fn, progress=progress)
+        data = calibration_data if smoother is None else smoother.data
+        assert data is not None
+        calibrate(prepared, data, input_fn=input_fn, progress=progress)
     elif needs_data(prepared):
-        raise JitPassesError(f"{ranges}one of the two")
+        raise JitPassesError(RANGES)
+    else:
+        check_without_data(prepared)
     reference = convert(prepared)
     lowered = lower(reference)
     if inplace:
         model._reconstruct(lowered._c)
         return model
     return lowered
+
+
+def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:
+    """Say whether layer norms are to be smoothed.
+
+    Raises:
+        ValueError: `smooth` is neither "auto" nor a strength.
+        JitPassesError: a strength is given and no data.
+    """
+    if isinstance(smooth, str):
+        if smooth != "auto":
+            raise ValueError(f'smooth is "auto", a number from 0 to 1, or None, not {smooth!r}')
+        by_backend = isinstance(quantizer, BackendQuantizer)
+        return by_backend and description_of(quantizer)["mode"] != "weight_only"
+    check_strength(smooth)
+    if not has_data:
+        raise JitPassesError(f"smooth={smooth} needs calibration data: pass some, or leave it out")
+    return True
+
+
+def check_without_data(prepared: torch.jit.ScriptModule) -> None:
+    """Tell which operators of a prepared model stay in float for want of data.
+
+    Raises:
+        JitPassesError: all that could be quantized do.
+    """
+    report = Report.read(prepared)
+    assert report is not None
+    waiting = [row.name for row in report.operators if row.reason == NEEDS_DATA]
+    if waiting and not any(row.dtype == "int8" for row in report.operators):
+        raise JitPassesError(RANGES)
+    if waiting:
+        warn(
+            f"{count_of(len(waiting), 'operator')} stay in float without data, '{waiting[0]}' "
+            f"first: {RANGES}"
+        )

@@ -11,6 +11,7 @@ hold 0.1, 0.2, ... Its first input may be %self. Further lines, each as often as
 
     # MEMBER: conv.weight = nn.Parameter(torch.ones(4, 3))    a parameter, buffer (tensor) or number
     # METHOD: def twice(self, x): return x + x                for prim::CallMethod
+    # FOLDED: yes                                             lists of constants are constants
     # OPTIONS: {"engine": "x86", "uses": [(node("y"), 0)]}    Python; value("y") is %y's number
 
 FileCheck sees the result renumbered from %0 (self) on, then a line for each parameter and buffer of
@@ -46,6 +47,7 @@ class Golden:
     options: str
     members: tuple[str, ...]
     methods: tuple[str, ...]
+    folded: bool
     graph: str
     checks: str
 
@@ -56,10 +58,12 @@ class Golden:
 
     def module(self) -> Any:
         """Return a C++ module whose method `forward` is the graph."""
-        return module_of(self.graph, self.members, self.methods)
+        return module_of(self.graph, self.members, self.methods, folded=self.folded)
 
     def options_for(self, module: Any) -> dict[str, Any]:
         """Return the options, which may refer to the module's graph."""
+        if self.options == "{}":
+            return {}
         graph = module._get_method("forward").graph
         header, *lines = self.graph.splitlines()
         names = [found[1] for line in lines if (found := NODE.match(line))]
@@ -104,6 +108,7 @@ def read(path: Path) -> Golden:
         "".join(words.get("OPTIONS", ["{}"])),
         tuple(words.get("MEMBER", ())),
         tuple(words.get("METHOD", ())),
+        "FOLDED" in words,
         "\n".join(graph) + "\n",
         "\n".join(words["CHECK"]) + "\n",
     )
@@ -122,13 +127,16 @@ def nodes_of(block: Any) -> Iterator[Any]:
             yield from nodes_of(inner)
 
 
-def module_of(ir: str, members: Sequence[str] = (), methods: Sequence[str] = ()) -> Any:
+def module_of(
+    ir: str, members: Sequence[str] = (), methods: Sequence[str] = (), folded: bool = False
+) -> Any:
     """Return a C++ module whose method `forward` is the graph of the IR text.
 
     Args:
         ir: the graph; its first input may be %self.
         members: `conv.weight = nn.Parameter(torch.ones(2, 3))`, as tensors, numbers or parameters.
         methods: TorchScript functions of self that the graph may call.
+        folded: whether lists of constants become constants, which the text cannot hold.
     """
     parsed = torch._C.parse_ir(ir, True)
     for node in nodes_of(parsed):
@@ -136,6 +144,8 @@ def module_of(ir: str, members: Sequence[str] = (), methods: Sequence[str] = ())
         if isinstance(tensor, torch.Tensor):
             count = torch.arange(1, tensor.numel() + 1).reshape(tensor.shape)
             tensor.copy_(count if not tensor.is_floating_point() else count / 10)
+    if folded:
+        torch._C._jit_pass_constant_propagation(parsed)
     inputs = list(parsed.inputs())
     has_self = bool(inputs) and inputs[0].debugName() == "self"
     arguments = [f", argument_{i}: {_annotation(v)}" for i, v in enumerate(inputs[has_self:])]

@@ -86,7 +86,7 @@ def traced(module: nn.Module, *inputs: Tensor) -> Any:
 def reference(module: nn.Module, batches: Sequence[Tensor]) -> Any:
     """Return the reference model."""
     model = torch.jit.trace(module.eval(), batches[0], check_trace=False)
-    return jit_passes.quantize_script(model, list(batches), target="reference")
+    return jit_passes.quantize_script(model, list(batches), mode="static", target="reference")
 
 
 def plan_of(region: Any) -> Any:

@@ -98,6 +98,67 @@ def test_the_model_stays_the_same(name: str, traced: bool) -> None:
         assert torch.equal(module.forward(x), model(x))
 
 
+class Heads(nn.Module):
+    """Attention whose number of heads is open, as transformers writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, T, 8]."""
+        q, k, v = [f(x).view(x.size(0), x.size(1), -1, 4).transpose(1, 2) for f in self.qkv]
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.out(y.reshape(x.size(0), x.size(1), -1))
+
+
+class Split(nn.Module):
+    """A linear layer whose input may have any number of axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, T, ..., 4]."""
+        return self.fc(x).reshape(x.size(0), x.size(1), -1, 4)
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
+def test_open_number_of_heads(traced: bool) -> None:
+    """The model stays the same, and is one region."""
+    torch.manual_seed(0)
+    model, x = Heads().eval(), torch.randn(2, 5, 8)
+    script = torch.jit.trace(model, x) if traced else torch.jit.script(model)
+    module = normalize(script._c).module
+    found = {node.kind for node in jit_passes.GraphView.of(module).nodes}
+    assert not found & {"aten::reshape", "aten::view", "aten::size"}
+    with torch.no_grad():
+        for size in ((2, 5, 8), (1, 1, 8), (3, 7, 8)):
+            x = torch.randn(size)
+            assert torch.equal(module.forward(x), model(x))
+    planned = jit_passes.quantize_script(
+        script, [torch.randn(8, 5, 8)], target="x86", mode="static"
+    )
+    regions = [node for node in jit_passes.GraphView.of(planned).nodes if "region" in node.name]
+    assert len(regions) <= 1 and "aten::size" not in str(planned.graph)
+
+
+def test_open_size_of_any_rank() -> None:
+    """Axes between those that are named and the features are joined with them."""
+    model = Split().eval()
+    module = normalize(torch.jit.script(model)._c).module
+    assert "aten::flatten" in {node.kind for node in jit_passes.GraphView.of(module).nodes}
+    for size in ((2, 5, 8), (2, 5, 3, 8), (2, 1, 1, 2, 8)):
+        x = torch.randn(size)
+        assert torch.equal(module.forward(x), model(x))
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, 8))
+    with pytest.raises(RuntimeError):
+        module.forward(torch.randn(2, 8))
+
+
 def test_sizes_after_a_write() -> None:
     """A value that changes its shape in place has other sizes before and after."""
 

@@ -73,6 +73,17 @@ def test_mode(run: Run, model: Path, tmp_path: Path) -> None:
     assert run("quantize", model, "--mode", "dynamo", "-o", output).code == 2
 
 
+def test_without_data(run: Run, model: Path, tmp_path: Path) -> None:
+    """What needs none is quantized, and a warning says what stays in float."""
+    output = tmp_path / "int8.pt"
+    done = run("quantize", model, "--target", "stock", "--smooth", "none", "-o", output, "--json")
+    assert done.code == 0 and "stay in float without data" in done.err
+    rows = {row["name"]: row for row in done.json["operators"]}
+    assert rows["head:linear"]["mode"] == "dynamic" and rows["head:linear"]["why"] == "no data"
+    assert "pass batches or a profile" in rows["conv:conv2d"]["reason"]
+    assert done.json["made"]["mode"] == "auto"
+
+
 def test_profile_stands_for_data(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     """Both ways give the same model, and the profile's digest is in it."""
     out, other, ranges = (tmp_path / name for name in ("a.pt", "b.pt", "ranges.yaml"))

@@ -203,7 +203,9 @@ def test_strict(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        (),
+        ("--mode", "static"),
+        ("--smooth", "1.5"),
+        ("--smooth", "much"),
         ("--data", "x.npy", "--random", "1x3x8x8"),
         ("--random", "1x3x8x8", "--profile", "p.yaml"),
         ("--random", "1x3x8x8", "--target", "x87"),

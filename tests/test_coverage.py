@@ -69,36 +69,38 @@ class Fused(nn.Module):
         )[0]
 
 
-FLOATS: list[tuple[nn.Module, set[str]]] = [
-    (Recurrent("LSTM"), {"lstm"}),
-    (Recurrent("GRU"), {"gru"}),
-    (Recurrent("RNN"), {"rnn_tanh"}),
-    (Attention(), {"scaled_dot_product_attention"}),
-    (Embedded(bag=False), {"embedding"}),
-    (Embedded(bag=True), {"embedding_bag"}),
-    (Fused(), {"_native_multi_head_attention"}),
+NO_FORM = "the target 'stock' has no int8 form of it"
+STATES, NOTHING = "its states have no ranges ahead", "nothing is said of its weight"
+FLOATS: list[tuple[nn.Module, set[str], str]] = [
+    (Recurrent("LSTM"), {"lstm"}, STATES),
+    (Recurrent("GRU"), {"gru"}, STATES),
+    (Recurrent("RNN"), {"rnn_tanh"}, NO_FORM),
+    (Attention(), {"scaled_dot_product_attention"}, NO_FORM),
+    (Embedded(bag=False), {"embedding"}, NOTHING),
+    (Embedded(bag=True), {"embedding_bag"}, NOTHING),
+    (Fused(), {"_native_multi_head_attention"}, NO_FORM),
 ]
 
 
-@pytest.mark.parametrize(("net", "kinds"), FLOATS, ids=[min(kinds) for _, kinds in FLOATS])
-def test_what_computes_in_float_counts(net: nn.Module, kinds: set[str]) -> None:
+@pytest.mark.parametrize(("net", "kinds", "reason"), FLOATS, ids=[min(k) for _, k, _ in FLOATS])
+def test_what_computes_in_float_counts(net: nn.Module, kinds: set[str], reason: str) -> None:
     """It is a row with a reason before and after preparing, and an error where all is wanted."""
     model = torch.jit.script(net.eval())
     assert kinds <= {row.kind for row in jit_passes.coverage(model)}
-    prepared = jit_passes.prepare(model, target="stock")
+    prepared = jit_passes.prepare(model, target="stock", mode="static")
     rows = jit_passes.coverage(prepared)
     assert [row.precision for row in rows.int8 if row.name.startswith("conv")] == ["w8a8"]
     assert kinds <= {row.kind for row in rows.float}
-    reasons = ("the target 'stock' has no int8 form of it", "nothing is said of its weight")
-    looks_up = kinds <= {"embedding", "embedding_bag"}
-    assert all(reasons[looks_up] in row.reason for row in rows.float if row.kind in kinds)
-    foretold = {row.name: row.dtype for row in jit_passes.inspect(model, target="stock")}
+    assert all(reason in row.reason for row in rows.float if row.kind in kinds)
+    inspected = jit_passes.inspect(model, target="stock", mode="static")
+    foretold = {row.name: row.dtype for row in inspected}
     assert {row.name: row.dtype for row in rows} == {row.name: foretold[row.name] for row in rows}
     with pytest.raises(JitPassesError, match="would stay in float") as error:
-        jit_passes.prepare(model, target="stock", strict=True)
+        jit_passes.prepare(model, target="stock", mode="static", strict=True)
     assert all(kind in str(error.value) for kind in kinds)
     rules = [{"op": row.kind, "keep_float": True} for row in rows.float]
-    jit_passes.prepare(model, target="stock", strict=True, config={"version": 1, "rules": rules})
+    config = {"version": 1, "global": {"mode": "static"}, "rules": rules}
+    jit_passes.prepare(model, target="stock", strict=True, config=config)
 
 
 class Plain(nn.Module):
@@ -196,7 +198,7 @@ def test_reports_of_earlier_versions() -> None:
     prepared = jit_passes.prepare(torch.jit.script(Plain().eval()))
     fields = json.loads(getattr(prepared, REPORT))
     for row in fields["operators"]:
-        del row["bits"], row["mode"]
+        del row["bits"], row["mode"], row["why"]
     jit_passes._C.set_string_attribute(prepared._c, REPORT, json.dumps(fields))
     report = Report.read(prepared)
     assert report is not None
@@ -213,7 +215,7 @@ class Rules(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 8)
-        self.rnn = nn.LSTM(8, 8)
+        self.rnn = nn.RNN(8, 8)
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -222,8 +224,8 @@ class Rules(nn.Module):
 
 
 IDLE: list[tuple[dict[str, Any], str]] = [
-    ({"op": "lstm", "bits": 8},
-     "'rnn:lstm' (aten::lstm) stays in float: the target has no quantized form of it"),
+    ({"op": "rnn_tanh", "bits": 8},
+     "'rnn:rnn_tanh' (aten::rnn_tanh) stays in float: the target has no quantized form of it"),
     ({"op": "add", "weight": {"bits": 4}}, "'add' (aten::add) has no weight to quantize"),
     ({"op": "relu", "input": {"bits": 4}}, "'relu' (aten::relu) has no input to quantize"),
     ({"module": "b", "bias": {"bits": 8}}, "'b:linear' (aten::linear) has no bias to quantize"),
@@ -256,15 +258,15 @@ def test_rules_that_change_nothing(
         ({"version": 1, "rules": [rule]}, "rule"),
     ):
         with pytest.warns(JitPassesWarning, match="without any effect") as caught:
-            jit_passes.prepare(rules_model, target="reference", config=config)
+            jit_passes.prepare(rules_model, target="reference", mode="static", config=config)
         text = str(caught[0].message)
         assert place in text and message in text, text
-    keep = [{"op": kind, "keep_float": True} for kind in ("embedding", "lstm")]
+    keep = [{"op": kind, "keep_float": True} for kind in ("embedding", "rnn_tanh")]
     with pytest.raises(
         JitPassesError, match="strict: the configuration has 1 rule without any effect"
     ):
         jit_passes.prepare(
-            rules_model, target="reference", strict=True,
+            rules_model, target="reference", mode="static", strict=True,
             config={"version": 1, "rules": [*keep, rule]},
         )  # fmt: skip
 
@@ -283,7 +285,7 @@ def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule
     four = TensorOptions(bits=4)
     layer = LayerOptions(weight=four)
     for quantizer, message in (
-        (Reference().quantizer().set_op("lstm", layer), "op 'lstm'"),
+        (Reference().quantizer().set_op("rnn_tanh", layer), "op 'rnn_tanh'"),
         (Reference().quantizer().set_module_name("rnn", layer), "module 'rnn'"),
         (Reference().quantizer().set_value("table:embedding", four), "no operator quantizes"),
     ):

@@ -295,7 +295,7 @@ def test_what_a_target_cannot(recwarn: pytest.WarningsRecorder) -> None:
     [
         ({"mode": "dynamik"}, "weight_only, not 'dynamik': did you mean 'dynamic'"),
         ({"mode": "dynamic", "config": {"version": 1, "rules": [{"op": "linear", "mode": 3}]}},
-         "mode is one of static, dynamic, weight_only, not '3'"),
+         "mode is one of auto, static, dynamic, weight_only, not '3'"),
         ({"config": {"version": 1, "rules": [
             {"op": "linear", "mode": "dynamic", "input": {"range": [0, 1]}}]}},
          "mode dynamic takes the range that the input has, so range has no meaning"),
@@ -489,9 +489,11 @@ def encoder() -> tuple[nn.Module, list[Tensor], Tensor]:
 @pytest.mark.parametrize(
     ("options", "least", "most"),
     [
-        ({"mode": "static"}, 0.0, 0.95),
-        ({"mode": "dynamic"}, 0.993, 1.0),
-        ({"mode": "dynamic", "target": "stock"}, 0.993, 1.0),
+        ({"mode": "static", "smooth": None}, 0.0, 0.95),
+        ({"mode": "static"}, 0.999, 1.0),
+        ({"mode": "dynamic", "smooth": None}, 0.993, 1.0),
+        ({"mode": "dynamic"}, 0.999, 1.0),
+        ({"mode": "dynamic", "target": "stock"}, 0.999, 1.0),
         ({"mode": "dynamic", "config": {"version": 1, "global": {"input": {"tokenwise": True}}}},
          0.998, 1.0),
     ],

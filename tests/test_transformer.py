@@ -127,7 +127,7 @@ def test_all_linears_are_int8(name: str, how: str, target: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", jit_passes.JitPassesWarning)
         script = compiled(model, how, inputs)
-        quantized = jit_passes.quantize_script(script, [inputs], target=target)
+        quantized = jit_passes.quantize_script(script, [inputs], mode="static", target=target)
     check_linears(quantized, MODELS[name][1])
     with torch.no_grad():
         assert sqnr(model(*inputs), quantized(*inputs)) > 28

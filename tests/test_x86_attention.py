@@ -299,7 +299,7 @@ def test_an_encoder_is_one_region(first: bool) -> None:
     batches = [torch.randn(4, 9, 32) for _ in range(4)]
     model = torch.jit.trace(net, batches[0])
     target = X86(integer_layer_norm=True)
-    lowered = jit_passes.quantize_script(model, batches, target=target)
+    lowered = jit_passes.quantize_script(model, batches, mode="static", target=target)
     assert str(lowered.graph).count("prim::CallMethod") == 1
     assert str(lowered.graph).count("aten::") == 0
     float_result = net(batches[0])
@@ -337,7 +337,7 @@ def test_small_rows_keep_their_digits() -> None:
         error = {}
         for integer in (False, True):
             target = X86(integer_layer_norm=integer)
-            lowered = jit_passes.quantize_script(model, batches, target=target)
+            lowered = jit_passes.quantize_script(model, batches, mode="static", target=target)
             difference = lowered(batches[0])[:, 0] - expected
             error[integer] = float(difference.square().mean() / expected.square().mean())
     assert error[False] < 10 ** (-2.0) and error[True] > 10 ** (-0.5), error

@@ -279,7 +279,7 @@ def encoder(norm_first: bool, layers: int = 3) -> nn.Module:
 def converted(net: nn.Module, data: list[Tensor]) -> Any:
     with torch.no_grad():
         model = torch.jit.trace(net, data[0])
-    prepared = jit_passes.prepare(model, target="x86")
+    prepared = jit_passes.prepare(model, mode="static", target="x86")
     jit_passes.calibrate(prepared, data)
     return model, jit_passes.convert(prepared)
 
@@ -294,7 +294,7 @@ def test_an_encoder_is_one_region(norm_first: bool) -> None:
     (region,) = jit_passes.partition(reference, target="x86").regions
     assert sum("layer_norm" in name for name in region.operators) == 6
     assert not jit_passes.partition(reference, target="x86").refused
-    (inspected,) = jit_passes.inspect(model, target="x86").regions
+    (inspected,) = jit_passes.inspect(model, mode="static", target="x86").regions
     assert [name for name in inspected if "layer_norm" in name or ":add" in name] == [
         name for name in region.operators if "layer_norm" in name or ":add" in name
     ]
@@ -368,8 +368,10 @@ def test_images(integer: bool) -> None:
     net, data = Stage().eval(), [torch.randn(2, 3, 12, 16) for _ in range(4)]
     with torch.no_grad():
         model = torch.jit.trace(net, data[0])
-        reference = jit_passes.quantize_script(model, data, target="reference")
-        lowered = jit_passes.quantize_script(model, data, target=X86(integer_layer_norm=integer))
+        reference = jit_passes.quantize_script(model, data, mode="static", target="reference")
+        lowered = jit_passes.quantize_script(
+            model, data, mode="static", target=X86(integer_layer_norm=integer)
+        )
     assert str(lowered.graph).count("prim::CallMethod") == 1
     assert "layer_norm" not in str(lowered.graph)
     for size in ((12, 16), (5, 9), (31, 8)):

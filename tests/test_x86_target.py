@@ -253,7 +253,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.a, self.b = (nn.Conv2d(c, 8, 3, padding=1) for c in (3, 8, 8))
-        self.norm, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 4)
+        self.norm, self.head = nn.GroupNorm(2, 8, affine=False), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))

@@ -114,7 +114,9 @@ def test_models(name: str) -> None:
     net = make().eval()
     data = [torch.randn(4, TOKENS, WIDTH) for _ in range(4)]
     model = compiled(net, how)
-    lowered = jit_passes.quantize_script(model, data, target=X86(integer_layer_norm=True))
+    lowered = jit_passes.quantize_script(
+        model, data, mode="static", target=X86(integer_layer_norm=True)
+    )
     rows = jit_passes.coverage(lowered)
     assert len(rows.int8) == len(rows)
     assert {"matmul", "linear"} <= {row.kind for row in rows}
@@ -139,7 +141,7 @@ def test_other_targets_keep_it() -> None:
     for make in (lambda: Block("unbind"), SelfAttention):
         model = compiled(make().eval(), "trace")
         assert "scaled_dot_product_attention" in str(jit_passes.normalized_graph(model).nodes)
-        lowered = jit_passes.quantize_script(model, data, target="stock")
+        lowered = jit_passes.quantize_script(model, data, mode="static", target="stock")
         assert str(lowered.graph).count("scaled_dot_product_attention") == 1
 
 
@@ -201,11 +203,11 @@ def test_refusals(kind: str) -> None:
     net = Block("unbind", **options).eval()
     data = [torch.randn(4, TOKENS, WIDTH) for _ in range(4)]
     model = compiled(net, "trace")
-    lowered = jit_passes.quantize_script(model, data, target="x86")
+    lowered = jit_passes.quantize_script(model, data, mode="static", target="x86")
     rows = {row.kind: row for row in jit_passes.coverage(lowered)}
     assert reason in rows["scaled_dot_product_attention"].reason
     assert rows["linear"].dtype == "int8"
-    inspected = {row.kind: row for row in jit_passes.inspect(model, target="x86")}
+    inspected = {row.kind: row for row in jit_passes.inspect(model, mode="static", target="x86")}
     assert reason in inspected["aten::scaled_dot_product_attention"].reason
     with torch.no_grad():
         assert decibels(net(data[0]), lowered(data[0])) > 30
@@ -282,6 +284,6 @@ def test_traced_with_gradients(layers: int, norm_first: bool) -> None:
     encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     x = torch.randn(4, 6, 32)
     model = torch.jit.trace(encoder, x, check_trace=False)
-    quantized = jit_passes.quantize_script(model, [x], target="x86")
+    quantized = jit_passes.quantize_script(model, [x], mode="static", target="x86")
     with torch.no_grad():
         assert sqnr(encoder(x), quantized(x)) > 25

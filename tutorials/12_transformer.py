@@ -5,8 +5,8 @@
 # a layer norm, a few channels are 20 to 100 times larger than the rest. One scale for all channels
 # must reach the largest, and leaves the others next to no digits.
 #
-# This text takes a transformer from a `.pt` file to int8 in three ways, sees what each loses, finds
-# the operator that is to blame, and repairs it.
+# This text takes a transformer from a `.pt` file to int8 in one call, then looks behind it: three
+# ways to quantize, what each loses, which operator is to blame, and what repairs it.
 #
 # It is a plain Python file. Run it whole (`python tutorials/12_transformer.py`, about half a
 # minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
@@ -115,14 +115,30 @@ def report(name: str, quantized: torch.jit.ScriptModule) -> float:
 print(f"{'float':28s} {top1(model, data.test_x, data.test_y):6.2f} %")
 
 # %% [markdown]
-# ## 2. Static, and what it loses
+# ## 2. One call
 #
-# `quantize_script` calibrates one range for each value. `compare` runs both models side by side and
-# shows, for each value, what it inherits from those before it and what is its own. The last line
-# names the first operator that stands out.
+# `quantize_script` looks at the graph, gives each operator the mode that suits it, and evens out
+# large channels first. The report says which mode each one has, and why.
 
 # %%
-static = jit_passes.quantize_script(model, batches, target="reference")
+auto = jit_passes.quantize_script(model, batches)
+auto_sqnr = report("auto", auto)
+print(jit_passes.coverage(auto))
+assert {row.mode for row in jit_passes.coverage(auto).int8} == {"dynamic"}
+assert auto_sqnr > 30
+
+# %% [markdown]
+# The rest of this text is about how it comes to that.
+#
+# ## 3. Static, and what it loses
+#
+# In the mode `static` one range is calibrated for each value. `smooth=None` leaves large channels
+# as they are. `compare` runs both models side by side and shows, for each value, what it inherits
+# from those before it and what is its own. The last line names the first operator that stands out.
+
+# %%
+raw = {"mode": "static", "smooth": None}
+static = jit_passes.quantize_script(model, batches, target="reference", **raw)
 static_sqnr = report("static", static)
 comparison = jit_passes.compare(model, static, batches)
 print(comparison)
@@ -135,30 +151,35 @@ assert static_sqnr < 20
 # are to blame, since these have a scale for each row, but its input: the columns of the weights are
 # small where the channels of the input are large.
 #
-# ## 3. Smoothing
+# ## 4. Smoothing
 #
 # `smooth` divides each channel of a norm by a factor, and multiplies the weights that read it by
-# the same factor. The float model stays the same, and both are quantized well then.
+# the same factor. The float model stays the same, and both are quantized well then. Without
+# `smooth=None`, `quantize_script` does the same by itself, for norms whose largest channel is more
+# than four times the median one.
 
 # %%
 smoothed = jit_passes.smooth(model, batches)
 with torch.no_grad():
     torch.testing.assert_close(smoothed(example), model(example), rtol=1e-3, atol=1e-4)
-smooth_sqnr = report("smoothed, static", jit_passes.quantize_script(smoothed, batches))
+smooth_sqnr = report("smoothed, static", jit_passes.quantize_script(smoothed, batches, **raw))
 assert smooth_sqnr > static_sqnr + 15
+by_itself = report("static", jit_passes.quantize_script(model, batches, mode="static"))
+assert abs(by_itself - smooth_sqnr) < 3
 
 # %% [markdown]
-# ## 4. Dynamic
+# ## 5. Dynamic
 #
 # In the mode `dynamic` inputs of linears are quantized while the model runs, each time by its own
 # largest and smallest number. No data is needed. Everything between the linears stays in float.
 # Large channels are as bad for one range of each input as for one range of all, so smoothing helps
-# here as well.
+# here as well. Gain and shift of a norm tell without data how large its channels are.
 
 # %%
-dynamic_sqnr = report("dynamic", jit_passes.quantize_script(model, mode="dynamic"))
-both = jit_passes.quantize_script(smoothed, mode="dynamic", target="stock")
-both_sqnr = report("smoothed, dynamic", both)
+plain = jit_passes.quantize_script(model, mode="dynamic", smooth=None)
+dynamic_sqnr = report("dynamic, not smoothed", plain)
+both = jit_passes.quantize_script(model, mode="dynamic", target="stock")
+both_sqnr = report("dynamic", both)
 assert both_sqnr > dynamic_sqnr + 15
 print(jit_passes.coverage(both))
 
@@ -168,14 +189,15 @@ print(jit_passes.coverage(both))
 
 # %%
 rules = [{"module": "layers.0", "mode": "dynamic"}]
-mixed = jit_passes.quantize_script(smoothed, batches, config={"version": 1, "rules": rules})
-report("smoothed, one layer dynamic", mixed)
+config = {"version": 1, "global": {"mode": "static"}, "rules": rules}
+mixed = jit_passes.quantize_script(model, batches, config=config)
+report("one layer dynamic", mixed)
 modes = {row.name: row.mode for row in jit_passes.coverage(mixed)}
 assert modes["layers.0.up:linear"] == "dynamic"
 assert modes["layers.1.up:linear"] == "static"
 
 # %% [markdown]
-# ## 5. A file again
+# ## 6. A file again
 #
 # Files of `stock` load with torch alone; those of `x86` need `import jit_passes`. `coverage` says
 # which one it is.
@@ -190,7 +212,7 @@ assert kilobytes[1] < 0.5 * kilobytes[0]
 # ## When accuracy falls
 #
 # 1. `compare` for the target `reference`: which operator stands out, and by how many dB?
-# 2. A linear behind a layer norm: `smooth`.
+# 2. A linear behind a layer norm: `smooth` with another strength, 0.7 say, for all norms.
 # 3. One operator: `keep_float`, more bits or `mode: dynamic` for it, by a rule.
 # 4. All by a little: another calibration by `calibration:` in a configuration, or training, as in
 #    tutorial 10.

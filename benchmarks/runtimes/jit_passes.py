@@ -63,13 +63,16 @@ def quantize_with_jit_passes(
     target: Any = "stock",
     mode: str | None = None,
 ) -> torch.jit.ScriptModule:
-    """``scripted`` quantized for the target or that of this name, ``Stock`` with ``engine``."""
+    """``scripted`` quantized for the target or that of this name, ``Stock`` with ``engine``.
+
+    Static without a mode, as the peers are.
+    """
     jit_passes = import_jit_passes()
     if target == "stock":
         target = jit_passes.targets.Stock(engine=engine)
     with quantized_engine(engine):
         module: torch.jit.ScriptModule = jit_passes.quantize_script(
-            scripted, calibration, target=target, mode=mode, progress=False
+            scripted, calibration, target=target, mode=mode or "static", progress=False
         )
     return module
 

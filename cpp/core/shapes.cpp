@@ -118,6 +118,9 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
     const auto change = split(node);
     const auto own = change ? rank(node->input(0)) : std::nullopt;
+    if (change && !own && node->kind() == aten::flatten && constantOf(node->input(2))->toInt() == -1) {
+      return change->axis + 1;
+    }
     return own ? std::optional(*own + change->second - change->first) : std::nullopt;
   }
   return known_.rank(tensor);
@@ -214,6 +217,9 @@ std::optional<Shapes::Split> Shapes::split(const Node* node) const {
                             : std::nullopt;
   }
   const int64_t last = two->toInt() < 0 && own ? two->toInt() + *own : two->toInt();
+  if (last == -1) {
+    return Split{first, 1, 1}; // up to the last axis, wherever that is: none is behind
+  }
   return last >= 0 ? std::optional(Split{first, last - first + 1, 1}) : std::nullopt;
 }
 

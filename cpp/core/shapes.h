@@ -27,6 +27,8 @@ class Shapes {
   Extent ofAxis(const Value* tensor, int64_t axis) const { return ofAxis(tensor, axis, {tensor, axis}); }
   // The sizes that a reshape is given; -1 for the one that is open.
   std::optional<std::vector<Extent>> sizesGiven(const Value* tensor) const;
+  // The size of the last axis that a linear layer takes the tensor with.
+  std::optional<int64_t> featuresRead(const Value* tensor) const;
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:
@@ -44,7 +46,6 @@ class Shapes {
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
   Extent ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const;
-  std::optional<int64_t> featuresRead(const Value* tensor) const;
   std::optional<int64_t> ofQuotient(const Node* node) const;
 
   KnownValues known_;

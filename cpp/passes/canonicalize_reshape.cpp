@@ -7,7 +7,12 @@
 // Sizes in front and behind are those of the operand, so what is left of both has as many elements. One axis that
 // is left of the result joins those of the operand; one that is left of the operand is split. Only tensors without
 // elements could have been given other sizes. Convolutions and pools are taken to have a batch axis, and linear layers
-// as many axes as the sizes in front say. A reshape to constants says all that there is to know, and stays.
+// as many axes as the sizes in front say. Where a size behind these is open, it need not be so:
+//
+//   %y = aten::linear(%x, ...)
+//   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
+//
+// A reshape to constants says all that there is to know, and stays.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -15,16 +20,20 @@
 namespace jit_passes {
 namespace {
 
-// flatten(axis, argument) or unflatten(axis, argument), which a reshape is.
-struct NamedAxes {
-  Node* node;
+// flatten(axis, argument) or unflatten(axis, argument).
+struct Step {
   c10::Symbol kind;
   int64_t axis;
   c10::IValue argument;
 };
 
-// A linear layer's features that are split into numbers, where only the sizes of the other axes tell how many these
-// are: there is none of size 1 in between.
+// A reshape, and what it is.
+struct NamedAxes {
+  Node* node;
+  std::vector<Step> steps;
+};
+
+// A linear layer's features that are split, where only the sizes of the other axes tell how many these are.
 std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const std::vector<Extent>& sizes) {
   const Node* linear = node->input(0)->node();
   const Extent features = shapes.ofAxis(node->input(0), -1);
@@ -33,18 +42,28 @@ std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const s
   }
   std::vector<int64_t> parts;
   int64_t axis = sizes.size(), product = 1;
-  while (axis > 0 && sizes[axis - 1].isNumber() && sizes[axis - 1].number > 0) {
-    --axis;
-    parts.insert(parts.begin(), sizes[axis].number);
-    product *= parts.front();
+  bool open = false;
+  while (axis > 0 && sizes[axis - 1].isNumber() && (sizes[axis - 1].number > 0 || !open)) {
+    parts.insert(parts.begin(), sizes[--axis].number);
+    open = open || parts.front() < 0;
+    product *= std::abs(parts.front());
   }
   for (int64_t i = 0; i < axis; ++i) {
     if (!(sizes[i] == shapes.ofAxis(linear->input(0), i))) {
       return std::nullopt;
     }
   }
-  return axis > 0 && parts.size() > 1 && product == features.number
-             ? std::optional(NamedAxes{node, aten::unflatten, axis, parts})
+  if (axis == 0 || parts.size() < 2 || product == 0) {
+    return std::nullopt;
+  }
+  const Step split{aten::unflatten, axis, parts};
+  if (!open) { // there is no axis of size 1 in between
+    return product == features.number ? std::optional(NamedAxes{node, {split}}) : std::nullopt;
+  }
+  // Were the last size in front the layer's own input, its features would be a multiple of both.
+  const auto input = shapes.featuresRead(linear->input(0)).value_or(0);
+  return input > 0 && features.number % (input * product) != 0
+             ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}, split}})
              : std::nullopt;
 }
 
@@ -76,7 +95,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   }
   const int64_t left = count - front - behind;
   if (left == 1 && axes > front + behind) {
-    return NamedAxes{node, aten::flatten, front, behind == 0 ? -1 : axes - 1 - behind};
+    return NamedAxes{node, {{aten::flatten, front, behind == 0 ? -1 : axes - 1 - behind}}};
   }
   std::vector<int64_t> parts;
   for (int64_t i = front; i < front + left; ++i) {
@@ -85,7 +104,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   // One of them follows from the others.
   if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
       std::count(parts.begin(), parts.end(), 0) == 0) {
-    return NamedAxes{node, aten::unflatten, front, parts};
+    return NamedAxes{node, {{aten::unflatten, front, parts}}};
   }
   return std::nullopt;
 }
@@ -99,10 +118,13 @@ bool canonicalizeReshape(PassContext& context) {
       found.push_back(std::move(*named));
     }
   });
-  for (const auto& [node, kind, axis, argument] : found) {
-    const std::vector<Value*> operands{
-        node->input(0), insertConstant(node, axis), insertConstant(node, argument)};
-    replaceNode(node, insertValue(node, kind, operands, node));
+  for (const auto& [node, steps] : found) {
+    Value* value = node->input(0);
+    for (const auto& [kind, axis, argument] : steps) {
+      const std::vector<Value*> operands{value, insertConstant(node, axis), insertConstant(node, argument)};
+      value = insertValue(node, kind, operands, node);
+    }
+    replaceNode(node, value);
   }
   return !found.empty();
 }

@@ -4,6 +4,8 @@
 //   %p = quantized::conv2d_prepack(%w, %bias, ...)
 //     ->  %p = prim::GetAttr[name="packed_0"](%self)
 //
+// So are the parameters of recurrent cells, quantized::make_quantized_cell_params_dynamic, of two packed weights each.
+//
 // A saved file holds the weights unpacked; loading packs them for the engine that is set there.
 #include <ATen/Context.h>
 
@@ -37,11 +39,19 @@ class EngineGuard {
   at::QEngine before_;
 };
 
+bool makesCell(const Node* node) {
+  static const auto make = symbol("quantized::make_quantized_cell_params_dynamic");
+  return node->kind() == make;
+}
+
+// Whether its result is what a kernel takes.
 bool isPrepack(const Node* node) {
-  static constexpr std::string_view suffix = "_prepack";
   const std::string_view name = node->kind().toQualString();
-  return name.substr(0, 11) == "quantized::" && name.size() > suffix.size() &&
-         name.substr(name.size() - suffix.size()) == suffix;
+  if (!name.starts_with("quantized::") || !name.ends_with("_prepack")) {
+    return makesCell(node);
+  }
+  const auto& uses = node->output()->uses();
+  return uses.empty() || std::ranges::any_of(uses, [](const Use& use) { return !makesCell(use.user); });
 }
 
 // The node's result from constants, computing what its operands need first.

@@ -182,17 +182,25 @@ class Freezer {
     return result;
   }
 
-  // PyTorch's attention fills masks that it has just made. They share a tuple with other tensors, and so, for
-  // the alias analysis, memory with weights that the attention splits, which then would not be constant.
+  // PyTorch's attention fills masks that it has just made, and packed sequences orders. They share a tuple with
+  // other tensors, and so, for the alias analysis, memory with weights, which then would not be constant.
   void fillInOneStep() {
+    static const std::unordered_map<c10::Symbol, c10::Symbol> fills{
+        {symbol("aten::masked_fill_"), aten::masked_fill},
+        {symbol("aten::scatter_"), symbol("aten::scatter")}};
+    static const std::unordered_set<c10::Symbol> makes{aten::zeros_like, symbol("aten::empty_like")};
     forEachNode(*graph_, [](Node* node) {
-      static const auto in_place = symbol("aten::masked_fill_");
-      const Node* made = node->kind() == in_place ? node->input(0)->node() : nullptr;
-      if (made != nullptr && made->kind() == aten::zeros_like && made->output()->uses().size() == 1 &&
-          made->owningBlock() == node->owningBlock()) {
-        node->replaceWithNewSymbol(aten::masked_fill);
-        node->destroy();
+      const auto fill = fills.find(node->kind());
+      Value* made = fill == fills.end() ? nullptr : node->input(0);
+      if (made == nullptr || makes.count(made->node()->kind()) == 0 ||
+          made->node()->owningBlock() != node->owningBlock() ||
+          !std::ranges::all_of(
+              made->uses(), [&](const Use& use) { return use.user == node || use.user->isAfter(node); })) {
+        return;
       }
+      Node* filled = node->replaceWithNewSymbol(fill->second);
+      node->destroy();
+      made->replaceAllUsesAfterNodeWith(filled, filled->output());
     });
   }
 

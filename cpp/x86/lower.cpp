@@ -13,7 +13,8 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::AdaptiveAverage:
     case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
     case Kind::Linear: return rank - 1;
-    case Kind::Affine: return kAffineAxis;
+    case Kind::Affine:
+    case Kind::GroupNorm: return kAffineAxis;
     case Kind::Shuffle:
     case Kind::Softmax: return axisOf(op.attributes[0], rank);
     case Kind::LayerNorm:
@@ -104,6 +105,7 @@ class Lowering : public Products {
       case Kind::Mean: return lowerMean(index);
       case Kind::MatrixProduct: return lowerProduct(index);
       case Kind::Softmax: return lowerRows(Does::Softmax, index);
+      case Kind::GroupNorm: return emit(Does::NormalizeGroups, index, wantAll(op), kAffineAxis);
       case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
       default: return lowerMove(index);
     }

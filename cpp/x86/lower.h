@@ -51,6 +51,7 @@ struct Step {
     Product,
     Softmax,
     Normalize,
+    NormalizeGroups,
     Copy,
     Load, // of a constant
     Rename,

@@ -263,6 +263,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"bmm", {batchedProduct, false}},
         {"softmax", {softmax, false}},
         {"layer_norm", {layerNorm, false}},
+        {"group_norm", {groupNorm, false}},
         {"chunk", {chunk, true}},
         {"unsafe_chunk", {chunk, true}},
         {"split", {split, true}},

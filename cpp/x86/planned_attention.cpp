@@ -18,13 +18,13 @@ Planned softmax(const Reader& reader, Node* node) {
   return {{Kind::Softmax, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
 }
 
-Planned layerNorm(const Reader& reader, Node* node) {
-  const auto shape = reader.operand(node, "normalized_shape").toIntVector();
-  refuseUnless(
-      shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
+namespace {
+
+// The tensors of a norm over so many channels.
+std::vector<at::Tensor> normTensors(const Reader& reader, const Node* node, int64_t channels) {
   const auto numbers = [&](const char* name, double unless) {
     if (!reader.has(node, name)) {
-      return at::full(shape, unless, at::kFloat);
+      return at::full({channels}, unless, at::kFloat);
     }
     const auto given = reader.operand(node, name).toTensor().detach().to(at::kFloat).contiguous();
     refuseUnless(at::isfinite(given).all().item<bool>(), "its operand '", name, "' is not finite");
@@ -32,14 +32,23 @@ Planned layerNorm(const Reader& reader, Node* node) {
   };
   const double eps = reader.number(node, "eps");
   refuseUnless(eps > 0, "it adds ", eps, " to the variance, and a plan needs a number above 0");
-  return {
-      {Kind::LayerNorm,
-       "",
-       {},
-       0,
-       {},
-       {numbers("weight", 1), numbers("bias", 0), at::full({1}, eps, at::kDouble)}},
-      {node->input(0)}};
+  return {numbers("weight", 1), numbers("bias", 0), at::full({1}, eps, at::kDouble)};
+}
+
+} // namespace
+
+Planned layerNorm(const Reader& reader, Node* node) {
+  const auto shape = reader.operand(node, "normalized_shape").toIntVector();
+  refuseUnless(
+      shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
+  return {{Kind::LayerNorm, "", {}, 0, {}, normTensors(reader, node, shape[0])}, {node->input(0)}};
+}
+
+Planned groupNorm(const Reader& reader, Node* node) {
+  refuseUnless(reader.has(node, "weight"), "it has no weight, by which its channels are known");
+  const int64_t channels = reader.operand(node, "weight").toTensor().numel();
+  const int64_t groups = reader.operand(node, "num_groups").toInt();
+  return {{Kind::GroupNorm, "", {}, 0, {groups}, normTensors(reader, node, channels)}, {node->input(0)}};
 }
 
 } // namespace jit_passes::x86

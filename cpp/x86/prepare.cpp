@@ -55,6 +55,7 @@ class Preparation {
       case Does::Product: return product(step, lowered_.memory);
       case Does::Softmax: return softmax(step);
       case Does::Normalize: return normalize(step);
+      case Does::NormalizeGroups: return normalized(operatorOf(step), step, in(step), out(step));
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;

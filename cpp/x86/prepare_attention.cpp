@@ -71,11 +71,17 @@ Part normalized(const Operator& op, const Step& step, const Memory& from, const 
         static_cast<float>(step.grid->zero_point + bias.const_data_ptr<float>()[c] / scale));
   }
   const double eps = op.tensors[NormTensors::Eps].item<double>() / (ratio(*from.grid) * ratio(*from.grid));
-  const LayerNorm kernel{
-      numbers->multiplier.data(), numbers->offset.data(), eps, static_cast<int32_t>(step.grid->low),
-      static_cast<int32_t>(step.grid->high)};
-  const Dims dims = pixelDims(to.sizes, to.axis);
-  const Part part = unary(kernel, image(from, dims), image(to, dims));
+  const auto low = static_cast<int32_t>(step.grid->low), high = static_cast<int32_t>(step.grid->high);
+  Part part;
+  if (op.kind == Kind::GroupNorm) {
+    const GroupNorm kernel{
+        op.attributes[0], numbers->multiplier.data(), numbers->offset.data(), eps, low, high};
+    part = unary(kernel, image(from), image(to));
+  } else {
+    const LayerNorm kernel{numbers->multiplier.data(), numbers->offset.data(), eps, low, high};
+    const Dims dims = pixelDims(to.sizes, to.axis);
+    part = unary(kernel, image(from, dims), image(to, dims));
+  }
   return {part.items, [numbers, run = part.run](const Call& call, int64_t begin, int64_t end) {
             run(call, begin, end);
           }};

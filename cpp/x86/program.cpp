@@ -50,6 +50,7 @@ constexpr Signature kSignatures[] = {
     {"matrix_product", 2, 2, 1, 1, 0, 0},
     {"softmax", 1, 1, 1, 1, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
+    {"group_norm", 1, 1, 1, 1, NormTensors::Count, NormTensors::Count},
     {"constant", 0, 0, 0, 0, 1, 1},
 };
 constexpr size_t kKinds = std::size(kSignatures);
@@ -153,8 +154,11 @@ class Checker {
         return each(op.attributes, 0, kMaxWindow, "a padding");
       case Kind::MatrixProduct:
         return require(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
-      case Kind::LayerNorm: return checkNorm(op);
-      case Kind::Constant: return checkConstant(op.tensors[0]);
+      case Kind::LayerNorm:
+      case Kind::GroupNorm: return checkNorm(op);
+      case Kind::Constant:
+        return require(
+            op.tensors[0].dim() <= 5 && between(op.tensors[0].numel(), 1, kMaxSize), "its sizes are none");
       case Kind::Softmax:
       case Kind::Concat:
       case Kind::Permute:
@@ -251,14 +255,12 @@ class Checker {
               numbers.numel() == op.tensors[0].numel() && at::isfinite(numbers).all().item<bool>(),
           "weight and bias are finite numbers of float32, one for each channel");
     }
-    require(between(op.tensors[0].numel(), 1, kMaxSize), "it has ", op.tensors[0].numel(), " channels");
+    const int64_t channels = op.tensors[0].numel(), groups = op.attributes.empty() ? 1 : op.attributes[0];
+    require(
+        between(channels, 1, kMaxSize) && between(groups, 1, channels) && channels % groups == 0, "it has ",
+        channels, " channels in ", groups, " groups");
     checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
     require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
-  }
-
-  void checkConstant(const at::Tensor& held) {
-    require(
-        held.dim() <= 5 && between(held.numel(), 1, kMaxSize), "a constant has 5 axes at most, and elements");
   }
 
   void checkTable(const Operator& op) {

@@ -55,6 +55,7 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis
   LayerNorm, // over the last axis, see NormTensors
+  GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
   Constant,  // its elements are tensors[0]
 };
 
@@ -104,7 +105,7 @@ constexpr int64_t kAffineAxis = 1;
 // Positions in `tensors` of operators with weights; factors where there is a sum.
 enum : size_t { kWeight, kWeightScales, kBias, kFactors };
 
-// Positions in `tensors` of layer norm: float32, a number for each channel; float64, one number.
+// Positions in `tensors` of layer norm and group norm: float32, a number for each channel; float64, one number.
 struct NormTensors {
   enum : size_t { Weight, Bias, Eps, Count };
 };

@@ -62,7 +62,8 @@ class Inference {
       case Kind::Affine: return affine();
       case Kind::MatrixProduct: return matrixProduct();
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
-      case Kind::LayerNorm: return normalized();
+      case Kind::LayerNorm: return normalized(int64_t(first().size()) - 1);
+      case Kind::GroupNorm: return normalized(kAffineAxis);
       case Kind::Constant: return op_.tensors[0].sizes().vec();
       case Kind::Input:
       case Kind::Quantize:
@@ -140,11 +141,18 @@ class Inference {
     return sizes;
   }
 
-  Sizes normalized() const {
+  Sizes normalized(int64_t axis) const {
     const int64_t channels = op_.tensors[NormTensors::Weight].numel();
     require(
-        !first().empty() && first().back() == channels, "takes ", channels, " features, and got the shape ",
-        first());
+        axis >= 0 && axis < int64_t(first().size()) && first()[axis] == channels, "takes ", channels,
+        " features, and got the shape ", first());
+    if (op_.kind == Kind::GroupNorm) {
+      const int64_t images = std::max<int64_t>(first()[0], 1), count = countOf(first()) / images;
+      require(count > 0 || first()[0] == 0, "is a mean of no values for the shape ", first());
+      require(
+          count / op_.attributes[0] <= kMostGrouped, "goes over more than ", kMostGrouped,
+          " values in a group for the shape ", first());
+    }
     return first();
   }
 

@@ -59,6 +59,23 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         return found
 
 
+class Strength(click.ParamType):  # type: ignore[type-arg]
+    """A number from 0 to 1, `auto` or `none`."""
+
+    name = "strength"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value in ("auto", "none"):
+            return value
+        try:
+            found = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no strength: give auto, none, or a number from 0 to 1")
+        if not 0 <= found <= 1:
+            self.fail(f"{value} is not between 0 and 1")
+        return found
+
+
 class Size(click.ParamType):  # type: ignore[type-arg]
     """Height and width: `224`, `320x224`."""
 
@@ -89,7 +106,8 @@ METHOD = click.option("--method", default="forward", show_default=True, help="Me
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
 MODE = click.option(
     "--mode", type=click.Choice(MODES),
-    help="Of layers that --config gives no other; dynamic and weight_only need no data.",
+    help="Of layers that --config gives no other; dynamic and weight_only need no data. By "
+    "default auto: by the graph.",
 )  # fmt: skip
 METRIC = click.option(
     "--metric", metavar="FILE.py:FUNCTION",

@@ -12,7 +12,6 @@ from ..errors import JitPassesError
 from ..quantize import quantize_script
 from ..report import coverage, provenance
 from ..report.provenance import note
-from ..stages.smooth import smooth as smooth_model
 from . import options
 from .files import check_output, check_readable, load_model, save_model
 from .outcome import show
@@ -41,9 +40,11 @@ the first axis counts samples.
 @options.MODE
 @click.option(
     "--smooth",
-    type=click.FloatRange(0, 1),
-    metavar="STRENGTH",
-    help="Of transformers: move large channels into weights first, 0.5 say. Needs data.",
+    type=options.Strength(),
+    default="auto",
+    show_default=True,
+    help="Of transformers: move large channels into weights first, where there are some (auto), "
+    "nowhere (none), or everywhere by 0.5 say, which needs data.",
 )
 @click.option("--strict", is_flag=True, help="Fail where something would stay in float.")
 @options.METHOD
@@ -52,7 +53,7 @@ the first axis counts samples.
 @options.common
 def quantize(
     model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
-    smooth: float | None, strict: bool, method: str, output: Path, as_json: bool,
+    smooth: str | float, strict: bool, method: str, output: Path, as_json: bool,
     no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8, and say what became int8 and why the rest did not.
@@ -71,11 +72,8 @@ def quantize(
     batches = options.given_data(loaded, method, **data)
     options.warn_of_random(data["random"])
     shown = False if no_progress else None
-    if smooth is not None:
-        again = options.given_data(loaded, method, **data)
-        if again is None:
-            raise click.UsageError("--smooth needs --data or --random")
-        loaded = smooth_model(loaded, again, strength=smooth, method=method, progress=shown)
+    if isinstance(smooth, float) and batches is None:
+        raise click.UsageError("--smooth needs --data or --random")
     try:
         quantized = quantize_script(
             loaded,
@@ -84,6 +82,7 @@ def quantize(
             target=backend,
             config=config,
             mode=mode,
+            smooth=None if smooth == "none" else smooth,
             strict=strict,
             method=method,
             progress=shown,
@@ -94,8 +93,6 @@ def quantize(
         raise
     if data["random"]:
         note(quantized, data="random " + " ".join(data["random"]))
-    if smooth is not None:
-        note(quantized, smooth=smooth)
     save_model(quantized, output)
     covered = coverage(quantized, method)
     before, after = model.stat().st_size, output.stat().st_size

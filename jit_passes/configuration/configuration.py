@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
-from .options import NOTHING, LayerOptions, TensorOptions
+from .options import AUTO, NOTHING, LayerOptions, TensorOptions
 from .selector import Selector, explain_nothing, is_operator, is_value, known_names
 
 
@@ -129,6 +129,7 @@ class ResolvedConfiguration:
         layers: the others', by index of the node.
         values: those of values that a rule is about, by id.
         decided_by: where the last word on keep_float was written, by index of the node.
+        chosen: the modes of operators that may have any, where these are not static, by index.
         matches: each rule, where it was written, and the operators or values that it matches.
     """
 
@@ -136,6 +137,7 @@ class ResolvedConfiguration:
     layers: dict[int, LayerOptions] = field(default_factory=dict)
     values: dict[int, TensorOptions] = field(default_factory=dict)
     decided_by: dict[int, str] = field(default_factory=dict)
+    chosen: dict[int, str] = field(default_factory=dict)
     matches: list[Match] = field(default_factory=list)
 
     def of(self, node: NodeView) -> LayerOptions:
@@ -145,7 +147,12 @@ class ResolvedConfiguration:
         """
         options = self.layers.get(node.index, self.everywhere)
         weighs = node.traits.weighted is not None or node.traits.holds_weights
-        return options.alone if options.mode == "weight_only" and weighs else options
+        return options.alone if weighs and self.mode(node) == "weight_only" else options
+
+    def mode(self, node: NodeView) -> str:
+        """Return the mode of an operator: that which rules give it, or the one chosen for it."""
+        said = self.layers.get(node.index, self.everywhere).mode
+        return self.chosen.get(node.index, "static") if said == AUTO else said or "static"
 
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""

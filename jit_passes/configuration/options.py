@@ -21,7 +21,8 @@ from .checks import OptionError, finite, whole
 
 FLOAT = "float"
 OPTION_DTYPES = (*DTYPES, FLOAT)
-MODES = ("static", "dynamic", "weight_only")
+AUTO = "auto"
+MODES = (AUTO, "static", "dynamic", "weight_only")
 OPTION_SCHEMES = ("affine", "symmetric", "symmetric_with_uint8", "power_of_two")
 
 # Options that say the same thing in another way: a later one replaces the earlier ones.
@@ -323,8 +324,9 @@ class LayerOptions:
         keep_float: whether it stays in float; None leaves that to others.
         mode: "static", its input has parameters from calibration; "dynamic", parameters from the
             input itself each time the model runs, and its result and bias stay in float;
-            "weight_only", all but its weight stays in float. For operators with weights: what lies
-            between them follows. None leaves that to others, and without any is static.
+            "weight_only", all but its weight stays in float; "auto", whichever of these suits it:
+            see `jit_passes.quantize_script`. For operators with weights: what lies between them
+            follows. None leaves that to others, and without any is static.
 
     Raises:
         ValueError: an option is none of these.

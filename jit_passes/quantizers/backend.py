@@ -8,17 +8,19 @@ from typing import Any
 
 from ..configuration.configuration import Configuration, ResolvedConfiguration, Rule
 from ..configuration.file import read_configuration
-from ..configuration.options import LayerOptions, TensorOptions
+from ..configuration.options import AUTO, LayerOptions, TensorOptions
 from ..configuration.selector import Selector
 from ..errors import JitPassesError
-from ..graph.view import GraphView
+from ..graph.view import GraphView, NodeView
 from ..specification.annotation import Annotations
 from ..specification.specification import QuantizationSpec
+from .automatic import Choice, choose_modes
 from .base import Quantizer
 from .capability import ACTIVATION, DYNAMIC, WEIGHT, Capability
 from .idle import idle_rules
 from .policy import Policy
 from .selection import Selection, clipped_output
+from .support import Role
 from .writer import ALL_FLOAT, AnnotationWriter, result_options
 
 
@@ -43,6 +45,7 @@ class BackendQuantizer(Quantizer):
     Attributes:
         policy: all that, as it was settled.
         configuration: what is said of single layers.
+        has_data: whether static operators will get ranges from data, which the mode "auto" asks.
 
     Raises:
         JitPassesError: the target is neither.
@@ -75,6 +78,7 @@ class BackendQuantizer(Quantizer):
             can.dynamic.nearest(DYNAMIC) if can.dynamic else None,
         )
         self.configuration = Configuration()
+        self.has_data = True
 
     def set_global(self, options: LayerOptions) -> BackendQuantizer:
         """Say how operators are quantized that nothing more special is said about."""
@@ -117,6 +121,12 @@ class BackendQuantizer(Quantizer):
         """Return a copy with what a configuration says."""
         return copy.copy(self).configure(configuration)
 
+    def without_data(self) -> BackendQuantizer:
+        """Return a copy whose mode "auto" chooses what needs no data."""
+        made = copy.copy(self)
+        made.has_data = False
+        return made
+
     def _add(self, selector: Selector, options: Any) -> BackendQuantizer:
         rule = Rule(selector, LayerOptions(keep_float=True) if options is None else options)
         rules = (*self.configuration.rules, rule)
@@ -125,6 +135,7 @@ class BackendQuantizer(Quantizer):
 
     def annotate(self, graph: GraphView) -> Annotations:
         resolved = self.configuration.resolve(graph)
+        choices = self._choose(graph, resolved)
         operators = self.policy.capability.operators
         refused = {
             node.index: f"kept in float by {resolved.last_rule(node) or 'the configuration'}"
@@ -132,8 +143,9 @@ class BackendQuantizer(Quantizer):
             if resolved.of(node).keep_float
         }
         kept = frozenset(refused)
-        dynamic = frozenset(n.index for n in graph.nodes if resolved.of(n).mode == "dynamic")
-        refused |= self._refused_modes(graph, resolved)
+        dynamic = frozenset(n.index for n in graph.nodes if resolved.mode(n) == "dynamic")
+        unasked = {index: choice.why for index, choice in choices.items() if choice.mode is None}
+        refused = unasked | refused | self._refused_modes(graph, resolved)
         float_results = frozenset(
             node.index
             for node in graph.nodes
@@ -177,9 +189,29 @@ class BackendQuantizer(Quantizer):
         annotations.refused = {
             selection.nodes[index].name: reason
             for index, reason in refused.items()
-            if index not in kept
+            if index not in kept and unasked.get(index) != reason
+        }
+        annotations.chosen = {
+            selection.nodes[index].name: choice.why for index, choice in choices.items()
         }
         return annotations
+
+    def is_static(self, graph: GraphView) -> bool:
+        """Say whether any operator with weights is to have ranges from data."""
+        resolved = replace(self.configuration, allow_unmatched=True).resolve(graph)
+        self._choose(graph, resolved)
+        weighted = (node for node in graph.nodes if self.policy.capability.is_weighted(node))
+        return any(resolved.mode(node) == "static" for node in weighted)
+
+    def _choose(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, Choice]:
+        """Choose the modes that are left to the graph; return them by index."""
+        said = (resolved.everywhere, *resolved.layers.values())
+        if all(options.mode != AUTO for options in said):
+            return {}
+        found = choose_modes(graph, self.policy.capability, resolved, self.has_data)
+        modes = {index: choice.mode for index, choice in found.items() if choice.mode is not None}
+        resolved.chosen = {index: mode for index, mode in modes.items() if mode != "static"}
+        return found
 
     def _refused_modes(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
         """Return why operators cannot have the mode that a rule gives them, by index.
@@ -187,10 +219,15 @@ class BackendQuantizer(Quantizer):
         The mode of all operators is for those that can.
         """
         can, found = self.policy.capability, {}
+
+        def weighs(node: NodeView) -> bool:
+            row = can.operators.get(node.kind)
+            return row is not None and row.role in (Role.WEIGHTED, Role.RECURRENT)
+
         for node in graph.nodes:
             said = resolved.layers.get(node.index)
             own = said is not None and said.mode != resolved.everywhere.mode
-            if not own or said is None or said.mode is None or not can.is_weighted(node):
+            if not own or said is None or said.mode in (None, AUTO) or not weighs(node):
                 continue
             if said.mode not in can.operators[node.kind].modes:
                 found[node.index] = f"the target has no {said.mode} form of it"

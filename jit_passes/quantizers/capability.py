@@ -10,6 +10,7 @@ import torch
 from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, PairSums
 from ..specification.annotation import describe
+from ..specification.recurrent import RECURRENT, is_matrix, matrices_of
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .support import ANY_SPEC, Check, OperatorSupport, Role, SpecSupport
 
@@ -60,6 +61,14 @@ class Capability:
         row = self.operators.get(node.kind)
         return row is not None and row.role is Role.WEIGHTED
 
+    def has_mode(self, node: NodeView, mode: str) -> bool:
+        """Say whether the backend has an operator in a mode, whatever its weight is."""
+        row = self.operators.get(node.kind)
+        return row is not None and (
+            mode in row.modes
+            or (self.mixed and mode == "weight_only" and row.role is Role.WEIGHTED)
+        )
+
     def takes_weight_alone(self, node: NodeView) -> bool:
         """Say whether an operator's weight can be quantized while its input stays in float."""
         row = self.operators.get(node.kind)
@@ -75,6 +84,8 @@ class Capability:
         row = self.operators.get(node.kind)
         if row is not None and alone and row.weights_alone is not None:
             return row.weights_alone
+        if node.kind in RECURRENT and operand is not None and is_matrix(node, operand):
+            return self.weights
         if operand not in (_WEIGHT, _BIAS) or not self.is_weighted(node):
             return self.activations
         if not node.inputs[operand].is_constant:
@@ -101,9 +112,9 @@ class Capability:
         if spec is None:
             if row is None:
                 return "the target has no int8 form of it"
-            if mode not in row.modes and not (self.mixed and mode == "weight_only"):
+            if not self.has_mode(node, mode):
                 return f"the target has no {mode} form of it"
-            of_weight = {Role.WEIGHTED: weighted_reason, Role.LOOKUP: lookup_reason}.get(row.role)
+            of_weight = _REASONS.get(row.role)
             reason = of_weight(node) if of_weight else None
             return reason or (row.check(node) if row.check else None)
         if spec.is_dynamic:
@@ -172,7 +183,7 @@ class Capability:
 
     def _columns(self, row: OperatorSupport) -> tuple[str, ...]:
         weights = ""
-        if row.role in (Role.WEIGHTED, Role.LOOKUP):
+        if row.role in (Role.WEIGHTED, Role.LOOKUP, Role.RECURRENT):
             weights = f"per {'channel' if (row.weights or self.weights).per_channel else 'tensor'}"
         low, high = row.ranks
         return (
@@ -202,6 +213,21 @@ def lookup_reason(node: NodeView) -> str | None:
     """Say why the weight of an embedding cannot be quantized by any backend."""
     reason = _reason_of_weight(node.operand("weight"))
     return reason or (None if node.operand("weight").constant.numel() else "its weight is empty")
+
+
+def recurrent_reason(node: NodeView) -> str | None:
+    """Say why the weights of a recurrent layer cannot be quantized by any backend."""
+    matrices = matrices_of(node)
+    if matrices is None:
+        return "its weights are computed by the model"
+    return next(filter(None, map(_reason_of_weight, matrices)), None)
+
+
+_REASONS = {
+    Role.WEIGHTED: weighted_reason,
+    Role.LOOKUP: lookup_reason,
+    Role.RECURRENT: recurrent_reason,
+}
 
 
 def _reason_of_weight(weight: ValueView) -> str | None:

@@ -19,7 +19,7 @@ def idle_rules(resolved: ResolvedConfiguration, selection: Selection) -> list[st
     even if a later rule has the last word. A wish for float is granted
     wherever there is float.
     """
-    own = _OwnTensors(selection)
+    own = _OwnTensors(selection, resolved)
     found = []
     for place, rule, matched in resolved.matches:
         options = rule.options
@@ -40,8 +40,8 @@ def idle_rules(resolved: ResolvedConfiguration, selection: Selection) -> list[st
 class _OwnTensors:
     """Which tensors of which operators a selection quantizes."""
 
-    def __init__(self, selection: Selection) -> None:
-        self.selection = selection
+    def __init__(self, selection: Selection, resolved: ResolvedConfiguration) -> None:
+        self.selection, self.resolved = selection, resolved
         selected = [(selection.nodes[i], row) for i, row in selection.selected.items()]
         results = [clipped_output(node, row) for node, row in selected]
         makers = [value.producer for value in results]
@@ -96,12 +96,16 @@ class _OwnTensors:
         return (
             node.index in self.selection.selected
             or node.index in self.clips
-            or self.is_lookup(node)
+            or bool(self.standalone(node))
         )
 
-    def is_lookup(self, node: NodeView) -> bool:
+    def standalone(self, node: NodeView) -> tuple[str, ...]:
+        """Return the tensors that an operator has which no selection is about."""
         row = self.selection.support.get(node.kind)
-        return row is not None and row.role is Role.LOOKUP
+        if row is not None and row.role is Role.LOOKUP:
+            return ("weight",)
+        runs = row is not None and row.role is Role.RECURRENT
+        return ("input", "weight") if runs and self.resolved.mode(node) == "dynamic" else ()
 
     def tensors(self, node: NodeView) -> Iterator[str]:
         """Yield those of input, weight, bias, output and mode that it has, or can have."""
@@ -113,8 +117,8 @@ class _OwnTensors:
                 yield "mode"
                 if node.operand("bias").constant is not None:
                     yield "bias"
-        if self.is_lookup(node):
-            yield "weight"
+        if standalone := self.standalone(node):
+            yield from standalone
             yield "mode"
         elif self.is_quantized(node) and node.index not in self.selection.dynamic:
             yield "output"

@@ -192,7 +192,7 @@ class Selection:
             row = self.support.get(node.kind)
             if row is None or len(node.outputs) != 1:
                 continue
-            if row.role in (Role.WEIGHTED, Role.LOOKUP):
+            if row.role in (Role.WEIGHTED, Role.LOOKUP, Role.RECURRENT):
                 continue
             if node.index in self.refused:
                 self.reasons[node.name] = self.refused[node.index]

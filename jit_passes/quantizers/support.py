@@ -22,7 +22,7 @@ class Role(Enum):
     WEIGHTED operators multiply by a constant weight and start a quantized region; all others are
     quantized only between quantized neighbours, where staying float would cost two conversions.
     LOOKUP operators pick rows of a constant weight, which is quantized where a configuration says
-    how.
+    how. RECURRENT ones have weights, and are quantized in the mode dynamic.
     """
 
     WEIGHTED = "input, weight, bias; result with its own parameters"
@@ -30,6 +30,7 @@ class Role(Enum):
     SHARED = "result with the parameters of the first operand"
     FIXED = "result with parameters known beforehand"
     LOOKUP = "weight alone; result in float"
+    RECURRENT = "input as the model runs, weights; result in float"
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,11 @@ from ..configuration.options import NOTHING, TensorOptions
 from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, MinMaxWithin
 from ..specification.annotation import Annotations, QuantizationAnnotation
-from ..specification.groups import no_groups
 from ..specification.qparams import bias_qparams
 from ..specification.specification import (
     AnySpec,
     DerivedQuantizationSpec,
     EdgeOrNode,
-    FixedQParamsQuantizationSpec,
     QuantizationSpec,
     SharedQuantizationSpec,
     ValueOrNode,
@@ -25,14 +23,13 @@ from ..specification.specification import (
 from .policy import Policy
 from .selection import Selection
 from .signs import can_be_negative
+from .standalone import OwnSpec, Standalone, no_groups_of, weight_spec
 from .support import Role, SpecSupport
 
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
 
 ALL_FLOAT = "its input and its weight are to stay in float"
-
-OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
 
 
 @dataclass
@@ -47,6 +44,7 @@ class AnnotationWriter:
     negative: dict[int, bool] = field(default_factory=dict)  # what can be below 0, by id
 
     def __post_init__(self) -> None:
+        self.standalone = Standalone(self.policy, self.resolved)
         self.nodes = self.selection.nodes
         self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
         for index in sorted(self.selection.selected.keys() - self.selection.dynamic):
@@ -61,28 +59,14 @@ class AnnotationWriter:
             has_result = index not in summed and index not in self.selection.inner
             self.annotate(self.nodes[index], has_result)
         for node in self.nodes.values():
-            row = self.policy.capability.operators.get(node.kind)
-            if row is not None and row.role is Role.LOOKUP:
-                self.annotate_lookup(node)
+            if self.standalone.role(node) is None:
+                continue
+            refused = self.selection.refused.get(node.index)
+            if reason := refused or self.standalone.reason(node):
+                self.annotations.reasons[node.name] = reason
+            else:
+                self.annotations[node] = self.standalone.annotation(node)
         return self.annotations
-
-    def annotate_lookup(self, node: NodeView) -> None:
-        """Let the weight of an embedding be quantized, if anything is said of it."""
-        refused = self.selection.refused.get(node.index)
-        if reason := refused or self.lookup_refusal(node):
-            self.annotations.reasons[node.name] = reason
-        elif (weight := self.weight(node)) is not None:
-            specs: dict[ValueOrNode, AnySpec] = {node.operand("weight"): weight}
-            self.annotations[node] = QuantizationAnnotation(specs)
-
-    def lookup_refusal(self, node: NodeView) -> str | None:
-        """Say why the weight of an embedding stays in float; None where it does not."""
-        options = self.resolved.of(node)
-        if options.weight.dtype == "float":
-            return "its weight is to stay in float"
-        if not options.weight and options.mode != "weight_only":
-            return "nothing is said of its weight: a rule with mode: weight_only quantizes it"
-        return self.policy.capability.refusal(node, mode="weight_only")
 
     def refusals(self) -> dict[int, str]:
         """Return, by index of the operator, what the backend cannot do of what is wanted."""
@@ -91,14 +75,7 @@ class AnnotationWriter:
             if reason := self.refusal(self.nodes[index]):
                 found[index] = reason
         for index, node in self.nodes.items():
-            row = self.policy.capability.operators.get(node.kind)
-            if row is None or row.role is not Role.LOOKUP or index in self.selection.refused:
-                continue
-            spec = None if self.lookup_refusal(node) else self.weight(node)
-            why = spec and self.policy.capability.refusal(node, 0, spec, "weight_only")
-            if why:
-                found[index] = f"its weight is to be {why}"
-            elif why := _no_groups(spec, node.inputs[0]):
+            if index not in self.selection.refused and (why := self.standalone.unsupported(node)):
                 found[index] = why
         return found
 
@@ -134,7 +111,7 @@ class AnnotationWriter:
         mode = "static" if self.quantized_values(node) else "weight_only"
         if why := self.policy.capability.refusal(node, 1, weight, mode):
             return f"its weight is to be {why}"
-        if why := _no_groups(weight, node.inputs[1]):
+        if why := no_groups_of(weight, node.inputs[1]):
             return why
         bias = self.bias(node, node.inputs[2], weight)
         if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
@@ -301,11 +278,7 @@ class AnnotationWriter:
         return TensorOptions(calibration=MinMaxWithin(*flat))
 
     def weight(self, node: NodeView) -> OwnSpec | None:
-        spec = self.policy.weight_of(node)
-        weighted = node.traits.weighted
-        channels = int(weighted is not None and weighted.transposed)
-        options = self.resolved.of(node).weight
-        return options.apply(spec, channels, f"weight of '{node.name}'")
+        return weight_spec(self.policy, self.resolved, node)
 
     def constants(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
         """Return the weight's specification, and the bias's: in steps of the accumulator."""
@@ -372,13 +345,3 @@ def _same_grid(spec: AnySpec | None, other: AnySpec) -> bool:
     if isinstance(spec, QuantizationSpec) and isinstance(other, QuantizationSpec):
         return replace(spec, observer=other.observer) == other
     return spec == other
-
-
-def _no_groups(spec: AnySpec | None, weight: ValueView) -> str | None:
-    """Say why a weight cannot be quantized in the groups that are asked for; None if it can."""
-    if not isinstance(spec, QuantizationSpec) or spec.group_size is None or spec.ch_axis is None:
-        return None
-    if not isinstance(weight.constant, torch.Tensor):
-        return None
-    why = no_groups(weight.constant.shape, spec.ch_axis, spec.group_size)
-    return why and f"its weight is to be in groups of {spec.group_size}, and {why}"

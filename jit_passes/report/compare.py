@@ -253,9 +253,10 @@ class _Comparison:
         module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
+        smoothed = set(report.made.get("smoothed", ()))  # these are others in the float model
         for name, site, grid in _sites(quantized, report):
             node = nodes.get(name)
-            if node is None or node.output.written:
+            if node is None or node.output.written or name in smoothed:
                 continue
             kind = "quantized" if grid is not None else "float"
             made = node.kind != EDGE

@@ -24,6 +24,9 @@ OWN = re.compile(r"\bjit_passes::|torch\.classes\.jit_passes\.")  # operators, c
 class Coverage(tuple[OperatorRecord, ...]):
     """Every operator with weights and every matrix product; printing it gives a table.
 
+    The last column says why an operator is in float, or why it is not static where the mode "auto"
+    chose so; `OperatorRecord.why` has it for all that were chosen.
+
     Attributes:
         needs_package: whether the model is lowered to operators or plans of this package, so that
             its file loads behind `import jit_passes`, or in C++ behind the library
@@ -77,7 +80,8 @@ class Coverage(tuple[OperatorRecord, ...]):
 
 
 def _why(row: OperatorRecord) -> str:
-    return f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+    reason = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+    return reason or (row.why if row.mode != "static" else "")
 
 
 def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage:

@@ -32,6 +32,7 @@ class OperatorInspection:
         source: `file:line` of the model's code.
         bits: of its weight and its activations: see `OperatorRecord`.
         mode: see `OperatorRecord`.
+        why: see `OperatorRecord`.
         part_of: the operator that it is computed together with, as a relu with a convolution; ""
             where it stands for itself.
     """
@@ -44,6 +45,7 @@ class OperatorInspection:
     source: str
     bits: str = ""
     mode: str = ""
+    why: str = ""
     part_of: str = ""
 
 
@@ -163,6 +165,7 @@ class _Inspector:
             node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
             "" if int8 else reason, node.source, bits,
             mode if int8 or bits else "",
+            self.annotations.chosen.get(node.name, "") if int8 or bits else "",
             self.owner(node).name if int8 and self.owner(node) is not node else "",
         )  # fmt: skip
 

@@ -51,6 +51,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
     Attributes:
         reasons: for operators that could have been quantized and stay float, by name, why.
         kept: names of the operators that stay float because someone wanted that.
+        chosen: for operators whose mode was left to the quantizer, by name, why it is that one.
         refused: for operators that were wanted otherwise than the backend can do, by name, why.
         idle: rules of a configuration that match and change nothing: which, and why.
         shared: what `share` was told.
@@ -59,6 +60,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
         self.reasons = dict(reasons or {})
         self.kept: set[str] = set()
+        self.chosen: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.idle: list[str] = []
         self.shared: list[tuple[EdgeOrNode, ...]] = []

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from ..errors import JitPassesError
 from ..graph.traits import arguments_of
-from ..graph.view import NodeView, ValueView
+from ..graph.view import LIST, NodeView, ValueView
 from .place import Place
+from .recurrent import RECURRENT, is_matrix
 
 SLOTS = ("input", "weight", "correlation", "bias", "sum")
 CORRELATION = "jit_passes::correlation"
@@ -92,8 +93,11 @@ def quantized_behind(result: ValueView) -> list[NodeView]:
 def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
     """Return the convolution that an operator was split from, and which operand of it this is.
 
-    Of others, what was given.
+    Likewise the recurrent layer that a list is of; of others, what was given.
     """
+    if node.kind == LIST:
+        readers = (use for use in node.output.uses if use[0].kind in RECURRENT)
+        return next(readers, (node, operand))
     if node.kind == CORRELATION:
         return Correlation.of(node).convolution, operand
     if node.kind != ADD_BIAS:
@@ -120,6 +124,9 @@ def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
     if node.kind == ADD_BIAS and operand == 1:
         return "bias"
     if operand == 0 and node.kind in LOOKUPS:
+        return "weight"
+    reader, position = convolution_use(node, operand) if node.kind == LIST else (node, operand)
+    if reader.kind in RECURRENT and position is not None and is_matrix(reader, position):
         return "weight"
     weighted = node.kind == CORRELATION or node.kind.startswith(_WEIGHTED)
     if weighted and operand < len(_OPERANDS):

@@ -8,7 +8,7 @@ A mode inserts operators at the places and writes its report: `Annotated.insert`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from ..configuration.checks import OptionError
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
-from ..configuration.options import LayerOptions
+from ..configuration.options import AUTO, LayerOptions
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
@@ -78,6 +78,8 @@ class Mode:
 
 
 DYNAMIC = "dynamic"
+AUTO_FLOAT = "auto, none static"
+NONE_STATIC = (DYNAMIC, AUTO_FLOAT)
 NEXT = {
     ModelStage.PREPARED: "calibrate and convert",
     ModelStage.QAT: "training and convert",
@@ -140,6 +142,7 @@ def annotate(
     quantizer: Quantizer,
     backend: Target | None = None,
     *,
+    change: Callable[[Any, str], Any] | None = None,
     refine: Callable[[Quantizer, Any], Quantizer] | None = None,
     strict: bool | None = None,
 ) -> Annotated:
@@ -151,6 +154,7 @@ def annotate(
         mode: how the model comes in.
         quantizer: decides what is quantized and how.
         backend: whose operators will compute it.
+        change: makes another float module of that in canonical form.
         refine: makes another quantizer of it, once the module is in canonical form.
         strict: whether operators that would stay in float are an error; None to tell nobody.
 
@@ -163,13 +167,19 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
+    if change is not None:
+        module = change(module, method)
     made = description_of(quantizer)
+    if made.get("mode") == AUTO and backend is not None and backend.capability.forms:
+        assert isinstance(quantizer, BackendQuantizer)
+        if not quantizer.is_static(GraphView.of(module, method)):
+            made["mode"] = AUTO_FLOAT
     module, remarks = formed(module, method, backend, made)
     if refine is not None:
         quantizer = refine(quantizer, module)
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
-        change = Pipeline("transform_for_annotation", (quantizer.transform_for_annotation,))
-        module = change.run(module, method).module
+        transform = Pipeline("transform_for_annotation", (quantizer.transform_for_annotation,))
+        module = transform.run(module, method).module
     graph = GraphView.of(module, method, parameters=mode.parameters)
     if mode.parameters:
         show_folded(graph, lambda path: attribute_of(wrap(module), path))
@@ -194,7 +204,7 @@ def formed(
     Forms are for integers from one operator to the next: of dynamic ones, results are floats. The
     last argument is what a report says of the quantizer.
     """
-    if backend is None or not backend.capability.forms or made.get("mode") == DYNAMIC:
+    if backend is None or not backend.capability.forms or made.get("mode") in NONE_STATIC:
         return module, ()
     steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
     result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)
@@ -202,9 +212,16 @@ def formed(
 
 
 def choose_quantizer(
-    quantizer: Quantizer | None, target: str | Target, config: Any = None, mode: str | None = None
+    quantizer: Quantizer | None,
+    target: str | Target,
+    config: Any = None,
+    mode: str | None = None,
+    *,
+    default: str | None = AUTO,
 ) -> tuple[Target, Quantizer]:
     """Return the backend, and the quantizer with what a mode for all operators and rules say.
+
+    Without a mode a quantizer that the caller gives has its own, and the target's the default.
 
     Raises:
         JitPassesError: the target or the mode is unknown, the quantizer is none, or takes no
@@ -216,6 +233,8 @@ def choose_quantizer(
     made_for = quantizer.target if quantizer is not None else None
     backend = resolve_target(made_for if target == "auto" and made_for is not None else target)
     chosen = quantizer or backend.quantizer()
+    if mode is None and quantizer is None and isinstance(chosen, BackendQuantizer):
+        mode = chosen.configuration.everywhere.mode or default
     said = {"mode": mode, "config": config}
     for name in (name for name, what in said.items() if what is not None):
         if not isinstance(chosen, BackendQuantizer):
@@ -234,6 +253,8 @@ def description_of(quantizer: Quantizer) -> dict[str, Any]:
     if isinstance(quantizer, BackendQuantizer):
         said = quantizer.configuration
         described["mode"] = DYNAMIC if said.is_dynamic else said.everywhere.mode or "static"
+        if said.everywhere.mode == AUTO:
+            said = replace(said, everywhere=replace(said.everywhere, mode=None))
         if said != Configuration():
             described["configuration"] = write_configuration(said)
     return described

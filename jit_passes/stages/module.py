@@ -48,6 +48,7 @@ class OperatorRecord:
             did not note it.
         mode: how its input is quantized: `static`; `dynamic`, as the model runs; `weight_only`, not
             at all. "" in float, and in files of versions that did not note it.
+        why: why it has this mode, where the mode "auto" chose it; else "".
     """
 
     name: str
@@ -57,6 +58,7 @@ class OperatorRecord:
     source: str
     bits: str = ""
     mode: str = ""
+    why: str = ""
 
     @property
     def precision(self) -> str:

@@ -24,6 +24,7 @@ CANONICAL_FORM = (
     *_STRAIGHT,
     "resolve_lists",
     "fold_constant_lists",
+    "spell_out_weights",
     "canonicalize_convolution",
     "remove_rank_checks",
     "canonicalize_padding",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
 from .annotate import FROZEN, annotate, choose_quantizer
 from .module import ModelStage
+from .smooth import STRENGTH, Smoother
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
@@ -51,9 +52,9 @@ def prepare(
             VNNI, else "stock". See `quantize_script` for what files of it need.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
-        mode: of all operators with weights that no rule of `config` gives another: "static",
-            "dynamic" or "weight_only", see `LayerOptions`; None for the quantizer's own, static. A
-            model without static operators needs no calibration.
+        mode: of all operators with weights that no rule of `config` gives another: "auto",
+            "static", "dynamic" or "weight_only", see `quantize_script`; None for "auto", or for
+            what a `quantizer` says. A model without static operators needs no calibration.
         strict: raise an error for operators with weights and matrix products that would stay in
             float and were not asked to, and for rules of the configuration that change nothing.
         method: the method to quantize. The copy has this one only.
@@ -67,7 +68,24 @@ def prepare(
             operators stay in float; or a rule of it changes nothing.
     """
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
-    annotated = annotate(model, method, FROZEN, chosen, backend, strict=strict)
+    return prepare_for(model, backend, chosen, strict=strict, method=method)
+
+
+def prepare_for(
+    model: torch.jit.ScriptModule,
+    backend: Target,
+    quantizer: Quantizer,
+    *,
+    smoother: Smoother | None = None,
+    strict: bool = False,
+    method: str = "forward",
+) -> torch.jit.ScriptModule:
+    """Return what `prepare` does, smoothed if that is asked for."""
+    annotated = annotate(model, method, FROZEN, quantizer, backend, change=smoother, strict=strict)
+    if smoother is not None and smoother.names:
+        strength = STRENGTH if smoother.strength is None else smoother.strength
+        made = {**annotated.made, "smooth": strength, "smoothed": list(smoother.names)}
+        annotated = replace(annotated, made=made)
     options = {"insert_observers": plan_observations(annotated.quantizations)}
     return annotated.insert(OBSERVE, options, ModelStage.PREPARED)
 

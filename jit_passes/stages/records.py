@@ -108,7 +108,8 @@ def operator_records(
         kind = node.kind.rpartition("::")[2]
         dtype = "int8" if int8 else "float"
         bits, mode = uses.precision(node) if int8 else ("", "")
-        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode))
+        why = annotations.chosen.get(node.name, "") if int8 else ""
+        records.append(OperatorRecord(node.name, kind, dtype, reason, node.source, bits, mode, why))
     return records
 
 

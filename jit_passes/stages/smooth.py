@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,11 @@ from .recording import Recorder
 _NORM, _LINEAR = "aten::layer_norm", "aten::linear"
 _GAIN, _SHIFT = 2, 3  # operands of layer norm
 _WEIGHT = 1  # of linear
+STRENGTH = 0.5
+OUTLYING = 4.0  # times the median channel: two of eight bits of the others are lost
+_DEVIATIONS = 3.0  # that what is normalized reaches
+
+Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -37,12 +42,21 @@ class _Group:
         weights = [node.inputs[_WEIGHT].constant.detach() for node in self.linears]
         return torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).double()
 
+    @property
+    def expected(self) -> torch.Tensor:
+        """The largest magnitude by gain and shift, if normalized numbers reach 3, `[channels]`."""
+        ones = torch.ones_like(self.largest_weights)
+        gain, shift = (value.constant for value in self.norm.inputs[_GAIN : _SHIFT + 1])
+        gain = ones if gain is None else gain.detach().abs().double()
+        shift = 0 * ones if shift is None else shift.detach().abs().double()
+        return _DEVIATIONS * gain + shift
+
 
 def smooth(
     model: torch.jit.ScriptModule,
     data: Iterable[Any],
     *,
-    strength: float = 0.5,
+    strength: float = STRENGTH,
     method: str = "forward",
     input_fn: InputFn | None = None,
     progress: bool | None = None,
@@ -60,10 +74,11 @@ def smooth(
     residual say, they get a layer norm of their own, as it was. Source: SmoothQuant (Xiao et al.,
     2023, https://arxiv.org/abs/2211.10438, equation 4).
 
-    Call it before `quantize_script` or `prepare`, with the same data:
+    `quantize_script` does so by itself where channels are outlying. With `prepare`, or of all layer
+    norms, it is a call of its own, with the same data:
 
         model = jit_passes.smooth(model, batches)
-        quantized = jit_passes.quantize_script(model, batches)
+        prepared = jit_passes.prepare(model)
 
     Args:
         model: a float model in eval mode; it is not touched.
@@ -82,8 +97,7 @@ def smooth(
             by a linear; a value is NaN or infinite; there is no batch.
         ValueError: the strength is not between 0 and 1.
     """
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength is between 0 and 1, got {strength}")
+    check_strength(strength)
     module = FROZEN.enter(model, method)
     groups = _groups(GraphView.of(module, method))
     if not groups:
@@ -91,20 +105,105 @@ def smooth(
             "there is nothing to smooth: no layer norm over the last axis is read by a linear with "
             "constant weights"
         )
+    arguments = batches(data, input_fn, progress_bar("smooth", progress))
+    largest = _measured(module, method, groups, arguments)
+    return wrap(_migrated(module, method, groups, largest, strength))
+
+
+def check_strength(strength: float) -> None:
+    """Raise a ValueError for a strength that is not between 0 and 1."""
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength is between 0 and 1, got {strength}")
+
+
+@dataclass
+class Smoother:
+    """Smooths a module on its way to be annotated.
+
+    Attributes:
+        strength: of `smooth`; None for 0.5 and only those layer norms whose largest channel is more
+            than four times the median one.
+        data: batches; None to take from gain and shift of a layer norm how large its channels are,
+            that is |shift| + 3 |gain|. An iterator becomes a list where it is needed.
+        input_fn: see `smooth`.
+        progress: see `smooth`.
+        names: the layer norms that were smoothed.
+        largest: what was measured, by index of a layer norm, once it is: data are looked at for
+            the first copy of a model, and all further ones become the same.
+    """
+
+    strength: float | None
+    data: Iterable[Any] | None
+    input_fn: InputFn | None = None
+    progress: bool | None = None
+    names: Sequence[str] = ()
+    largest: dict[int, torch.Tensor] | None = None
+
+    def __call__(self, module: Any, method: str) -> Any:
+        """Return the module, in canonical form, or one that computes the same."""
+        if _NORM not in _C.names_by_kind(module, method):
+            return module
+        groups = _groups(GraphView.of(module, method))
+        if not groups:
+            return module
+        if self.largest is None:
+            self.largest = self._measure(module, method, groups)
+        largest = self.largest
+        self.names = [group.norm.name for group in groups if group.norm.index in largest]
+        strength = STRENGTH if self.strength is None else self.strength
+        return _migrated(module, method, groups, largest, strength) if largest else module
+
+    def _measure(
+        self, module: Any, method: str, groups: Sequence[_Group]
+    ) -> dict[int, torch.Tensor]:
+        if self.data is None:
+            largest = {group.norm.index: group.expected for group in groups}
+        else:
+            if isinstance(self.data, Iterator):
+                self.data = list(self.data)
+            arguments = batches(self.data, self.input_fn, progress_bar("smooth", self.progress))
+            largest = _measured(module, method, groups, arguments)
+        if self.strength is not None:
+            return largest
+        return {index: most for index, most in largest.items() if _is_outlying(most)}
+
+
+def _is_outlying(largest: torch.Tensor) -> bool:
+    return bool(largest.isfinite().all() and largest.max() > OUTLYING * largest.median())
+
+
+def _measured(
+    module: Any, method: str, groups: Sequence[_Group], data: Arguments
+) -> dict[int, torch.Tensor]:
+    """Return the largest magnitude in each channel of what layer norms give, by index.
+
+    Those that stand in branches that no data took are left out.
+    """
     watched = _C.deepcopy(_C.clone(module, method))
     recorder = Recorder(watched, method, [group.norm.index for group in groups])
     largest: dict[int, torch.Tensor] = {}
-    for arguments in batches(data, input_fn, progress_bar("smooth", progress)):
+    for arguments in data:
         _, values = recorder.run(arguments)
         for index, computed in values.items():
             for value in computed:
                 rows = value.detach().abs().reshape(-1, value.shape[-1]).double()
                 known = largest.get(index, rows.new_zeros(1, rows.shape[1]))
                 largest[index] = torch.cat([rows, known.reshape(1, -1)]).amax(0)
+    return largest
+
+
+def _migrated(
+    module: Any,
+    method: str,
+    groups: Sequence[_Group],
+    largest: dict[int, torch.Tensor],
+    strength: float,
+) -> Any:
+    """Return a module whose layer norms, those of which the largest are given, are smooth."""
     factors = {
         group.norm.index: _factors(group, largest[group.norm.index], strength)
         for group in groups
-        if group.norm.index in largest  # it may stand in a branch that no data took
+        if group.norm.index in largest
     }
 
     def migrate(graph: GraphEditor) -> None:
@@ -114,7 +213,7 @@ def smooth(
                 _migrate(graph, group, nodes, factors[group.norm.index])
 
     steps = (migrate, "remove_dead_code", "pool_constants")
-    return wrap(Pipeline("smooth", steps).run(module, method).module)
+    return Pipeline("smooth", steps).run(module, method).module
 
 
 def _groups(graph: GraphView) -> list[_Group]:

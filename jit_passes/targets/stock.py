@@ -88,6 +88,7 @@ class Stock(Target):
             "lower_stock",
             (
                 "fold_constant_lists",
+                "lower_recurrent",
                 "merge_conv_bias",
                 "pool_constants",
                 "sink_dequantize",

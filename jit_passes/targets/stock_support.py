@@ -11,8 +11,9 @@ import torch
 from .. import _C
 from ..graph.view import NodeView
 from ..quantizers.capability import Capability
-from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
+from ..specification.recurrent import LAYERS, matrices_of
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
 
@@ -168,10 +169,31 @@ SHIFTED_WEIGHTS = SpecSupport(
 WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, groups=True)
 
 
+def no_projection(node: NodeView) -> str | None:
+    """Refuse what PyTorch's quantized recurrent layers do not compute."""
+    names = ("has_biases", "num_layers", "bidirectional")
+    numbers = [node.operand(name).constant for name in names]
+    if any(number is None for number in numbers):
+        return "its number of layers or of directions is computed by the model"
+    _, layers, both_ways = numbers
+    count = len(matrices_of(node) or ())
+    if count != 2 * layers * (1 + bool(both_ways)):
+        return "it projects its state (proj_size), which PyTorch's quantized layers do not"
+    return None
+
+
 def lookups() -> tuple[OperatorSupport, ...]:
     """Return the rows of embeddings."""
     alone: dict[str, Any] = {"weights_alone": WEIGHTS_ALONE, "modes": ("weight_only",)}
     return tuple(OperatorSupport(kind, Role.LOOKUP, (), **alone) for kind in LOOKUPS)
+
+
+def recurrent(check: Check = no_projection) -> tuple[OperatorSupport, ...]:
+    """Return the rows of recurrent layers."""
+    return tuple(
+        OperatorSupport(kind, Role.RECURRENT, ranks=(2, 3), check=check, modes=("dynamic",))
+        for kind in LAYERS
+    )
 
 
 CLIPS = ("aten::relu", "aten::clamp")
@@ -187,6 +209,7 @@ _ROWS = (
         modes=("static", "dynamic", "weight_only"),
     ),
     *lookups(),
+    *recurrent(),
     *(
         OperatorSupport(
             f"aten::{kind}{n}d",

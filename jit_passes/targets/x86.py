@@ -24,7 +24,7 @@ from ..specification.specification import FixedQParamsQuantizationSpec
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
 from .stock import needs_reduced_range
-from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups
+from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import RefusedOperator, Target
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute what is dynamic
@@ -159,6 +159,14 @@ def _batch_norm(node: NodeView) -> str | None:
     return "it is in training mode" if node.operand("training").constant is not False else None
 
 
+def _group_norm(node: NodeView) -> str | None:
+    if reason := _options(node):
+        return reason
+    if node.operand("weight").constant is None:
+        return "it has no weight"
+    return None if node.operand("eps").constant > 0 else "it adds no number above 0 to the variance"
+
+
 def _pad(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
@@ -189,6 +197,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
                         weights_alone=WEIGHTS_ALONE, modes=("static", "dynamic", "weight_only")),
         *lookups(),
+        *recurrent(),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
@@ -214,6 +223,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
                         reads_parts=_joins_channels),
+        OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, MOST_AXES), _group_norm),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
@@ -316,6 +326,7 @@ class X86(Target):
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
+            "lower_recurrent",
             "replicate_dequantize",
             *fuse_dynamic(),
             PassCall("fold_prepack", engine=ENGINE),

@@ -103,7 +103,7 @@ def prepare_qat(
     trainer = fake_quantizer_of(fake_quantizer)
     if target == "auto" and bits is not None and quantizer is None:
         target = "reference"
-    backend, chosen = choose_quantizer(quantizer, target, config, mode)
+    backend, chosen = choose_quantizer(quantizer, target, config, mode, default=None)
     refine = partial(with_bits, bits=bits, first_last_bits=first_last_bits, method=method)
     annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
     return train_at(annotated, model, trainer)

@@ -200,6 +200,13 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm(
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }
 
+JIT_PASSES_FACE void jit_passes_x86_group_norm(
+    const Image* in, const Image* out, int64_t groups, const float* multiplier, const float* offset,
+    double eps, int32_t low, int32_t high, int64_t part) {
+  const GroupNorm norm{groups, multiplier, offset, eps, low, high};
+  inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
+}
+
 // Operands that are codes have a scale and a zero point; of float32, the scale is 0.
 JIT_PASSES_FACE void jit_passes_x86_add_floats(
     const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,

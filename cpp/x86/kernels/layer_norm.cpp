@@ -2,27 +2,12 @@
 #include "x86/attention.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "plain.h"
 #include "vnni.h"
 
 namespace jit_passes::x86 {
 namespace {
-
-// x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that both forms round
-// alike. A call takes 200 ns from the vector form: so it is none.
-struct Normal {
-  float factor, offset;
-};
-
-inline __attribute__((always_inline)) Normal
-normalOf(int64_t sum, int64_t squares, int64_t count, double eps) {
-  const double share = 1 / static_cast<double>(count);
-  const auto spread = static_cast<double>(count * squares - sum * sum); // variance times count^2
-  const double factor = 1 / std::sqrt(__builtin_fma(spread, share * share, eps));
-  return {static_cast<float>(factor), static_cast<float>(-static_cast<double>(sum) * share * factor)};
-}
 
 JIT_PASSES_VECTORIZED void layerNormPlain(
     const uint8_t* in, int64_t count, const LayerNorm& norm, uint8_t* out) {

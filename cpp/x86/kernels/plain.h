@@ -1,6 +1,8 @@
 // How the plain forms round and store: the definition of what every form computes.
 #pragma once
 
+#include <cmath>
+
 #include "core/vectorize.h"
 #include "x86/kernels.h"
 
@@ -10,6 +12,20 @@ namespace jit_passes::x86 {
 inline uint8_t codeOf(float v, float low, float high) {
   const float above = v > low ? v : low;
   return static_cast<uint8_t>(static_cast<int32_t>(__builtin_rintf(above < high ? above : high)));
+}
+
+// x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that both forms
+// round alike. A call takes 200 ns from the vector form: so it is none.
+struct Normal {
+  float factor, offset;
+};
+
+inline __attribute__((always_inline)) Normal
+normalOf(int64_t sum, int64_t squares, int64_t count, double eps) {
+  const double share = 1 / static_cast<double>(count);
+  const auto spread = static_cast<double>(count * squares - sum * sum); // variance times count^2
+  const double factor = 1 / std::sqrt(__builtin_fma(spread, share * share, eps));
+  return {static_cast<float>(factor), static_cast<float>(-static_cast<double>(sum) * share * factor)};
 }
 
 inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {

@@ -1,0 +1,141 @@
+"""The mode of each operator, where a caller leaves it to the graph: `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..configuration.configuration import ResolvedConfiguration
+from ..configuration.options import AUTO, FLOAT, LayerOptions
+from ..graph.view import GraphView, NodeView, ValueView
+from .capability import Capability
+from .support import Role
+
+NEEDS_DATA = "its input needs a range from data: pass batches or a profile"
+WITHOUT_DATA = "no data"
+CALIBRATED = "ranges from the data"
+BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
+RECURRENT = "a recurrent layer, whose states are quantized step by step"
+TABLE = "a table, of which rows are looked up"
+
+_SOFTMAX = "aten::softmax"
+_FUSED = "attention"  # in the names of all fused forms
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mode and the reason for it.
+
+    Attributes:
+        mode: "static", "dynamic" or "weight_only"; None where the operator stays in float.
+        why: the reason, for reports.
+    """
+
+    mode: str | None
+    why: str
+
+
+def choose_modes(
+    graph: GraphView, can: Capability, resolved: ResolvedConfiguration, has_data: bool
+) -> dict[int, Choice]:
+    """Return the modes of the operators that may have any, by index.
+
+    | operator | with data | without |
+    | --- | --- | --- |
+    | embedding | weight_only | weight_only |
+    | recurrent layer | dynamic | dynamic |
+    | linear of a transformer | dynamic | dynamic |
+    | other linears, convolutions | static | dynamic, else weight_only |
+
+    Each has the first of these that the target has. Operators are static whose input or result a
+    rule says something of that needs a range.
+
+    Args:
+        graph: in canonical form.
+        can: all that the target can do.
+        resolved: what rules say of each operator.
+        has_data: whether there will be batches or a profile.
+    """
+    found: dict[int, Choice] = {}
+    beside: set[int] | None = None
+    for node in graph.nodes:
+        row = can.operators.get(node.kind)
+        options = resolved.layers.get(node.index, resolved.everywhere)
+        if row is None or options.mode != AUTO:
+            continue
+        if row.role is Role.LOOKUP:
+            found[node.index] = Choice("weight_only", TABLE)
+        elif row.role is Role.RECURRENT:
+            found[node.index] = Choice("dynamic", RECURRENT)
+        elif row.role is Role.WEIGHTED and options.input.dtype != FLOAT:
+            if not has_data:
+                found[node.index] = _without_data(node, can)
+                continue
+            beside = beside_attention(graph) if beside is None else beside
+            is_linear = node.traits.weighted is not None and not node.traits.weighted.spatial_dims
+            fits = is_linear and node.index in beside and can.has_mode(node, "dynamic")
+            asks = _asks_for_ranges(resolved.layers.get(node.index))
+            dynamic = Choice("dynamic", BESIDE_ATTENTION)
+            found[node.index] = dynamic if fits and not asks else Choice("static", CALIBRATED)
+        elif row.begins and not has_data:
+            found[node.index] = Choice(None, NEEDS_DATA)
+    return found
+
+
+def _without_data(node: NodeView, can: Capability) -> Choice:
+    modes = (mode for mode in ("dynamic", "weight_only") if can.has_mode(node, mode))
+    mode = next(modes, None)
+    return Choice(mode, NEEDS_DATA if mode is None else WITHOUT_DATA)
+
+
+def _asks_for_ranges(options: LayerOptions | None) -> bool:
+    """Say whether a rule says something of an input or result that only static ones have."""
+    if options is None:
+        return False
+    names = ("calibration", "range", "scale", "rounding")
+    return bool(options.output) or any(getattr(options.input, name) is not None for name in names)
+
+
+def beside_attention(graph: GraphView) -> set[int]:
+    """Return the indices of the operators that are connected with attention.
+
+    A path to it may go either way, and leads over no convolution: what stands behind a backbone of
+    convolutions is of a transformer, and the backbone is not.
+    """
+    pending = [node for node in graph.nodes if is_attention(node)]
+    found = {node.index for node in pending}
+    while pending:
+        for node in _neighbours(pending.pop()):
+            if node.index not in found:
+                found.add(node.index)
+                pending.append(node)
+    return found
+
+
+def is_attention(node: NodeView) -> bool:
+    """Say whether a node multiplies by a softmax, or is a fused form of that."""
+    if not node.traits.product:
+        return _FUSED in node.kind and node.traits.holds_weights
+    return _FUSED in node.kind or any(_is_softmax(value) for value in node.inputs)
+
+
+def _is_softmax(value: ValueView) -> bool:
+    while (maker := value.producer) is not None and maker.inputs:
+        if maker.kind == _SOFTMAX:
+            return True
+        if not (maker.moves_data or maker.traits.dropout or maker.kind == "aten::to"):
+            return False
+        value = maker.inputs[0]
+    return False
+
+
+def _neighbours(node: NodeView) -> Iterator[NodeView]:
+    weighted = node.traits.weighted
+    if (weighted is not None and weighted.spatial_dims) or node.traits.asks_for_shape:
+        return
+    for value in node.inputs:
+        if value.producer is not None and not value.is_constant:
+            yield value.producer
+            yield from (user for user, _ in value.uses)
+    for value in node.outputs:
+        yield from (user for user, _ in value.uses)

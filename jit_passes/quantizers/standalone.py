@@ -1,0 +1,109 @@
+"""Operators with weights that read and give floats, whatever stands beside them.
+
+Embeddings look rows of their weight up. Recurrent layers quantize what they read as the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..configuration.configuration import ResolvedConfiguration
+from ..configuration.options import FLOAT
+from ..graph.view import NodeView, ValueView
+from ..specification.annotation import QuantizationAnnotation
+from ..specification.groups import no_groups
+from ..specification.recurrent import input_of, matrices_of
+from ..specification.specification import (
+    AnySpec,
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+)
+from .policy import Policy
+from .support import Role
+
+OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
+STANDALONE = {Role.LOOKUP: "weight_only", Role.RECURRENT: "dynamic"}  # the mode of each
+
+
+def weight_spec(policy: Policy, resolved: ResolvedConfiguration, node: NodeView) -> OwnSpec | None:
+    """Return how the weights of an operator are quantized; None for not at all."""
+    weighted = node.traits.weighted
+    channels = int(weighted is not None and weighted.transposed)
+    options = resolved.of(node).weight
+    return options.apply(policy.weight_of(node), channels, f"weight of '{node.name}'")
+
+
+def no_groups_of(spec: AnySpec | None, weight: ValueView) -> str | None:
+    """Say why a weight cannot be quantized in the groups that are asked for; None if it can."""
+    if not isinstance(spec, QuantizationSpec) or spec.group_size is None or spec.ch_axis is None:
+        return None
+    if not isinstance(weight.constant, torch.Tensor):
+        return None
+    why = no_groups(weight.constant.shape, spec.ch_axis, spec.group_size)
+    return why and f"its weight is to be in groups of {spec.group_size}, and {why}"
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """What becomes of such operators."""
+
+    policy: Policy
+    resolved: ResolvedConfiguration
+
+    def role(self, node: NodeView) -> Role | None:
+        """Return the role of an operator, if it is one of these."""
+        row = self.policy.capability.operators.get(node.kind)
+        return row.role if row is not None and row.role in STANDALONE else None
+
+    def reason(self, node: NodeView) -> str | None:
+        """Say why an operator is not asked to be quantized, or has no such form."""
+        role, mode = self.role(node), self.resolved.mode(node)
+        options = self.resolved.of(node)
+        if options.weight.dtype == FLOAT:
+            return "its weight is to stay in float"
+        if role is Role.LOOKUP:
+            if not options.weight and mode != "weight_only":
+                return "nothing is said of its weight: a rule with mode: weight_only quantizes it"
+            return self.policy.capability.refusal(node, mode="weight_only")
+        if mode == "static":
+            return "its states have no ranges ahead: a rule with mode: dynamic quantizes it"
+        if mode == "dynamic" and options.input.dtype == FLOAT:
+            return "its input is to stay in float, and its kernel quantizes it"
+        return self.policy.capability.refusal(node, mode=mode)
+
+    def unsupported(self, node: NodeView) -> str | None:
+        """Say what of that the target cannot do; None where it can, or where nothing is asked."""
+        role = self.role(node)
+        if role is None or self.reason(node):
+            return None
+        for what, value, operand, spec in self._specs(node):
+            if why := self.policy.capability.refusal(node, operand, spec, STANDALONE[role]):
+                return f"its {what} is to be {why}"
+            if why := no_groups_of(spec, value):
+                return why
+        return None
+
+    def annotation(self, node: NodeView) -> QuantizationAnnotation:
+        """Return how it is quantized."""
+        specs = self._specs(node)
+        return QuantizationAnnotation({value: spec for _, value, _, spec in specs})
+
+    def _specs(self, node: NodeView) -> Iterator[tuple[str, ValueView, int, OwnSpec]]:
+        """Yield what is quantized: the word for it, the value, the operand, and how."""
+        weight = weight_spec(self.policy, self.resolved, node)
+        assert weight is not None
+        if self.role(node) is Role.LOOKUP:
+            operand = node.position("weight")
+            yield "weight", node.inputs[operand], operand, weight
+            return
+        read, default = input_of(node), self.policy.dynamic
+        assert default is not None
+        options = self.resolved.of(node).input.updated(self.resolved.of_value(read))
+        spec = options.apply(default, where=f"'{node.name}'")
+        if spec is not None:
+            yield "input", read, 0, spec
+        for matrix in dict.fromkeys(matrices_of(node) or ()):
+            yield "weight", matrix, node.position("params"), weight

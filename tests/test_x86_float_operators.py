@@ -192,3 +192,22 @@ def test_sums_in_front_of_softmax() -> None:
     lowered, x = jit_passes.lower(reference, target="x86"), torch.randn(4, 5, 16)
     with torch.no_grad():
         assert (lowered(x) - net(x)).square().sum() < net(x).square().sum() / 300
+
+
+def test_products_between_dynamic_operators() -> None:
+    """They stay in float, and so the model asks for no data."""
+
+    class Powers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.one(x)
+            return self.two(y @ y @ y @ y @ y)
+
+    model = torch.jit.trace(Powers().eval(), torch.randn(8, 8))
+    config = {"version": 1, "rules": [{"op": "linear", "mode": "dynamic"}]}
+    prepared = jit_passes.prepare(model, target="x86", config=config)
+    rows = jit_passes.coverage(jit_passes.lower(jit_passes.convert(prepared), target="x86"))
+    assert [row.kind for row in rows.int8] == ["linear", "linear"]

@@ -161,7 +161,7 @@ def test_masks(kind: str) -> None:
     net = Block("unbind", **MASKS[kind]).eval()
     data = [torch.randn(4, TOKENS, WIDTH) for _ in range(4)]
     model = compiled(net, "trace")
-    lowered = jit_passes.quantize_script(model, data, target="x86")
+    lowered = jit_passes.quantize_script(model, data, target="x86", mode="static")
     rows = jit_passes.coverage(lowered)
     assert [row.kind for row in rows.int8].count("matmul") == 2
     assert str(lowered.graph).count("prim::CallMethod") == 1
@@ -182,7 +182,7 @@ def test_causal_attention_of_any_length() -> None:
     net = Scripted(is_causal=True).eval()
     model = torch.jit.script(net)
     data = [torch.randn(2, tokens, WIDTH) for tokens in (10, 7, 12)]
-    lowered = jit_passes.quantize_script(model, data, target="x86")
+    lowered = jit_passes.quantize_script(model, data, target="x86", mode="static")
     assert "aten::softmax" not in str(lowered.graph) and "matmul" not in str(lowered.graph)
     for tokens in (10, 1, 33):
         x = torch.randn(3, tokens, WIDTH)

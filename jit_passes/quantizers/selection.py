@@ -179,7 +179,9 @@ class Selection:
             self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
 
     def quantize_beginnings(self) -> None:
-        """Let what operators read that only take floats be quantized."""
+        """Let what operators read that only take floats be quantized, in a model with integers."""
+        if not self.selected.keys() - self.dynamic - self.float_inputs:
+            return
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
             if row is None or not row.begins or node.index in self.refused:

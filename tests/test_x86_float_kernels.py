@@ -172,7 +172,9 @@ def test_sums_and_products(name: str, types: str) -> None:
         out.check()
 
 
-def softmax(x: Floats, gap: int = 0, part: int = 1 << 40) -> tuple[Floats, NDArray[np.uint8]]:
+def softmax(
+    x: Floats, plain: bool, gap: int = 0, part: int = 1 << 40
+) -> tuple[Floats, NDArray[np.uint8]]:
     """Return floats and codes of one call that gives both; either alone has the same bits."""
     results = []
     for wants in ((True, True), (True, False), (False, True)):
@@ -182,7 +184,7 @@ def softmax(x: Floats, gap: int = 0, part: int = 1 << 40) -> tuple[Floats, NDArr
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            np.float32(255), np.float32(2), 2, 250, part,
+            np.float32(255), np.float32(2), 2, 250, plain, part,
         )  # fmt: skip
         floats.check()
         codes.check()
@@ -192,8 +194,9 @@ def softmax(x: Floats, gap: int = 0, part: int = 1 << 40) -> tuple[Floats, NDArr
     return results[0]
 
 
+@forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_softmax(channels: int) -> None:
+def test_softmax(channels: int, plain: bool) -> None:
     """Relative to each share: exponents are exact to an ulp of the largest difference."""
     rng = np.random.default_rng(channels)
     ulp = np.finfo(np.float32).eps
@@ -202,7 +205,7 @@ def test_softmax(channels: int) -> None:
             x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
             x[rng.random(x.shape) < 0.2] = -np.inf
             x[..., 0] = middle
-            floats, codes = softmax(x, gap, part)
+            floats, codes = softmax(x, plain, gap, part)
             wide = x.astype(np.float64)
             exact = np.exp(wide - wide.max(-1, keepdims=True))
             exact /= exact.sum(-1, keepdims=True)
@@ -212,11 +215,22 @@ def test_softmax(channels: int) -> None:
             assert np.array_equal(codes, np.rint(fused).clip(2, 250).astype(np.uint8))
 
 
-def test_softmax_without_numbers() -> None:
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_forms_of_softmax_agree(channels: int) -> None:
+    for spread in (1e-3, 1, 40, 1e4):
+        rng = np.random.default_rng(channels)
+        x = rng.normal(0, spread, (2, 1, 1, 9, channels)).astype(np.float32)
+        plain, vnni = (softmax(x, form) for form in (True, False))
+        assert np.array_equal(plain[0], vnni[0]) and np.array_equal(plain[1], vnni[1])
+
+
+@forms
+def test_softmax_without_numbers(plain: bool) -> None:
     """A row of minus infinities, or with an infinity or a NaN, is NaN, and others are as before."""
     x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 5, 70)).astype(np.float32)
-    expected, _ = softmax(x)
+    expected, _ = softmax(x, plain)
     x[..., 1, :], x[..., 2, 66], x[..., 3, 0] = -np.inf, np.inf, np.nan
-    floats, codes = softmax(x)
+    floats, codes = softmax(x, plain)
     assert np.isnan(floats[..., 1:4, :]).all() and (codes[..., 1:4, :] == 2).all()
     assert np.array_equal(floats[..., ::4, :], expected[..., ::4, :])

@@ -31,6 +31,7 @@ _ALL: list[Runtime] = [
     *(JitPassesRuntime(engine) for engine in _TORCH_ENGINES if engine != "x86"),
     JitPassesRuntime(target="x86"),
     JitPassesRuntime(mode="dynamic"),
+    JitPassesRuntime(target="x86", mode="dynamic"),
     QuantizeDynamicRuntime(),
     OnnxRuntime(),
     OnnxRuntime(dynamic=True),

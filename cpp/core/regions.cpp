@@ -165,6 +165,9 @@ bool Order::isCopied(const Node* node) const {
       prim::ListUnpack,
       Symbol::fromQualString("jit_passes::quantize"),
       Symbol::fromQualString("jit_passes::dequantize"),
+      Symbol::fromQualString("jit_passes::choose_qparams"),
+      Symbol::fromQualString("jit_passes::quantize_dynamic"),
+      Symbol::fromQualString("jit_passes::dequantize_dynamic"),
       Symbol::fromQualString("jit_passes::quantize_per_channel"),
       Symbol::fromQualString("jit_passes::dequantize_per_channel")};
   return kinds.count(node->kind()) > 0 && !isFixed(node);

@@ -3,6 +3,7 @@
 #include "core/registry.h"
 #include "moved.h"
 #include "passes/dialect.h"
+#include "planned_floats.h"
 #include "reader.h"
 #include "simplify.h"
 #include "sums.h"
@@ -227,8 +228,9 @@ class Walk {
       return;
     }
     const auto coded = floats_.find(node->input(0));
-    refuseUnless(
-        coded != floats_.end() && !program_.grids[coded->second].is_float, "its operand is in float");
+    if (coded == floats_.end() || program_.grids[coded->second].is_float) {
+      return visitPlanned(node, clipping(node, low, high));
+    }
     // Zero has a code; other ends may lie between two.
     refuseUnless(low == 0 && std::isinf(high), "its result is not quantized");
     const int64_t from = coded->second;
@@ -291,7 +293,7 @@ class Walk {
   int64_t emitFloats(Operator op) {
     for (int64_t& input : op.inputs) {
       const bool codes = !program_.grids[input].is_float;
-      input = codes && typesOf(op.kind) == Types::Same ? dequantized(input) : input;
+      input = codes && typesOf(op.kind) != Types::Mixed ? dequantized(input) : input;
     }
     return emit(op, op.inputs, kFloat32);
   }
@@ -305,7 +307,10 @@ class Walk {
       }
       return;
     }
-    Planned planned = plannedOperator(reader_, node);
+    visitPlanned(node, plannedOperator(reader_, node));
+  }
+
+  void visitPlanned(Node* node, Planned planned) {
     planned.op.name = nameOf(node);
     takeSum(planned);
     const bool joins = isJoin(reader_, node) || planned.op.kind == Kind::Affine;
@@ -322,7 +327,7 @@ class Walk {
       joined_[node->output()] = planned.op.inputs;
       return;
     }
-    if (const auto grid = ownGrid(planned.op)) {
+    if (const auto grid = joinedGrid(planned.op, program_.grids)) {
       floats_[node->output()] = emit(planned.op, planned.op.inputs, *grid);
       return;
     }
@@ -346,19 +351,6 @@ class Walk {
         planned = {withSum(found->second.op, planned.op, own), {planned.operands[1 - own]}};
       }
     }
-  }
-
-  // The grid of a result that follows from that of the operands.
-  std::optional<Grid> ownGrid(const Operator& op) const {
-    Grid grid = program_.grids[op.inputs[0]];
-    for (const int64_t input : op.inputs) {
-      const Grid& other = program_.grids[input];
-      if (op.kind != Kind::Concat || other.scale != grid.scale || other.zero_point != grid.zero_point) {
-        return std::nullopt;
-      }
-      grid.low = std::min(grid.low, other.low), grid.high = std::max(grid.high, other.high);
-    }
-    return grid;
   }
 
   const Reader& reader_;

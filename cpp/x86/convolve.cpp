@@ -20,9 +20,12 @@ Placed matrix(const Memory& memory) {
   Image image;
   image.channels = memory.channels();
   image.width = memory.sizes.empty() ? 1 : countOf(memory.sizes) / std::max<int64_t>(image.channels, 1);
-  image.pixel = memory.sizes.size() < 2 ? image.channels : memory.strides[memory.sizes.size() - 2];
-  return {image, memory.offset};
+  image.pixel =
+      memory.sizes.size() < 2 ? image.channels * memory.bytes() : memory.strides[memory.sizes.size() - 2];
+  return {image, memory.offset, memory.home};
 }
+
+Placed spread(const Memory& memory) { return image(memory, axisDims(memory.sizes, memory.axis)); }
 
 Part convolution(const Layer& layer, const Placed& x, const Placed& y) {
   const int64_t items = layer.items(x.image, y.image);
@@ -62,6 +65,8 @@ Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Plac
   return layer;
 }
 
+Placed rowsOf(const Memory& memory) { return isUniform(memory) ? matrix(memory) : spread(memory); }
+
 Part convolve(const Program& program, const Lowered& lowered, const Step& step) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
   const bool linear = program.operators[step.index].kind == Kind::Linear;
@@ -69,9 +74,7 @@ Part convolve(const Program& program, const Lowered& lowered, const Step& step) 
                       return isUniform(lowered.memory[id]);
                     });
   const auto view = [&](const Memory& memory) {
-    return !linear ? image(memory)
-           : rows  ? matrix(memory)
-                   : image(memory, axisDims(memory.sizes, memory.axis));
+    return !linear ? image(memory) : rows ? matrix(memory) : spread(memory);
   };
   return convolution(layerOf(lowered, step, view), view(from), view(to));
 }

@@ -56,6 +56,7 @@ struct LayerNormFloats {
 // norm. Items: rows.
 struct SoftmaxFloats {
   ToCodes codes = {};
+  Form form = bestForm();
   int64_t items(const Image& in) const { return in.rows(); }
   void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
 };
@@ -67,6 +68,44 @@ struct AverageFloats {
   int64_t divisor = 0;
   int64_t items(const Image& out) const;
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// A function of a number, with numbers of its own:
+//
+//   Scale           x * first
+//   Clip            min(max(x, first), second), and a NaN as it is
+//   Gelu, GeluTanh  x * P(x), the normal distribution's or PyTorch's approximation of it by tanh
+//
+// P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
+struct FloatFunction {
+  enum Which : int64_t { None, Scale, Clip, Gelu, GeluTanh, kCount };
+  static constexpr int64_t kNumbers[kCount] = {0, 1, 2, 0, 0};
+
+  Which which = None;
+  float first = 0, second = 0;
+  Form form = bestForm();
+
+  // `out` may be `in`.
+  void run(const float* in, float* out, int64_t count) const;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// Products of matrices of float32, as MatrixProduct has them of codes: products are added one after the other, in the
+// order of k, by multiply-adds that round once. The right operand is packed first.
+struct FloatProduct {
+  bool transposed = false;
+  FloatFunction function = {}; // of the result
+  Form form = bestForm();
+
+  int64_t packedBytes(const Image& b) const;
+  int64_t packItems(const Image& b) const;
+  void pack(const Image& b, uint8_t* packed, int64_t begin, int64_t end) const;
+
+  int64_t items(const Image& out) const;
+  void run(
+      const Image& a, const Image& b, const uint8_t* packed, const Image& out, int64_t begin,
+      int64_t end) const;
 };
 
 } // namespace jit_passes::x86

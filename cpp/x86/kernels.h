@@ -140,6 +140,8 @@ struct Requantize {
   float residual_multiplier = 0;
 };
 
+struct RowsToFloats; // dynamic.h
+
 // Convolution in one to three dimensions with any stride, dilation and groups, and linear, as 1 x 1.
 //
 //   sum[n, y, x, c] = start[c] + sum over ky, kx, i of in[n, y', x', i] * weight[c, ky, kx, i]
@@ -159,6 +161,11 @@ class Convolution {
   // The residual is the one that `run` gets.
   int64_t items(const Image& in, const Image& out, const Image* residual = nullptr) const;
   void run(const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const;
+  // Of linear layers, without a zero point: rows of dense codes, as many as `out` has pixels, to float32. Items are
+  // `floatItems` of that many rows.
+  int64_t floatItems(int64_t rows) const;
+  void runFloats(
+      const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const;
   const Window& window() const { return window_; }
   // Of the packed weights.
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
@@ -171,7 +178,14 @@ class Convolution {
     int64_t first, count, columns, in_channel, weight;
   };
 
-  bool depthwise() const { return window_.groups == in_channels_ && in_channels_ == out_channels_; }
+  bool depthwise() const {
+    return window_.groups == in_channels_ && in_channels_ == out_channels_ &&
+           (in_channels_ > 1 || window_.taps() > 1);
+  }
+  void runFloatsPlain(
+      const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const;
+  void runFloatsVnni(
+      const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const;
   void packPlain(const int8_t* weight);
   void packDepthwise(const int8_t* weight);
   void packDepthwiseVnni(const int8_t* weight);

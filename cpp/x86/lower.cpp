@@ -1,3 +1,4 @@
+#include "dynamic.h"
 #include "lowering.h"
 
 namespace jit_passes::x86 {
@@ -13,7 +14,8 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::AdaptiveAverage:
     case Kind::ResizeNearest:
     case Kind::ResizeBilinear: return rank - 1 - op.attributes[0];
-    case Kind::Linear: return rank - 1;
+    case Kind::Linear:
+    case Kind::DynamicLinear: return rank - 1;
     case Kind::Affine:
     case Kind::GroupNorm: return kAffineAxis;
     case Kind::Shuffle:
@@ -87,9 +89,17 @@ class Lowering : public Products {
       case Kind::Quantize: return lowerQuantize(index);
       case Kind::Dequantize: return emit(Does::Dequantize, index, {primary_[op.inputs[0]]}, ownAxis(op));
       case Kind::Convolution:
-      case Kind::Linear: return emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Linear: emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank)); return;
+      case Kind::DynamicLinear: return lowerDynamic(index);
+      case Kind::Function: {
+        emit(Does::Apply, index, {primary_[op.inputs[0]]}, ownAxis(op));
+        result_.steps.back().function = functionOf(op);
+        return;
+      }
       case Kind::Affine: return lowerAffine(index);
-      case Kind::Upsampling: return emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::Upsampling:
+        emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
+        return;
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
       case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), *channelAxis(op, rank));
@@ -160,6 +170,49 @@ class Lowering : public Products {
       fused_.insert(*found);
       step.kept = uses.size() > 1 ? std::optional(step.output) : std::nullopt;
       step.output = addMemory(program_.operators[*found].output, axis);
+    }
+  }
+
+  // Its operand, quantized: once for all that read it alike.
+  size_t quantizedRows(size_t index) {
+    const Operator& op = program_.operators[index];
+    const size_t x = want(op.inputs[0], lastAxis(sizes_[op.inputs[0]]));
+    const auto [found, added] = rows_.emplace(std::pair(x, op.attributes), 0);
+    if (added) {
+      std::vector<size_t> inputs{x};
+      if (!op.attributes[DynamicAttributes::PerRow]) {
+        inputs.push_back(addMemory(bytesFor(Measure::kMostParts * sizeof(Extent))));
+        push({.does = Does::Measure, .index = index, .inputs = {x}, .output = inputs[1]});
+      }
+      const int64_t codes = countOf(memory(x).sizes), rows = codes / op.tensors[kWeight].size(1);
+      found->second = addMemory(bytesFor(bytesOfGrids(op, rows) + codes));
+      push({.does = Does::QuantizeRows, .index = index, .inputs = inputs, .output = found->second});
+    }
+    return found->second;
+  }
+
+  static Memory bytesFor(int64_t count) { return {.sizes = {count}, .axis = -1, .grid = nullptr}; }
+
+  // With a function and a sum that alone read the result, if the other operand is there already.
+  void lowerDynamic(size_t index) {
+    const Operator& op = program_.operators[index];
+    const int64_t axis = lastAxis(sizes_[op.output]);
+    const size_t rows = quantizedRows(index);
+    const int64_t value = emitWithTable(Does::MultiplyRows, index, {rows}, axis);
+    Step& step = result_.steps.back();
+    step.packed = weights_.packed(program_, op, true);
+    const auto& uses = uses_[value];
+    if (uses.size() != 1 || uses[0] == SIZE_MAX || program_.operators[uses[0]].kind != Kind::Add) {
+      return;
+    }
+    const Operator& sum = program_.operators[uses[0]];
+    const int64_t other = sum.inputs[sum.inputs[0] == value];
+    if (makers_[other] < index && !isView(makers_[other]) && program_.grids[other].is_float &&
+        memory(primary_[other]).axis == axis && sizes_[other] == sizes_[value] &&
+        sum.tensors[0].eq(1).all().item<bool>()) {
+      fused_.insert(uses[0]);
+      step.inputs.push_back(primary_[other]);
+      primary_[sum.output] = step.output;
     }
   }
 
@@ -296,21 +349,37 @@ class Lowering : public Products {
 
   const std::vector<bool>& contiguous_;
   Weights& weights_;
+  std::map<std::pair<size_t, std::vector<int64_t>>, size_t> rows_; // of float32, and how they are quantized
 };
 
 } // namespace
 
-void Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
+int64_t Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
   emit(does, index, std::move(inputs), axis);
-  const auto& uses = uses_[program_.operators[index].output];
-  if (uses.size() == 1 && uses[0] != SIZE_MAX && program_.operators[uses[0]].kind == Kind::Table) {
-    const Operator& table = program_.operators[uses[0]];
-    fused_.insert(uses[0]);
-    Step& step = result_.steps.back();
-    step.table = table.tensors[0].const_data_ptr<uint8_t>();
-    primary_[table.output] = step.output;
-    memory(step.output).grid = &program_.grids[table.output];
+  const int64_t value = program_.operators[index].output;
+  const auto& uses = uses_[value];
+  if (uses.size() != 1 || uses[0] == SIZE_MAX) {
+    return value;
   }
+  const Operator& reader = program_.operators[uses[0]];
+  Step& step = result_.steps.back();
+  if (reader.kind == Kind::Table) {
+    step.table = reader.tensors[0].const_data_ptr<uint8_t>();
+  } else if (reader.kind == Kind::Function && (does == Does::MultiplyRows || does == Does::Product)) {
+    step.function = functionOf(reader);
+  } else {
+    return value;
+  }
+  fused_.insert(uses[0]);
+  primary_[reader.output] = step.output;
+  memory(step.output).grid = &program_.grids[reader.output];
+  return reader.output;
+}
+
+int64_t bytesOfGrids(const Operator& op, int64_t rows) {
+  constexpr int64_t kLine = 64;
+  const int64_t grids = op.attributes[DynamicAttributes::PerRow] ? rows : 1;
+  return (grids * int64_t(sizeof(RowGrid)) + kLine - 1) / kLine * kLine;
 }
 
 Lowered lower(

@@ -2,6 +2,7 @@
 // have a border, and where each lies in the arena.
 #pragma once
 
+#include "floats.h"
 #include "prepare.h"
 #include "views.h"
 
@@ -52,6 +53,10 @@ struct Step {
     Softmax,
     Normalize,
     NormalizeGroups,
+    Measure,      // the extents of float32, for a grid
+    QuantizeRows, // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
+    MultiplyRows, // of a linear layer; the second input is added
+    Apply,        // of a function
     Copy,
     Load, // of a constant
     Rename,
@@ -65,7 +70,8 @@ struct Step {
   size_t source = 0;               // of Enter and Take: the number of the input
   std::optional<size_t> kept = {}; // of rows that become codes: their float32, where others read it
   const uint8_t* table = nullptr;
-  const Grid* grid = nullptr; // of the result before the table
+  FloatFunction function = {}; // of the result, in float32
+  const Grid* grid = nullptr;  // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
   // Of Chain: convolutions of which each alone reads what the one before writes. Inputs are those from outside.
   std::vector<Step> chain = {};
@@ -79,6 +85,12 @@ struct Step {
   // Of Pack and Product: what stands between memory and each operand.
   std::vector<std::vector<Rearranged>> views = {};
 };
+
+// Of an operator that is a function.
+FloatFunction functionOf(const Operator& op);
+
+// Of rows that are quantized as the plan runs: their grids come first, then codes.
+int64_t bytesOfGrids(const Operator& op, int64_t rows);
 
 struct Lowered {
   std::vector<Memory> memory;

@@ -1,4 +1,5 @@
 #include "attention.h"
+#include "floats.h"
 #include "lowering.h"
 
 namespace jit_passes::x86 {
@@ -60,9 +61,11 @@ Products::Operand Products::operand(int64_t value, bool left) {
 void Products::lowerProduct(size_t index) {
   const Operator& op = program_.operators[index];
   const Operand left = operand(op.inputs[0], true), right = operand(op.inputs[1], false);
-  MatrixProduct kernel;
-  const Image image = rightMatrices(right.view, kernel.transposed);
-  const size_t packed = addMemory({.sizes = {kernel.packedBytes(image)}, .axis = -1, .grid = nullptr});
+  bool transposed = false;
+  const Image image = rightMatrices(right.view, transposed);
+  const int64_t bytes = program_.grids[op.inputs[1]].is_float ? FloatProduct{transposed}.packedBytes(image)
+                                                              : MatrixProduct{transposed}.packedBytes(image);
+  const size_t packed = addMemory({.sizes = {bytes}, .axis = -1, .grid = nullptr});
   push(
       {.does = Does::Pack,
        .index = index,
@@ -70,11 +73,36 @@ void Products::lowerProduct(size_t index) {
        .output = packed,
        .views = {right.views}});
   const auto [rows, columns] = resultAxes(sizes_[op.inputs[0]], sizes_[op.inputs[1]]);
-  emitWithTable(Does::Product, index, {left.memory, right.memory, packed}, columns);
+  const int64_t value =
+      scaleResult(emitWithTable(Does::Product, index, {left.memory, right.memory, packed}, columns));
   Step& step = result_.steps.back();
   step.views = {left.views, right.views};
   step.axes = identity(sizes_[op.output].size());
-  transposeResult(step.table ? program_.operators[uses_[op.output][0]].output : op.output);
+  transposeResult(value);
+}
+
+// The number by which alone the result is multiplied becomes part of the product, in float32.
+int64_t Products::scaleResult(int64_t value) {
+  const auto& uses = uses_[value];
+  Step& step = result_.steps.back();
+  if (uses.size() != 1 || uses[0] == SIZE_MAX || program_.operators[uses[0]].kind != Kind::Multiply ||
+      !program_.grids[value].is_float || step.function.which != FloatFunction::None) {
+    return value;
+  }
+  const Operator& op = program_.operators[uses[0]];
+  const int64_t other = op.inputs[op.inputs[0] == value];
+  const Operator& number = program_.operators[makers_[other]];
+  if (number.kind != Kind::Constant || !program_.grids[other].is_float || number.tensors[0].dim() != 0) {
+    return value;
+  }
+  fused_.insert(uses[0]);
+  if (uses_[other].size() == 1) {
+    fused_.insert(makers_[other]);
+  }
+  step.function.which = FloatFunction::Scale;
+  step.function.first = number.tensors[0].item<float>();
+  primary_[op.output] = step.output;
+  return op.output;
 }
 
 // The permutation that alone reads the result becomes part of the product.

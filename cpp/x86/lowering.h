@@ -91,8 +91,9 @@ class Values {
          .grid = memory(output).grid});
   }
 
-  // The table that alone reads the result becomes part of the step.
-  void emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis);
+  // The table that alone reads the result becomes part of the step, or the function that reads products of float32.
+  // Returns the value that the step gives then.
+  int64_t emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis);
 
   const Program& program_;
   const std::vector<Sizes>& sizes_;
@@ -151,6 +152,7 @@ class Products : public Moves {
 
   Operand operand(int64_t value, bool left);
   std::vector<Rearranged> viewsOf(const std::vector<size_t>& chain) const;
+  int64_t scaleResult(int64_t value);
   void transposeResult(int64_t value);
 
   std::unordered_set<size_t> views_;

@@ -17,6 +17,7 @@ Sizes orderOf(const Operator& op, const std::vector<Sizes>& orders, const std::v
       return order;
     }
     case Kind::Table:
+    case Kind::Function:
     case Kind::Quantize:
     case Kind::Dequantize: return orders[op.inputs[0]];
     case Kind::Add:

@@ -24,6 +24,9 @@ inline Placed image(const Memory& memory, const Dims& dims) {
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
+// Rows of a matrix, along the last axis, which has the channels.
+Placed rowsOf(const Memory& memory);
+
 template <typename Kernel>
 Part unary(Kernel kernel, const Placed& in, const Placed& out) {
   const int64_t items = kernel.items(out.image);
@@ -53,6 +56,11 @@ Part averaged(
 // As float32, as codes, or both.
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
 Part softmaxedFloats(const Memory& from, const Memory* floats, const Memory* codes);
+
+// Of dynamic linear layers.
+Part measured(const Memory& from, const Memory& to);
+Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
+Part multipliedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 
 // Of what only moves codes.
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);

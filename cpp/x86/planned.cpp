@@ -4,6 +4,7 @@
 #include "builder.h"
 #include "core/places.h"
 #include "planned_attention.h"
+#include "planned_floats.h"
 #include "planned_parts.h"
 
 namespace jit_passes::x86 {
@@ -73,6 +74,9 @@ Planned transposedConvolution(const Reader& reader, Node* node) {
 }
 
 Planned linear(const Reader& reader, Node* node) {
+  if (isDynamic(node)) {
+    return dynamicLinear(reader, node);
+  }
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
   return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}};
@@ -247,6 +251,8 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"add", {add, false}},
         {"sub", {sub, false}},
         {"mul", {multiply, false}},
+        {"div", {quotient, false}},
+        {"gelu", {gelu, false}},
         {"max_pool1d", {maxPool<1>, true}},
         {"max_pool2d", {maxPool<2>, true}},
         {"max_pool3d", {maxPool<3>, true}},

@@ -58,6 +58,13 @@ class Preparation {
       case Does::Softmax: return softmax(step);
       case Does::Normalize: return normalize(step);
       case Does::NormalizeGroups: return normalized(operatorOf(step), step, in(step), out(step));
+      case Does::Measure: return measured(in(step), out(step));
+      case Does::QuantizeRows: return quantizedRows(operatorOf(step), step, lowered_.memory);
+      case Does::MultiplyRows: return multipliedRows(operatorOf(step), step, lowered_.memory);
+      case Does::Apply: {
+        const Dims dims = pixelDims(out(step).sizes, out(step).axis);
+        return unary(step.function, image(in(step), dims), image(out(step), dims));
+      }
       case Does::Exit: return exit(step);
       case Does::Upsample:
       case Does::Rename: break;

@@ -12,6 +12,7 @@ struct Packed {
   std::shared_ptr<const Convolution> kernel;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
+  std::vector<int32_t> sums; // of the weights for each result, where its input is quantized as the plan runs
 };
 
 // The packed weights of a program, made once, when they are needed first. Any thread may ask.

@@ -4,11 +4,21 @@
 namespace jit_passes::x86 {
 namespace {
 
+// In elements, from the first one in memory on.
 View viewOf(const Memory& memory, const std::vector<Rearranged>& views) {
-  return through(views, {memory.sizes, memory.strides, memory.offset});
+  Sizes strides = memory.strides;
+  for (int64_t& stride : strides) {
+    stride /= memory.bytes();
+  }
+  return through(views, {memory.sizes, strides, 0});
 }
 
-Placed placed(const View& view, const Image& image) { return {image, view.offset}; }
+Placed placed(const Memory& memory, const View& view, Image image) {
+  for (int64_t* stride : {&image.pixel, &image.row, &image.plane, &image.image}) {
+    *stride *= memory.bytes();
+  }
+  return {image, memory.offset + view.offset * memory.bytes(), memory.home};
+}
 
 double ratio(const Grid& grid) { return static_cast<float>(grid.scale); }
 
@@ -17,12 +27,19 @@ double ratio(const Grid& grid) { return static_cast<float>(grid.scale); }
 Part packedOperand(const Step& step, const std::vector<Memory>& memory) {
   const Memory &from = memory[step.inputs[0]], &to = memory[step.output];
   const View view = viewOf(from, step.views[0]);
-  MatrixProduct kernel;
-  const Placed b = placed(view, rightMatrices(view, kernel.transposed));
+  bool transposed = false;
+  const Placed b = placed(from, view, rightMatrices(view, transposed));
+  const auto part = [&](const auto& kernel) -> Part {
+    return {kernel.packItems(b.image), [=, offset = to.offset](const Call& call, int64_t begin, int64_t end) {
+              kernel.pack(b.in(call), call.arena() + offset, begin, end);
+            }};
+  };
+  if (from.grid->is_float) {
+    return part(FloatProduct{transposed});
+  }
+  MatrixProduct kernel{transposed};
   kernel.a_zero_point = memory[step.inputs[1]].grid->zero_point, kernel.b_zero_point = from.grid->zero_point;
-  return {kernel.packItems(b.image), [=, offset = to.offset](const Call& call, int64_t begin, int64_t end) {
-            kernel.pack(b.in(call), call.arena() + offset, begin, end);
-          }};
+  return part(kernel);
 }
 
 Part product(const Step& step, const std::vector<Memory>& memory) {
@@ -30,24 +47,31 @@ Part product(const Step& step, const std::vector<Memory>& memory) {
   const Memory &packed = memory[step.inputs[2]], &to = memory[step.output];
   const View left_view = viewOf(left, step.views[0]), right_view = viewOf(right, step.views[1]);
   const auto of_left = leftAxes(left_view.sizes);
-  MatrixProduct kernel;
-  const Placed a = placed(left_view, matrices(left_view, of_left.rows, of_left.columns));
-  const Placed b = placed(right_view, rightMatrices(right_view, kernel.transposed));
-  // The result before it is permuted.
-  View result{Sizes(to.sizes.size()), Sizes(to.sizes.size()), to.offset};
+  bool transposed = false;
+  const Placed a = placed(left, left_view, matrices(left_view, of_left.rows, of_left.columns));
+  const Placed b = placed(right, right_view, rightMatrices(right_view, transposed));
+  const View own = viewOf(to, {});
+  View result = own; // before it is permuted
   for (size_t i = 0; i < to.sizes.size(); ++i) {
-    result.sizes[step.axes[i]] = to.sizes[i], result.strides[step.axes[i]] = to.strides[i];
+    result.sizes[step.axes[i]] = own.sizes[i], result.strides[step.axes[i]] = own.strides[i];
   }
   const auto of_result = resultAxes(left_view.sizes, right_view.sizes);
-  const Placed y = placed(result, matrices(result, of_result.rows, of_result.columns));
+  const Placed y = placed(to, result, matrices(result, of_result.rows, of_result.columns));
+  const auto part = [&](const auto& kernel) -> Part {
+    return {kernel.items(y.image), [=, offset = packed.offset](const Call& call, int64_t begin, int64_t end) {
+              kernel.run(a.in(call), b.in(call), call.arena() + offset, y.in(call), begin, end);
+            }};
+  };
+  if (to.grid->is_float) {
+    return part(FloatProduct{transposed, step.function});
+  }
+  MatrixProduct kernel{transposed};
   kernel.a_zero_point = left.grid->zero_point, kernel.b_zero_point = right.grid->zero_point;
   kernel.multiplier = ratio(*left.grid) * ratio(*right.grid) / ratio(*step.grid);
   kernel.offset = step.grid->zero_point;
   kernel.low = step.grid->low, kernel.high = step.grid->high;
   kernel.table = step.table;
-  return {kernel.items(y.image), [=, offset = packed.offset](const Call& call, int64_t begin, int64_t end) {
-            kernel.run(a.in(call), b.in(call), call.arena() + offset, y.in(call), begin, end);
-          }};
+  return part(kernel);
 }
 
 Part softmaxed(const Step& step, const Memory& from, const Memory& to) {

@@ -47,12 +47,16 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
     }
     return phase;
   }
-  phase.kernel = step.does == Step::Does::Copy   ? "copy"
-                 : step.does == Step::Does::Pack ? "pack"
-                 : op.kind == Kind::Convolution  ? convolutionName(op)
-                                                 : nameOf(op.kind);
+  phase.kernel = step.does == Step::Does::Copy           ? "copy"
+                 : step.does == Step::Does::Pack         ? "pack"
+                 : step.does == Step::Does::Measure      ? "range of rows"
+                 : step.does == Step::Does::QuantizeRows ? "quantize rows"
+                 : op.kind == Kind::Convolution          ? convolutionName(op)
+                                                         : nameOf(op.kind);
   phase.kernel += hasSum(op) ? " + add" : "";
-  if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample) {
+  phase.kernel += step.does == Step::Does::MultiplyRows && step.inputs.size() > 1 ? " + add" : "";
+  if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample ||
+      step.does == Step::Does::MultiplyRows) {
     phase.products = productsOf(op, phase.sizes);
   } else if (step.does == Step::Does::Product) {
     const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include "attention.h"
+#include "dynamic.h"
 #include "parts.h"
 #include "types.h"
 
@@ -27,6 +28,8 @@ constexpr Signature kSignatures[] = {
     {"convolution", 1, 2, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 4},
     {"upsampling", 1, 1, 1, 1, 3, 3},
     {"linear", 1, 2, 0, 0, 3, 4},
+    {"linear_dynamic", 1, 1, DynamicAttributes::Count, DynamicAttributes::Count, 3, 3},
+    {"function", 1, 1, 1, 1, 1, 1},
     {"affine", 1, 4096, 0, 0, 3, 3},
     {"table", 1, 1, 0, 0, 1, 1},
     {"add", 2, 2, 0, 0, 1, 1},
@@ -138,6 +141,8 @@ class Checker {
       case Kind::Convolution: return checkConvolution(op);
       case Kind::Upsampling: return checkUpsampling(op);
       case Kind::Linear: checkWeights(op, 2); return checkSum(op);
+      case Kind::DynamicLinear: checkDynamic(op); return checkWeights(op, 2);
+      case Kind::Function: return checkFunction(op);
       case Kind::Affine:
         checkWeights(op, 2);
         return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
@@ -263,6 +268,23 @@ class Checker {
         channels, " channels in ", groups, " groups");
     checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
     require(op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
+  }
+
+  void checkDynamic(const Operator& op) {
+    require(between(op.attributes[DynamicAttributes::PerRow], 0, 1), "whether rows have grids is 0 or 1");
+    require(
+        between(op.attributes[DynamicAttributes::Form], 0, int64_t(RangeForm::Count) - 1),
+        "no formulas of that number find a grid");
+  }
+
+  void checkFunction(const Operator& op) {
+    const int64_t which = op.attributes[0];
+    require(between(which, 0, FloatFunction::kCount - 1), "function ", which, " is none");
+    const at::Tensor& numbers = op.tensors[0];
+    require(
+        numbers.scalar_type() == at::kDouble && numbers.dim() == 1 &&
+            numbers.numel() == FloatFunction::kNumbers[which] && !at::isnan(numbers).any().item<bool>(),
+        "the numbers of its function are float64, ", FloatFunction::kNumbers[which], " of them");
   }
 
   void checkTable(const Operator& op) {

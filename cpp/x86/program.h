@@ -31,9 +31,11 @@ enum class Kind {
   Upsampling,  // transposed convolution, stride as large as its window; attributes: spatial axes
   Linear,      // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
                // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
-  Affine,      // a factor and a number for each channel, of axis 1, of several values one after the other;
-               // weights are -1, 0 or 1
-  Table,       // a function of codes
+  DynamicLinear, // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
+  Function,      // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
+  Affine,        // a factor and a number for each channel, of axis 1, of several values one after the other;
+                 // weights are -1, 0 or 1
+  Table,         // a function of codes
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
   Multiply, // of two tensors, which broadcast; in float32 where one of the three is
   MaxPool,  // see PoolAttributes
@@ -88,6 +90,12 @@ struct PoolAttributes {
   };
 };
 
+// How the input of a dynamic operator is quantized: a grid for each row or one for all, and whose formulas find it, a
+// RangeForm (dynamic.h).
+struct DynamicAttributes {
+  enum : size_t { PerRow, Form, Count };
+};
+
 // One of the parts that an axis falls into. They must be as many, as the graph unpacks them.
 struct PartAttributes {
   enum : size_t {
@@ -129,6 +137,8 @@ struct Program {
   std::vector<Operator> operators;
   std::vector<int64_t> outputs; // values that it returns, codes dequantized
 };
+
+inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
 
 // Whether an operator with weights adds a value before it rounds.
 inline bool hasSum(const Operator& op) {

@@ -229,7 +229,8 @@ bool isIdentity(const Node* node) {
 
 bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
-      c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct};
+      c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
+      choose_qparams,      quantize_dynamic,   dequantize_dynamic};
   return kinds.count(node->kind()) > 0 ||
          node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
 }

@@ -41,6 +41,7 @@ class Inference {
       case Kind::Convolution: return summed(convolution());
       case Kind::Upsampling: return upsampled();
       case Kind::Linear: return summed(linear());
+      case Kind::DynamicLinear: return linear();
       case Kind::Add:
       case Kind::Multiply: return broadcast(first(), *operands_[1]);
       case Kind::MaxPool:
@@ -69,6 +70,7 @@ class Inference {
       case Kind::Input:
       case Kind::Quantize:
       case Kind::Dequantize:
+      case Kind::Function:
       case Kind::Table: return first();
     }
     return {};

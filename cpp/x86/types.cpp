@@ -11,6 +11,9 @@ Types typesOf(Kind kind) {
     case Kind::Dequantize: return Types::ToFloats;
     case Kind::Add:
     case Kind::Multiply: return Types::Mixed;
+    case Kind::DynamicLinear:
+    case Kind::Function: return Types::Real;
+    case Kind::MatrixProduct:
     case Kind::AdaptiveAverage:
     case Kind::Mean:
     case Kind::LayerNorm:
@@ -29,11 +32,30 @@ Types typesOf(Kind kind) {
   }
 }
 
-bool hasFloats(Kind kind) { return typesOf(kind) == Types::Same || typesOf(kind) == Types::Mixed; }
+bool hasFloats(Kind kind) {
+  const Types types = typesOf(kind);
+  return types == Types::Same || types == Types::Mixed || types == Types::Real;
+}
 
 // The sums of more codes than that would leave int32.
 bool hasCodes(const Operator& op) {
-  return op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized;
+  return typesOf(op.kind) != Types::Real &&
+         (op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized);
+}
+
+std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids) {
+  if (op.kind != Kind::Concat) {
+    return std::nullopt;
+  }
+  Grid grid = grids[op.inputs[0]];
+  for (const int64_t input : op.inputs) {
+    const Grid& other = grids[input];
+    if (other.scale != grid.scale || other.zero_point != grid.zero_point) {
+      return std::nullopt;
+    }
+    grid.low = std::min(grid.low, other.low), grid.high = std::max(grid.high, other.high);
+  }
+  return grid;
 }
 
 bool fitsTypes(const Operator& op, const std::vector<Grid>& grids) {
@@ -54,6 +76,7 @@ bool fitsTypes(const Operator& op, const std::vector<Grid>& grids) {
     case Types::ToCodes: return !gives && all(true);
     case Types::ToFloats: return gives && all(false);
     case Types::Floats: return gives;
+    case Types::Real: return gives && all(true);
   }
   return false;
 }

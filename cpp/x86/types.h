@@ -11,13 +11,16 @@ enum class Types {
   Mixed, // either, of each by itself; float32 where one of the operands is
   ToCodes,
   ToFloats,
-  Floats // without operands
+  Floats, // without operands
+  Real    // float32, of all operands and the result
 };
 
 Types typesOf(Kind kind);
 // Whether there is a form of it that gives float32; that gives codes.
 bool hasFloats(Kind kind);
 bool hasCodes(const Operator& op);
+// The grid of a concatenation whose operands have one, but for their ends; nothing for others.
+std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids);
 // Whether operands and result have types that the kind takes, in as many channels, and a constant the dtype of its own.
 bool fitsTypes(const Operator& op, const std::vector<Grid>& grids);
 

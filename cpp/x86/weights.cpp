@@ -53,7 +53,11 @@ std::shared_ptr<const Packed> numbersOf(
   const Grid* in = &program.grids[op.inputs[0]];
   const Grid& out = program.grids[op.output];
   auto packed = std::make_shared<Packed>(
-      Packed{std::move(kernel), std::vector<float>(outputs), std::vector<float>(outputs), 0});
+      Packed{std::move(kernel), std::vector<float>(outputs), std::vector<float>(outputs), 0, {}});
+  if (op.kind == Kind::DynamicLinear) {
+    const auto sums = op.tensors[kWeight].sum(1, false, at::kInt);
+    packed->sums.assign(sums.const_data_ptr<int32_t>(), sums.const_data_ptr<int32_t>() + outputs);
+  }
   const double out_scale = static_cast<float>(out.scale);
   double own = 1, zero_of_residual = 0; // the factor of the result, and what the other's zero point adds
   if (hasSum(op)) {
@@ -109,7 +113,7 @@ std::shared_ptr<const Packed> Weights::packed(
     restore(weight, *found->second.kernel);
   }
   packed = numbersOf(program, op, pack(program, op, dense, tap), widths);
-  if (op.kind == Kind::Convolution || op.kind == Kind::Linear) {
+  if (op.kind == Kind::Convolution || isLinear(op.kind)) {
     release(weight);
     released_.insert_or_assign(key, Released{weight, packed->kernel});
     untrimmed_ += weight.numel();

@@ -43,6 +43,7 @@ class Capability:
         forms: passes that give operators the forms that it has, after those of all targets.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
+        dynamic_regions: whether regions take such operators, with float operators between them.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -55,6 +56,7 @@ class Capability:
     begins: frozenset[str] = frozenset()
     forms: tuple[str, ...] = ()
     dynamic: SpecSupport | None = None
+    dynamic_regions: bool = False
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

@@ -184,7 +184,8 @@ class Selection:
             return
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
-            if row is None or not row.begins or node.index in self.refused:
+            left = node.index in self.refused or node.index in self.dynamic
+            if row is None or not row.begins or left:
                 continue
             if not self.capability.refusal(node):
                 self.quantized.add(self.origin(node.inputs[0]).id)

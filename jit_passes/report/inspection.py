@@ -96,7 +96,8 @@ class Inspection(tuple[OperatorInspection, ...]):
 def _cells(row: OperatorInspection) -> tuple[str, ...]:
     region = "" if row.region is None else f"region {row.region}"
     why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
-    last = region or why or row.mode.replace("static", "")
+    mode = row.mode.replace("static", "")
+    last = ", ".join(filter(None, (region, mode))) if region else why or mode
     return row.name, row.kind, row.bits or row.dtype, last
 
 
@@ -193,7 +194,8 @@ class _Inspector:
         units: dict[int, list[NodeView]] = {}  # by the operator that others are computed with
         floats: list[NodeView] = []
         for node in self.graph.nodes:
-            if self.on_integers(node) and not self.all.is_dynamic(node):
+            can = self.target.capability.dynamic_regions or not self.all.is_dynamic(node)
+            if self.on_integers(node) and can:
                 units.setdefault(self.owner(node).index, []).append(node)
             elif self.is_moved(node):
                 units[node.index] = [node]

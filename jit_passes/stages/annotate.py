@@ -201,10 +201,12 @@ def formed(
 ) -> tuple[Any, Sequence[Remark]]:
     """Return a canonical module in the forms that a target computes, and remarks on others.
 
-    Forms are for integers from one operator to the next: of dynamic ones, results are floats. The
+    Forms are for what a region takes: of dynamic operators, only some targets have regions. The
     last argument is what a report says of the quantizer.
     """
-    if backend is None or not backend.capability.forms or made.get("mode") in NONE_STATIC:
+    if backend is None or not backend.capability.forms:
+        return module, ()
+    if made.get("mode") in NONE_STATIC and not backend.capability.dynamic_regions:
         return module, ()
     steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
     result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)

@@ -16,10 +16,9 @@ from ..quantizers.support import OperatorSupport, Role
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
-from .units import DEQUANTIZE, QUANTIZE, IntegerOperators
+from .units import DEQUANTIZE, QUANTIZE, IntegerOperators, choice_of
 
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
-DYNAMIC = f"{DEQUANTIZE}_dynamic"
 ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 
 _WEIGHT = 1
@@ -38,8 +37,11 @@ def quantizer_of(value: ValueView) -> NodeView | None:
 def parameters_of(quantize: NodeView) -> QParams:
     """Return the parameters of an activation."""
     scale, zero_point, low, high, dtype = (value.constant for value in quantize.inputs[1:])
-    name = ("uint8", "int8", "int16", "int32")[dtype]
-    return QParams(scale, zero_point, None, low, high, name)
+    return QParams(scale, zero_point, None, low, high, _dtype_of(dtype))
+
+
+def _dtype_of(number: int) -> str:
+    return ("uint8", "int8", "int16", "int32")[number]
 
 
 def show_constants(graph: GraphView) -> None:
@@ -70,6 +72,7 @@ class Reader:
         self.found = IntegerOperators(begins=self.capability.begins)
         self.refused: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
+        self._dynamic: list[NodeView] = []
         self._floats: list[NodeView] = []
         self._results: dict[int, ValueView] = {}
         self._clips: dict[int, NodeView] = {}  # an operator, by its clip's index
@@ -121,6 +124,9 @@ class Reader:
                 reason = self._refusal_of_operands(node, row)
         if reason is not None:
             return str(reason).replace("the target", f"the target '{self.target.name}'", 1)
+        if choice_of(node.inputs[0]):
+            self._dynamic.append(node)
+            return None
         self._candidates[node.index] = row
         if row is not None:
             value = clipped_output(node, row)
@@ -132,6 +138,8 @@ class Reader:
     def _refusal_of_operands(self, node: NodeView, row: OperatorSupport) -> str | None:
         if row.role is Role.WEIGHTED and (why := self._refusal_of_weight(node)):
             return why
+        if self.capability.dynamic_regions and (choice := choice_of(node.inputs[0])):
+            return self._refusal_of_choice(node, choice)
         floats = 0
         operands = [
             (position, value)
@@ -151,6 +159,16 @@ class Reader:
                 if not self.capability.mixed or floats == len(operands):
                     return _float(value)
         return None if operands else "it has no operand"
+
+    def _refusal_of_choice(self, node: NodeView, choice: NodeView) -> str | None:
+        x, low, high, scheme, form = choice.inputs
+        codes = choice.outputs[0].uses[0][0]
+        spec = QuantizationSpec(
+            _dtype_of(codes.inputs[5].constant), low.constant, high.constant, scheme.constant,
+            range_form=form.constant, is_dynamic=True,
+        )  # fmt: skip
+        why = self.target.refusal(node, 0, spec, "dynamic")
+        return f"its operand '{x.name}' is {why}" if why else None
 
     def _refusal_of_constant(self, value: ValueView) -> str | None:
         maker = value.producer
@@ -287,8 +305,9 @@ class Reader:
         units: dict[int, list[NodeView]] = {}
         for index in sorted(sets):
             units.setdefault(sets.root(index), []).append(nodes[index])
-        integers = len(units)
-        self.found.units = [*units.values(), *([node] for node in self._floats)]
+        self.found.units = [*units.values(), *([node] for node in self._dynamic)]
+        integers = len(self.found.units)
+        self.found.units += [[node] for node in self._floats]
         self.found.floats = set(range(integers, len(self.found.units)))
         self._link({n.index: k for k, unit in enumerate(self.found.units) for n in unit})
 
@@ -296,8 +315,12 @@ class Reader:
         """Link the units, those first of which one hands integers to the other."""
         shared: list[tuple[int, int]] = []
         readers: dict[int, int] = {}  # the first unit that reads a quantized value
+        choosers: dict[int, int] = {}  # the first that reads one quantized as the model runs
         for own, unit in enumerate(self.found.units):
             for value in (value for node in unit for _, _, value in node.operands):
+                if choice := choice_of(value):
+                    value = choice.inputs[0]
+                    shared.append((choosers.setdefault(value.id, own), own))
                 maker = value.producer
                 if maker is not None and maker.kind == "prim::ListUnpack":
                     maker = maker.inputs[0].producer
@@ -318,10 +341,8 @@ def _unpacked(node: NodeView) -> list[NodeView]:
 
 
 def _float(value: ValueView) -> str:
-    maker = value.producer
-    codes = maker.inputs[0].producer if maker is not None and maker.kind == DYNAMIC else None
-    if codes is not None:
-        return f"its operand '{codes.inputs[0].name}' is quantized as the model runs"
+    if choice := choice_of(value):
+        return f"its operand '{choice.inputs[0].name}' is quantized as the model runs"
     return f"its operand '{value.name}' is in float"
 
 

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _C
-from ..graph.view import NodeView
+from ..graph.view import NodeView, ValueView
 from ..quantizers.selection import LISTS
 
 QUANTIZE = "jit_passes::quantize"
 DEQUANTIZE = "jit_passes::dequantize"
+CHOOSE = "jit_passes::choose_qparams"
+QUANTIZE_DYNAMIC = f"{QUANTIZE}_dynamic"
+DEQUANTIZE_DYNAMIC = f"{DEQUANTIZE}_dynamic"
+# What lies between the result of one operator and the operand of another.
+BETWEEN = (*LISTS, QUANTIZE, DEQUANTIZE, CHOOSE, QUANTIZE_DYNAMIC, DEQUANTIZE_DYNAMIC)
 
 
 @dataclass
@@ -124,6 +129,16 @@ class IntegerOperators:
         return makers, readers
 
 
+def choice_of(value: ValueView) -> NodeView | None:
+    """Return what chooses the parameters of a value that is quantized as the model runs."""
+    maker = value.producer
+    if maker is None or maker.kind != DEQUANTIZE_DYNAMIC:
+        return None
+    codes = maker.inputs[0].producer
+    choice = codes.inputs[1].producer if codes and codes.kind == QUANTIZE_DYNAMIC else None
+    return choice if choice is not None and choice.kind == CHOOSE else None
+
+
 def _makers(node: NodeView) -> set[int]:
     """Return indices of the operators whose results a node reads, converted or in lists too."""
     found: set[int] = set()
@@ -132,7 +147,7 @@ def _makers(node: NodeView) -> set[int]:
         maker = pending.pop()
         if maker is None:
             continue
-        if maker.kind in (*LISTS, QUANTIZE, DEQUANTIZE):
+        if maker.kind in BETWEEN:
             pending += [value.producer for value in maker.inputs]
         else:
             found.add(maker.index)

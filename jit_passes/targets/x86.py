@@ -6,7 +6,7 @@ its library, has to be loaded before the model is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
@@ -27,7 +28,7 @@ from .stock import needs_reduced_range
 from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import RefusedOperator, Target
 
-ENGINE = "x86"  # of PyTorch, whose kernels compute what is dynamic
+ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
@@ -104,6 +105,12 @@ def _tensors_or_constants(node: NodeView) -> str | None:
     if len(constants) == 2:
         return "its operands are constants"
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
+
+
+def _by_number(node: NodeView) -> str | None:
+    other = node.inputs[1]
+    number = other.is_constant and torch.as_tensor(other.constant).dim() == 0
+    return None if number else "its second operand is no number"
 
 
 def _hides(node: NodeView, constant: torch.Tensor) -> bool:
@@ -250,6 +257,9 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::mean": _mean,
         **dict.fromkeys(pools, _options),
         "aten::softmax": _softmax,
+        "aten::div": _by_number,
+        **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
+        **dict.fromkeys(("aten::gelu", *CLIPS), _options),
         **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
     }
     of_codes = (
@@ -271,7 +281,12 @@ def _capability(integer_layer_norm: bool) -> Capability:
         floats=floats,
         begins=frozenset({"aten::layer_norm", "aten::softmax"}),
         forms=("expand_attention",),
-        dynamic=dynamic_inputs(needs_reduced_range(ENGINE)),
+        dynamic=replace(
+            dynamic_inputs(needs_reduced_range(ENGINE)),
+            qschemes=DYNAMIC_SCHEMES,
+            range_forms=("fbgemm", "pytorch"),
+        ),
+        dynamic_regions=True,
     )
 
 
@@ -295,8 +310,9 @@ class X86(Target):
     the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
     are taken where the processor has it, and give the same bits as the plain ones.
 
-    Linears in the mode dynamic are computed by PyTorch's kernels, and so are linears and embeddings
-    in the mode weight_only, as for the target `stock`.
+    Linears in the mode dynamic take and give float32 within a plan, and so do layer norm, sums,
+    gelu and attention between them. Linears and embeddings in the mode weight_only are computed by
+    PyTorch's kernels, as for the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
@@ -329,9 +345,9 @@ class X86(Target):
             "fold_constant_lists",
             "lower_recurrent",
             "replicate_dequantize",
+            CompileRegions(self),
             *fuse_dynamic(),
             PassCall("fold_prepack", engine=ENGINE),
-            CompileRegions(self),
             "lower_weights",
             *CLEAN_UP,
         )

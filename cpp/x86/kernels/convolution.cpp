@@ -38,13 +38,7 @@ JIT_PASSES_VECTORIZED void store(
   lookUpInPlace(out, count, requantize.table);
 }
 
-namespace {
-
-// Rows are filled up with zeros to whole vectors: what is left of a loop takes longer than these.
-constexpr int64_t padded(int64_t products) { return (products + 63) / 64 * 64; }
-
-// sums[c] = start[c] + sum over i of x[i] * weight[c][i]. With codes of 16 bits the compiler finds the instruction
-// that adds products of pairs.
+// With codes of 16 bits the compiler finds the instruction that adds products of pairs.
 JIT_PASSES_VECTORIZED void multiplyRows(
     const int16_t* x, const int8_t* weight, int64_t products, int64_t count, const int32_t* start,
     int32_t* sums) {
@@ -72,6 +66,8 @@ JIT_PASSES_VECTORIZED void widen(const uint8_t* from, int64_t count, int16_t* to
     to[i] = from[i];
   }
 }
+
+namespace {
 
 // The codes that a pixel of the output is made of, side by side: `channels` of each tap.
 void copyWindow(const uint8_t* first, const Window& w, const Image& in, int64_t channels, int16_t* to) {

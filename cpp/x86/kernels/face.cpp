@@ -6,6 +6,7 @@
 #include "vnni.h"
 #include "x86/attention.h"
 #include "x86/crowd.h"
+#include "x86/dynamic.h"
 #include "x86/floats.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
@@ -224,6 +225,50 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
 
+// Rows of `in` as codes, with their grids; `parts` has room for 64 extents.
+JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
+    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, bool plain,
+    int64_t part) {
+  const Measure measure;
+  inParts(measure.items(*in), part, [&](int64_t begin, int64_t end) { measure.run(*in, parts, begin, end); });
+  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), formOf(plain)};
+  inParts(quantize.items(*in), part, [&](int64_t begin, int64_t end) {
+    quantize.run(*in, parts, grids, codes, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_multiply_rows(
+    const Convolution* linear, const uint8_t* codes, const Image* out, const float* scales, const float* bias,
+    const int32_t* sums, const RowGrid* grids, bool per_row, int64_t function, float first, float second,
+    const Image* residual, bool plain, int64_t part) {
+  const auto which = static_cast<FloatFunction::Which>(function);
+  const RowsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(plain)}, residual};
+  inParts(linear->floatItems(out->rows() * out->width), part, [&](int64_t begin, int64_t end) {
+    linear->runFloats(codes, *out, how, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_function(
+    const float* in, float* out, int64_t count, int64_t function, float first, float second, bool plain) {
+  FloatFunction{static_cast<FloatFunction::Which>(function), first, second, formOf(plain)}.run(
+      in, out, count);
+}
+
+JIT_PASSES_FACE int64_t jit_passes_x86_float_product_bytes(const Image* b, bool transposed) {
+  return FloatProduct{transposed}.packedBytes(*b);
+}
+
+JIT_PASSES_FACE void jit_passes_x86_float_product(
+    const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, bool plain,
+    int64_t part) {
+  const FloatProduct product{transposed, {}, formOf(plain)};
+  inParts(
+      product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
+  inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
+    product.run(*a, *b, packed, *out, begin, end);
+  });
+}
+
 JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
     const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,
     int32_t b_zero_point, int64_t part) {
@@ -235,8 +280,8 @@ JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
     const Image* in, const Image* floats, const Image* codes, float inverse_scale, float zero_point,
-    int32_t low, int32_t high, int64_t part) {
-  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}};
+    int32_t low, int32_t high, bool plain, int64_t part) {
+  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, formOf(plain)};
   inParts(softmax.items(*in), part, [&](int64_t begin, int64_t end) {
     softmax.run(*in, floats, codes, begin, end);
   });

@@ -107,17 +107,20 @@ struct Exponential {
   float value, power;
 };
 
+constexpr float kLeast = -87, kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
+constexpr float kShift =
+    12582912; // 1.5 * 2^23: added to a small number it leaves an integer in the last bits
+// The series, of which |r| <= ln(2) / 2 needs no more.
+constexpr float kTaylor[] = {1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1, 1};
+
 inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
-  constexpr float kLeast = -87, kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
-  constexpr float kShift =
-      12582912; // 1.5 * 2^23: added to a small number it leaves an integer in the last bits
   const float x = d < kLeast ? kLeast : d; // a NaN stays
   const float shifted = __builtin_fmaf(x, kLog2E, kShift);
   const float n = shifted - kShift;
   const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
-  float value = 1.0F / 5040; // the series, of which |r| <= ln(2) / 2 needs no more
-  for (const float factor : {1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1.0F, 1.0F}) {
-    value = __builtin_fmaf(value, r, factor);
+  float value = kTaylor[0];
+  for (size_t i = 1; i < std::size(kTaylor); ++i) {
+    value = __builtin_fmaf(value, r, kTaylor[i]);
   }
   const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kShift) + 127;
   return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
@@ -217,8 +220,79 @@ JIT_PASSES_VNNI void normalizeVnni(
   }
 }
 
+// The same as a value and a power of two each.
+struct FloatExponentials {
+  __m512 value, power;
+};
+
+JIT_PASSES_VNNI_INLINE FloatExponentials exponentialsOf(__m512 d) {
+  const __m512 least = _mm512_set1_ps(kLeast), shift = _mm512_set1_ps(kShift);
+  const __m512 x = _mm512_max_ps(least, d); // a NaN stays
+  const __m512 shifted = _mm512_fmadd_ps(x, _mm512_set1_ps(kLog2E), shift);
+  const __m512 n = _mm512_sub_ps(shifted, shift);
+  const __m512 r =
+      _mm512_fmadd_ps(n, _mm512_set1_ps(-kLn2Low), _mm512_fmadd_ps(n, _mm512_set1_ps(-kLn2High), x));
+  __m512 value = _mm512_set1_ps(kTaylor[0]);
+  for (size_t i = 1; i < std::size(kTaylor); ++i) {
+    value = _mm512_fmadd_ps(value, r, _mm512_set1_ps(kTaylor[i]));
+  }
+  const __m512i bias = _mm512_set1_epi32(127 - std::bit_cast<int32_t>(kShift));
+  const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(shifted), bias), 23);
+  return {
+      value, _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, least, _CMP_NLT_UQ), _mm512_castsi512_ps(exponent))};
+}
+
+JIT_PASSES_VNNI void softmaxFloatsVnni(
+    const float* in, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+  __m512 sums[4];
+  std::fill_n(sums, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int j = 0; j < 4; ++j) {
+      const __mmask16 lanes = lanesAt(i + 16 * j, count);
+      sums[j] = _mm512_max_ps(_mm512_mask_loadu_ps(sums[j], lanes, in + i + 16 * j), sums[j]);
+    }
+  }
+  const __m512 most = _mm512_max_ps(_mm512_max_ps(sums[0], sums[1]), _mm512_max_ps(sums[2], sums[3]));
+  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  const auto at = [&](int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+    return exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), largest));
+  };
+  std::fill_n(sums, 4, _mm512_setzero_ps());
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    for (int j = 0; j < 4; ++j) {
+      const __mmask16 lanes = lanesAt(i + 16 * j, count);
+      const auto [value, power] = at(i + 16 * j, lanes);
+      sums[j] = _mm512_mask3_fmadd_ps(value, power, sums[j], lanes);
+      if (floats) {
+        _mm512_mask_storeu_ps(floats + i + 16 * j, lanes, _mm512_mul_ps(value, power));
+      }
+    }
+  }
+  const __m512 factor = _mm512_set1_ps(1 / sumOfFour(sums));
+  const __m512 inverse = _mm512_set1_ps(to.inverse_scale), zero = _mm512_set1_ps(to.zero_point);
+  const __m512 low = _mm512_set1_ps(static_cast<float>(to.low));
+  const __m512 high = _mm512_set1_ps(static_cast<float>(to.high));
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 lanes = lanesAt(i, count);
+    __m512 y;
+    if (floats) {
+      y = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, floats + i), factor);
+      _mm512_mask_storeu_ps(floats + i, lanes, y);
+    } else {
+      const auto [value, power] = at(i, lanes);
+      y = _mm512_mul_ps(_mm512_mul_ps(value, power), factor);
+    }
+    if (codes) {
+      const __m512 v = _mm512_max_ps(_mm512_fmadd_ps(y, inverse, zero), low);
+      _mm_mask_storeu_epi8(
+          codes + i, lanes, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_min_ps(v, high))));
+    }
+  }
+}
+
 #else
 constexpr auto normalizeVnni = normalizePlain;
+constexpr auto softmaxFloatsVnni = softmaxFloats;
 #endif
 
 // combine(a, b, count, out) for all that lies together.
@@ -280,8 +354,9 @@ void MultiplyFloats::run(const Image& x, const Image& y, const Image& out, int64
 
 void SoftmaxFloats::run(
     const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
+  const auto run = form == Form::Vnni ? softmaxFloatsVnni : softmaxFloats;
   overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
-    softmaxFloats(row, in.channels, codes, y, q);
+    run(row, in.channels, codes, y, q);
   });
 }
 

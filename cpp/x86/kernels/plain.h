@@ -37,6 +37,15 @@ inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {
 // As many channels as the plain forms sum up at once.
 constexpr int64_t kPlainBlock = 64;
 
+// Rows are filled up with zeros to whole vectors: what is left of a loop takes longer than these.
+constexpr int64_t padded(int64_t products) { return (products + 63) / 64 * 64; }
+
+// sums[c] = start[c] + sum over i of x[i] * weight[c][i], with `padded` products.
+void multiplyRows(
+    const int16_t* x, const int8_t* weight, int64_t products, int64_t count, const int32_t* start,
+    int32_t* sums);
+void widen(const uint8_t* from, int64_t count, int16_t* to);
+
 // Codes of `count` sums: those of the channels from `first` on, of the pixel at `out`.
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Requantize& requantize, const uint8_t* residual,

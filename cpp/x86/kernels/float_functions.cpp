@@ -1,0 +1,145 @@
+// Functions of float32.
+#include <algorithm>
+#include <cmath>
+
+#include "plain.h"
+#include "vnni.h"
+#include "x86/floats.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+JIT_PASSES_VECTORIZED void scaleFloats(const float* in, float factor, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] * factor;
+  }
+}
+
+// A NaN is less than nothing, and stays.
+JIT_PASSES_VECTORIZED void clipFloats(const float* in, float low, float high, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float above = in[i] < low ? low : in[i];
+    out[i] = above > high ? high : above;
+  }
+}
+
+// The probability P(-a) of 0 <= a < 6, a polynomial in each of 16 intervals, and 0 beyond: 1 - P(a) is less than 1e-9.
+constexpr int kIntervals = 16, kDegree = 5;
+constexpr float kTailEnd = 6, kPerUnit = kIntervals / kTailEnd;
+constexpr float kLastPlace = 15.999999F; // the float in front of 16
+
+struct alignas(64) Tail {
+  float coefficients[kDegree + 1][kIntervals];
+
+  // Through the Chebyshev nodes of each interval, by Newton's formula, which is then expanded in powers.
+  template <typename Probability>
+  explicit Tail(Probability probability) {
+    for (int interval = 0; interval < kIntervals; ++interval) {
+      double nodes[kDegree + 1], newton[kDegree + 1], powers[kDegree + 1] = {};
+      for (int i = 0; i <= kDegree; ++i) {
+        nodes[i] = 0.5 - 0.5 * std::cos((2 * i + 1) * 3.14159265358979323846 / (2 * kDegree + 2));
+        newton[i] = probability((interval + nodes[i]) / kPerUnit);
+      }
+      for (int order = 1; order <= kDegree; ++order) {
+        for (int i = kDegree; i >= order; --i) {
+          newton[i] = (newton[i] - newton[i - 1]) / (nodes[i] - nodes[i - order]);
+        }
+      }
+      for (int i = kDegree; i >= 0; --i) { // powers = powers * (r - nodes[i]) + newton[i]
+        for (int j = kDegree; j > 0; --j) {
+          powers[j] = powers[j - 1] - nodes[i] * powers[j];
+        }
+        powers[0] = newton[i] - nodes[i] * powers[0];
+      }
+      for (int i = 0; i <= kDegree; ++i) {
+        coefficients[i][interval] = static_cast<float>(powers[i]);
+      }
+    }
+  }
+};
+
+const Tail& normalTail() {
+  static const Tail tail([](double a) { return std::erfc(a / std::sqrt(2.0)) / 2; });
+  return tail;
+}
+
+const Tail& tanhTail() {
+  static const Tail tail([](double a) {
+    return 1 / (1 + std::exp(2 * std::sqrt(2 / 3.14159265358979323846) * (a + 0.044715 * a * a * a)));
+  });
+  return tail;
+}
+
+JIT_PASSES_VECTORIZED void geluPlain(const float* in, const Tail& tail, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = in[i], a = __builtin_fabsf(x), at = a * kPerUnit;
+    const float place = at < kLastPlace ? at : kLastPlace;
+    const auto interval = static_cast<int32_t>(place);
+    const float r = place - static_cast<float>(interval);
+    float p = tail.coefficients[kDegree][interval];
+    for (int j = kDegree - 1; j >= 0; --j) {
+      p = __builtin_fmaf(p, r, tail.coefficients[j][interval]);
+    }
+    p = a < kTailEnd ? p : 0;
+    out[i] = x * (x > 0 ? 1 - p : p);
+  }
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+JIT_PASSES_VNNI void geluVnni(const float* in, const Tail& tail, float* out, int64_t count) {
+  __m512 coefficients[kDegree + 1];
+  for (int j = 0; j <= kDegree; ++j) {
+    coefficients[j] = _mm512_load_ps(tail.coefficients[j]);
+  }
+  const __m512 end = _mm512_set1_ps(kTailEnd), per_unit = _mm512_set1_ps(kPerUnit);
+  const __m512 last = _mm512_set1_ps(kLastPlace), one = _mm512_set1_ps(1);
+  for (int64_t i = 0; i < count; i += 16) {
+    const auto lanes = static_cast<__mmask16>(firstLanes(std::min<int64_t>(count - i, 16)));
+    const __m512 x = _mm512_maskz_loadu_ps(lanes, in + i), a = _mm512_abs_ps(x);
+    const __m512 place = _mm512_min_ps(_mm512_mul_ps(a, per_unit), last); // of a NaN, the last one
+    const __m512i interval = _mm512_cvttps_epi32(place);
+    const __m512 r = _mm512_sub_ps(place, _mm512_cvtepi32_ps(interval));
+    __m512 p = _mm512_permutexvar_ps(interval, coefficients[kDegree]);
+    for (int j = kDegree - 1; j >= 0; --j) {
+      p = _mm512_fmadd_ps(p, r, _mm512_permutexvar_ps(interval, coefficients[j]));
+    }
+    p = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, end, _CMP_LT_OQ), p);
+    p = _mm512_mask_sub_ps(p, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), one, p);
+    _mm512_mask_storeu_ps(out + i, lanes, _mm512_mul_ps(x, p));
+  }
+}
+
+#else
+constexpr auto geluVnni = geluPlain;
+#endif
+
+} // namespace
+
+void FloatFunction::run(const float* in, float* out, int64_t count) const {
+  const auto gelu = form == Form::Vnni ? geluVnni : geluPlain;
+  switch (which) {
+    case Scale: return scaleFloats(in, first, out, count);
+    case Clip: return clipFloats(in, first, second, out, count);
+    case Gelu: return gelu(in, normalTail(), out, count);
+    case GeluTanh: return gelu(in, tanhTail(), out, count);
+    default:
+      if (in != out) {
+        std::copy_n(in, count, out);
+      }
+  }
+}
+
+void FloatFunction::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const int64_t bytes = out.channels * int64_t(sizeof(float));
+  const bool dense = in.pixel == bytes && out.pixel == bytes;
+  const int64_t pixels = dense ? 1 : out.width, count = dense ? out.width * out.channels : out.channels;
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t x = 0; x < pixels; ++x) {
+      run(reinterpret_cast<const float*>(in.rowAt(index) + x * in.pixel),
+          reinterpret_cast<float*>(out.rowAt(index) + x * out.pixel), count);
+    }
+  }
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,278 @@
+"""Kernels of dynamic linear layers, and of float32 around them: against numpy and float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.test_x86_float_kernels import floats_in, image_of
+from tests.x86_kernels import HAS_VNNI, Convolution, Image, _library, call, forms
+
+Floats = NDArray[np.float32]
+GRID = np.dtype([("scale", np.float32), ("zero_point", np.int32)])
+EPS = float(np.finfo(np.float32).eps)
+NONE, SCALE, CLIP, GELU, GELU_TANH = range(5)
+SHAPES = [(1, 1), (1, 7), (3, 64), (8, 65), (29, 384), (2, 5000)]
+per_rows = pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
+AFFINE, SYMMETRIC, FBGEMM = range(3)
+ranges = pytest.mark.parametrize("range_form", [AFFINE, SYMMETRIC, FBGEMM])
+
+
+def quantize(
+    x: Image, per_row: bool, range_form: int, plain: bool, part: int = 1 << 40
+) -> tuple[Any, NDArray[np.uint8]]:
+    """Return grids and codes of the rows of an image of float32."""
+    rows = x.struct.images * x.struct.depth * x.struct.height * x.struct.width
+    grids = np.zeros(rows if per_row else 1, GRID)
+    codes = np.zeros((rows, x.struct.channels), np.uint8)
+    parts = np.zeros((64, 2), np.float32)
+    call("quantize_rows", x, parts, grids, codes, per_row, range_form, plain, part)
+    return grids, codes
+
+
+def chosen(x: Floats, per_row: bool, range_form: int) -> tuple[Any, Any, Any]:
+    """Return what the operators of the dialect choose."""
+    kind = "token" if per_row else "tensor"
+    scheme = f"per_{kind}_{'symmetric' if range_form == SYMMETRIC else 'affine'}"
+    form = "fbgemm" if range_form == FBGEMM else "pytorch"
+    ops = torch.ops.jit_passes
+    values = torch.from_numpy(x)
+    scale, zero = ops.choose_qparams(values, 0, 255, scheme, form)
+    codes = ops.quantize_dynamic(values, scale, zero, 0, 255, torch.uint8)
+    return scale.reshape(-1).numpy(), zero.reshape(-1).numpy(), codes.numpy()
+
+
+@forms
+@per_rows
+@ranges
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, plain: bool) -> None:
+    """The bits of the dialect: grids always, and codes where nothing is next to a tie."""
+    rng = np.random.default_rng(shape[1])
+    for size, middle, part in (
+        (1, 0, 1 << 40), (1e-12, 0, 1), (3e38, 0, 2), (1, 40, 3), (1, -9, 1), (1e-3, 0, 1),
+        (1e-3, 9, 1), (1e-3, -9, 1), (1e-41, 0, 1),
+    ):  # fmt: skip
+        x = np.clip(rng.normal(middle, 1, shape) * size, -3e38, 3e38).astype(np.float32)
+        for gap in (0, 3):
+            image = image_of(x.reshape(1, 1, 1, *shape), gap)
+            grids, codes = quantize(image, per_row, range_form, plain, part)
+            scale, zero, wanted = chosen(x, per_row, range_form)
+            assert np.array_equal(grids["scale"], scale)
+            assert np.array_equal(grids["zero_point"], zero)
+            assert np.array_equal(codes, wanted)
+
+
+@forms
+@ranges
+def test_numbers_that_are_not_finite(range_form: int, plain: bool) -> None:
+    """They spoil the grid of their row, or of the tensor, and no other."""
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        for place in (0, 69, 99):
+            x = np.random.default_rng(0).normal(0, 1, (5, 100)).astype(np.float32)
+            x[3, place] = bad
+            image = image_of(x.reshape(1, 1, 1, 5, 100))
+            grids, _ = quantize(image, True, range_form, plain)
+            assert np.isnan(grids["scale"]).tolist() == [False, False, False, True, False]
+            grids, _ = quantize(image, False, range_form, plain)
+            assert np.isnan(grids["scale"]).all()
+
+
+@forms
+def test_zeros(plain: bool) -> None:
+    """The smallest step there is, and the code of 0."""
+    grids, codes = quantize(image_of(np.zeros((1, 1, 1, 2, 9), np.float32)), True, AFFINE, plain)
+    assert (grids["scale"] == np.float32(EPS)).all() and not codes.any()
+
+
+def exact(
+    codes: NDArray[np.uint8], weight: NDArray[np.int8], grids: Any, scales: Floats, bias: Floats
+) -> NDArray[np.float64]:
+    """Return results in float64 of sums in int64, and how large their parts are."""
+    zero = grids["zero_point"].astype(np.int64)[:, None]
+    sums = (codes.astype(np.int64) - zero) @ weight.astype(np.int64).T
+    factor = grids["scale"].astype(np.float64)[:, None] * scales.astype(np.float64)
+    return np.stack([sums * factor + bias, np.abs(sums * factor) + np.abs(bias)])
+
+
+def multiply(
+    codes: NDArray[np.uint8], weight: NDArray[np.int8], grids: Any, scales: Floats, bias: Floats,
+    plain: bool, function: int = NONE, residual: Floats | None = None, gap: int = 0,
+    part: int = 1 << 40,
+) -> Floats:  # fmt: skip
+    rows, inputs = codes.shape
+    outputs = weight.shape[0]
+    linear = Convolution(weight.reshape(outputs, 1, 1, 1, inputs), plain=plain)
+    sums = weight.sum(1, dtype=np.int32)
+    out = image_of(np.full((1, 1, 1, rows, outputs), 7, np.float32), gap)
+    added = None if residual is None else image_of(residual.reshape(1, 1, 1, rows, outputs), 2)
+    padded = np.zeros(codes.size + 64, np.uint8)  # kernels may read a little further
+    padded[: codes.size] = codes.ravel()
+    call(
+        "multiply_rows", linear.handle, padded, out, scales, bias, sums, grids, len(grids) > 1,
+        function, np.float32(0.5), np.float32(0),
+        ctypes.c_void_p() if added is None else added, plain, part,
+    )  # fmt: skip
+    out.check()
+    return floats_in(out).reshape(rows, outputs)
+
+
+def drawn(rows: int, inputs: int, outputs: int, per_row: bool, seed: int = 0) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (rows, inputs), dtype=np.uint8)
+    weight = rng.integers(-127, 128, (outputs, inputs)).astype(np.int8)
+    grids = np.zeros(rows if per_row else 1, GRID)
+    grids["scale"] = rng.uniform(0.001, 1, len(grids))
+    grids["zero_point"] = rng.integers(0, 256, len(grids))
+    scales = rng.uniform(1e-4, 1e-2, outputs).astype(np.float32)
+    bias = rng.normal(0, 10, outputs).astype(np.float32)
+    return codes, weight, grids, scales, bias
+
+
+SIZES = [(1, 1, 1), (1, 4, 3), (2, 5, 16), (7, 33, 17), (8, 64, 32), (13, 384, 40), (15, 7, 100),
+         (29, 1536, 33)]  # fmt: skip
+
+
+@forms
+@per_rows
+@pytest.mark.parametrize("size", SIZES)
+def test_linear(size: tuple[int, int, int], per_row: bool, plain: bool) -> None:
+    """Within the rounding of float32: sums are exact, and three roundings follow."""
+    operands = drawn(*size, per_row and size[0] > 1)
+    for gap, part in ((0, 1 << 40), (5, 1), (1, 3)):
+        found = multiply(*operands, plain, gap=gap, part=part)
+        wanted, scale = exact(*operands)
+        assert (np.abs(found - wanted) <= 2 * EPS * scale).all()
+
+
+@forms
+def test_the_largest_sums(plain: bool) -> None:
+    """No pair of products saturates, and no sum wraps around."""
+    for zero in (0, 255, 128):
+        for code in (0, 255):
+            codes = np.full((3, 16511), code, np.uint8)
+            weight = np.stack([np.full(16511, w, np.int8) for w in (127, -127)])
+            grids = np.array([(1, zero)], GRID)
+            scales, bias = np.ones(2, np.float32), np.zeros(2, np.float32)
+            found = multiply(codes, weight, grids, scales, bias, plain)
+            wanted = exact(codes, weight, grids, scales, bias)[0]
+            assert np.array_equal(found, wanted.astype(np.float32))
+
+
+@forms
+@pytest.mark.parametrize("function", [SCALE, CLIP, GELU, GELU_TANH])
+def test_functions_and_sums_behind_a_linear(function: int, plain: bool) -> None:
+    """The bits of the steps one by one."""
+    operands = drawn(17, 20, 45, True, 1)
+    residual = np.random.default_rng(2).normal(0, 1, (17, 45)).astype(np.float32)
+    before = multiply(*operands, plain)
+    wanted = applied(before, function, 0.5, 0, plain) + residual
+    assert np.array_equal(multiply(*operands, plain, function, residual), wanted)
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@per_rows
+@pytest.mark.parametrize("size", SIZES)
+def test_forms_of_the_linear_agree(size: tuple[int, int, int], per_row: bool) -> None:
+    operands = drawn(*size, per_row and size[0] > 1, 3)
+    residual = np.random.default_rng(4).normal(0, 1, (size[0], size[2])).astype(np.float32)
+    for function in (NONE, GELU):
+        plain, vnni = (multiply(*operands, form, function, residual) for form in (True, False))
+        assert np.array_equal(plain, vnni)
+
+
+def applied(x: Floats, function: int, first: float, second: float, plain: bool) -> Floats:
+    x, out = np.ascontiguousarray(x), np.zeros_like(x)
+    arguments = (np.float32(first), np.float32(second), plain)
+    call("function", x, out, x.size, function, *arguments)
+    return out
+
+
+def gelu_of(x: Floats, tanh: bool) -> NDArray[np.float64]:
+    wide = x.astype(np.float64)
+    if tanh:
+        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+        return wide * 0.5 * (1 + np.tanh(inner))
+    erfc = np.vectorize(math.erfc)
+    return wide * 0.5 * erfc(-wide / math.sqrt(2))
+
+
+@forms
+@pytest.mark.parametrize("function", [GELU, GELU_TANH])
+def test_gelu(function: int, plain: bool) -> None:
+    """The probability has an error of 6e-8, half of an ulp of 1, and the product is rounded."""
+    x = np.concatenate([np.linspace(-9, 9, 40001), np.logspace(-30, 30, 200), [0.0, -0.0]])
+    x = np.concatenate([x, -np.logspace(-30, 30, 203)]).astype(np.float32)
+    wanted = gelu_of(x, function == GELU_TANH)
+    error = np.abs(applied(x, function, 0, 0, plain) - wanted)
+    assert (error <= 6e-8 * np.abs(x) + EPS / 2 * np.abs(wanted)).all()
+    ends = applied(np.array([np.inf, np.nan, -np.nan], np.float32), function, 0, 0, plain)
+    assert ends[0] == np.inf and np.isnan(ends[1:]).all()
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@pytest.mark.parametrize("function", [GELU, GELU_TANH])
+def test_forms_of_gelu_agree(function: int) -> None:
+    x = np.random.default_rng(0).standard_t(2, 100003).astype(np.float32) * 2
+    plain, vnni = (applied(x, function, 0, 0, form) for form in (True, False))
+    assert np.array_equal(plain, vnni)
+
+
+def test_clip_and_scale() -> None:
+    x = np.array([-np.inf, -3, -0.5, 0, 0.25, 2, np.inf, np.nan], np.float32)
+    for low, high in ((0, math.inf), (-1, 1), (-math.inf, 0.5), (3, 1)):
+        wanted = torch.clamp(torch.from_numpy(x), low, high).numpy()
+        assert np.array_equal(applied(x, CLIP, low, high, False), wanted, equal_nan=True)
+    assert np.array_equal(applied(x, SCALE, 0.1, 0, False), x * np.float32(0.1), equal_nan=True)
+
+
+PRODUCTS = [(1, 1, 1), (2, 3, 5), (12, 64, 32), (13, 64, 33), (25, 1, 100), (128, 64, 128),
+            (5, 300, 64)]  # fmt: skip
+
+
+def product(a: Floats, b: Floats, transposed: bool, plain: bool, part: int = 1 << 40) -> Floats:
+    """Return a @ b of [batch, rows, columns]; a transposed right operand is given as it lies."""
+    given = np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b
+    left, right = (image_of(x[:, None, None], gap) for x, gap in ((a, 3), (given, 1)))
+    out = image_of(np.full((a.shape[0], 1, 1, a.shape[1], b.shape[2]), 7, np.float32), 2)
+    size = _library.jit_passes_x86_float_product_bytes
+    size.restype = ctypes.c_int64
+    room = size(ctypes.byref(right.struct), ctypes.c_bool(transposed)) + 64
+    packed = np.full(room, 0xA5, np.uint8)
+    start = -packed.ctypes.data % 64
+    call("float_product", left, right, out, packed[start:], transposed, plain, part)
+    out.check()
+    return floats_in(out)[:, 0, 0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@forms
+@pytest.mark.parametrize("size", PRODUCTS)
+def test_products(size: tuple[int, int, int], plain: bool, transposed: bool) -> None:
+    """Products are added in order, each sum rounded once."""
+    rows, inner, columns = size
+    rng = np.random.default_rng(rows)
+    a = rng.normal(0, 1, (3, rows, inner)).astype(np.float32)
+    b = rng.normal(0, 1, (3, inner, columns)).astype(np.float32)
+    for part in (1 << 40, 1):
+        found = product(a, b, transposed, plain, part)
+        wide = a.astype(np.float64), b.astype(np.float64)
+        bound = inner * EPS * (np.abs(wide[0]) @ np.abs(wide[1]))
+        assert (np.abs(found - wide[0] @ wide[1]) <= bound).all()
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@pytest.mark.parametrize("size", PRODUCTS)
+def test_forms_of_products_agree(size: tuple[int, int, int]) -> None:
+    rows, inner, columns = size
+    rng = np.random.default_rng(rows)
+    a = rng.normal(0, 1, (2, rows, inner)).astype(np.float32)
+    b = rng.normal(0, 1, (2, inner, columns)).astype(np.float32)
+    plain, vnni = (product(a, b, True, form) for form in (True, False))
+    assert np.array_equal(plain, vnni)

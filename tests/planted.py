@@ -133,11 +133,12 @@ class Planted:
 
 
 TWO_BITS = {"version": 1, "rules": [{"module": "body.4.0", "weight": {"bits": 2}}]}
+STATIC = {"version": 1, "global": {"mode": "static"}}
 PLANTED = {
     "scaled channel": Planted(
         ScaledChannel, (3, 8, 8), frozenset({"expand:conv2d", "depthwise:conv2d"}), 30, 4
     ),
-    "attention": Planted(Attention, (6, 12), frozenset({"q:linear", "k:linear"}), 25, 6),
+    "attention": Planted(Attention, (6, 12), frozenset({"q:linear", "k:linear"}), 25, 6, STATIC),
     "2 bits": Planted(Chain, (3, 8, 8), frozenset({"body.4.0:conv2d"}), 25, 2, TWO_BITS),
     "long tail": Planted(LongTail, (3, 8, 8), frozenset({"wide:conv2d"}), 30, 3),
 }

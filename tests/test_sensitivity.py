@@ -63,6 +63,33 @@ def test_against_models_made_by_hand(target: str) -> None:
         assert found[name].gain == pytest.approx(left_out - found.quantized, **close)
 
 
+class Outlying(nn.Module):
+    """A layer norm with a large channel, which quantize_script smooths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)
+        with torch.no_grad():
+            self.norm.weight[3] = 60
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(self.norm(x))))
+
+
+def test_smoothed_models() -> None:
+    """Variants are smoothed as what quantize_script makes, from one look at the data."""
+    torch.manual_seed(0)
+    model, data = torch.jit.script(Outlying().eval()), [torch.randn(8, 16)]
+    how: dict[str, Any] = {"target": "reference", "mode": "static"}
+    made = jit_passes.provenance(jit_passes.quantize_script(model, data, **how))
+    assert made is not None and made["smoothed"] == ["norm:layer_norm"]
+    found = jit_passes.sensitivity(model, data, **how)
+    assert found.quantized == pytest.approx(by_hand(model, data, [], **how), abs=1e-6)
+    left_out = by_hand(model, data, [in_float("second:linear")], **how)
+    assert found["second:linear"].left_out == pytest.approx(left_out, abs=1e-6)
+
+
 def test_planted_layer_costs_most() -> None:
     found = jit_passes.sensitivity(SCALED.model(), SCALED.data(), target="reference")
     assert {row.name for row in found.worst[:2]} == {"expand:conv2d", "depthwise:conv2d"}
@@ -219,7 +246,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a tensor": ({"data": torch.zeros(4, 3, 8, 8)}, r"an iterable of batches, not one tensor"),
     "shape": ({"data": [torch.zeros(1, 5, 8, 8)]}, r"batch 0 does not run\. The model takes"),
     "ranges": (
-        {"data": None, "metric": lambda m: 1.0}, r"ranges come from calibration data, .*pass data"
+        {"data": None, "metric": lambda m: 1.0, "mode": "static"},
+        r"ranges come from calibration data, .*pass data",
     ),
     "metric": ({"metric": 3}, r"a metric is a function .*, not 3"),
     "metric fails": ({"metric": lambda m: m.nothing}, r"the metric '<lambda>' fails: .*nothing"),

@@ -261,6 +261,23 @@ struct Resample {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// Between four pixels: y = clamp(round(fma(v, ratio, offset)), low, high) with
+//
+//   top = fma(b - a, x.share, a), bottom = fma(d - c, x.share, c), v = fma(bottom - top, y.share, top)
+//
+// for a and b in the first row, c and d in the second. ratio = s_x / s_y, offset = z_y - z_x ratio. Items: rows.
+struct Blend {
+  struct Taps {
+    int64_t first, second;
+    float share; // of the second
+  };
+  std::vector<Taps> y, x;
+  float ratio = 1, offset = 0;
+  int32_t low = 0, high = 255;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // y[c * parts + i] = tables[i][x_i[c]], where x_i is one of as many images of the same size; a table that is null
 // gives the code itself. `run` takes those from `first` on, of two all at once. Items: rows.
 struct Interleave {

@@ -12,7 +12,8 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::MaxPool:
     case Kind::AveragePool:
     case Kind::AdaptiveAverage:
-    case Kind::ResizeNearest: return rank - 1 - op.attributes[0];
+    case Kind::ResizeNearest:
+    case Kind::ResizeBilinear: return rank - 1 - op.attributes[0];
     case Kind::Linear:
     case Kind::DynamicLinear: return rank - 1;
     case Kind::Affine:
@@ -102,7 +103,8 @@ class Lowering : public Products {
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
       case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::ResizeNearest: return emit(Does::Resample, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::ResizeNearest:
+      case Kind::ResizeBilinear: return emit(Does::Resample, index, wantAll(op), *channelAxis(op, rank));
       case Kind::Table: {
         const size_t input = primary_[op.inputs[0]];
         emit(Does::LookUp, index, {input}, memory(input).axis);

@@ -49,6 +49,19 @@ void padRows(
   }
 }
 
+std::vector<Blend::Taps> blendedTaps(
+    int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners) {
+  const float apart = out > 1 ? static_cast<float>(in - 1) / static_cast<float>(out - 1) : 0.0F;
+  const float inside = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
+  std::vector<Blend::Taps> taps(out);
+  for (int64_t i = 0; i < out; ++i) {
+    const float at = aligns_corners ? apart * i : std::max(inside * (i + 0.5F) - 0.5F, 0.0F);
+    const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
+    taps[i] = {first, std::min(first + 1, in - 1), std::clamp(at - first, 0.0F, 1.0F)};
+  }
+  return taps;
+}
+
 std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat) {
   const float scale = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
   std::vector<int64_t> from(out);

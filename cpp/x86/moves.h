@@ -20,4 +20,9 @@ void padRows(
 // two spatial axes, which are `flat`, do not look at the factor where the size stays or doubles.
 std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat);
 
+// The two elements of an axis between which each of the result lies, and the share of the second, as PyTorch computes
+// them in float32.
+std::vector<Blend::Taps> blendedTaps(
+    int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners);
+
 } // namespace jit_passes::x86

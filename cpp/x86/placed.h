@@ -70,6 +70,8 @@ Part copied(const Step& step, const Memory& from, const Memory& to);
 Part loaded(const Operator& op, const Memory& to);
 Part interleaved(const Step& step, const std::vector<Memory>& memory);
 
+Part blended(const Operator& op, const Memory& from, const Memory& to);
+
 // Of transformers.
 Part packedOperand(const Step& step, const std::vector<Memory>& memory);
 Part product(const Step& step, const std::vector<Memory>& memory);

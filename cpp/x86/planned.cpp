@@ -224,6 +224,13 @@ Planned resizeNearest(const Reader& reader, Node* node) {
   return {{Kind::ResizeNearest, "", {}, 0, a, tensors}, {node->input(0)}};
 }
 
+Planned resizeBilinear(const Reader& reader, Node* node) {
+  Planned planned = resizeNearest<2>(reader, node);
+  planned.op.kind = Kind::ResizeBilinear;
+  planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
+  return planned;
+}
+
 struct Planner {
   Planned (*plan)(const Reader&, Node*);
   bool moves;
@@ -279,6 +286,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"unsafe_split_with_sizes", {split, true}},
         {"constant_pad_nd", {pad, true}},
         {"pad", {pad, true}},
+        {"upsample_bilinear2d", {resizeBilinear, false}},
         {"upsample_nearest1d", {resizeNearest<1>, true}},
         {"upsample_nearest2d", {resizeNearest<2>, true}},
         {"upsample_nearest3d", {resizeNearest<3>, true}},

@@ -46,7 +46,9 @@ class Preparation {
       case Does::MaxPool: return maxPool(step);
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);
-      case Does::Resample: return resample(step);
+      case Does::Resample:
+        return operatorOf(step).kind == Kind::ResizeBilinear ? blended(operatorOf(step), in(step), out(step))
+                                                             : resample(step);
       case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
       case Does::Copy: return copied(step, in(step), out(step));
       case Does::Load: return loaded(operatorOf(step), out(step));

@@ -64,6 +64,22 @@ Part loaded(const Operator& op, const Memory& to) {
           }};
 }
 
+Part blended(const Operator& op, const Memory& from, const Memory& to) {
+  const Placed x = image(from), y = image(to);
+  const auto tapsOf = [&](int64_t in, int64_t out, size_t axis) {
+    const auto factor =
+        op.tensors.empty() ? std::nullopt : std::optional(op.tensors[0].const_data_ptr<double>()[axis]);
+    return blendedTaps(in, out, factor, op.attributes.back() != 0);
+  };
+  const double ratio =
+      static_cast<double>(static_cast<float>(from.grid->scale)) / static_cast<float>(to.grid->scale);
+  Blend kernel{tapsOf(x.image.height, y.image.height, 0), tapsOf(x.image.width, y.image.width, 1)};
+  kernel.ratio = static_cast<float>(ratio);
+  kernel.offset = static_cast<float>(to.grid->zero_point - ratio * from.grid->zero_point);
+  kernel.low = static_cast<int32_t>(to.grid->low), kernel.high = static_cast<int32_t>(to.grid->high);
+  return unary(std::move(kernel), x, y);
+}
+
 Part interleaved(const Step& step, const std::vector<Memory>& memory) {
   const Memory& to = memory[step.output];
   const Dims dims = pixelDims(to.sizes, to.axis);

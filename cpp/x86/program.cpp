@@ -50,6 +50,7 @@ constexpr Signature kSignatures[] = {
     {"part", 1, 1, PartAttributes::Sizes + 1, 4096, 0, 0},
     {"pad", 1, 1, 2, 8, 0, 0},
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
+    {"resize_bilinear", 1, 1, 2, 4, 0, 1},
     {"matrix_product", 2, 2, 1, 1, 0, 0},
     {"softmax", 1, 1, 1, 1, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
@@ -150,7 +151,8 @@ class Checker {
       case Kind::MaxPool:
       case Kind::AveragePool: return checkPool(op);
       case Kind::AdaptiveAverage:
-      case Kind::ResizeNearest: return checkSizes(op);
+      case Kind::ResizeNearest:
+      case Kind::ResizeBilinear: return checkSizes(op);
       case Kind::Mean:
         require(between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
         return checkAxes(op, 1);
@@ -318,8 +320,12 @@ class Checker {
   }
 
   void checkSizes(const Operator& op) {
-    const int64_t spatial = op.attributes[0], sizes = op.attributes.size() - 1;
+    const bool blends = op.kind == Kind::ResizeBilinear;
+    const int64_t spatial = op.attributes[0], sizes = op.attributes.size() - 1 - blends;
     checkAxesOf(spatial);
+    require(
+        !blends || (spatial == 2 && between(op.attributes.back(), 0, 1)),
+        "it has two axes, and whether corners are aligned is 0 or 1");
     if (op.tensors.empty()) {
       require(sizes == spatial, sizes, " sizes of ", spatial, " axes");
     } else {

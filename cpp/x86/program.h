@@ -54,6 +54,7 @@ enum class Kind {
   Part,            // see PartAttributes
   Pad,             // with zeros; attributes: before and behind, from the last axis on
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
+  ResizeBilinear,  // the same for two axes, and behind them whether corners are aligned
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis
   LayerNorm, // over the last axis, see NormTensors

@@ -47,7 +47,8 @@ class Inference {
       case Kind::MaxPool:
       case Kind::AveragePool: return pool();
       case Kind::AdaptiveAverage:
-      case Kind::ResizeNearest: return resized();
+      case Kind::ResizeNearest:
+      case Kind::ResizeBilinear: return resized();
       case Kind::Mean: return mean();
       case Kind::Concat: return concat(op_.attributes[0]);
       case Kind::Flatten: return flatten();
@@ -266,10 +267,7 @@ class Inference {
     const int64_t begin = checkAxis(op_.attributes[0], rank), end = checkAxis(op_.attributes[1], rank);
     require(begin <= end, "flattens the axes ", begin, " to ", end);
     Sizes sizes(first().begin(), first().begin() + begin);
-    sizes.push_back(1);
-    for (int64_t i = begin; i <= end; ++i) {
-      sizes.back() *= first()[i];
-    }
+    sizes.push_back(countOf(Sizes(first().begin() + begin, first().begin() + end + 1)));
     sizes.insert(sizes.end(), first().begin() + end + 1, first().end());
     return sizes;
   }

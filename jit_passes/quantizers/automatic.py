@@ -77,8 +77,6 @@ def choose_modes(
             asks = _asks_for_ranges(resolved.layers.get(node.index))
             dynamic = Choice("dynamic", BESIDE_ATTENTION)
             found[node.index] = dynamic if fits and not asks else Choice("static", CALIBRATED)
-        elif row.begins and not node.traits.product and not has_data:
-            found[node.index] = Choice(None, NEEDS_DATA)
     return found
 
 

@@ -128,6 +128,8 @@ class Smoother:
         input_fn: see `smooth`.
         progress: see `smooth`.
         names: the layer norms that were smoothed.
+        largest: what was measured, by index of a layer norm, once it is: data are looked at for
+            the first copy of a model, and all further ones become the same.
     """
 
     strength: float | None
@@ -135,6 +137,7 @@ class Smoother:
     input_fn: InputFn | None = None
     progress: bool | None = None
     names: Sequence[str] = ()
+    largest: dict[int, torch.Tensor] | None = None
 
     def __call__(self, module: Any, method: str) -> Any:
         """Return the module, in canonical form, or one that computes the same."""
@@ -143,6 +146,16 @@ class Smoother:
         groups = _groups(GraphView.of(module, method))
         if not groups:
             return module
+        if self.largest is None:
+            self.largest = self._measure(module, method, groups)
+        largest = self.largest
+        self.names = [group.norm.name for group in groups if group.norm.index in largest]
+        strength = STRENGTH if self.strength is None else self.strength
+        return _migrated(module, method, groups, largest, strength) if largest else module
+
+    def _measure(
+        self, module: Any, method: str, groups: Sequence[_Group]
+    ) -> dict[int, torch.Tensor]:
         if self.data is None:
             largest = {group.norm.index: group.expected for group in groups}
         else:
@@ -150,11 +163,9 @@ class Smoother:
                 self.data = list(self.data)
             arguments = batches(self.data, self.input_fn, progress_bar("smooth", self.progress))
             largest = _measured(module, method, groups, arguments)
-        if self.strength is None:
-            largest = {index: most for index, most in largest.items() if _is_outlying(most)}
-        self.names = [group.norm.name for group in groups if group.norm.index in largest]
-        strength = STRENGTH if self.strength is None else self.strength
-        return _migrated(module, method, groups, largest, strength) if largest else module
+        if self.strength is not None:
+            return largest
+        return {index: most for index, most in largest.items() if _is_outlying(most)}
 
 
 def _is_outlying(largest: torch.Tensor) -> bool:

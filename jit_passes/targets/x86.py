@@ -223,6 +223,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
+        OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), _options),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
             for op in ("matmul", "bmm")

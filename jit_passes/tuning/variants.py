@@ -17,6 +17,7 @@ from ..errors import JitPassesError, JitPassesWarning, warn
 from ..graph.modules import only
 from ..profile import Profile, fill
 from ..profile.run import profile_of
+from ..quantize import smooths
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..report.inspection import Inspection, inspection_of
@@ -25,7 +26,8 @@ from ..stages.batches import InputFn, batches, cloned
 from ..stages.convert import convert, needs_data, plan_of
 from ..stages.lower import lower
 from ..stages.module import Report
-from ..stages.prepare import prepare
+from ..stages.prepare import prepare_for
+from ..stages.smooth import Smoother
 from ..targets import Target
 from .journal import Journal
 from .metric import Metric, MetricFn, own_metric, sqnr_metric
@@ -107,15 +109,18 @@ class Variants:
                 "iterable of batches"
             )
         self.model, self.method = model, method
+        given = [] if data is None else list(batches(data, input_fn))
+        self.data = [kwargs or args for args, kwargs in given]
+        chosen = chosen if self.data else chosen.without_data()
         self._quantizer, self._target = chosen, backend
-        self.annotated = annotate(model, method, FROZEN, chosen, backend)
+        smoothed = smooths(chosen, "auto", bool(self.data))
+        self._smoother = Smoother(None, self.data or None, None, progress) if smoothed else None
+        self.annotated = annotate(model, method, FROZEN, chosen, backend, change=self._smoother)
         self.layers = layers_of(inspection_of(self.annotated, backend))
         if not self.layers:
             raise JitPassesError(
                 "nothing of the model would be quantized; jit_passes.inspect(model) says why"
             )
-        given = [] if data is None else list(batches(data, input_fn))
-        self.data = [kwargs or args for args, kwargs in given]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", JitPassesWarning)
             base = self._prepared({})
@@ -196,7 +201,9 @@ class Variants:
                 names.setdefault(choices[layer.name], []).extend(_named(layer))
         rules = (Rule(Selector(value=tuple(found)), options) for options, found in names.items())
         quantizer = self._configured(rules)
-        return prepare(self.model, quantizer=quantizer, target=self._target, method=self.method)
+        return prepare_for(
+            self.model, self._target, quantizer, smoother=self._smoother, method=self.method
+        )
 
     def prepared(self) -> torch.jit.ScriptModule:
         """Return the prepared model in which all layers are as the configuration says."""

@@ -252,4 +252,34 @@ void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t 
       });
 }
 
+namespace {
+
+JIT_PASSES_VECTORIZED void blendPixel(
+    const uint8_t* const (&pixels)[4], float along, float across, int64_t channels, const Blend& blend,
+    uint8_t* out) {
+  const float low = blend.low, high = blend.high;
+  for (int64_t c = 0; c < channels; ++c) {
+    const float a = pixels[0][c], b = pixels[1][c], d = pixels[2][c], e = pixels[3][c];
+    const float top = __builtin_fmaf(b - a, along, a), bottom = __builtin_fmaf(e - d, along, d);
+    const float v = __builtin_fmaf(bottom - top, across, top);
+    out[c] = codeOf(__builtin_fmaf(v, blend.ratio, blend.offset), low, high);
+  }
+}
+
+} // namespace
+
+void Blend::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t n = row / out.height;
+    const Taps& rows = y[row % out.height];
+    for (int64_t i = 0; i < out.width; ++i) {
+      const Taps& columns = x[i];
+      const uint8_t* const pixels[] = {
+          in.at(n, 0, rows.first, columns.first), in.at(n, 0, rows.first, columns.second),
+          in.at(n, 0, rows.second, columns.first), in.at(n, 0, rows.second, columns.second)};
+      blendPixel(pixels, columns.share, rows.share, out.channels, *this, out.rowAt(row) + i * out.pixel);
+    }
+  }
+}
+
 } // namespace jit_passes::x86

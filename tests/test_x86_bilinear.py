@@ -1,0 +1,114 @@
+"""Bilinear resizing within plans: against PyTorch's operator, and networks that have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jit_passes
+from tests.plans import Grid, plan_of, traced
+from tests.test_x86_floats import converted, kinds_of
+from tests.test_x86_rim import batches
+from tests.test_x86_state import mutate, restored
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "twice": {"scale_factor": 2.0},
+    "twice, aligned": {"scale_factor": 2.0, "align_corners": True},
+    "half": {"scale_factor": 0.5},
+    "factors": {"scale_factor": (1.7, 0.6)},
+    "size": {"size": (9, 31)},
+    "size, aligned": {"size": (9, 31), "align_corners": True},
+    "smaller": {"size": (2, 3)},
+    "a pixel": {"size": (1, 1), "align_corners": True},
+}
+SHAPES = [(2, 3, 6, 7), (1, 40, 4, 9), (3, 65, 2, 5)]
+
+
+class Resized(nn.Module):
+    def __init__(self, options: dict[str, Any], other: bool = False) -> None:
+        super().__init__()
+        self.options = options
+        self.into = Grid(0.03, 120)
+        self.out = Grid(0.021, 131) if other else Grid(0.03, 120)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.interpolate(self.into(x), mode="bilinear", **self.options)
+        return self.out(torch.relu(y)) + 0.0
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_plans(name: str, shape: tuple[int, ...], other: bool) -> None:
+    """Ties are a step away where float32 rounds to another side, in PyTorch or here."""
+    torch.manual_seed(0)
+    net = Resized(OPTIONS[name], other)
+    region = traced(net, torch.randn(shape))
+    plan = plan_of(region)
+    assert "resize_bilinear" in kinds_of(plan)
+    for batch in (shape[0], 1, 5):
+        x = torch.randn(batch, *shape[1:])
+        (got,) = plan.run([x])
+        with torch.no_grad():
+            expected = region(x)
+            wide = F.interpolate(net.into(x).double(), mode="bilinear", **net.options).relu()
+        assert got.shape == expected.shape
+        exact = wide.clamp(max=(255 - net.out.zero_point) * net.out.scale) / net.out.scale
+        assert (got / net.out.scale - exact).abs().max() < 0.5 + 1e-3
+        assert ((got - expected) / net.out.scale).round().abs().max() <= 1
+    assert plan.run([torch.randn(0, *shape[1:])])[0].shape[0] == 0
+
+
+def test_other_images() -> None:
+    """A size that is given stays."""
+    torch.manual_seed(0)
+    region = traced(Resized({"size": (9, 31)}), torch.randn(2, 3, 6, 7))
+    plan = plan_of(region)
+    for shape in ((2, 3, 11, 4), (1, 3, 1, 1), (1, 3, 40, 50)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            assert ((plan.run([x])[0] - region(x)) / 0.03).round().abs().max() <= 1
+    with pytest.raises(RuntimeError, match="takes no empty axes"):
+        plan.run([torch.randn(1, 3, 0, 4)])
+
+
+class Decoder(nn.Module):
+    """Convolutions with a resize between them, and one in a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, padding=1)
+        self.skip = nn.Conv2d(3, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.interpolate(F.relu(self.one(x)), scale_factor=2.0, mode="bilinear")
+        return self.two(torch.cat([y, self.skip(x)], 1)[:, :16]) + y
+
+
+def test_networks() -> None:
+    torch.manual_seed(0)
+    net = Decoder().eval()
+    _, reference = converted(net, batches(2, 3, 12, 16))
+    found = jit_passes.partition(reference, target="x86")
+    assert len(found.regions) == 1 and not found.refused
+    lowered = jit_passes.lower(reference, target="x86")
+    for batch in (2, 1, 5):
+        x = torch.randn(batch, 3, 12, 16)
+        with torch.no_grad():
+            expected, exact = reference(x), net(x)
+        assert (lowered(x) - expected).square().sum() < 1e-4 * expected.square().sum()
+        assert (lowered(x) - exact).square().sum() < exact.square().sum() / 300
+
+
+def test_states() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 5)
+    plan = plan_of(traced(Resized(OPTIONS["size"]), x))
+    (expected,) = plan.run([x])
+    assert torch.equal(restored(plan.__getstate__()[0]).run([x])[0], expected)
+    refused, ran = mutate(plan, x, 800)
+    assert refused > 150 and ran > 20

@@ -18,6 +18,7 @@ import torch
 from command_line import Run, run_fixture  # noqa: F401  fixtures
 from planted import PLANTED
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.report.compare import name_inputs
@@ -123,12 +124,14 @@ def test_multiply_accumulates() -> None:
             super().__init__()
             self.conv = nn.Conv2d(4, 6, 3, stride=2, groups=2)
             self.up = nn.ConvTranspose2d(6, 5, 2, stride=2)
-            self.linear = nn.Linear(8, 7)
+            self.linear, self.lstm = nn.Linear(8, 7), nn.LSTM(8, 4, 2, bidirectional=True)
 
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
             for _ in range(3):
                 y = torch.relu(y)
-            return self.linear(self.up(self.conv(x))), torch.matmul(y, y.transpose(1, 2))
+            attended = F.scaled_dot_product_attention(y, torch.cat([y, y], 1), torch.cat([y, y], 1))
+            products = torch.matmul(y, y.transpose(1, 2))
+            return [self.linear(self.up(self.conv(x))), products, self.lstm(y)[0], attended]
 
     model = torch.jit.script(Net().eval())
     module = FROZEN.enter(model, "forward")
@@ -139,6 +142,9 @@ def test_multiply_accumulates() -> None:
         "up:conv_transpose2d": 2 * 6 * 4 * 4 * 5 * 2 * 2,
         "linear:linear": 2 * 5 * 8 * 7 * 8,
         "matmul": 3 * 5 * 5 * 8,
+        # Four gates; the second layer reads both directions of the first.
+        "lstm:lstm": 3 * 5 * 2 * 4 * 4 * ((8 + 4) + (2 * 4 + 4)),
+        "scaled_dot_product_attention": 3 * 5 * 10 * (8 + 8),
     }
 
 

@@ -8,18 +8,25 @@ from typing import Any
 import torch
 
 from ..graph.view import GraphView, NodeView, ValueView
+from ..specification.recurrent import LAYERS, input_of, matrices_of
 from ..stages.recording import Recorder
+
+PRODUCTS = ("aten::matmul", "aten::mm", "aten::bmm")
+ATTENTION = "aten::scaled_dot_product_attention"
 
 
 def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, int]:
-    """Return the multiply-accumulates of convolutions, linears and matrix products, by name.
+    """Return the multiply-accumulates of operators with weights and of matrix products, by name.
 
         convolution          elements of the result * elements of the weight / output channels
         transposed           elements of the input * elements of the weight / input channels
         linear               elements of the result * inputs
         matrix product       elements of the result * columns of the first operand
+        attention            (elements of the query + elements of the result) * keys
+        LSTM, GRU            tokens of the input * elements of all matrices
 
-    Of all times that a loop computes it. Others, as recurrent layers, are left out.
+    Of all times that a loop computes it. An embedding has none. Attention that is causal counts as
+    if it were not.
 
     Args:
         module: a C++ module in canonical form that no one else holds, whose inputs have nodes.
@@ -28,21 +35,21 @@ def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, i
     """
     graph = GraphView.of(module, method)
     found = [node for node in graph.nodes if _is_known(node)]
-    wanted = [node.index for node in found]
-    firsts = [maker.index for node in found if (maker := node.inputs[0].producer) is not None]
-    recorder = Recorder(module, method, [*wanted, *firsts])
+    seen = {node.index: [_kept(value) for value in _read(node)] for node in found}
+    recorder = Recorder(
+        module, method, sorted({i for kept in seen.values() for i in kept if i is not None})
+    )
     _, values = recorder.run(arguments)
     counts: dict[str, int] = {}
     for node in found:
-        results = values.get(node.index, [])
-        first = node.inputs[0]
-        given = values.get(first.producer.index, []) if first.producer is not None else []
-        if not given and isinstance(first.constant, torch.Tensor):
-            given = [first.constant]
+        known = [
+            values.get(index, []) if index is not None else _constants(value)
+            for index, value in zip(seen[node.index], _read(node), strict=True)
+        ]
+        times = max(map(len, known)) if all(known) else 0
         counts[node.name] = sum(
-            _count(node, result, given[min(k, len(given) - 1)])
-            for k, result in enumerate(results)
-            if given
+            _count(node, *(tensors[min(k, len(tensors) - 1)] for tensors in known))
+            for k in range(times)
         )
     return counts
 
@@ -50,7 +57,26 @@ def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, i
 def _is_known(node: NodeView) -> bool:
     if node.traits.weighted is not None:
         return len(node.outputs) == 1 and _weight(node) is not None
-    return node.kind in ("aten::matmul", "aten::mm", "aten::bmm")
+    if node.kind in LAYERS:
+        return matrices_of(node) is not None
+    return node.kind in PRODUCTS or node.kind == ATTENTION
+
+
+def _read(node: NodeView) -> list[ValueView]:
+    """Return the values whose sizes say how much a node computes; `_count` takes them."""
+    if node.kind in LAYERS:
+        return [input_of(node)]
+    if node.kind == ATTENTION:
+        return [node.output, node.operand("query"), node.operand("key")]
+    return [node.output, node.inputs[0]]
+
+
+def _kept(value: ValueView) -> int | None:
+    return value.producer.index if value.producer and not value.is_constant else None
+
+
+def _constants(value: ValueView) -> list[torch.Tensor]:
+    return [value.constant] if isinstance(value.constant, torch.Tensor) else []
 
 
 def _weight(node: NodeView) -> torch.Tensor | None:
@@ -58,9 +84,15 @@ def _weight(node: NodeView) -> torch.Tensor | None:
     return value.constant if isinstance(value.constant, torch.Tensor) else None
 
 
-def _count(node: NodeView, result: torch.Tensor, given: torch.Tensor) -> int:
+def _count(node: NodeView, result: torch.Tensor, *operands: torch.Tensor) -> int:
+    if node.kind in LAYERS:
+        numbers: int = sum(value.constant.numel() for value in matrices_of(node) or ())
+        return result.numel() // max(result.shape[-1], 1) * numbers
+    if node.kind == ATTENTION:
+        query, key = operands
+        return (query.numel() + result.numel()) * key.shape[-2]
     weighted, weight = node.traits.weighted, _weight(node)
     if weighted is None or weight is None:
-        return result.numel() * given.shape[-1]
+        return result.numel() * operands[0].shape[-1]
     channels = math.prod(weight.shape[1:])
-    return (given if weighted.transposed else result).numel() * channels
+    return (operands[0] if weighted.transposed else result).numel() * channels

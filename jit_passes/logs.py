@@ -12,7 +12,8 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from .errors import warn
@@ -40,25 +41,30 @@ def set_up() -> None:
     LOGGER.propagate = False  # or a program with handlers of its own would show it twice
 
 
-def timed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+@contextmanager
+def stage(name: str) -> Iterator[None]:
     """Log when a stage begins, and how long it took or that it failed."""
-    name = function.__name__
+    if not LOGGER.isEnabledFor(logging.INFO):
+        yield
+        return
+    LOGGER.info("%s begins", name)
+    begin = time.perf_counter()
+    try:
+        yield
+    except BaseException as error:
+        LOGGER.info(
+            "%s failed after %.2f s: %s", name, time.perf_counter() - begin, type(error).__name__
+        )
+        raise
+    LOGGER.info("%s took %.2f s", name, time.perf_counter() - begin)
+
+
+def timed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Make a function a stage of its own name."""
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if not LOGGER.isEnabledFor(logging.INFO):
+        with stage(function.__name__):
             return function(*args, **kwargs)
-        LOGGER.info("%s begins", name)
-        begin = time.perf_counter()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            LOGGER.info(
-                "%s failed after %.2f s: %s", name, time.perf_counter() - begin,
-                type(error).__name__,
-            )  # fmt: skip
-            raise
-        LOGGER.info("%s took %.2f s", name, time.perf_counter() - begin)
-        return result
 
     return run

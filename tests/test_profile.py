@@ -213,7 +213,7 @@ def test_infinity_has_no_range(tmp_path: Path) -> None:
     assert Profile.load(tmp_path / "p.yaml") == profile
     broken = ValueProfile("up:linear", ranks=(3, 3), finite=False)
     profile = replace(profile, values={**profile.values, "up:linear": broken})
-    prepared = jit_passes.prepare(script_of("transformer"))
+    prepared = jit_passes.prepare(script_of("transformer"), mode="static")
     with pytest.raises(JitPassesError, match=r"'up:linear' held an infinity"):
         jit_passes.fill(prepared, profile)
 

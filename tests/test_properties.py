@@ -99,7 +99,8 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# None of these modules has codes of fewer than 8 bits, attention, or weights alone on integers;
+# None of these modules has codes of fewer than 8 bits, fused attention, weights alone on integers,
+# or recurrent layers;
 # and some passes change no graph.
 # test_partition.py cuts regions out of random modules, test_x86_transformers.py expands attention.
 NEVER = {
@@ -107,9 +108,11 @@ NEVER = {
     "avoid_fast_path",
     "clamp_codes",
     "expand_attention",
+    "lower_recurrent",
     "lower_weights",
     "outline_regions",
     "remark_float",
+    "spell_out_weights",
 }
 # Said where PyTorch's executor takes a convolution to have a batch axis, and addmm to have the rank
 # of its bias: original modules fail with it too.

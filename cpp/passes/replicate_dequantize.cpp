@@ -49,36 +49,46 @@ Node* choiceOf(Node* user) {
   return user->kind() == choose_qparams ? user : nullptr;
 }
 
+bool replicate(Node* source, const std::unordered_set<const Value*>& written) {
+  if (written.count(source->output())) {
+    return false;
+  }
+  const auto uses = source->output()->uses(); // a copy: the loop edits the list
+  if (uses.empty() || (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock())) {
+    return false;
+  }
+  std::unordered_map<Node*, Value*> shared;
+  for (const auto& use : uses) {
+    Node* choice = choiceOf(use.user);
+    if (choice != nullptr && choice->input(0) != source->output() && shared.count(choice) == 0) {
+      choice = nullptr;
+    }
+    Value* copy = choice == nullptr ? nullptr : shared[choice];
+    if (copy == nullptr) {
+      copy = copyInFrontOf(choice == nullptr ? use.user : choice, source, written);
+      handOverPlace(source, copy->node());
+    }
+    if (choice != nullptr) {
+      shared[choice] = copy;
+    }
+    use.user->replaceInput(use.offset, copy);
+  }
+  source->destroy();
+  return true;
+}
+
 bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
-  const bool changed = changeNodes(*graph, [&](Node* source) {
-    if (!startsWith(source, "jit_passes::dequantize") || written.count(source->output())) {
-      return false;
-    }
-    const auto uses = source->output()->uses(); // a copy: the loop edits the list
-    if (uses.empty() || (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock())) {
-      return false;
-    }
-    std::unordered_map<Node*, Value*> shared;
-    for (const auto& use : uses) {
-      Node* choice = choiceOf(use.user);
-      if (choice != nullptr && choice->input(0) != source->output() && shared.count(choice) == 0) {
-        choice = nullptr;
-      }
-      Value* copy = choice == nullptr ? nullptr : shared[choice];
-      if (copy == nullptr) {
-        copy = copyInFrontOf(choice == nullptr ? use.user : choice, source, written);
-        handOverPlace(source, copy->node());
-      }
-      if (choice != nullptr) {
-        shared[choice] = copy;
-      }
-      use.user->replaceInput(use.offset, copy);
-    }
-    source->destroy();
-    return true;
-  });
+  bool changed = false;
+  // Copies of dynamic ones read what others give, so these come last.
+  for (const bool dynamic : {true, false}) {
+    changed |= changeNodes(*graph, [&](Node* node) {
+      const bool taken = startsWith(node, "jit_passes::dequantize") &&
+                         startsWith(node, "jit_passes::dequantize_dynamic") == dynamic;
+      return taken && replicate(node, written);
+    });
+  }
   if (changed) {
     removeDeadNodes(graph);
   }

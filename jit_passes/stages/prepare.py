@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError, first_line
-from ..logs import timed
+from ..logs import stage
 from ..observers import Observer
 from ..passes.pipeline import Pipeline
 from ..quantizers.base import Quantizer
@@ -28,7 +28,6 @@ OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
 
 
-@timed
 def prepare(
     model: torch.jit.ScriptModule,
     *,
@@ -81,13 +80,16 @@ def prepare_for(
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
     """Return what `prepare` does, smoothed if that is asked for."""
-    annotated = annotate(model, method, FROZEN, quantizer, backend, change=smoother, strict=strict)
-    if smoother is not None and smoother.names:
-        strength = STRENGTH if smoother.strength is None else smoother.strength
-        made = {**annotated.made, "smooth": strength, "smoothed": list(smoother.names)}
-        annotated = replace(annotated, made=made)
-    options = {"insert_observers": plan_observations(annotated.quantizations)}
-    return annotated.insert(OBSERVE, options, ModelStage.PREPARED)
+    with stage("prepare"):
+        annotated = annotate(
+            model, method, FROZEN, quantizer, backend, change=smoother, strict=strict
+        )
+        if smoother is not None and smoother.names:
+            strength = STRENGTH if smoother.strength is None else smoother.strength
+            made = {**annotated.made, "smooth": strength, "smoothed": list(smoother.names)}
+            annotated = replace(annotated, made=made)
+        options = {"insert_observers": plan_observations(annotated.quantizations)}
+        return annotated.insert(OBSERVE, options, ModelStage.PREPARED)
 
 
 def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:

@@ -99,6 +99,11 @@ def quantize_script(
     if isinstance(chosen, BackendQuantizer) and not has_data:
         chosen = chosen.without_data()
     smoother = None
+    if profile is not None and smooth not in (None, "auto"):
+        raise JitPassesError(
+            f"smooth={smooth!r} and a profile: its ranges are those of the model as it is; leave "
+            "one of the two out, or profile what jit_passes.smooth returns"
+        )
     if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
         strength = None if isinstance(smooth, str) else smooth
         smoother = Smoother(strength, calibration_data, input_fn, progress)

@@ -231,6 +231,8 @@ def test_smoothing_and_what_it_does_not_go_with() -> None:
         jit_passes.quantize_script(model, CALIBRATION, smooth=1.5)
     with pytest.raises(JitPassesError, match=r"smooth=0\.5 needs calibration data"):
         jit_passes.quantize_script(model, smooth=0.5)
+    with pytest.raises(JitPassesError, match=r"smooth=0\.5 and a profile: .*jit_passes\.smooth"):
+        jit_passes.quantize_script(model, profile=profile, smooth=0.5)
 
 
 def test_comparing_with_the_model_before_smoothing() -> None:

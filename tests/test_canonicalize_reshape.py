@@ -159,6 +159,28 @@ def test_open_size_of_any_rank() -> None:
         module.forward(torch.randn(2, 8))
 
 
+class Ranks(nn.Module):
+    """A reader of two axes, in a branch that three axes do not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(8, 12), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [2, N] or [N, T, 5]."""
+        x = self.fc(x)
+        return x.permute(1, 0) if x.dim() == 2 else self.out(x.reshape([x.size(0), -1, 6]))
+
+
+def test_readers_in_branches() -> None:
+    """They say nothing of the rank that others see."""
+    model = Ranks().eval()
+    module = normalize(torch.jit.script(model)._c).module
+    for size in ((3, 8), (2, 7, 8), (2, 12, 8)):
+        x = torch.randn(size)
+        assert torch.equal(module.forward(x), model(x))
+
+
 def test_sizes_after_a_write() -> None:
     """A value that changes its shape in place has other sizes before and after."""
 

@@ -94,6 +94,8 @@ def test_profile_stands_for_data(run: Run, model: Path, data: Path, tmp_path: Pa
     assert same(torch.jit.load(out), torch.jit.load(other))
     digest = jit_passes.Profile.load(ranges).digest
     assert made.json["digest"] == digest and made.json["values"]["images"][0] < -2
+    named = run("profile", model, "--data", data, "--target", "stock", "-o", ranges, "--json")
+    assert named.code == 0 and named.json["graph"] == made.json["graph"]
     provenance = run("inspect", other, "--json").json["made"]
     assert provenance["profile"] == digest and "batches" not in provenance
 

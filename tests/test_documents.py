@@ -114,6 +114,14 @@ def test_an_old_table_is_found(name: str) -> None:
     assert generate_docs.generate(new) == new
 
 
+def test_numbers_that_differ_between_machines() -> None:
+    """A last digit is no news; anything else is."""
+    agree = generate_docs.agree
+    assert agree("a.pt: 8 KiB, 55% of b, +25.6  x", "a.pt: 8 KiB, 56% of b, +25.5 x")
+    assert not agree("55% of b", "59% of b") and not agree("25.6 dB", "26.6 dB")
+    assert not agree("2 of 3", "2 of 2") and not agree("0.1.0", "0.1.1")
+
+
 def test_what_leads_nowhere_is_found() -> None:
     path = ROOT / "docs" / "limits.md"
     links = "[a](gone.md) [b](qat.md) [c](qat.md#gone) [d](qat.md#bits) [e](#gone) [f](#limits)"

@@ -116,6 +116,43 @@ def test_lowered(target: str) -> None:
     assert rows[-1]["kind"] == "output" and rows[-1]["sqnr"] is not None
 
 
+class Divides(nn.Module):
+    """By numbers near zero, which codes are zeros of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / self.head(self.fc(x))
+
+
+def test_an_output_that_is_lost() -> None:
+    """No signal is left where codes make it infinite; JSON has no number for it."""
+    torch.manual_seed(0)
+    model, data = torch.jit.script(Divides().eval()), [torch.randn(800, 4)]
+    quantized = jit_passes.quantize_script(model, data, target="reference")
+    found = page(model, quantized, data)
+    assert "-inf dB" in found
+    assert min(row["sqnr"] for row in data_of(found) if row["sqnr"] is not None) == -999
+
+
+def test_the_command_that_makes_it() -> None:
+    """The same mode, which is in the configuration, and what rules say."""
+    case = PLANTED["attention"]
+    model, data = case.model(), case.data()
+    how: dict[str, Any] = {"target": "reference", "mode": "static"}
+    found = page(model, jit_passes.quantize_script(model, data, **how), data)
+    command = "jit-passes quantize model.pt --data DATA --target reference --config layers.yaml"
+    assert f"<code>{command}</code>" in found and "mode: static" in found
+    config = {"version": 1, "rules": [{"module": "head", "keep_float": True}]}
+    found = page(
+        model, jit_passes.quantize_script(model, data, config=config, target="stock"), data
+    )
+    command = "jit-passes quantize model.pt --data DATA --target stock --config layers.yaml"
+    assert f"<code>{command}</code>" in found
+
+
 def test_multiply_accumulates() -> None:
     """Against counts by hand, of each form."""
 

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,34 @@ def test_another_graph() -> None:
         lowered = jit_passes.lower(jit_passes.convert(prepared))
     assert len(jit_passes.coverage(lowered).int8) < 2
     assert lowered(*images(0)[0]).isfinite().all()
+
+
+class Attends(nn.Module):
+    """Attention, which "x86" writes as products and a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x)
+
+
+def test_forms_of_a_target() -> None:
+    """Its own forms of operators have values of their own; the profile is of those."""
+    torch.manual_seed(0)
+    model = torch.jit.script(Attends().eval())
+    data = [torch.randn(2, 5, 16) for _ in range(3)]
+    how: dict[str, Any] = {"target": "x86", "mode": "static"}
+    with pytest.raises(JitPassesError, match=r"another graph.*for this target \(`target=`\)"):
+        jit_passes.quantize_script(model, profile=jit_passes.profile(model, data), **how)
+    profile = jit_passes.profile(model, data, target="x86")
+    found = jit_passes.quantize_script(model, profile=profile, **how)
+    wanted = jit_passes.quantize_script(model, data, smooth=None, **how)
+    with torch.no_grad():
+        assert torch.equal(found(data[0]), wanted(data[0]))
+    assert profile.graph == jit_passes.profile(model, data, target=jit_passes.targets.X86()).graph
+    assert jit_passes.profile(model, data, target="stock").graph != profile.graph
 
 
 def test_another_graph_of_the_same_names() -> None:

@@ -193,6 +193,41 @@ def test_modes_without_data() -> None:
     assert found["head:linear"].alone > found.quantized > 0
 
 
+class Tagger(nn.Module):
+    """Words to tags: a bag of characters and a recurrent layer, of several results each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(30, 12, mode="mean")
+        self.recurrent = nn.LSTM(12, 16, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, words: Tensor) -> Tensor:
+        shape = words.shape
+        y = self.bag(words.reshape(-1, shape[2])).reshape(shape[0], shape[1], -1)
+        return self.head(self.recurrent(y)[0])
+
+
+@pytest.mark.parametrize("target", ["stock", "reference", "x86"])
+def test_operators_of_several_results(target: str) -> None:
+    """They have a name of their own, by which they are left out and tuned."""
+    torch.manual_seed(0)
+    model, data = torch.jit.script(Tagger().eval()), [torch.randint(0, 30, (3, 7, 4))]
+    found = jit_passes.sensitivity(model, data, target=target)
+    names = [row.name for row in found.rows]
+    assert {"recurrent:lstm", "head:linear"} < set(names) and len(names) == 3
+    for row in found.rows:
+        others = [in_float(name) for name in names if name != row.name]
+        assert row.alone == pytest.approx(by_hand(model, data, others, target=target), abs=1e-6)
+        left_out = by_hand(model, data, [in_float(row.name)], target=target)
+        assert row.left_out == pytest.approx(left_out, abs=1e-6)
+    budget = max(row.left_out for row in found.rows) - 1e-3
+    tuned = jit_passes.tune(model, data, budget=budget, alternatives=(), target=target)
+    assert tuned.score >= budget > found.quantized
+    rules = [in_float(layer.name) for layer in tuned.layers]
+    assert by_hand(model, data, rules, target=target) == pytest.approx(tuned.score, abs=1e-6)
+
+
 def test_resume(tmp_path: Path) -> None:
     """Scores from before an interruption are not measured again, and none is lost."""
     model, data, file = SCALED.model(), SCALED.data(), tmp_path / "scores.jsonl"
@@ -225,7 +260,7 @@ def test_resume(tmp_path: Path) -> None:
     dynamic: dict[str, Any] = {"target": "reference", "mode": "dynamic", "resume": sqnr_file}
     jit_passes.sensitivity(model, data, **dynamic)
     assert jit_passes.sensitivity(model, data, **dynamic).evaluations == 0
-    with pytest.raises(jit_passes.JitPassesError, match=r"another run: its power of the outputs"):
+    with pytest.raises(jit_passes.JitPassesError, match=r"another run: its data is"):
         jit_passes.sensitivity(model, data[:1], **dynamic)
     for text in ("not\njson\n", '{"format": "other"}\n', "[]\n"):
         file.write_text(text)

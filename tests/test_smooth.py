@@ -184,6 +184,8 @@ def test_errors() -> None:
         jit_passes.smooth(torch.jit.script(nn.Sequential(nn.Linear(3, 3)).eval()), [X])
     with pytest.raises(ValueError, match=r"strength is between 0 and 1, got 1\.5"):
         jit_passes.smooth(net(), [X], strength=1.5)
+    with pytest.raises(ValueError, match="strength is between 0 and 1, got True"):
+        jit_passes.smooth(net(), [X], strength=True)
     with pytest.raises(JitPassesError, match="alone:layer_norm has given NaN or infinite"):
         jit_passes.smooth(net(), [X / 0])
     with pytest.raises(JitPassesError, match="the data is empty"):

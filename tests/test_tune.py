@@ -15,6 +15,7 @@ from command_line import Run, run_fixture  # noqa: F401  fixtures
 from compare import sqnr
 from planted import PLANTED, Planted
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.configuration.file import read_configuration
@@ -22,6 +23,8 @@ from jit_passes.quantizer import LayerOptions, TensorOptions
 from jit_passes.testing import random_modules
 from jit_passes.tuning.metric import sqnr_metric
 from jit_passes.tuning.variants import IN_FLOAT, Variants
+
+STATIC_HEAD = {"module": "head", "mode": "static"}
 
 
 def variants_of(case: Planted) -> Variants:
@@ -259,6 +262,46 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.narrow(torch.relu(self.middle(torch.relu(self.wide(x)))))
+
+
+class Encoder(nn.Module):
+    """Attention with a scale of its own, between linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.head = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x).unsqueeze(1), self.k(x).unsqueeze(1), self.v(x).unsqueeze(1)
+        return self.head(F.scaled_dot_product_attention(q, k, v, scale=0.25).squeeze(1))
+
+
+@pytest.mark.parametrize("config", [None, {"version": 1, "rules": [STATIC_HEAD]}])
+@pytest.mark.parametrize("target", ["stock", "reference", "x86"])
+def test_encoders(target: str, config: Any) -> None:
+    """Where other layers are static, targets may write attention in other forms."""
+    torch.manual_seed(0)
+    model, data = torch.jit.script(Encoder().eval()), [torch.randn(4, 9, 32)]
+    how: dict[str, Any] = {"target": target, "config": config}
+    measure = sqnr_metric(model, "forward", [((x,), {}) for x in data]).measure
+    quantized = measure(jit_passes.quantize_script(model, data, **how))
+    tuned = jit_passes.tune(model, data, budget=quantized + 1.5, **how)
+    assert tuned.quantized == pytest.approx(quantized, abs=1e-6)
+    assert tuned.layers and tuned.score >= quantized + 1.5
+    again = jit_passes.quantize_script(model, data, target=target, config=str(tuned))
+    assert measure(again) == pytest.approx(tuned.score, abs=1e-6)
+
+
+def test_scores_of_other_data(tmp_path: Path) -> None:
+    """A file of scores is of its data, also where no ranges come from them."""
+    torch.manual_seed(0)
+    model, file = torch.jit.script(Encoder().eval()), tmp_path / "scores.jsonl"
+    data = torch.randn(4, 9, 32)
+    how: dict[str, Any] = {"mode": "dynamic", "target": "reference", "resume": file}
+    jit_passes.sensitivity(model, [data], **how)
+    jit_passes.sensitivity(model, [data.clone()], **how)
+    with pytest.raises(jit_passes.JitPassesError, match="data"):
+        jit_passes.sensitivity(model, [data + 1e-6], **how)
 
 
 def test_size() -> None:

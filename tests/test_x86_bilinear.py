@@ -20,12 +20,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "twice, aligned": {"scale_factor": 2.0, "align_corners": True},
     "half": {"scale_factor": 0.5},
     "factors": {"scale_factor": (1.7, 0.6)},
+    "nearly one": {"scale_factor": (1.05, 1.3)},
     "size": {"size": (9, 31)},
     "size, aligned": {"size": (9, 31), "align_corners": True},
     "smaller": {"size": (2, 3)},
     "a pixel": {"size": (1, 1), "align_corners": True},
 }
-SHAPES = [(2, 3, 6, 7), (1, 40, 4, 9), (3, 65, 2, 5)]
+SHAPES = [(2, 3, 6, 7), (1, 40, 4, 9), (3, 65, 2, 5), (1, 3, 8, 2)]
 
 
 class Resized(nn.Module):

@@ -194,6 +194,27 @@ def test_sums_in_front_of_softmax() -> None:
         assert (lowered(x) - net(x)).square().sum() < net(x).square().sum() / 300
 
 
+def test_long_products() -> None:
+    """Sums of float32 have no limit; those of codes are refused where int32 would not hold them."""
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            kv = self.k(x).softmax(-2).transpose(-1, -2) @ self.v(x)
+            return self.q(x).softmax(-1) @ kv
+
+    torch.manual_seed(0)
+    model = torch.jit.script(Linear().eval())
+    lowered = jit_passes.quantize_script(model, mode="dynamic", target="x86")
+    x = torch.randn(1, 40000, 8)
+    with torch.no_grad():
+        expected = model(x)
+        assert (lowered(x) - expected).square().sum() < expected.square().sum() / 1000
+
+
 def test_products_between_dynamic_operators() -> None:
     """They stay in float, and so the model asks for no data."""
 

@@ -123,6 +123,18 @@ def test_networks() -> None:
         assert (lowered(x) - exact).square().sum() < exact.square().sum() / 300
 
 
+def test_large_groups() -> None:
+    """The square of the number of values times that of a code leaves 64 bits."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 64, 1), nn.GroupNorm(1, 64), nn.Conv2d(64, 2, 1)).eval()
+    _, reference = converted(net, batches(1, 3, 16, 16))
+    lowered = jit_passes.lower(reference, target="x86")
+    x = torch.randn(1, 3, 400, 400)
+    with torch.no_grad():
+        expected = reference(x)
+        assert (lowered(x) - expected).square().sum() < 1e-4 * expected.square().sum()
+
+
 def test_states() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 6, 4, 5)

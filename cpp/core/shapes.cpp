@@ -132,6 +132,9 @@ std::optional<int64_t> Shapes::rankRead(const Use& use) const {
   if (use.offset != 0 || (reader->kind() != aten::permute && reader->kind() != aten::unflatten)) {
     return std::nullopt;
   }
+  if (reader->owningBlock() != reader->input(0)->node()->owningBlock()) {
+    return std::nullopt; // it need not run whenever the tensor is there
+  }
   const auto numbers = constantInts(reader->inputs().back());
   if (!numbers || reader->kind() == aten::permute) {
     return numbers ? std::optional<int64_t>(numbers->size()) : std::nullopt;

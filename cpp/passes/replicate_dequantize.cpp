@@ -54,7 +54,14 @@ bool replicate(Node* source, const std::unordered_set<const Value*>& written) {
     return false;
   }
   const auto uses = source->output()->uses(); // a copy: the loop edits the list
-  if (uses.empty() || (uses.size() == 1 && uses[0].user->owningBlock() == source->owningBlock())) {
+  if (uses.empty()) {
+    return false;
+  }
+  const Node* first = choiceOf(uses[0].user);
+  const bool one = uses.size() == 1 || std::ranges::all_of(uses, [&](const Use& use) {
+                     return first != nullptr && choiceOf(use.user) == first;
+                   });
+  if (one && uses[0].user->owningBlock() == source->owningBlock()) {
     return false;
   }
   std::unordered_map<Node*, Value*> shared;

@@ -75,11 +75,8 @@ struct LayerNorm {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// So many codes make a group that is normalized: the square of their number times that of a code fits in 64 bits.
-constexpr int64_t kMostGrouped = int64_t{1} << 23;
-
-// Over the channels of a group, of which all have as many, in all pixels of an image, `kMostGrouped` codes at most. See
-// LayerNorm. Items: images times blocks of channels, which are whole groups.
+// Over the channels of a group, of which all have as many, in all pixels of an image. See LayerNorm. Items: images
+// times blocks of channels, which are whole groups.
 struct GroupNorm {
   int64_t groups;
   const float *multiplier, *offset;

@@ -60,6 +60,10 @@ Products::Operand Products::operand(int64_t value, bool left) {
 
 void Products::lowerProduct(size_t index) {
   const Operator& op = program_.operators[index];
+  const int64_t products = sizes_[op.inputs[0]].back();
+  TORCH_CHECK(
+      program_.grids[op.inputs[1]].is_float || products <= kMostCodeProducts, op.name,
+      " (matrix_product) has sums of ", products, " products, which int32 does not hold");
   const Operand left = operand(op.inputs[0], true), right = operand(op.inputs[1], false);
   bool transposed = false;
   const Image image = rightMatrices(right.view, transposed);

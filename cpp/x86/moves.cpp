@@ -55,6 +55,10 @@ std::vector<Blend::Taps> blendedTaps(
   const float inside = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
   std::vector<Blend::Taps> taps(out);
   for (int64_t i = 0; i < out; ++i) {
+    if (in == out) { // ATen copies, whatever the factor
+      taps[i] = {i, i, 0.0F};
+      continue;
+    }
     const float at = aligns_corners ? apart * i : std::max(inside * (i + 0.5F) - 0.5F, 0.0F);
     const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
     taps[i] = {first, std::min(first + 1, in - 1), std::clamp(at - first, 0.0F, 1.0F)};

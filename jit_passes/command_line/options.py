@@ -102,6 +102,10 @@ TARGET = click.option(
     help="Backend: a name of `jit-passes targets`, with options after a colon, "
     "stock:engine=onednn.",
 )  # fmt: skip
+FORMS_OF = click.option(
+    "--target", type=TargetType(), default=None,
+    help="Write down values of the forms in which this backend computes operators.",
+)  # fmt: skip
 METHOD = click.option("--method", default="forward", show_default=True, help="Method of the model.")
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
 MODE = click.option(

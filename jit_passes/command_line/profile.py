@@ -27,13 +27,14 @@ The data may stay where they are: the file has ranges and histograms only, and c
 @click.option("--bins", type=click.IntRange(2, 1 << 20), default=2048, show_default=True,
               help="Bins of each histogram.")  # fmt: skip
 @click.option("--weights", is_flag=True, help="Write down the constants too.")
+@options.FORMS_OF
 @options.METHOD
 @click.option("-o", "--output", type=options.FILE, required=True, help="YAML.")
 @options.JSON
 @options.common
 def profile(
-    model: Path, bins: int, weights: bool, method: str, output: Path, as_json: bool,
-    no_progress: bool, **data: Any,
+    model: Path, bins: int, weights: bool, target: str | None, method: str, output: Path,
+    as_json: bool, no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Run data through MODEL, and write ranges and histograms of all its values to a file."""
     loaded = load_model(model)
@@ -42,9 +43,14 @@ def profile(
     if batches is None:
         raise click.UsageError("ranges come from --data or --random")
     options.warn_of_random(data["random"])
-    progress = False if no_progress else None
     made = run_profile(
-        loaded, batches, bins=bins, weights=weights, progress=progress, method=method
+        loaded,
+        batches,
+        bins=bins,
+        weights=weights,
+        progress=False if no_progress else None,
+        method=method,
+        target=None if target is None else options.target_of(target),
     )
     write_whole(output, made.save)
     result = {

@@ -64,11 +64,15 @@ class Selector:
                 yield from ((name, pattern) for pattern in several(given))
 
     def matches(self, node: NodeView) -> bool:
-        """Say whether an operator is meant; with `value`, the one that computes it."""
-        if self.value is not None and not any(
-            is_value(output) and fit_of(self.value)(output.name) for output in node.outputs
-        ):
-            return False
+        """Say whether an operator is meant; with `value`, the one that computes it.
+
+        One with several results goes by its own name too.
+        """
+        if self.value is not None:
+            names = {output.name for output in node.outputs if is_value(output)}
+            names |= {node.name} if len(node.outputs) > 1 else set()
+            if not any(map(fit_of(self.value), names)):
+                return False
         return is_operator(node) and self._fits_place(node)
 
     def matches_value(self, value: ValueView) -> bool:
@@ -131,7 +135,8 @@ def known_names(nodes: Iterable[NodeView], values: Iterable[ValueView]) -> dict[
         "module_regex": modules,
         "module_type": {node.module_type for node in operators},
         "op": {node.kind for node in operators},
-        "value": {value.name for value in values},
+        "value": {value.name for value in values}
+        | {node.name for node in operators if len(node.outputs) > 1},
     }
 
 

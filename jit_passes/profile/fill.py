@@ -98,8 +98,8 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
         ]
         raise JitPassesError(
             f"the profile is of another graph, {profile.graph}, than the model, {sites.hash}: "
-            f"{describe_difference(lacking, own)}. Profile this model, or take what agrees with "
-            "partial=True"
+            f"{describe_difference(lacking, own)}. Profile this model, for this target "
+            "(`target=`), or take what agrees with partial=True"
         )
     if lacking:
         warn(f"the profile has no {shortened(lacking)}: what needs them stays float")

@@ -12,11 +12,12 @@ from .._version import __version__
 from ..errors import JitPassesError, first_line
 from ..logs import timed
 from ..passes.subject import wrap
-from ..stages.annotate import FROZEN
+from ..stages.annotate import FROZEN, formed
 from ..stages.batches import InputFn
 from ..stages.calibrate import calibrate
 from ..stages.module import ModelStage, Report
 from ..stages.prepare import OBSERVE, request
+from ..targets import Target, resolve_target
 from .record import Profile
 from .sites import Site, Sites
 from .value import MOST_BINS, State, ValueProfile
@@ -32,11 +33,13 @@ def profile(
     input_fn: InputFn | None = None,
     progress: bool | None = None,
     method: str = "forward",
+    target: str | Target | None = None,
 ) -> Profile:
     """Run batches through a float model and return the ranges and histograms of all its values.
 
-    Quantizing with the profile gives what calibrating with the data would, for any target and any
-    observers that need no more bins.
+    Quantizing with the profile gives what calibrating with the data would, for any observers that
+    need no more bins, and any target that computes the operators as they are. "x86" writes fused
+    attention as products and a softmax, whose values are other ones: name the target then.
 
     Values are those of the canonical form that `prepare` makes. Each is looked at where it is
     computed. One that may be written in place is also looked at by each operator that reads it, and
@@ -52,6 +55,7 @@ def profile(
         input_fn: makes a batch of inputs out of what `data` gives.
         progress: a progress bar; None for one on terminals only.
         method: the method to run.
+        target: profile the values of the forms in which this target computes static operators.
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
@@ -60,7 +64,10 @@ def profile(
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
         raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
-    return profile_of(FROZEN.enter(model, method), method, data, bins, weights, input_fn, progress)
+    module = FROZEN.enter(model, method)
+    if target is not None:
+        module, _ = formed(module, method, resolve_target(target), {})
+    return profile_of(module, method, data, bins, weights, input_fn, progress)
 
 
 def profile_of(

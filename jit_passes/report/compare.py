@@ -151,8 +151,8 @@ class Comparison:
             return ""
         count = count_of(len(self.unmatched), "value")
         return (
-            f"not compared: {count} inside of compiled regions, or never computed: "
-            f"{shortened(self.unmatched)}; target='reference' shows them"
+            f"not compared: {count} inside of compiled regions, which target='reference' shows, "
+            f"or never computed: {shortened(self.unmatched)}"
         )
 
     def __str__(self) -> str:

@@ -20,9 +20,10 @@ def provenance(model: torch.jit.ScriptModule) -> dict[str, Any] | None:
 
     Returns:
         Of these, what applies: `stage` that the model has reached; `method`; `target`, its name,
-        class and options; `quantizer`, its class; `configuration`, as YAML; `batches` that it was
-        calibrated with, or `profile`, the digest of the one in their place; `data`, where they were
-        made up; `smooth`, the strength, of `jit-passes quantize --smooth`; `jit_passes` and
+        class and options; `quantizer`, its class; `mode` of all operators; `forms`, False where the
+        target's own forms of operators were left out; `configuration`, as YAML; `batches` that it
+        was calibrated with, or `profile`, the digest of the one in their place; `data`, where they
+        were made up; `smooth`, the strength, and `smoothed`, the layer norms; `jit_passes` and
         `torch`, the versions that did the last stage.
     """
     report = Report.read(model)

@@ -78,8 +78,6 @@ class Mode:
 
 
 DYNAMIC = "dynamic"
-AUTO_FLOAT = "auto, none static"
-NONE_STATIC = (DYNAMIC, AUTO_FLOAT)
 NEXT = {
     ModelStage.PREPARED: "calibrate and convert",
     ModelStage.QAT: "training and convert",
@@ -173,7 +171,7 @@ def annotate(
     if made.get("mode") == AUTO and backend is not None and backend.capability.forms:
         assert isinstance(quantizer, BackendQuantizer)
         if not quantizer.is_static(GraphView.of(module, method)):
-            made["mode"] = AUTO_FLOAT
+            made["forms"] = False  # a target's own are for integers
     module, remarks = formed(module, method, backend, made)
     if refine is not None:
         quantizer = refine(quantizer, module)
@@ -206,8 +204,8 @@ def formed(
     """
     if backend is None or not backend.capability.forms:
         return module, ()
-    inside = made.get("mode") == DYNAMIC and backend.capability.dynamic_regions
-    if made.get("mode") in NONE_STATIC and not inside:
+    dynamic = made.get("mode") == DYNAMIC and not backend.capability.dynamic_regions
+    if dynamic or made.get("forms") is False:
         return module, ()
     steps = (*backend.capability.forms, "remove_dead_code", "pool_constants")
     result = Pipeline(f"forms_of_{backend.name}", steps).run(module, method)

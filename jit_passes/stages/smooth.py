@@ -112,7 +112,7 @@ def smooth(
 
 def check_strength(strength: float) -> None:
     """Raise a ValueError for a strength that is not between 0 and 1."""
-    if not 0 <= strength <= 1:
+    if isinstance(strength, bool) or not 0 <= strength <= 1:
         raise ValueError(f"strength is between 0 and 1, got {strength}")
 
 

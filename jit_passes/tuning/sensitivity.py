@@ -115,7 +115,7 @@ class Sensitivity:
 
     def _cells(self, row: LayerSensitivity) -> tuple[str, ...]:
         shown = self._metric.shown
-        gain = f"{row.gain:+.1f}" if self.unit else f"{row.gain:+.4g}"
+        gain = f"{row.gain:+z.1f}" if self.unit else f"{row.gain:+z.4g}"
         return row.name, row.operator, row.bits, shown(row.alone), shown(row.left_out), gain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ from ..quantizers.base import Quantizer
 from ..report.inspection import Inspection, inspection_of
 from ..stages.annotate import FROZEN, annotate, choose_quantizer
 from ..stages.batches import InputFn, batches, cloned
+from ..stages.calibrate import calibrate
 from ..stages.convert import convert, needs_data, plan_of
 from ..stages.lower import lower
 from ..stages.module import Report
@@ -58,6 +60,28 @@ class Layer:
 def _named(layer: Layer) -> tuple[str, ...]:
     """Return globs that fit the results of the layer alone."""
     return tuple(map(only, layer.parts))
+
+
+def digest_of(data: Any) -> str:
+    """Return a text that is the same for equal batches."""
+    digest = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            digest.update(f"{item.dtype}{list(item.shape)}".encode())
+            values = item.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(values.numpy().tobytes())
+        elif isinstance(item, dict):
+            add(list(item.items()))
+        elif isinstance(item, tuple | list):
+            digest.update(f"{len(item)}".encode())
+            for part in item:
+                add(part)
+        else:
+            digest.update(repr(item).encode())
+
+    add(data)
+    return digest.hexdigest()[:16]
 
 
 def layers_of(inspection: Inspection) -> list[Layer]:
@@ -188,9 +212,19 @@ class Variants:
             return lower(self.reference(self._prepared(choices)))
 
     def reference(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-        """Return the reference model of a prepared one."""
-        if self._profile is not None:
-            fill(prepared, self._profile)
+        """Return the reference model of a prepared one.
+
+        Where other layers are static than in the model that was profiled, targets may write
+        operators in other forms, and the data run again.
+        """
+        if needs_data(prepared):
+            report = Report.read(prepared)
+            assert report is not None
+            same = report.made.get("forms") == self.annotated.made.get("forms")
+            if same and self._profile is not None:
+                fill(prepared, self._profile)
+            else:
+                calibrate(prepared, map(cloned, self.data), progress=False)
         return convert(prepared)
 
     def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:
@@ -215,7 +249,7 @@ class Variants:
         assert report is not None
         digest = plan_of(base) if self._profile is None else self._profile.digest
         return {
-            "data": digest,
+            "data": f"{digest} {digest_of(self.data)}" if self.data else digest,
             "target": report.target,
             "metric": self.metric.name,
             "number of the float model": self.metric.of_float,

@@ -261,7 +261,7 @@ JIT_PASSES_VNNI void finishHalf(
       }
     }
   }
-  if (direct) {
+  if (direct || rows.begin >= rows.end) {
     return;
   }
   float* const begin = floats + 2 * rows.begin * kLanes;

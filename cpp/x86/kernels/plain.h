@@ -23,7 +23,11 @@ struct Normal {
 inline __attribute__((always_inline)) Normal
 normalOf(int64_t sum, int64_t squares, int64_t count, double eps) {
   const double share = 1 / static_cast<double>(count);
-  const auto spread = static_cast<double>(count * squares - sum * sum); // variance times count^2
+  constexpr int64_t kMostOfInt64 = int64_t{1} << 23;
+  const auto wide = static_cast<__int128>(count) * squares - static_cast<__int128>(sum) * sum;
+  // The variance times count^2, which is exact.
+  const auto spread =
+      count <= kMostOfInt64 ? static_cast<double>(count * squares - sum * sum) : static_cast<double>(wide);
   const double factor = 1 / std::sqrt(__builtin_fma(spread, share * share, eps));
   return {static_cast<float>(factor), static_cast<float>(-static_cast<double>(sum) * share * factor)};
 }

@@ -31,6 +31,7 @@ from ..provenance import provenance
 from .lanes import HEIGHT, WIDTH, drawn, regions_of
 
 BINS = 64
+LOST = -999.0  # decibels where nothing is left of the signal
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html"
 
@@ -103,9 +104,12 @@ def page(
     macs = macs_of(named.module, record.method, cloned(given[0]))
     profile = profile_of(module, record.method, map(cloned, items), BINS, progress=progress)
     covered = coverage(quantized)
+    made = provenance(quantized)
+    assert made is not None
     facts = {
         "title": title or model.original_name,
-        "made": provenance(quantized),
+        "made": made,
+        "command": _command(made),
         "sizes": [size_of(model), size_of(quantized)],
         "compared": compared,
         "covered": covered,
@@ -123,6 +127,16 @@ def page(
         "decibels": _decibels, "json": _json, "kib": _kib, "folders": without_folders
     }  # fmt: skip
     return environment.get_template(TEMPLATE).render(facts)
+
+
+def _command(made: dict[str, Any]) -> str:
+    """Return the command that makes the same model of the same data."""
+    words = ["jit-passes quantize model.pt --data DATA", f"--target {made['target']['name']}"]
+    words += ["--config layers.yaml"] if "configuration" in made else []  # a mode is in it
+    words += [f"--method {made['method']}"] if made["method"] != "forward" else []
+    smoothed = made.get("smooth")
+    words += [f"--smooth {smoothed}"] if smoothed is not None else []
+    return " ".join(words)
 
 
 def size_of(model: torch.jit.ScriptModule) -> int:
@@ -206,11 +220,14 @@ def _height(sqnr: float) -> int:
 
 
 def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    """Return decibels for JSON, which has no infinity: None for no error, -999 for no signal."""
+    return None if value == math.inf else max(value, LOST)
 
 
 def _decibels(value: float | None) -> str:
-    return "no error" if value is None or value == math.inf else f"{value:.1f} dB"
+    if value is None or value == math.inf:
+        return "no error"
+    return f"{value:.1f} dB" if value > LOST else "-inf dB"
 
 
 def _kib(size: int) -> str:

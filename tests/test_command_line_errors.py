@@ -315,7 +315,12 @@ def test_interrupt(sent: signal.Signals, code: int, model: Path, tmp_path: Path)
     )
     options = ("--random", "8x3x8x8", "--batches", 10**7, "--plugin", plugin, "-o", out)
     process = subprocess.Popen(
-        command("quantize", model, *options), stderr=subprocess.PIPE, text=True, cwd=ROOT
+        command("quantize", model, *options),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        # Background jobs of shells, and what they start, ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not begun.exists() and process.poll() is None and time.monotonic() < deadline:

@@ -79,6 +79,7 @@ class NodeView:
             into this operator; result and bias are then what they will be.
         overload: of the operator's overloads, the one that takes these operands; None for `prim::`
             nodes, and for calls.
+        traits: facts about its kind of operator.
     """
 
     index: int
@@ -93,11 +94,10 @@ class NodeView:
     outputs: list[ValueView]
     folded: NodeView | None = None
     overload: str | None = None
+    traits: Traits = field(init=False)
 
-    @property
-    def traits(self) -> Traits:
-        """Facts about its operator."""
-        return TRAITS.get(self.kind, NOTHING)
+    def __post_init__(self) -> None:
+        self.traits = TRAITS.get(self.kind, NOTHING)
 
     def operand(self, name: str) -> ValueView:
         """Return the operand that the operator's schema calls so, `node.operand("groups")`.

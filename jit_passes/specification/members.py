@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Member:
     parent: Member | None = None
     own: OwnSpec | None = None  # after following what it shares with
 
-    @property
+    @cached_property
     def name(self) -> str:
         return name_of((self.value, self.node) if self.uses else self.value)
 

@@ -96,7 +96,7 @@ Options toOptions(const py::dict& dict) {
 py::tuple toTuple(const NodeRecord& n) {
   return py::make_tuple(
       n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs,
-      n.overload);
+      n.overload, n.carried);
 }
 
 namespace {

@@ -126,6 +126,8 @@ def test_fewer_threads_on_a_busy_machine() -> None:
     crowd.finished(0, True, 200)
     crowd.finished(0, True, 200)
     assert [crowd.threads(2, now) for now in (200, 209.9, 210)] == [1, 1, 2]
+    crowd.finished(0, True, 1000)  # no call was in time meanwhile
+    assert [crowd.threads(2, now) for now in (1000, 1019.9, 1020)] == [1, 1, 2]
 
 
 def test_threads_are_left_out_one_by_one() -> None:

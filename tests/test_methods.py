@@ -151,6 +151,20 @@ def test_in_place_and_alone() -> None:
         assert torch.equal(script.encode(data["encode"][0]), model.encode(data["encode"][0]))
 
 
+def test_a_rule_for_one_of_the_methods() -> None:
+    """It says that other methods may have nothing of its kind."""
+    model = seeded(Coder)
+    script, data = torch.jit.script(model), data_of(model)
+    rule: dict[str, Any] = {"module": "encoder.0", "keep_float": True}
+    options: dict[str, Any] = {"methods": METHODS, "target": "stock"}
+    unmatched = r"the method 'decode': .*matches nothing"
+    with pytest.raises(jit_passes.JitPassesError, match=unmatched):
+        jit_passes.quantize_script(script, data, config={"version": 1, "rules": [rule]}, **options)
+    config = {"version": 1, "rules": [rule | {"allow_unmatched": True}]}
+    joined = jit_passes.quantize_script(script, data, config=config, **options)
+    assert [len(jit_passes.coverage(joined, name).int8) for name in METHODS] == [1, 2]
+
+
 def test_a_file_loads_with_torch_alone(tmp_path: Path) -> None:
     model = seeded(Coder)
     data = data_of(model)

@@ -13,8 +13,8 @@ SLOW := properties qat_models qat_training tutorials freeze floor cpp qat_recipe
   command_line_errors command_line lsq_start custom_ops slots lower_weights profile custom_quantizers x86_weights \
   qat_distributed logs x86_joins x86_fused correlation qat tune sensitivity
 # Tests of C++ that reads memory by numbers of its own.
-SANITIZED := x86_convolution x86_kernels x86_plan x86_run x86_state x86_target quantize_ops \
-  fake_quantize lookup_table histogram training_operators
+SANITIZED := $(patsubst tests/test_%.py,%,$(wildcard tests/test_x86_*.py)) quantize_ops fake_quantize \
+  lookup_table histogram training_operators
 # A copy of the working tree, with a build of its own.
 define copy
 	mkdir -p $(1)

@@ -4,6 +4,7 @@ Usage, from the repository root::
 
     python -m benchmarks.x86_profile --models resnet50 mobilenet_v2 --batch 1 8
     python -m benchmarks.x86_profile --models resnet50 --image 225 193
+    python -m benchmarks.x86_profile --models encoder_128 --mode dynamic
 
 The time of each step is its minimum over many calls, with the wait for other threads behind it.
 A share of the peak is that of multiply-adds, measured first with registers only. The rest is
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
     parser.add_argument("--image", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--integer-layer-norm", action="store_true")
+    parser.add_argument("--mode", choices=("static", "dynamic"), default="static")
     parser.add_argument("--calls", type=int, default=_CALLS)
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
@@ -94,7 +96,8 @@ def main() -> None:
             ]
         scripted = torch.jit.script(spec.build())
         target = X86(integer_layer_norm=options.integer_layer_norm)
-        model = quantize_with_jit_passes(scripted, batches, None, target)
+        given = batches if options.mode == "static" else None
+        model = quantize_with_jit_passes(scripted, given, None, target, options.mode)
         found = list(plans(model))
         if len(found) != 1:
             print(f"{spec.title}: {len(found)} plans, and one is shown where there is no other\n")

@@ -167,3 +167,50 @@ def test_training() -> None:
     found = {name: parameter.grad for name, parameter in prepared.named_parameters()}
     for name, grad in expected.items():
         assert torch.allclose(found[name], grad, rtol=1e-6, atol=1e-7), name
+
+
+class Residual(nn.Module):
+    """A convolution and a shortcut that is added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y += x
+        return y
+
+
+class Features(nn.ModuleDict):
+    """Layers some of whose results are kept in a dict, as backbones of detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__({name: Residual() for name in ("stem", "low", "high")})
+        self.kept = {"low": "0", "high": "1"}
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, layer in self.items():
+            x = layer(x)
+            if name in self.kept:
+                found[self.kept[name]] = x
+        return found
+
+
+@pytest.mark.parametrize("target", ["stock", "reference", "x86"])
+def test_results_in_a_dict(target: str) -> None:
+    """They are no reason to leave the sums that make them in float."""
+    torch.manual_seed(0)
+    model = torch.jit.script(Features().eval())
+    data = [torch.randn(2, 3, 9, 7) for _ in range(2)]
+    kinds = {node.kind for node in jit_passes.normalized_graph(model).nodes}
+    assert "aten::add" in kinds and "aten::add_" not in kinds
+    quantized = jit_passes.quantize_script(model, data, target=target)
+    with torch.no_grad():
+        found, expected = quantized(data[0]), model(data[0])
+    for name in ("0", "1"):
+        error = (found[name] - expected[name]).square().sum()
+        assert error < 1e-3 * expected[name].square().sum()
+    if target == "x86":
+        assert sum(hasattr(module, "compiled") for module in quantized.modules()) == 1

@@ -107,24 +107,32 @@ def test_threads_that_come_late() -> None:
 
 
 def test_fewer_threads_on_a_busy_machine() -> None:
-    """A late one is left out for 10 ms, and twice as long whenever it is soon late again."""
+    """One that is late twice is left out for 10 ms, and twice as long if it is soon late again."""
     crowd = Crowd()
     assert crowd.threads(2, 0) == 2
+    for was_late in (True, False, True):
+        crowd.finished(0, was_late, 0)
+        assert crowd.threads(2, 0) == 2
     crowd.finished(0, True, 0)
     assert [crowd.threads(2, now) for now in (0, 9.9, 10)] == [1, 1, 2]
     crowd.finished(0, True, 10)
     assert [crowd.threads(2, now) for now in (10, 29.9, 30)] == [1, 1, 2]
     crowd.finished(0, False, 30)
     assert crowd.threads(2, 31) == 2
+    crowd.finished(0, True, 35)
     crowd.finished(0, True, 40)
     assert [crowd.threads(2, now) for now in (40, 79.9, 80)] == [1, 1, 2]
     crowd.finished(0, False, 80)
     crowd.finished(0, True, 200)
+    crowd.finished(0, True, 200)
     assert [crowd.threads(2, now) for now in (200, 209.9, 210)] == [1, 1, 2]
+    crowd.finished(0, True, 1000)  # no call was in time meanwhile
+    assert [crowd.threads(2, now) for now in (1000, 1019.9, 1020)] == [1, 1, 2]
 
 
 def test_threads_are_left_out_one_by_one() -> None:
     crowd = Crowd()
+    crowd.finished(0, True, 0)
     crowd.finished(0, True, 0)
     assert crowd.threads(8, 1) == 7
     crowd.finished(1, True, 1)

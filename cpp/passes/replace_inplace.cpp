@@ -2,8 +2,9 @@
 //
 //   %y = aten::relu_(%x)   ->   %y = aten::relu(%x)     when no other name of %x is read later
 //
-// PyTorch's alias analysis decides; what it cannot prove stays in place, and later passes leave
-// those values in float.
+// A value that an operator has just made has no other name, whatever becomes of it later. Else PyTorch's alias analysis
+// decides, for which all that goes into a list or dict may share memory with all weights. What neither can prove stays
+// in place, and later passes leave those values in float.
 //
 // Two kinds stay in place, because the functional form is not the same operator:
 // - comparisons and logical operators, which then return bool;
@@ -62,6 +63,62 @@ bool isAnotherOperator(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
+// Whether the result has memory of its own, not by what PyTorch declares: some operators give back their operand.
+bool isFresh(const Node* node) {
+  static const auto kinds = symbols(
+      {"aten::_convolution", "aten::layer_norm", "aten::group_norm", "aten::cat", "aten::matmul",
+       "aten::max_pool2d", "aten::avg_pool2d"});
+  return node->outputs().size() == 1 && (weightedOperator(node) || isElementwise(node) ||
+                                         isNormalization(node->kind()) || kinds.count(node->kind()) > 0);
+}
+
+// The operator that computes the same and takes the same operands, but writes to none of them.
+std::optional<c10::Symbol> functionalForm(const Node* node) {
+  const std::string name = node->kind().toQualString();
+  const auto* schema = name.back() == '_' && name[name.size() - 2] != '_' ? node->maybeSchema() : nullptr;
+  if (schema == nullptr || schema->arguments().empty() || schema->returns().size() != 1) {
+    return std::nullopt;
+  }
+  const auto* written = schema->arguments()[0].alias_info();
+  if (written == nullptr || !written->isWrite() || schema->returns()[0].alias_info() == nullptr) {
+    return std::nullopt;
+  }
+  const auto kind = symbol(name.substr(0, name.size() - 1));
+  for (const auto& found : torch::jit::getAllOperatorsFor(kind)) {
+    const auto& other = found->schema();
+    const bool same = other.overload_name() == schema->overload_name() &&
+                      std::ranges::equal(
+                          other.arguments(), schema->arguments(),
+                          [](const auto& a, const auto& b) { return *a.type() == *b.type(); });
+    if (same && other.returns().size() == 1) {
+      return kind;
+    }
+  }
+  return std::nullopt;
+}
+
+// Operators that write to a value which nothing has read yet, in the block where it is made.
+bool replaceWritesToFresh(Graph& graph) {
+  return changeNodes(graph, [](Node* node) {
+    if (node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node)) {
+      return false;
+    }
+    Value* value = node->input(0);
+    const bool alone = value->node()->owningBlock() == node->owningBlock() && isFresh(value->node()) &&
+                       std::ranges::all_of(value->uses(), [&](const Use& use) {
+                         return use.user == node || node->isBefore(use.user);
+                       });
+    const auto kind = alone ? functionalForm(node) : std::nullopt;
+    if (!kind) {
+      return false;
+    }
+    Value* result = insertValue(node, *kind, node->inputs(), node, node->output()->type());
+    value->replaceAllUsesAfterNodeWith(node, result);
+    replaceNode(node, result);
+    return true;
+  });
+}
+
 bool expandCopies(Graph& graph) {
   return replaceNodes(graph, [](Node* node) -> Value* {
     if (node->kind() != aten::copy || !isTensor(node->output())) {
@@ -76,6 +133,7 @@ bool expandCopies(Graph& graph) {
 
 bool replaceInplace(PassContext& context) {
   const auto graph = context.graph();
+  const bool replaced = replaceWritesToFresh(*graph);
   std::unordered_set<const Value*> dropped;
   forEachNode(*graph, [&](const Node* node) {
     if (mayBeOff(node)) {
@@ -85,7 +143,7 @@ bool replaceInplace(PassContext& context) {
   const bool changed = torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
     return !isAnotherOperator(node) && (node->inputs().empty() || !dropped.count(sourceOf(node->input(0))));
   });
-  return expandCopies(*graph) || changed;
+  return expandCopies(*graph) || changed || replaced;
 }
 
 const RegisterPass replace_inplace_pass{

@@ -7,9 +7,10 @@
 
 namespace jit_passes::x86 {
 
-// Calls with a thread that comes late leave one thread more out for a while. Then calls try with one more again, and the
-// sooner one of them is late, the longer it is until the next try. Any threads may ask and tell at once: what is lost
-// then is a better guess. Times are nanoseconds of a clock that only grows.
+// Where a thread comes late in two calls in a row, calls leave one thread more out for a while: in one alone it may have
+// been asleep. Then a call tries with one more again; if that is late too, or a later one soon is, it is longer until
+// the next try. Any threads may ask and tell at once: what is lost then is a better guess. Times are nanoseconds of a
+// clock that only grows.
 class Crowd {
  public:
   // How many threads a call should take, of so many that it could have.
@@ -21,14 +22,19 @@ class Crowd {
 
   // A call has left out so many threads. Whether one of the others came late is known where there was another.
   void finished(int left_out, bool was_late, int64_t now) {
+    const bool again = was_late_.exchange(was_late, std::memory_order_relaxed);
+    const int out = out_.load(std::memory_order_relaxed);
+    if (was_late && !again && out == 0) {
+      return;
+    }
     if (was_late) {
       const int64_t pause = pause_.load(std::memory_order_relaxed);
-      const bool is_soon = now - until_.load(std::memory_order_relaxed) < 2 * pause;
+      const bool is_soon = out > 0 || now - until_.load(std::memory_order_relaxed) < 2 * pause;
       const int64_t next = is_soon ? std::min(2 * pause, kLongest) : kShortest;
       pause_.store(next, std::memory_order_relaxed);
       until_.store(now + next, std::memory_order_relaxed);
       out_.store(left_out + 1, std::memory_order_relaxed);
-    } else if (left_out < out_.load(std::memory_order_relaxed)) {
+    } else if (left_out < out) {
       out_.store(left_out, std::memory_order_relaxed);
     }
   }
@@ -37,7 +43,8 @@ class Crowd {
   // A thread that is late costs a time slice, some 4 ms; one that is left out for nothing, half of a call at most.
   static constexpr int64_t kShortest = 10'000'000, kLongest = 640'000'000;
 
-  std::atomic<int> out_{0}; // threads
+  std::atomic<int> out_{0};           // threads
+  std::atomic<bool> was_late_{false}; // a thread of the last call
   std::atomic<int64_t> pause_{kShortest}, until_{-kLongest};
 };
 

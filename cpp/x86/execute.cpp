@@ -119,8 +119,8 @@ class Progress {
     }
   }
 
-  // Whether some thread came so late that others had to wait for it.
-  bool wasLate() const { return was_late_.load(std::memory_order_relaxed); }
+  // Nanoseconds of the longest wait for a thread that came late.
+  int64_t lost() const { return lost_.load(std::memory_order_relaxed); }
 
  private:
   // Waits until a word is another than the one seen. This thread's share took from `begun` till now, and all others
@@ -129,8 +129,9 @@ class Progress {
     if (!isSoonOther(word, seen)) {
       const int64_t since = nanosecondsNow();
       word.wait(seen, std::memory_order_acquire);
-      if (alike && nanosecondsNow() - since > 2 * (since - begun) + kLate) {
-        was_late_.store(true, std::memory_order_relaxed);
+      const int64_t waited = nanosecondsNow() - since;
+      if (alike && waited > 2 * (since - begun) + kLate && waited > lost()) {
+        lost_.store(waited, std::memory_order_relaxed);
       }
     }
     return word.load(std::memory_order_acquire);
@@ -204,7 +205,7 @@ class Progress {
   alignas(64) std::atomic<int64_t> unfinished_{0}; // units of the phase
   alignas(64) std::atomic<int> phase_{0};
   alignas(64) std::atomic<int> left_{0}; // threads but the first
-  std::atomic<bool> was_late_{false};
+  std::atomic<int64_t> lost_{0};
 };
 
 } // namespace
@@ -223,13 +224,16 @@ void execute(
     }
     return;
   }
+  const int64_t begun = nanosecondsNow();
   Progress progress(phases, threads, nanoseconds);
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
     progress.work(ofThread(call, thread), thread, omp_get_num_threads());
   }
-  crowd.finished(most - threads, progress.wasLate(), nanosecondsNow());
+  // A call that is much longer than what it lost would lose more without the thread.
+  const int64_t now = nanosecondsNow();
+  crowd.finished(most - threads, progress.lost() > (now - begun) / 4, now);
 }
 
 } // namespace jit_passes::x86

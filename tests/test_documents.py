@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
+from jit_passes.command_line.main import cli
 from tools import generate_docs
 
 pytestmark = pytest.mark.skipif(
@@ -24,6 +27,7 @@ DOCUMENTS = sorted(
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
+COMMAND = re.compile(r"^(?:\$ )?jit-passes (.+)$", re.MULTILINE)
 TOP = ("jit_passes/", "cpp/", "tests/", "docs/", "tools/", "tutorials/", "benchmarks/")
 PATH = re.compile(rf"(?:{'|'.join(TOP)})[\w./-]+|[\w./-]+\.(?:cpp|h|py|md)")
 # Files that readers of CONTRIBUTING.md are told to write.
@@ -91,6 +95,22 @@ def test_documents(path: Path) -> None:
     for language, code in FENCE.findall(text):
         if language == "python" and path.name == "README.md":
             compile(code, str(path), "exec")
+
+
+def test_commands() -> None:
+    """Commands that documents show have the arguments and options that they are given."""
+    found = 0
+    for path in DOCUMENTS:
+        for _, code in FENCE.findall(path.read_text(encoding="utf-8")):
+            for line in COMMAND.findall(code):
+                words = shlex.split(line.partition(" | ")[0])
+                name, command, rest = cli.resolve_command(click.Context(cli), words)
+                assert command is not None
+                command.make_context(name, rest)
+                found += 1
+    assert found > 20
+    with pytest.raises(click.UsageError):
+        cli.commands["report"].make_context("report", ["a.pt", "b.pt", "--latncy", "-o", "c"])
 
 
 def test_tables_are_up_to_date() -> None:

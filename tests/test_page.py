@@ -106,6 +106,46 @@ def test_the_same_each_time_and_escaped(
     assert "<script>alert" not in first and "&lt;script&gt;alert(1)" in first
 
 
+def test_graphs(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
+    """The first has what was folded and no integers; the second has regions and conversions."""
+    section = text[text.index('id="graph"') : text.index('id="values"')]
+    before, after = section.split("</figure>")[:2]
+    assert "As written" in before and "Quantized" in after
+    assert "int8" not in before.partition("<svg")[2] and "region" not in before.partition("<svg")[2]
+    assert after.count('class="int8"') > 5 and 'class="converted"' in after
+    kinds = {row.kind.partition("::")[2] for row in jit_passes.inspect(models[0])}
+    assert any(f":{kind}<" in before.replace(" ", "") for kind in kinds)
+
+
+class Norm(nn.Module):
+    """Its batch norm is folded, and its dropout removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.drop = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(torch.relu(self.bn(self.conv(x))))
+
+
+def test_the_graph_as_written() -> None:
+    model, data = torch.jit.script(Norm().eval()), [torch.randn(2, 3, 4, 4)]
+    found = page(model, jit_passes.quantize_script(model, data, target="reference"), data)
+    section = found[found.index('id="graph"') : found.index('id="values"')]
+    before, after = section.split("</figure>")[:2]
+    names = [re.findall(r"<title>(.*?)</title>", graph) for graph in (before, after)]
+    assert names == [["conv:conv2d", "bn:batch_norm", "drop:dropout"], ["conv:conv2d"]]
+
+
+def test_latency(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
+    """Only where it is asked for; medians in milliseconds, of calls that take so long."""
+    assert 'id="latency"' not in text
+    timed = page(*models, SCALED.data(), latency=True)
+    found = re.search(r'id="latency"><b>([\d.]+) to ([\d.]+) ms</b>', timed)
+    assert found is not None and all(0 < float(ms) < 1000 for ms in found.groups())
+    assert re.sub(r'<div id="latency">.*?</div>\n', "", timed) == text
+
+
 @pytest.mark.parametrize("target", ["stock", "x86"])
 def test_lowered(target: str) -> None:
     """Of compiled regions, what they give; a model of other operators too."""

@@ -28,17 +28,22 @@ The second way shows all values: of a model for x86, only results of compiled re
 @click.argument("quantized", type=options.FILE)
 @options.DATA
 @click.option("--title", default="", help="Of the page; default: the name of the model's class.")
+@click.option(
+    "--latency",
+    is_flag=True,
+    help="Time calls of both models on the first batch; the page is another each time then.",
+)
 @click.option("-o", "--output", type=options.FILE, required=True, help="The page, .html.")
 @options.JSON
 @options.common
 def report(
-    model: Path, quantized: Path, title: str, output: Path, as_json: bool, no_progress: bool,
-    **data: Any,
+    model: Path, quantized: Path, title: str, latency: bool, output: Path, as_json: bool,
+    no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Show in one HTML file what quantizing MODEL to QUANTIZED did, and where accuracy was lost.
 
     The file needs no network: what made it, sizes, operators with reasons and shares of the work,
-    errors with histograms, the graph, and the configuration.
+    errors with histograms, the graph before and after, and the configuration.
     """
     check_output(output, [path for path in (model, quantized, data["data"]) if path is not None])
     float_model, other = load_model(model), load_model(quantized)
@@ -48,7 +53,7 @@ def report(
     if batches is None:
         raise click.UsageError("values come from --data or --random")
     shown = False if no_progress else None
-    text = page(float_model, other, batches, title=title, progress=shown)
+    text = page(float_model, other, batches, title=title, latency=latency, progress=shown)
     write_whole(output, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
     size = output.stat().st_size
     show(f"{output}: {size / 1024:.0f} KiB", {"output": str(output), "bytes": size}, as_json)

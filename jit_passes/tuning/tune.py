@@ -18,13 +18,15 @@ from ..errors import JitPassesError, count_of, nearest, without_folders
 from ..logs import LOGGER, timed
 from ..observers import Entropy, MinMax
 from ..quantizers.base import Quantizer
+from ..report.cost import Cost, file_size, latency_on
 from ..stages.batches import InputFn, progress_bar
 from ..targets import Target
-from .cost import OBJECTIVES, Cost, file_size, latency_on
 from .metric import Metric, MetricFn
 from .ranking import suspects
 from .sensitivity import finite
 from .variants import IN_FLOAT, Layer, Variants
+
+OBJECTIVES = ("layers", "size", "latency")
 
 
 def _everything(options: TensorOptions) -> LayerOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from ... import _C
 from ...errors import JitPassesError, without_folders
 from ...graph.view import GraphView
 from ...logs import timed
-from ...passes.pipeline import Pipeline
+from ...passes.pipeline import CLEAN_UP, Pipeline
 from ...profile import Profile
 from ...profile.run import profile_of
 from ...stages.annotate import FROZEN, formed
@@ -24,6 +23,7 @@ from ...stages.batches import batches, cloned
 from ...stages.module import ModelStage, Report, stage_of
 from ...targets import Target
 from ..compare import ValueComparison, compare, name_inputs
+from ..cost import file_size, latency_on
 from ..coverage import Coverage, coverage
 from ..inspection import computes
 from ..macs import macs_of
@@ -34,6 +34,8 @@ BINS = 64
 LOST = -999.0  # decibels where nothing is left of the signal
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html"
+CHARACTER = 7.3  # width in the font of the graphs, in pixels
+AS_WRITTEN = Pipeline("as_written", ("freeze", *CLEAN_UP))
 
 
 @timed
@@ -44,6 +46,7 @@ def report(
     path: str | os.PathLike[str],
     *,
     title: str = "",
+    latency: bool = False,
     input_fn: Callable[[Any], Any] | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -51,9 +54,10 @@ def report(
 
     In it: what made the model; sizes; operators in int8 or float with reasons and shares of
     multiply-accumulates; the error of each value in the order of the graph, with its histogram and
-    the range of its grid; the graph with regions on integers; a table to sort and filter; the
-    configuration. The file needs no network and no other file. There are no paths, names of
-    machines or times in it, so the same input gives the same file.
+    the range of its grid; the graph as it was written, and beside it as it is quantized, with
+    regions on integers; a table to sort and filter; the configuration. The file needs no network
+    and no other file. There are no paths, names of machines or times in it, so the same input gives
+    the same file, but for `latency`.
 
     Args:
         model: the float model of which the other was made; see `compare`. It is not touched.
@@ -61,6 +65,8 @@ def report(
         data: batches, as for `calibrate`; they are kept until the file is written.
         path: of the file.
         title: of the page; "" for the name of the model's class.
+        latency: whether to time calls of both models on the first batch, as the process is now; the
+            page has their medians.
         input_fn: makes a batch of inputs out of what `data` gives.
         progress: a progress bar; None for one on terminals only.
 
@@ -68,7 +74,9 @@ def report(
         JitPassesError: what `compare` raises; the package jinja2 is missing.
         OSError: the file cannot be written.
     """
-    text = page(model, quantized, data, title=title, input_fn=input_fn, progress=progress)
+    text = page(
+        model, quantized, data, title=title, latency=latency, input_fn=input_fn, progress=progress
+    )
     Path(path).write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -78,6 +86,7 @@ def page(
     data: Iterable[Any],
     *,
     title: str = "",
+    latency: bool = False,
     input_fn: Callable[[Any], Any] | None = None,
     progress: bool | None = None,
 ) -> str:
@@ -98,6 +107,7 @@ def page(
         record.made,
     )  # fmt: skip
     graph = GraphView.of(module, record.method)
+    before = GraphView.of(AS_WRITTEN.run(model._c, record.method).module, record.method)
     named = Pipeline("name_inputs", (name_inputs,)).run(
         _C.clone(module, record.method), record.method
     )
@@ -110,14 +120,19 @@ def page(
         "title": title or model.original_name,
         "made": made,
         "command": _command(made),
-        "sizes": [size_of(model), size_of(quantized)],
+        "sizes": [file_size(model), file_size(quantized)],
+        "latency": None,
         "compared": compared,
         "covered": covered,
         "operators": _operators(covered, macs),
         "share": _share(covered, macs),
-        "graph": _graph(graph, record),
+        "graphs": [_drawing(before, set()), _drawing(graph, _on_integers(record))],
         "line": (WIDTH, HEIGHT),
     }
+    if latency:
+        measure = latency_on(items[0], record.method)
+        facts["latency"] = [1000 * measure(model), 1000 * measure(quantized)]
+        facts["threads"] = torch.get_num_threads()
     facts["values"] = [_value(row, profile, record) for row in compared.rows]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True,
@@ -137,13 +152,6 @@ def _command(made: dict[str, Any]) -> str:
     smoothed = made.get("smooth")
     words += [f"--smooth {smoothed}"] if smoothed is not None else []
     return " ".join(words)
-
-
-def size_of(model: torch.jit.ScriptModule) -> int:
-    """Return the bytes of a model's file."""
-    buffer = io.BytesIO()
-    torch.jit.save(model, buffer)
-    return buffer.getbuffer().nbytes
 
 
 def _operators(covered: Coverage, macs: dict[str, int]) -> list[dict[str, Any]]:
@@ -190,15 +198,19 @@ def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, 
     return found
 
 
-def _graph(graph: GraphView, record: Report) -> dict[str, Any]:
+def _on_integers(record: Report) -> set[str]:
+    """Return the names of operators on integers, and of those whose results are quantized."""
+    int8 = {row.name for row in record.operators if row.dtype == "int8"}
+    return int8 | {value.name for value in record.values}
+
+
+def _drawing(graph: GraphView, int8: set[str]) -> dict[str, Any]:
     """Return the lines of the drawing: operators in program order, with their regions."""
     shown = [node for node in graph.nodes if computes(node)]
-    int8 = {row.name for row in record.operators if row.dtype == "int8"}
-    int8 |= {value.name for value in record.values}
     drawing = drawn(graph.nodes, shown)
     inside = [node.name in int8 for node in shown]
     regions = regions_of(drawing.edges, inside)
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"name": node.name, "kind": node.kind.rpartition("::")[2], "region": region,
          "x": lane * WIDTH + WIDTH // 2, "y": k * HEIGHT + HEIGHT // 2}
         for k, (node, lane, region) in enumerate(zip(shown, drawing.lanes, regions, strict=True))
@@ -208,9 +220,11 @@ def _graph(graph: GraphView, record: Report) -> dict[str, Any]:
         (path, kinds.get((inside[source], inside[reader]), "converted"))
         for path, (source, reader) in zip(drawing.curves, drawing.edges, strict=True)
     ]
+    longest = max((len(line["name"]) + 12 * (line["region"] > 0) for line in lines), default=0)
     return {
-        "lines": lines, "curves": curves, "width": drawing.width, "height": len(shown) * HEIGHT,
-        "regions": max(regions, default=0),
+        "lines": lines, "curves": curves, "text": drawing.width + 6,
+        "width": drawing.width + 12 + round(CHARACTER * longest),
+        "height": len(shown) * HEIGHT, "regions": max(regions, default=0),
     }  # fmt: skip
 
 
@@ -230,7 +244,7 @@ def _decibels(value: float | None) -> str:
     return f"{value:.1f} dB" if value > LOST else "-inf dB"
 
 
-def _kib(size: int) -> str:
+def _kib(size: float) -> str:
     return f"{size / 1024:,.0f} KiB"
 
 

@@ -14,7 +14,6 @@ from ..stages.batches import cloned
 
 CALLS = 10  # of which the median is taken, after as many to warm up
 Cost = Callable[[torch.jit.ScriptModule], float]
-OBJECTIVES = ("layers", "size", "latency")
 
 
 def file_size(model: torch.jit.ScriptModule) -> float:

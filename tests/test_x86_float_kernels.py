@@ -173,7 +173,7 @@ def test_sums_and_products(name: str, types: str) -> None:
 
 
 def softmax(
-    x: Floats, plain: bool, gap: int = 0, part: int = 1 << 40
+    x: Floats, plain: bool, gap: int = 0, part: int = 1 << 40, hides: bool = False
 ) -> tuple[Floats, NDArray[np.uint8]]:
     """Return floats and codes of one call that gives both; either alone has the same bits."""
     results = []
@@ -184,7 +184,7 @@ def softmax(
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            np.float32(255), np.float32(2), 2, 250, plain, part,
+            np.float32(255), np.float32(2), 2, 250, hides, plain, part,
         )  # fmt: skip
         floats.check()
         codes.check()
@@ -227,10 +227,23 @@ def test_forms_of_softmax_agree(channels: int) -> None:
 
 @forms
 def test_softmax_without_numbers(plain: bool) -> None:
-    """A row of minus infinities, or with an infinity or a NaN, is NaN, and others are as before."""
+    """A row with an infinity or a NaN is NaN, one of minus infinities where nothing hides."""
     x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 5, 70)).astype(np.float32)
     expected, _ = softmax(x, plain)
     x[..., 1, :], x[..., 2, 66], x[..., 3, 0] = -np.inf, np.inf, np.nan
-    floats, codes = softmax(x, plain)
-    assert np.isnan(floats[..., 1:4, :]).all() and (codes[..., 1:4, :] == 2).all()
-    assert np.array_equal(floats[..., ::4, :], expected[..., ::4, :])
+    for hides in (False, True):
+        floats, codes = softmax(x, plain, hides=hides)
+        row = floats[..., 1, :]
+        assert (row == 0).all() if hides else np.isnan(row).all()
+        assert np.isnan(floats[..., 2:4, :]).all() and (codes[..., 1:4, :] == 2).all()
+        assert np.array_equal(floats[..., ::4, :], expected[..., ::4, :])
+
+
+@forms
+def test_softmax_that_hides(plain: bool) -> None:
+    """A NaN shows although all else is hidden; numbers of any size are no minus infinities."""
+    x = np.full((1, 1, 1, 3, 70), -np.inf, np.float32)
+    x[..., 1, 3], x[..., 2, 69] = np.nan, np.finfo(np.float32).min
+    floats, _ = softmax(x, plain, hides=True)
+    assert (floats[..., 0, :] == 0).all() and np.isnan(floats[..., 1, :]).all()
+    assert (floats[..., 2, :69] == 0).all() and floats[..., 2, 69] == 1

@@ -150,6 +150,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "bool": {"attn_mask": VISIBLE},
     "floats": {"attn_mask": torch.zeros(TOKENS, TOKENS).masked_fill(~VISIBLE, -float("inf"))},
     "large numbers": {"attn_mask": torch.zeros(TOKENS, TOKENS).masked_fill(~VISIBLE, -1e9)},
+    "a query without keys": {"attn_mask": VISIBLE & (torch.arange(TOKENS) != 3)[:, None]},
     "causal": {"is_causal": True},
 }
 
@@ -191,7 +192,7 @@ def test_causal_attention_of_any_length() -> None:
 
 
 REFUSED = {
-    "hidden": ({"attn_mask": torch.zeros(TOKENS, TOKENS).bool()}, "its mask hides all keys"),
+    "grouped": ({"enable_gqa": True}, "several of its queries share a key"),
 }
 
 

@@ -100,7 +100,7 @@ void addRanges(Table& table) {
   const auto nonnegative = [&](const std::string& names, std::vector<std::string> operands) {
     table.each(names, [&](OperatorTraits& t) { t.nonnegative_if = operands; });
   };
-  nonnegative("abs exp exp2 hardsigmoid sigmoid softmax softplus sqrt square", {});
+  nonnegative("abs exp exp2 hardsigmoid sigmoid softmax _safe_softmax softplus sqrt square", {});
   nonnegative("add", {"self", "other", "alpha"});
   nonnegative("maximum minimum mul", {"self", "other"});
   nonnegative("cat stack", {"tensors"});

@@ -24,7 +24,7 @@ int64_t spatialOf(const Node* node) {
 bool keepsShape(const Node* node) {
   static const auto kinds = symbols(
       {"aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm", "aten::softmax",
-       "aten::layer_norm", "jit_passes::quantize", "jit_passes::dequantize"});
+       "aten::_safe_softmax", "aten::layer_norm", "jit_passes::quantize", "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
   return kinds.count(node->kind()) || isDropout(node) || (isElementwise(node) && tensors == 1);
 }
@@ -47,10 +47,11 @@ bool isUnbound(const Node* node) {
   return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;
 }
 
-std::optional<int64_t> integer(const Value* value) {
-  const auto number = constantNumber(value);
-  return number && *number == std::floor(*number) ? std::optional(static_cast<int64_t>(*number))
-                                                  : std::nullopt;
+// arange(end, ...), or arange(0, end, ...)
+bool isCount(const Node* node) {
+  return node->kind() == aten::arange &&
+         (node->inputs().size() == 5 ||
+          (node->inputs().size() == 6 && constantNumber(node->input(0)) == 0.0));
 }
 
 } // namespace
@@ -69,6 +70,9 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   if (known_.isWritten(tensor)) {
     return std::nullopt;
   }
+  if (const auto known = known_.rank(tensor)) {
+    return known;
+  }
   if (const auto sizes = sizesGiven(tensor)) {
     return sizes->size();
   }
@@ -85,6 +89,24 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
       return own;
     }
   }
+  if (const auto own = rankMade(tensor)) {
+    return own;
+  }
+  for (const Use& use : tensor->uses()) {
+    const auto weighted = weightedOperator(use.user);
+    const bool keeps = keepsShape(use.user) || (weighted && weighted->spatial_dims == 0);
+    if (keeps && use.offset == 0 && use.user->owningBlock() == node->owningBlock()) {
+      if (const auto own = rank(use.user->output())) {
+        return own;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// The rank that follows from the operands of the operator that makes it.
+std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
+  const Node* node = tensor->node();
   const auto weighted = weightedOperator(node);
   if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
     return spatial + 2;
@@ -96,6 +118,13 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   if (node->kind() == aten::permute) {
     const auto axes = constantInts(node->input(1));
     return axes ? std::optional<int64_t>(axes->size()) : rank(node->input(0));
+  }
+  if (node->kind() == aten::embedding) {
+    const auto own = rank(node->input(1));
+    return own ? std::optional(*own + 1) : std::nullopt;
+  }
+  if (isCount(node)) {
+    return 1;
   }
   if (node->kind() == aten::select || isUnbound(node)) {
     const auto own = rank(node->kind() == aten::select ? node->input(0) : node->input(0)->node()->input(0));
@@ -123,7 +152,7 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
     }
     return own ? std::optional(*own + change->second - change->first) : std::nullopt;
   }
-  return known_.rank(tensor);
+  return std::nullopt;
 }
 
 // The rank that a reader takes.
@@ -141,68 +170,6 @@ std::optional<int64_t> Shapes::rankRead(const Use& use) const {
   }
   const auto split = rank(reader->output());
   return split ? std::optional<int64_t>(*split + 1 - int64_t(numbers->size())) : std::nullopt;
-}
-
-Extent Shapes::ofNumber(const Value* value) const {
-  const Node* node = value->node();
-  static const auto conversions =
-      symbols({"prim::NumToTensor", "aten::Int", "aten::ScalarImplicit", "aten::IntImplicit"});
-  if (const auto constant = constantOf(value); constant && constant->isInt()) {
-    return {nullptr, constant->toInt()};
-  }
-  if (conversions.count(node->kind()) && node->inputs().size() == 1) {
-    return ofNumber(node->input(0));
-  }
-  if (const auto quotient = ofQuotient(node)) {
-    return {nullptr, *quotient};
-  }
-  const Value* sizes = node->kind() == aten::size ? value : node->inputs().empty() ? nullptr : node->input(0);
-  if (sizes == nullptr || sizes->node()->kind() != aten::size || known_.isWritten(sizes)) {
-    return {value};
-  }
-  const Value* tensor = sizes->node()->input(0);
-  const Node* reader = value == sizes || node->kind() == aten::__getitem__ ? node : nullptr;
-  if (node->kind() == prim::ListUnpack) {
-    return ofAxis(tensor, value->offset(), {value});
-  }
-  const auto axis = reader && reader->inputs().size() == 2 ? constantOf(reader->input(1)) : std::nullopt;
-  return axis && axis->isInt() ? ofAxis(tensor, axis->toInt(), {value}) : Extent{value};
-}
-
-// `size // 4`, and what traced models have for it.
-std::optional<int64_t> Shapes::ofQuotient(const Node* node) const {
-  const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;
-  const auto rounding =
-      node->kind() == aten::div && node->inputs().size() == 3 ? constantOf(node->input(2)) : std::nullopt;
-  if (!floors && !(rounding && rounding->isString())) { // trunc and floor are one for sizes
-    return std::nullopt;
-  }
-  const Extent size = ofNumber(node->input(0));
-  const auto divisor = integer(node->input(1));
-  return size.isNumber() && size.number >= 0 && divisor && *divisor > 0
-             ? std::optional(size.number / *divisor)
-             : std::nullopt;
-}
-
-// The sizes that a reshape is given; -1 for the one that is open.
-std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const {
-  const Node* node = tensor->node();
-  if (node->kind() != aten::reshape || known_.isWritten(node->input(1))) {
-    return std::nullopt;
-  }
-  std::vector<Extent> sizes;
-  if (const auto constant = constantInts(node->input(1))) {
-    for (const int64_t size : *constant) {
-      sizes.push_back({nullptr, size});
-    }
-  } else if (node->input(1)->node()->kind() == prim::ListConstruct) {
-    for (const Value* size : node->input(1)->node()->inputs()) {
-      sizes.push_back(ofNumber(size));
-    }
-  } else {
-    return std::nullopt;
-  }
-  return sizes;
 }
 
 std::optional<Shapes::Split> Shapes::split(const Node* node) const {
@@ -259,6 +226,13 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   if (keepsShape(node)) {
     return ofAxis(from, axis);
   }
+  if (isCount(node)) {
+    const Extent end = ofNumber(node->input(node->inputs().size() - 5));
+    const bool known = end.isNumber()        ? end.number >= 0
+                       : isTensor(end.value) ? end.number != Extent::kHeld
+                                             : end.value->type()->kind() == c10::TypeKind::IntType;
+    return known ? end : Extent{tensor, axis};
+  }
   if (const auto sizes = sizesGiven(tensor); sizes && axis < int64_t(sizes->size())) {
     const Extent size = (*sizes)[axis];
     return size.isNumber() && size.number < 0 ? Extent{tensor, axis} : size;
@@ -287,6 +261,12 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     }
     if (weight && axis == channels && !weighted->transposed) {
       return {nullptr, weight->size(0)};
+    }
+    if (node->kind() == aten::embedding) {
+      const auto rows = known_.tensor(from);
+      return axis < *own - 1 ? ofAxis(node->input(1), axis)
+             : rows          ? Extent{nullptr, rows->size(1)}
+                             : Extent{tensor, axis};
     }
     if (node->kind() == aten::matmul || node->kind() == attention || broadcasts(node)) {
       return ofProduct(tensor, axis, *own);

@@ -7,8 +7,11 @@
 
 namespace jit_passes {
 
-// A number where there is no value; an axis of a tensor; or whatever an integer value holds.
+// A number where there is no value; an axis of a tensor, or the number that is all of it; or whatever an integer value
+// holds.
 struct Extent {
+  static constexpr int64_t kHeld = std::numeric_limits<int64_t>::min();
+
   const Value* value = nullptr;
   int64_t number = 0;
 
@@ -38,7 +41,9 @@ class Shapes {
   };
 
   std::optional<Split> split(const Node* node) const;
+  static std::optional<int64_t> integer(const Value* value); // a constant
   std::optional<int64_t> findRank(const Value* tensor) const;
+  std::optional<int64_t> rankMade(const Value* tensor) const;
   std::optional<int64_t> rankRead(const torch::jit::Use& use) const;
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;

@@ -9,10 +9,10 @@
 namespace jit_passes {
 namespace {
 
-const auto kQuantize = Symbol::fromQualString("jit_passes::quantize");
-const auto kQuantizePerChannel = Symbol::fromQualString("jit_passes::quantize_per_channel");
-const auto kDequantize = Symbol::fromQualString("jit_passes::dequantize");
-const auto kDequantizePerChannel = Symbol::fromQualString("jit_passes::dequantize_per_channel");
+const auto kQuantize = symbol("jit_passes::quantize");
+const auto kQuantizePerChannel = symbol("jit_passes::quantize_per_channel");
+const auto kDequantize = symbol("jit_passes::dequantize");
+const auto kDequantizePerChannel = symbol("jit_passes::dequantize_per_channel");
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;

@@ -12,7 +12,8 @@
 //   %y = aten::linear(%x, ...)
 //   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
 //
-// A reshape to constants says all that there is to know, and stays.
+// A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
+// tensors: these stay in their types.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -109,6 +110,13 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   return std::nullopt;
 }
 
+void keepRank(Value* tensor, const std::optional<int64_t>& rank) {
+  const auto type = tensor->type()->cast<c10::TensorType>();
+  if (type && rank) {
+    tensor->setType(type->withDim(*rank));
+  }
+}
+
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
   const Shapes shapes(context);
@@ -116,6 +124,9 @@ bool canonicalizeReshape(PassContext& context) {
   forEachNode(*graph, [&](Node* node) {
     if (auto named = namedAxes(shapes, node)) {
       found.push_back(std::move(*named));
+      keepRank(node->output(), shapes.rank(node->output()));
+    } else if (node->kind() == aten::size) {
+      keepRank(node->input(0), shapes.rank(node->input(0)));
     }
   });
   for (const auto& [node, steps] : found) {
@@ -124,6 +135,7 @@ bool canonicalizeReshape(PassContext& context) {
       const std::vector<Value*> operands{value, insertConstant(node, axis), insertConstant(node, argument)};
       value = insertValue(node, kind, operands, node);
     }
+    value->setType(node->output()->type());
     replaceNode(node, value);
   }
   return !found.empty();

@@ -8,8 +8,10 @@
 //   %w = aten::softmax(%s, -1, None)
 //   %y = aten::matmul(%w, %v)
 //
-// A constant mask is added to the scores, one of bool as 0 and minus infinity; so is the mask of causal attention, made
-// for the numbers of queries and keys: %m = aten::triu(aten::full([queries, keys], -inf), 1).
+// A mask is added to the scores, one of bool as 0 and minus infinity: aten::where(%mask, 0, -inf). The dtype of one that
+// the model computes is known as it runs. A query may have no key then, which gives zeros: its shares are those of
+// aten::_safe_softmax. The mask of causal attention is made for the numbers of queries and keys:
+// %m = aten::triu(aten::full([queries, keys], -inf), 1).
 //
 // PyTorch's formula multiplies both operands by the root of the scale. Here the scale is behind the product, where it
 // only changes the step of integers. In float the fused operator is faster, so this is no part of the canonical form.
@@ -35,8 +37,8 @@ constexpr float kHidden = -std::numeric_limits<float>::infinity();
 struct Expansion {
   Node* node;
   double scale;
-  at::Tensor mask = {};           // that is added
-  Extent queries = {}, keys = {}; // where it is causal
+  std::optional<at::Tensor> mask = {}; // a constant
+  Extent queries = {}, keys = {};      // where it is causal
   bool causal = false;
 };
 
@@ -51,25 +53,19 @@ std::optional<double> scaleOf(const Shapes& shapes, const Node* node) {
 
 // Why a mask cannot be added to scores, or nothing.
 std::optional<std::string> unlikeSum(const std::optional<at::Tensor>& mask, const Node* node) {
-  if (!mask) {
-    return "its mask is computed by the model: write the formula, and add the mask to the scores";
+  if (!isTensor(node->input(kMask))) {
+    return "its mask may be None";
   }
   if (constantBool(node->input(kCausal)) != false) {
     return "it has a mask and is causal, or may be";
   }
-  if (mask->scalar_type() != at::kBool && mask->scalar_type() != at::kFloat) {
-    return "its mask is neither bool nor float32";
-  }
-  const at::Tensor hidden = mask->scalar_type() == at::kBool ? mask->logical_not() : mask->eq(kHidden);
-  if (mask->dim() == 0 || hidden.all(-1).any().item<bool>()) {
-    return "its mask hides all keys of a query, whose result is 0 in PyTorch, and NaN by the formula";
-  }
-  return std::nullopt;
+  const bool other = mask && mask->scalar_type() != at::kBool && mask->scalar_type() != at::kFloat;
+  return other ? std::optional<std::string>("its mask is neither bool nor float32") : std::nullopt;
 }
 
 // Why the formula is not for it, or nothing.
 std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes& shapes, const Node* node) {
-  if (std::ranges::any_of(node->inputs().slice(0, 3), [&](auto* x) { return shapes.isWritten(x); }) ||
+  if (std::ranges::any_of(node->inputs().slice(0, 4), [&](auto* x) { return shapes.isWritten(x); }) ||
       shapes.isWritten(node->output())) {
     return "something writes to its operands or its result";
   }
@@ -99,10 +95,15 @@ Value* insertSize(Node* before, const Extent& extent) {
     return insertConstant(before, extent.number);
   }
   auto* value = const_cast<Value*>(extent.value);
-  return isTensor(value) ? insertValue(
-                               before, symbol("aten::size"), {value, insertConstant(before, extent.number)},
-                               before, c10::IntType::get())
-                         : value;
+  if (!isTensor(value)) {
+    return value;
+  }
+  const auto insert = [&](const char* kind, at::ArrayRef<Value*> operands) {
+    return insertValue(before, symbol(kind), operands, before, c10::IntType::get());
+  };
+  return extent.number == Extent::kHeld
+             ? insert("aten::Int", {value})
+             : insert("aten::size", {value, insertConstant(before, extent.number)});
 }
 
 // Minus infinity where a key comes behind the query.
@@ -122,7 +123,31 @@ Value* insertCausalMask(const Expansion& attention) {
   return insertValue(node, symbol("aten::triu"), {full, insertConstant(node, int64_t{1})}, node);
 }
 
-void expand(const Expansion& attention) {
+// What a constant mask adds to scores.
+Value* insertMask(Node* node, const at::Tensor& mask) {
+  return insertConstant(
+      node, mask.scalar_type() == at::kBool
+                ? at::zeros(mask.sizes(), at::kFloat).masked_fill(mask.logical_not(), kHidden)
+                : mask.detach().clone());
+}
+
+// The same of one that the model computes, right behind it: all layers that read it share the sum's operand.
+Value* insertComputedMask(Value* mask, const Node* like) {
+  Node* maker = mask->node();
+  Node* next = maker->kind() == prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next();
+  Value* dtype = insertValue(next, prim::dtype, {mask}, like, c10::IntType::get());
+  Value* boolean = insertConstant(next, static_cast<int64_t>(at::kBool));
+  Value* hides = insertValue(next, aten::eq, {dtype, boolean}, like, c10::BoolType::get());
+  Node* branch = insertNode(next, prim::If, {hides}, like);
+  Node* end = branch->addBlock()->return_node();
+  Value* zero = insertConstant(end, 0.0);
+  Value* hidden = insertConstant(end, static_cast<double>(kHidden));
+  end->owningBlock()->registerOutput(insertValue(end, aten::where, {mask, zero, hidden}, like));
+  branch->addBlock()->registerOutput(mask);
+  return branch->output();
+}
+
+void expand(const Expansion& attention, std::unordered_map<const Value*, Value*>& masks) {
   Node* node = attention.node;
   const auto insert = [&](const char* kind, const std::vector<Value*>& operands) {
     return insertValue(node, symbol(kind), operands, node);
@@ -131,11 +156,20 @@ void expand(const Expansion& attention) {
   Value* transposed = insert("aten::transpose", {node->input(1), number(-2), number(-1)});
   Value* scores = insert("aten::matmul", {node->input(0), transposed});
   scores = insert("aten::mul", {scores, insertConstant(node, attention.scale)});
-  if (attention.causal || attention.mask.defined()) {
-    Value* mask = attention.causal ? insertCausalMask(attention) : insertConstant(node, attention.mask);
+  Value* mask = node->input(kMask);
+  const bool masked = !isNone(mask);
+  if (attention.causal || masked) {
+    Value*& computed = masks[mask];
+    if (masked && !attention.mask && computed == nullptr) {
+      computed = insertComputedMask(mask, node);
+    }
+    mask = attention.causal ? insertCausalMask(attention)
+           : attention.mask ? insertMask(node, *attention.mask)
+                            : computed;
     scores = insert("aten::add", {scores, mask, number(1)});
   }
-  Value* weights = insert("aten::softmax", {scores, number(-1), insertConstant(node, c10::IValue())});
+  const char* softmax = masked ? "aten::_safe_softmax" : "aten::softmax";
+  Value* weights = insert(softmax, {scores, number(-1), insertConstant(node, c10::IValue())});
   replaceNode(node, insert("aten::matmul", {weights, node->input(2)}));
 }
 
@@ -153,17 +187,17 @@ bool expandAttention(PassContext& context) {
       continue;
     }
     Expansion& attention = expanded.emplace_back(Expansion{node, *scaleOf(shapes, node)});
-    if (const auto mask = known.tensor(node->input(kMask))) {
-      const at::Tensor zeros = at::zeros(mask->sizes(), at::kFloat);
-      attention.mask = mask->scalar_type() == at::kBool ? zeros.masked_fill(mask->logical_not(), kHidden)
-                                                        : mask->detach().clone();
-    } else if (*constantBool(node->input(kCausal))) {
+    attention.mask = known.tensor(node->input(kMask));
+    if (*constantBool(node->input(kCausal))) {
       attention.causal = true;
       attention.queries = shapes.ofAxis(node->input(0), -2);
       attention.keys = shapes.ofAxis(node->input(1), -2);
     }
   }
-  std::ranges::for_each(expanded, expand);
+  std::unordered_map<const Value*, Value*> masks; // that the model computes
+  for (const Expansion& attention : expanded) {
+    expand(attention, masks);
+  }
   return !expanded.empty();
 }
 

@@ -52,10 +52,11 @@ struct LayerNormFloats {
 };
 
 // Over the channels of each pixel: y = exp(x - (largest x)) / (sum of these), 0 where the exponent is below -87. Minus
-// infinity gives 0, and a row that has no larger number is NaN. A sum has 64 parts, and results are as those of layer
-// norm. Items: rows.
+// infinity gives 0, and a row that has no larger number is NaN, or 0 where `hides`. A sum has 64 parts, and results are
+// as those of layer norm. Items: rows.
 struct SoftmaxFloats {
   ToCodes codes = {};
+  bool hides = false;
   Form form = bestForm();
   int64_t items(const Image& in) const { return in.rows(); }
   void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;

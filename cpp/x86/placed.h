@@ -55,7 +55,7 @@ Part averaged(
     const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);
 // As float32, as codes, or both.
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
-Part softmaxedFloats(const Memory& from, const Memory* floats, const Memory* codes);
+Part softmaxedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
 
 // Of dynamic linear layers.
 Part measured(const Memory& from, const Memory& to);

@@ -275,6 +275,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"matmul", {matrixProduct, false}},
         {"bmm", {batchedProduct, false}},
         {"softmax", {softmax, false}},
+        {"_safe_softmax", {softmax, false}},
         {"layer_norm", {layerNorm, false}},
         {"group_norm", {groupNorm, false}},
         {"chunk", {chunk, true}},

@@ -15,7 +15,8 @@ Planned batchedProduct(const Reader&, Node* node) {
 
 Planned softmax(const Reader& reader, Node* node) {
   refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
-  return {{Kind::Softmax, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  const bool hides = node->kind() != c10::aten::softmax;
+  return {{Kind::Softmax, "", {}, 0, {reader.operand(node, "dim").toInt(), hides}, {}}, {node->input(0)}};
 }
 
 namespace {

@@ -158,7 +158,7 @@ class Preparation {
       return softmaxed(step, in(step), out(step));
     }
     const auto [floats, codes] = results(step);
-    return softmaxedFloats(in(step), floats, codes);
+    return softmaxedFloats(operatorOf(step), in(step), floats, codes);
   }
 
   // The float32 and the codes that a step gives, one or both.

@@ -129,8 +129,9 @@ Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floa
   return floatsAndCodes(kernel, from, floats, codes, op.tensors);
 }
 
-Part softmaxedFloats(const Memory& from, const Memory* floats, const Memory* codes) {
-  return floatsAndCodes(SoftmaxFloats{}, from, floats, codes, {});
+Part softmaxedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
+  const bool hides = op.attributes.size() > 1 && op.attributes[1] != 0;
+  return floatsAndCodes(SoftmaxFloats{{}, hides}, from, floats, codes, {});
 }
 
 } // namespace jit_passes::x86

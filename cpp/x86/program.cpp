@@ -52,7 +52,7 @@ constexpr Signature kSignatures[] = {
     {"resize_nearest", 1, 1, 1, 4, 0, 1},
     {"resize_bilinear", 1, 1, 2, 4, 0, 1},
     {"matrix_product", 2, 2, 1, 1, 0, 0},
-    {"softmax", 1, 1, 1, 1, 0, 0},
+    {"softmax", 1, 1, 1, 2, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
     {"group_norm", 1, 1, 1, 1, NormTensors::Count, NormTensors::Count},
     {"constant", 0, 0, 0, 0, 1, 1},
@@ -167,6 +167,8 @@ class Checker {
         return require(
             op.tensors[0].dim() <= 5 && between(op.tensors[0].numel(), 1, kMaxSize), "its sizes are none");
       case Kind::Softmax:
+        require(op.attributes.size() < 2 || between(op.attributes[1], 0, 1), "what it hides is 0 or 1");
+        return checkAxes(op, 0);
       case Kind::Concat:
       case Kind::Permute:
       case Kind::Transpose:

@@ -56,7 +56,7 @@ enum class Kind {
   ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
   ResizeBilinear,  // the same for two axes, and behind them whether corners are aligned
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
-  Softmax,       // attributes: axis
+  Softmax,       // attributes: axis, and 1 where minus infinities alone give zeros
   LayerNorm, // over the last axis, see NormTensors
   GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
   Constant,  // its elements are tensors[0]

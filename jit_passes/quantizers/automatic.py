@@ -18,7 +18,7 @@ BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "a table, of which rows are looked up"
 
-_SOFTMAX = "aten::softmax"
+_SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 _FUSED = "attention"  # in the names of all fused forms
 
 
@@ -119,7 +119,7 @@ def is_attention(node: NodeView) -> bool:
 
 def _is_softmax(value: ValueView) -> bool:
     while (maker := value.producer) is not None and maker.inputs:
-        if maker.kind == _SOFTMAX:
+        if maker.kind in _SOFTMAX:
             return True
         if not (maker.moves_data or maker.traits.dropout or maker.kind == "aten::to"):
             return False

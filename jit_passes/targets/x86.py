@@ -30,6 +30,7 @@ from .target import RefusedOperator, Target
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
+SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
@@ -115,7 +116,7 @@ def _by_number(node: NodeView) -> str | None:
 
 def _hides(node: NodeView, constant: torch.Tensor) -> bool:
     readers = [user.kind for user, _ in node.output.uses]
-    return bool(readers) and set(readers) == {"aten::softmax"} and bool(constant.min() <= HIDDEN)
+    return bool(readers) and {*readers} <= {*SOFTMAX} and bool(constant.min() <= HIDDEN)
 
 
 def _floats(node: NodeView) -> str | None:
@@ -228,7 +229,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
             for op in ("matmul", "bmm")
         ),
-        OperatorSupport("aten::softmax", _OWN, ranks=RANKS, check=_softmax),
+        *(OperatorSupport(kind, _OWN, ranks=RANKS, check=_softmax) for kind in SOFTMAX),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
                         reads_parts=_joins_channels),
         OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, MOST_AXES), _group_norm),
@@ -256,7 +257,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::layer_norm": _layer_norm,
         "aten::mean": _mean,
         **dict.fromkeys(pools, _options),
-        "aten::softmax": _softmax,
+        **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _by_number,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
         **dict.fromkeys(("aten::gelu", *CLIPS), _options),
@@ -279,7 +280,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
         floats=floats,
-        begins=frozenset({"aten::layer_norm", "aten::softmax"}),
+        begins=frozenset({"aten::layer_norm", *SOFTMAX}),
         forms=("expand_attention",),
         dynamic=replace(
             dynamic_inputs(needs_reduced_range(ENGINE)),

@@ -280,8 +280,8 @@ JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
     const Image* in, const Image* floats, const Image* codes, float inverse_scale, float zero_point,
-    int32_t low, int32_t high, bool plain, int64_t part) {
-  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, formOf(plain)};
+    int32_t low, int32_t high, bool hides, bool plain, int64_t part) {
+  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, hides, formOf(plain)};
   inParts(softmax.items(*in), part, [&](int64_t begin, int64_t end) {
     softmax.run(*in, floats, codes, begin, end);
   });

@@ -126,8 +126,15 @@ inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
   return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
 }
 
+// What all numbers of a row are taken relative to. Relative to 0, minus infinities alone have the sum 0.
+float levelOf(float largest, bool hides) {
+  return hides && largest == -std::numeric_limits<float>::infinity() ? 0 : largest;
+}
+
+float inverseOf(float sum) { return sum == 0 ? 0 : 1 / sum; }
+
 JIT_PASSES_VECTORIZED void softmaxFloats(
-    const float* in, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+    const float* in, int64_t count, const SoftmaxFloats& softmax, float* floats, uint8_t* codes) {
   float parts[kSumParts];
   std::fill_n(parts, kSumParts, -std::numeric_limits<float>::infinity());
   for (int64_t i = 0; i < count; i += kSumParts) {
@@ -135,17 +142,18 @@ JIT_PASSES_VECTORIZED void softmaxFloats(
       parts[j] = in[i + j] > parts[j] ? in[i + j] : parts[j];
     }
   }
-  const float largest = *std::max_element(parts, parts + kSumParts);
+  const float level = levelOf(*std::max_element(parts, parts + kSumParts), softmax.hides);
   std::fill_n(parts, kSumParts, 0.0F);
   for (int64_t i = 0; i < count; i += kSumParts) {
     for (int64_t j = 0; j < std::min(kSumParts, count - i); ++j) {
-      const auto [value, power] = exponentialOf(in[i + j] - largest);
+      const auto [value, power] = exponentialOf(in[i + j] - level);
       parts[j] = __builtin_fmaf(value, power, parts[j]);
     }
   }
-  const float factor = 1 / sumOfParts(parts), low = to.low, high = to.high;
+  const ToCodes& to = softmax.codes;
+  const float factor = inverseOf(sumOfParts(parts)), low = to.low, high = to.high;
   for (int64_t i = 0; i < count; ++i) {
-    const auto [value, power] = exponentialOf(in[i] - largest);
+    const auto [value, power] = exponentialOf(in[i] - level);
     const float y = value * power * factor;
     if (floats) {
       floats[i] = y;
@@ -243,7 +251,7 @@ JIT_PASSES_VNNI_INLINE FloatExponentials exponentialsOf(__m512 d) {
 }
 
 JIT_PASSES_VNNI void softmaxFloatsVnni(
-    const float* in, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+    const float* in, int64_t count, const SoftmaxFloats& softmax, float* floats, uint8_t* codes) {
   __m512 sums[4];
   std::fill_n(sums, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
   for (int64_t i = 0; i < count; i += kSumParts) {
@@ -253,9 +261,9 @@ JIT_PASSES_VNNI void softmaxFloatsVnni(
     }
   }
   const __m512 most = _mm512_max_ps(_mm512_max_ps(sums[0], sums[1]), _mm512_max_ps(sums[2], sums[3]));
-  const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+  const __m512 level = _mm512_set1_ps(levelOf(_mm512_reduce_max_ps(most), softmax.hides));
   const auto at = [&](int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
-    return exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), largest));
+    return exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), level));
   };
   std::fill_n(sums, 4, _mm512_setzero_ps());
   for (int64_t i = 0; i < count; i += kSumParts) {
@@ -268,7 +276,8 @@ JIT_PASSES_VNNI void softmaxFloatsVnni(
       }
     }
   }
-  const __m512 factor = _mm512_set1_ps(1 / sumOfFour(sums));
+  const __m512 factor = _mm512_set1_ps(inverseOf(sumOfFour(sums)));
+  const ToCodes& to = softmax.codes;
   const __m512 inverse = _mm512_set1_ps(to.inverse_scale), zero = _mm512_set1_ps(to.zero_point);
   const __m512 low = _mm512_set1_ps(static_cast<float>(to.low));
   const __m512 high = _mm512_set1_ps(static_cast<float>(to.high));
@@ -356,7 +365,7 @@ void SoftmaxFloats::run(
     const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
   const auto run = form == Form::Vnni ? softmaxFloatsVnni : softmaxFloats;
   overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
-    run(row, in.channels, codes, y, q);
+    run(row, in.channels, *this, y, q);
   });
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .stages.batches import InputFn
 from .stages.calibrate import calibrate
 from .stages.convert import convert, needs_data
 from .stages.lower import lower
+from .stages.methods import by_method, check_methods, join_methods
 from .stages.module import Report
 from .stages.prepare import prepare_for
 from .stages.smooth import Smoother, check_strength
@@ -33,9 +35,9 @@ RANGES = (
 @timed
 def quantize_script(
     model: torch.jit.ScriptModule,
-    calibration_data: Iterable[Any] | None = None,
+    calibration_data: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
     *,
-    profile: Profile | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     quantizer: Quantizer | None = None,
     target: str | Target = "auto",
     config: Any = None,
@@ -45,6 +47,7 @@ def quantize_script(
     inplace: bool = False,
     progress: bool | None = None,
     method: str = "forward",
+    methods: Sequence[str] | None = None,
     input_fn: InputFn | None = None,
 ) -> torch.jit.ScriptModule:
     """Quantize a scripted, traced or loaded model to int8.
@@ -57,8 +60,9 @@ def quantize_script(
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
             profile, or if nothing needs data: weights do not, nor does the mode "dynamic"; "auto"
-            then leaves in float what does.
-        profile: of this model, or the file of one, in place of data: see `jit_passes.profile`.
+            then leaves in float what does. With `methods`, a dict of these by method.
+        profile: of this model, or the file of one, in place of data: see `jit_passes.profile`. With
+            `methods`, a dict of these by method.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
             is the one that the quantizer is made for, or the best for this machine: "x86" on a
@@ -81,17 +85,54 @@ def quantize_script(
         inplace: make `model` itself the int8 model, to free the float weights.
         progress: a progress bar during calibration; None for one on terminals only.
         method: the method to quantize. The result has this one only.
+        methods: several methods to quantize, in place of `method`. The result has all methods of
+            the model; the others compute in float what they did, by weights of their own. Each
+            quantized method is a module, `quantized_<method>`. A rule of `config` that is for some
+            of the methods needs `allow_unmatched`.
         input_fn: makes a batch of inputs out of what `calibration_data` gives.
 
     Returns:
         The int8 model. `coverage` tells what became int8 and why the rest did not.
 
     Raises:
-        JitPassesError: the model or the data do not allow it; the message says what to do.
+        JitPassesError: the model or the data do not allow it; the message says what to do. Of
+            several methods, none that is quantized may use what another one changes.
 
     Warns:
         JitPassesWarning: without data, operators stay in float that need some.
     """
+    quantized = partial(
+        _quantized, model, quantizer=quantizer, target=target, config=config, mode=mode,
+        smooth=smooth, strict=strict, progress=progress, input_fn=input_fn,
+    )  # fmt: skip
+    if methods is None:
+        result = quantized(calibration_data, profile, method=method)
+    elif method != "forward":
+        raise JitPassesError("method or methods: one of the two")
+    else:
+        names = check_methods(model, methods)
+        data = by_method(calibration_data, names, "calibration_data")
+        profiles = by_method(profile, names, "profile")
+        parts: dict[str, torch.jit.ScriptModule] = {}
+        for name in names:
+            try:
+                parts[name] = quantized(data.get(name), profiles.get(name), method=name)
+            except JitPassesError as error:
+                raise JitPassesError(f"the method '{name}': {error}") from error
+        result = join_methods(model, parts)
+    if inplace:
+        model._reconstruct(result._c)
+        return model
+    return result
+
+
+def _quantized(
+    model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
+    quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
+    smooth: str | float | None, strict: bool, progress: bool | None, method: str,
+    input_fn: InputFn | None,
+) -> torch.jit.ScriptModule:  # fmt: skip
+    """Return a model with one method, quantized: see `quantize_script`."""
     if calibration_data is not None and profile is not None:
         raise JitPassesError(RANGES)
     has_data = calibration_data is not None or profile is not None
@@ -118,12 +159,7 @@ def quantize_script(
         raise JitPassesError(RANGES)
     else:
         check_without_data(prepared)
-    reference = convert(prepared)
-    lowered = lower(reference)
-    if inplace:
-        model._reconstruct(lowered._c)
-        return model
-    return lowered
+    return lower(convert(prepared))
 
 
 def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:

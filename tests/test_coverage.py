@@ -210,22 +210,23 @@ def test_reports_of_earlier_versions() -> None:
 
 
 class Rules(nn.Module):
-    """An embedding, a recurrent layer, a sum and a clip."""
+    """An embedding, a bilinear layer, a sum and a clip."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(10, 8)
-        self.rnn = nn.RNN(8, 8)
+        self.pair = nn.Bilinear(8, 8, 8)
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.rnn(self.table(x))[0]
+        y = self.table(x)
+        y = self.pair(y, y)
         return self.b(torch.relu(self.a(y)) + self.a(y))
 
 
 IDLE: list[tuple[dict[str, Any], str]] = [
-    ({"op": "rnn_tanh", "bits": 8},
-     "'rnn:rnn_tanh' (aten::rnn_tanh) stays in float: the target has no quantized form of it"),
+    ({"op": "bilinear", "bits": 8},
+     "'pair:bilinear' (aten::bilinear) stays in float: the target has no quantized form of it"),
     ({"op": "add", "weight": {"bits": 4}}, "'add' (aten::add) has no weight to quantize"),
     ({"op": "relu", "input": {"bits": 4}}, "'relu' (aten::relu) has no input to quantize"),
     ({"module": "b", "bias": {"bits": 8}}, "'b:linear' (aten::linear) has no bias to quantize"),
@@ -261,7 +262,7 @@ def test_rules_that_change_nothing(
             jit_passes.prepare(rules_model, target="reference", mode="static", config=config)
         text = str(caught[0].message)
         assert place in text and message in text, text
-    keep = [{"op": kind, "keep_float": True} for kind in ("embedding", "rnn_tanh")]
+    keep = [{"op": kind, "keep_float": True} for kind in ("embedding", "bilinear")]
     with pytest.raises(
         JitPassesError, match="strict: the configuration has 1 rule without any effect"
     ):
@@ -285,8 +286,8 @@ def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule
     four = TensorOptions(bits=4)
     layer = LayerOptions(weight=four)
     for quantizer, message in (
-        (Reference().quantizer().set_op("rnn_tanh", layer), "op 'rnn_tanh'"),
-        (Reference().quantizer().set_module_name("rnn", layer), "module 'rnn'"),
+        (Reference().quantizer().set_op("bilinear", layer), "op 'bilinear'"),
+        (Reference().quantizer().set_module_name("pair", layer), "module 'pair'"),
         (Reference().quantizer().set_value("table:embedding", four), "no operator quantizes"),
     ):
         with pytest.warns(JitPassesWarning, match="without any effect") as caught:

@@ -76,10 +76,10 @@ def dequantized(module: nn.Module, per_channel: bool) -> nn.Module:
     return made
 
 
-def quantized_as_kernels_do(x: Tensor, highest: int = 255) -> Tensor:
+def quantized_as_kernels_do(x: Tensor, highest: int = 255, form: str = "fbgemm") -> Tensor:
     """Quantize and dequantize with the parameters that the value has: the dialect's operators."""
     ops = torch.ops.jit_passes
-    scale, zero = ops.choose_qparams(x, 0, highest, "per_tensor_affine", "fbgemm")
+    scale, zero = ops.choose_qparams(x, 0, highest, "per_tensor_affine", form)
     codes = ops.quantize_dynamic(x, scale, zero, 0, highest, torch.uint8)
     return ops.dequantize_dynamic(codes, scale, zero)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.stages.normalize import normalize
+from tests.quantizing import seeded
 
 FUSED = (
     "_transformer_encoder_layer_fwd",
@@ -213,3 +214,43 @@ def test_qat_trains(how: str) -> None:
     check_linears(converted, 8)
     with torch.no_grad():
         assert sqnr(trained(x), converted(x)) > 30
+
+
+class InBlocks(nn.Module):
+    """Attention in a loop, linears around it, and a branch of convolutions beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+        self.conv, self.beside = nn.Conv1d(7, 7, 3, padding=1), nn.Linear(12, 16)
+
+    def forward(self, x: Tensor, count: int) -> Tensor:
+        y = self.embed(x)
+        for _ in range(count):
+            y = self.mix(nn.functional.scaled_dot_product_attention(y, y, y))
+        if count > 1:
+            y = y + self.conv(self.beside(x).relu())
+        return self.head(y)
+
+
+def test_linears_beside_attention_in_blocks() -> None:
+    """Values go on where they leave a block and where a round hands them to the next."""
+    x = [torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    given: dict[str, Any] = {"target": "stock", "progress": False}
+    looped = jit_passes.quantize_script(
+        torch.jit.script(seeded(InBlocks)), [(b, 2) for b in x], **given
+    )
+    found = {row.name: row.mode for row in jit_passes.coverage(looped).int8}
+    assert found == {
+        "embed:linear": "dynamic",
+        "mix:linear": "dynamic",
+        "head:linear": "dynamic",
+        "conv:conv1d": "static",
+        "beside:linear": "static",
+    }
+    # nn.TransformerEncoderLayer in a script: a branch on whether its fast path would do.
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    stack = nn.Sequential(nn.Linear(12, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 4))
+    encoder = jit_passes.quantize_script(torch.jit.script(stack.eval()), x, **given)
+    linears = [row for row in jit_passes.coverage(encoder) if row.kind == "linear"]
+    assert len(linears) == 10 and {row.mode for row in linears} == {"dynamic"}

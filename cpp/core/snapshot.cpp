@@ -122,6 +122,31 @@ std::string overloadOf(const Node* node) {
   return found->second;
 }
 
+// %y = prim::If(%c): what each block returns is %y. %y = prim::Loop(%n, %c, %x): %x is what the first round reads,
+// what the block returns is what the next one reads, and %y.
+std::vector<std::pair<int64_t, int64_t>> carriedBy(const Node* node) {
+  std::vector<std::pair<int64_t, int64_t>> carried;
+  const bool loops = node->kind() == prim::Loop;
+  if (!loops && node->kind() != prim::If) {
+    return carried;
+  }
+  const auto add = [&](const Value* from, const Value* to) {
+    carried.emplace_back(from->unique(), to->unique());
+  };
+  const size_t first =
+      loops ? 1 : 0; // a loop's block takes the number of the round and returns whether to go on
+  for (const Block* block : node->blocks()) {
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      add(block->outputs().at(first + i), node->output(i));
+      if (loops) {
+        add(node->input(2 + i), block->inputs().at(first + i));
+        add(block->outputs().at(first + i), block->inputs().at(first + i));
+      }
+    }
+  }
+  return carried;
+}
+
 } // namespace
 
 NodeRecord recordOf(Node* node) {
@@ -133,6 +158,7 @@ NodeRecord recordOf(Node* node) {
     record.inputs.push_back(input->unique());
   }
   record.overload = overloadOf(node);
+  record.carried = carriedBy(node);
   return record;
 }
 

@@ -16,6 +16,8 @@ struct NodeRecord {
   std::vector<int64_t> inputs; // values, by unique()
   std::vector<int64_t> outputs;
   std::optional<std::string> overload; // of the operator's schemas, the node's; none where it has none
+  // Of a branch or loop: values that go into a block or out of it, and what they are called there.
+  std::vector<std::pair<int64_t, int64_t>> carried;
 };
 
 // Without name, line, block and results.

@@ -9,8 +9,8 @@
 // constant what is written to as part of a list or in batch norms that train.
 #include "core/alias.h"
 #include "core/calls.h"
-#include "core/module.h"
 #include "core/registry.h"
+#include "passes/methods.h"
 
 namespace jit_passes {
 namespace {
@@ -37,16 +37,6 @@ IValue detached(const IValue& value) {
   return value;
 }
 
-// An attribute of one object. Two modules may have the same type, and one may have two names.
-struct Attribute {
-  const c10::ivalue::Object* owner;
-  std::string name;
-
-  bool operator<(const Attribute& other) const {
-    return std::tie(owner, name) < std::tie(other.owner, other.name);
-  }
-};
-
 struct Binding {
   Object object;
   std::string path;
@@ -61,14 +51,37 @@ class Freezer {
 
   // Nothing when the graph does with modules what cannot be followed.
   std::optional<Module> run() {
+    if (!follow()) {
+      return std::nullopt;
+    }
+    simplify();
+    insertConstants(changed(), [](const IValue& value) { return !value.isObject(); });
+    removeDeadNodes(graph_);
+    return result();
+  }
+
+  // Nothing likewise.
+  std::optional<MethodState> state() {
+    if (!follow()) {
+      return std::nullopt;
+    }
+    MethodState state{graph_->copy(), used(), {}};
+    simplify();
+    state.changed = changed();
+    return state;
+  }
+
+ private:
+  bool follow() {
     do {
       inlineCalls(*graph_);
       inlineForks(*graph_);
     } while (bindModules());
-    if (!allModulesBound()) {
-      return std::nullopt;
-    }
     nameModules(*graph_, module_);
+    return allModulesBound();
+  }
+
+  void simplify() {
     // Tracing notes the shapes of its example, and simplification would take them for granted.
     torch::jit::EraseShapeInformation(graph_);
     // Without what happens in training only, less is written to.
@@ -79,12 +92,8 @@ class Freezer {
     removeDeadNodes(graph_);
     fillInOneStep();
     bindModules();
-    insertConstants(changed(), [](const IValue& value) { return !value.isObject(); });
-    removeDeadNodes(graph_);
-    return result();
   }
 
- private:
   // Nodes of the graph, and of forked branches that could not be inlined.
   static void forEachNodeAnywhere(Graph& graph, const std::function<void(Node*)>& visit) {
     forEachNode(graph, [&](Node* node) {
@@ -253,7 +262,7 @@ class Freezer {
     });
     Memory memory;
     for (const auto& attribute : result) {
-      const_cast<c10::ivalue::Object*>(attribute.owner)->getAttr(attribute.name).getSubValues(memory);
+      attribute.value().getSubValues(memory);
     }
     if (!memory.empty()) {
       forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
@@ -304,20 +313,27 @@ class Freezer {
     return *constant;
   }
 
-  // A module of its own type, with nothing but what the graph reads and assigns.
-  Module result() {
-    bindModules();
-    std::map<const c10::ivalue::Object*, std::set<std::string>> used;
+  // What the graph reads and assigns, modules too, with the first path of each.
+  std::map<Attribute, std::string> used() {
+    std::map<Attribute, std::string> result;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
       if (node->kind() == prim::GetAttr || node->kind() == prim::SetAttr) {
         if (const auto owner = bindings_.find(node->input(0)); owner != bindings_.end()) {
-          used[owner->second.object.get()].insert(node->s(attr::name));
+          result.emplace(
+              Attribute{owner->second.object.get(), node->s(attr::name)}, pathOf(owner->second, node));
         }
       }
     });
-    used[module_._ivalue().get()].insert("training"); // what train() and eval() set
+    return result;
+  }
+
+  // A module of its own type, with nothing but what the graph reads and assigns.
+  Module result() {
+    bindModules();
+    auto kept = used();
+    kept.emplace(Attribute{module_._ivalue().get(), "training"}, "training"); // what train() and eval() set
     const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
-      return used[&owner].count(name) > 0;
+      return kept.count({&owner, name}) > 0;
     };
     // Copied, so that running the result does not change the caller's.
     return rebuildModule(module_, {{method_, graph_}}, keep, Values::Copied);
@@ -356,4 +372,9 @@ const RegisterPass freeze_pass{
     "freeze", "Inline everything into one graph with constant parameters.", freeze, {}, ensures("inlined")};
 
 } // namespace
+
+std::optional<MethodState> stateOf(const Module& module, const std::string& method) {
+  return Freezer(module, method).state();
+}
+
 } // namespace jit_passes

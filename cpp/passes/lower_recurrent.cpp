@@ -89,10 +89,15 @@ class CellWriter {
   Value* reduce_range_;
 };
 
+// Kernels take int8 codes, with one scale, or one for each row.
 bool isCoded(const Value* value) {
   const Node* node = value->node();
-  return startsWith(node, "jit_passes::dequantize") && node->kind() != dequantize_dynamic &&
-         isConstant(node->input(0));
+  if (!startsWith(node, "jit_passes::dequantize") || node->kind() == dequantize_dynamic) {
+    return false;
+  }
+  const auto codes = constantTensor(node->input(0));
+  return codes && codes->scalar_type() == at::kChar &&
+         (node->inputs().size() < 4 || constantNumber(node->input(3)) == 0.0);
 }
 
 // Puts PyTorch's quantized layer behind one that has the form above.

@@ -8,6 +8,7 @@
 #include "core/places.h"
 #include "core/snapshot.h"
 #include "passes/fbgemm.h"
+#include "passes/methods.h"
 
 namespace jit_passes {
 
@@ -95,7 +96,7 @@ Options toOptions(const py::dict& dict) {
 py::tuple toTuple(const NodeRecord& n) {
   return py::make_tuple(
       n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs,
-      n.overload);
+      n.overload, n.carried);
 }
 
 namespace {
@@ -267,6 +268,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("clone", [](const Module& module) { return cloneModule(module); });
   m.def("clone", [](const Module& module, const std::string& method) { return cloneModule(module, method); });
+  m.def("join_methods", &joinMethods);
+  m.def("shared_state", [](const Module& module, const std::unordered_set<std::string>& quantized) {
+    std::vector<std::tuple<std::string, std::string, std::string>> found;
+    for (const auto& state : sharedState(module, quantized)) {
+      found.emplace_back(state.path, state.writer, state.user);
+    }
+    return found;
+  });
   m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });
   m.def("restore_state", [](const Module& module, const Module& copy, const std::string& method) {
     const auto paths = statePaths(module, method);

@@ -79,6 +79,9 @@ class NodeView:
             into this operator; result and bias are then what they will be.
         overload: of the operator's overloads, the one that takes these operands; None for `prim::`
             nodes, and for calls.
+        carried: of a branch or loop, the values that go into its blocks or out of them, and those
+            that they are then: what a branch returns and its result, what a round of a loop returns
+            and the next one reads.
         traits: facts about its kind of operator.
     """
 
@@ -94,6 +97,7 @@ class NodeView:
     outputs: list[ValueView]
     folded: NodeView | None = None
     overload: str | None = None
+    carried: list[tuple[ValueView, ValueView]] = field(default_factory=list)
     traits: Traits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -230,10 +234,12 @@ def read_snapshot(
 
 def node_of(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -> NodeView:
     """Return a node that C++ recorded, joined with its values."""
-    name, kind, module_path, module_type, source, block, moves, operands, results, overload = record
+    name, kind, path, module_type, source, block, moves, operands, results, *rest = record
+    overload, carried = rest
     node = NodeView(
-        index, name, kind, module_path, module_type, source, block, moves,
+        index, name, kind, path, module_type, source, block, moves,
         [values[i] for i in operands], [values[i] for i in results], None, overload,
+        [(values[a], values[b]) for a, b in carried],
     )  # fmt: skip
     for operand, value in enumerate(node.inputs):
         value.uses.append((node, operand))

@@ -102,8 +102,9 @@ def beside_attention(graph: GraphView) -> set[int]:
     """
     pending = [node for node in graph.nodes if is_attention(node)]
     found = {node.index for node in pending}
+    carried = _carried(graph)
     while pending:
-        for node in _neighbours(pending.pop()):
+        for node in _neighbours(pending.pop(), carried):
             if node.index not in found:
                 found.add(node.index)
                 pending.append(node)
@@ -127,13 +128,27 @@ def _is_softmax(value: ValueView) -> bool:
     return False
 
 
-def _neighbours(node: NodeView) -> Iterator[NodeView]:
+def _carried(graph: GraphView) -> dict[int, list[ValueView]]:
+    """Return the tensors that each is, by id, in a block that it goes into or comes out of."""
+    found: dict[int, list[ValueView]] = {}
+    for pair in (pair for node in graph.nodes for pair in node.carried):
+        if all(value.is_tensor for value in pair):
+            for value, other in (pair, pair[::-1]):
+                found.setdefault(value.id, []).append(other)
+    return found
+
+
+def _neighbours(node: NodeView, carried: dict[int, list[ValueView]]) -> Iterator[NodeView]:
     weighted = node.traits.weighted
     if (weighted is not None and weighted.spatial_dims) or node.traits.asks_for_shape:
         return
-    for value in node.inputs:
-        if value.producer is not None and not value.is_constant:
+    pending = [value for value in (*node.inputs, *node.outputs) if not value.is_constant]
+    seen = {value.id for value in pending}
+    for value in pending:  # which grows
+        others = [other for other in carried.get(value.id, ()) if other.id not in seen]
+        seen.update(other.id for other in others)
+        pending += others
+        if value.producer is not None:
             yield value.producer
+        if value.producer is not None or value.id in carried:
             yield from (user for user, _ in value.uses)
-    for value in node.outputs:
-        yield from (user for user, _ in value.uses)

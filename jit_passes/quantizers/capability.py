@@ -222,7 +222,7 @@ def recurrent_reason(node: NodeView) -> str | None:
     matrices = matrices_of(node)
     if matrices is None:
         return "its weights are computed by the model"
-    return next(filter(None, map(_reason_of_weight, matrices)), None)
+    return next(filter(None, (_reason_of_weight(value) for _, value in matrices)), None)
 
 
 _REASONS = {

@@ -105,5 +105,5 @@ class Standalone:
         spec = options.apply(default, where=f"'{node.name}'")
         if spec is not None:
             yield "input", read, 0, spec
-        for matrix in dict.fromkeys(matrices_of(node) or ()):
-            yield "weight", matrix, node.position("params"), weight
+        for matrix, operand in {matrix: place for place, matrix in matrices_of(node) or ()}.items():
+            yield "weight", matrix, operand, weight

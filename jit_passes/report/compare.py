@@ -17,7 +17,7 @@ from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
-from ..stages.module import ModelStage, Report, by_position, stage_of
+from ..stages.module import ModelStage, Report, by_position, part_of, stage_of
 from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
 from ..tables import html_table
@@ -172,6 +172,7 @@ def compare(
     input_fn: Callable[[Any], Any] | None = None,
     jump: float = 10.0,
     progress: bool | None = None,
+    method: str = "forward",
 ) -> Comparison:
     """Compare a quantized model with the float model, value by value, in one pass over the data.
 
@@ -192,12 +193,14 @@ def compare(
         jump: by how many dB the own error of an operator must stand out from the typical one to be
             `Comparison.first`.
         progress: a progress bar; None for one on terminals only.
+        method: of a quantized model with several quantized methods, which.
 
     Raises:
         JitPassesError: the first is no float model, the second is not converted, or no value in
             one is in the other; there is no batch.
     """
     instead = "call jit_passes.quantize_script, or convert"
+    quantized = part_of(quantized, method)
     report = stage_of(quantized, (ModelStage.REFERENCE, ModelStage.LOWERED), instead)
     comparison = _Comparison(float_model, quantized, report)
     for arguments in batches(data, input_fn, progress_bar("compare", progress)):

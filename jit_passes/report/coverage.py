@@ -10,7 +10,7 @@ import torch
 
 from ..errors import count_of
 from ..specification.annotation import Annotations
-from ..stages.module import ModelStage, OperatorRecord, Report
+from ..stages.module import ModelStage, OperatorRecord, Report, part_of
 from ..stages.normalize import normalized_graph
 from ..stages.records import operator_records
 from ..tables import html_table
@@ -93,11 +93,13 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
 
     Args:
         model: at any stage, before quantizing too, and after saving and loading.
-        method: for a model that no stage has seen, the method to look at.
+        method: for a model that no stage has seen, or with several quantized methods, the method
+            to look at.
 
     Raises:
         JitPassesError: not a ScriptModule.
     """
+    model = part_of(model, method)
     report = Report.read(model)
     if report is not None:
         lowered = report.stage is ModelStage.LOWERED

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..graph.view import GraphView, NodeView, ValueView
-from ..specification.recurrent import LAYERS, input_of, matrices_of
+from ..specification.recurrent import RECURRENT, input_of, matrices_of
 from ..stages.recording import Recorder
 
 PRODUCTS = ("aten::matmul", "aten::mm", "aten::bmm")
@@ -23,7 +23,7 @@ def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, i
         linear               elements of the result * inputs
         matrix product       elements of the result * columns of the first operand
         attention            (elements of the query + elements of the result) * keys
-        LSTM, GRU            tokens of the input * elements of all matrices
+        recurrent layer      tokens of the input * elements of all matrices
 
     Of all times that a loop computes it. An embedding has none. Attention that is causal counts as
     if it were not.
@@ -57,14 +57,14 @@ def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, i
 def _is_known(node: NodeView) -> bool:
     if node.traits.weighted is not None:
         return len(node.outputs) == 1 and _weight(node) is not None
-    if node.kind in LAYERS:
+    if node.kind in RECURRENT:
         return matrices_of(node) is not None
     return node.kind in PRODUCTS or node.kind == ATTENTION
 
 
 def _read(node: NodeView) -> list[ValueView]:
     """Return the values whose sizes say how much a node computes; `_count` takes them."""
-    if node.kind in LAYERS:
+    if node.kind in RECURRENT:
         return [input_of(node)]
     if node.kind == ATTENTION:
         return [node.output, node.operand("query"), node.operand("key")]
@@ -85,8 +85,8 @@ def _weight(node: NodeView) -> torch.Tensor | None:
 
 
 def _count(node: NodeView, result: torch.Tensor, *operands: torch.Tensor) -> int:
-    if node.kind in LAYERS:
-        numbers: int = sum(value.constant.numel() for value in matrices_of(node) or ())
+    if node.kind in RECURRENT:
+        numbers: int = sum(value.constant.numel() for _, value in matrices_of(node) or ())
         return result.numel() // max(result.shape[-1], 1) * numbers
     if node.kind == ATTENTION:
         query, key = operands

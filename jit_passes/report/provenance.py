@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from ..stages.module import Report
+from ..stages.module import Report, part_of
 
 
-def provenance(model: torch.jit.ScriptModule) -> dict[str, Any] | None:
+def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[str, Any] | None:
     """Return what made a model that a stage has seen, from its file too; None for others.
 
     There are no paths, names of machines or times in it, so the same input gives the same file.
 
     Args:
         model: at any stage.
+        method: of a model with several quantized methods, which.
 
     Returns:
         Of these, what applies: `stage` that the model has reached; `method`; `target`, its name,
@@ -26,7 +27,7 @@ def provenance(model: torch.jit.ScriptModule) -> dict[str, Any] | None:
         were made up; `smooth`, the strength, and `smoothed`, the layer norms; `jit_passes` and
         `torch`, the versions that did the last stage.
     """
-    report = Report.read(model)
+    report = Report.read(part_of(model, method))
     if report is None:
         return None
     reached = {"stage": str(report.stage), "method": report.method, "target": report.target}

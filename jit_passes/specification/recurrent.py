@@ -1,4 +1,4 @@
-"""The operands of recurrent layers: what they multiply, and by which matrices."""
+"""The operands of recurrent layers and cells: what they multiply, and by which matrices."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import torch
 
 from ..graph.view import NodeView, ValueView
 
-LAYERS = ("aten::lstm", "aten::gru")
-RECURRENT = LAYERS
+GATED = ("aten::lstm", "aten::gru")
+CELLS = ("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")
+RECURRENT = (*GATED, "aten::rnn_tanh", "aten::rnn_relu", *CELLS)
 _INPUT = 0
 
 
 def is_matrix(node: NodeView, operand: int) -> bool:
-    """Say whether an operand of a recurrent layer is the list of its weights and biases."""
-    return operand == node.position("params")
+    """Say whether an operand is a weight of a cell, or the list of a layer's weights and biases."""
+    return operand in _positions(node)
 
 
 def input_of(node: NodeView) -> ValueView:
@@ -21,14 +22,19 @@ def input_of(node: NodeView) -> ValueView:
     return node.inputs[_INPUT]
 
 
-def matrices_of(node: NodeView) -> list[ValueView] | None:
-    """Return the weights of a recurrent layer; None where the model computes one of them.
+def matrices_of(node: NodeView) -> list[tuple[int, ValueView]] | None:
+    """Return the weights, each with the operand that it is or is listed in; None without constants.
 
     For each layer, and in each for both directions: those of the input `[gates * hidden, input]`,
     of the state `[gates * hidden, hidden]`, and of a projection `[projection, hidden]`.
     """
-    position = node.position("params")
-    values = [value for place, _, value in node.operands if place == position]
-    if not values or not all(torch.is_tensor(value.constant) for value in values):
+    positions = _positions(node)
+    values = [(place, value) for place, _, value in node.operands if place in positions]
+    if not values or not all(torch.is_tensor(value.constant) for _, value in values):
         return None
-    return [value for value in values if value.constant.dim() == 2]
+    return [(place, value) for place, value in values if value.constant.dim() == 2]
+
+
+def _positions(node: NodeView) -> tuple[int, ...]:
+    names = ("w_ih", "w_hh") if node.kind in CELLS else ("params",)
+    return tuple(map(node.position, names))

@@ -31,7 +31,7 @@ from ..specification.resolve import Quantization, resolve
 from ..specification.slots import convolution_use
 from ..specification.specification import GroupDerivation
 from ..targets import Target, resolve_target
-from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module
+from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module, part_of
 from .normalize import normalize
 from .records import QuantizedUses, check_refusals, operator_records
 
@@ -59,8 +59,9 @@ class Mode:
         Raises:
             JitPassesError: it is not fit, or a stage has seen it already.
         """
-        report = Report.read(model) if isinstance(model, torch.jit.ScriptModule) else None
-        if report is not None and not self._goes_on(model, report):
+        found = part_of(model, method)
+        report = Report.read(found) if isinstance(found, torch.jit.ScriptModule) else None
+        if report is not None and not self._goes_on(found, report):
             raise JitPassesError(
                 f"the model is {report.stage} already: start from the float model, or go on with "
                 f"{NEXT[report.stage]}"

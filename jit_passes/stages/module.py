@@ -19,6 +19,7 @@ from ..passes.subject import check_script
 from .values import QuantizedValue
 
 REPORT = "jit_passes_report"
+PART = "quantized_"  # and a method: the module that has it, in one with several methods
 
 
 class ModelStage(str, Enum):
@@ -147,6 +148,12 @@ def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, A
             )
         found.update(zip(nodes, labels, strict=True))
     return found
+
+
+def part_of(model: Any, method: str) -> Any:
+    """Return the module that a quantized method of a model with several is in; else the model."""
+    part = getattr(model, PART + method, None)
+    return model if Report.read(part) is None else part
 
 
 def check_module(model: Any, method: str) -> None:

@@ -18,7 +18,7 @@ from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.support import ANY_DYNAMIC, OperatorSupport, Role
-from ..specification.recurrent import LAYERS
+from ..specification.recurrent import RECURRENT
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
@@ -87,7 +87,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
         for op in ("relu", "clamp")
     ]
     rows += [OperatorSupport(kind, Role.LOOKUP, (), modes=("weight_only",)) for kind in LOOKUPS]
-    rows += [OperatorSupport(kind, Role.RECURRENT, modes=("dynamic",)) for kind in LAYERS]
+    rows += [OperatorSupport(kind, Role.RECURRENT, modes=("dynamic",)) for kind in RECURRENT]
     table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
     if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
         for kind, spec in FIXED.items():

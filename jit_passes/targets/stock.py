@@ -16,6 +16,7 @@ from ..graph.editor import GraphEditor
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability
+from .cell_rules import expand_cells
 from .dynamic_rules import fuse_dynamic
 from .stock_rules import SUMS, rules
 from .stock_support import capability_of
@@ -93,6 +94,7 @@ class Stock(Target):
                 "pool_constants",
                 "sink_dequantize",
                 "replicate_dequantize",
+                expand_cells(),
                 PassCall("clamp_codes", contiguous=engine == "qnnpack"),
                 *fuse_dynamic(),
                 RuleSet("fuse_quantized", rules(engine)),

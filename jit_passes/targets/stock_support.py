@@ -11,9 +11,9 @@ import torch
 from .. import _C
 from ..graph.view import NodeView
 from ..quantizers.capability import Capability
-from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
-from ..specification.recurrent import LAYERS, matrices_of
+from ..specification.recurrent import CELLS, GATED, matrices_of
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
 
@@ -188,12 +188,11 @@ def lookups() -> tuple[OperatorSupport, ...]:
     return tuple(OperatorSupport(kind, Role.LOOKUP, (), **alone) for kind in LOOKUPS)
 
 
-def recurrent(check: Check = no_projection) -> tuple[OperatorSupport, ...]:
-    """Return the rows of recurrent layers."""
-    return tuple(
-        OperatorSupport(kind, Role.RECURRENT, ranks=(2, 3), check=check, modes=("dynamic",))
-        for kind in LAYERS
-    )
+def recurrent() -> tuple[OperatorSupport, ...]:
+    """Return the rows of recurrent layers, which have kernels, and of cells, which are expanded."""
+    row = OperatorSupport("", Role.RECURRENT, ranks=(2, 3), modes=("dynamic",))
+    layers = (replace(row, kind=kind, check=no_projection) for kind in GATED)
+    return (*layers, *(replace(row, kind=kind) for kind in CELLS))
 
 
 CLIPS = ("aten::relu", "aten::clamp")

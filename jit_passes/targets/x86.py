@@ -22,6 +22,7 @@ from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.specification import FixedQParamsQuantizationSpec
+from .cell_rules import expand_cells
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
 from .stock import needs_reduced_range
@@ -346,6 +347,7 @@ class X86(Target):
             "fold_constant_lists",
             "lower_recurrent",
             "replicate_dequantize",
+            expand_cells(),
             CompileRegions(self),
             *fuse_dynamic(),
             PassCall("fold_prepack", engine=ENGINE),

@@ -1,0 +1,41 @@
+// Several methods of one module: what each does with attributes, and a module some of whose methods are quantized.
+#pragma once
+
+#include "core/module.h"
+
+namespace jit_passes {
+
+// An attribute of one object. Two modules may have the same type, and one may have two names.
+struct Attribute {
+  const c10::ivalue::Object* owner;
+  std::string name;
+
+  c10::IValue value() const { return owner->getAttr(name); }
+  bool operator<(const Attribute& other) const {
+    return std::tie(owner, name) < std::tie(other.owner, other.name);
+  }
+};
+
+struct MethodState {
+  std::shared_ptr<Graph> graph;          // inlined
+  std::map<Attribute, std::string> used; // read or assigned, modules too, each with a path
+  std::set<Attribute> changed;           // by running the method, as far as can be told
+};
+
+// Nothing where the method picks modules as it runs.
+std::optional<MethodState> stateOf(const Module& module, const std::string& method);
+
+// An attribute that one method changes and another one uses.
+struct SharedState {
+  std::string path; // "" where it cannot be told what `writer` does
+  std::string writer, user;
+};
+
+// Those that keep methods from being quantized apart from others.
+std::vector<SharedState> sharedState(const Module& module, const std::unordered_set<std::string>& quantized);
+
+// A module with all methods of the original, which shares nothing with it. Those that are given are called in
+// the modules given for them, attributes quantized_<method>; others are copied.
+Module joinMethods(const Module& original, const std::vector<std::pair<std::string, Module>>& quantized);
+
+} // namespace jit_passes

@@ -1,0 +1,76 @@
+"""A model with several methods, some of which are quantized, each in a module of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError, nearest
+from ..passes.subject import check_script, wrap
+from .module import PART, check_module
+
+
+def check_methods(model: Any, methods: Any) -> tuple[str, ...]:
+    """Return the names of methods that can be quantized, each apart from all others.
+
+    Raises:
+        JitPassesError: they are not names of methods, or one method uses what another one changes.
+    """
+    if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
+        raise JitPassesError(f"methods is a list of names of methods, got {methods!r}")
+    for name in methods:
+        check_module(model, name)
+        if hasattr(model, PART + name):
+            raise JitPassesError(
+                f"the model has an attribute '{PART}{name}' of its own, which is what the "
+                f"quantized '{name}' is to be called: rename the attribute"
+            )
+    for name in model._c._method_names():
+        check_script(model, name)
+    for path, writer, user in _C.shared_state(model._c, set(methods)):
+        if not path:
+            raise JitPassesError(
+                f"the method '{writer}' picks modules as it runs, so nothing tells what it "
+                "changes: quantize one method alone, with method="
+            )
+        raise JitPassesError(
+            f"'{writer}' changes the attribute '{path}', which '{user}' uses too, and a quantized "
+            "method has state of its own: make it an argument and a result of the methods, or "
+            "leave both out of `methods`"
+        )
+    return tuple(dict.fromkeys(methods))
+
+
+def by_method(given: Any, methods: Sequence[str], what: str) -> Mapping[str, Any]:
+    """Return what is given for each method: a dict by method, or for one method the thing itself.
+
+    Raises:
+        JitPassesError: it is no such dict.
+    """
+    if given is None or (len(methods) == 1 and not isinstance(given, dict)):
+        return dict.fromkeys(methods, given)
+    if not isinstance(given, dict):
+        names = ", ".join(f"'{name}': ..." for name in methods)
+        raise JitPassesError(f"of several methods, {what} is a dict: {{{names}}}")
+    for name in given:
+        if name not in methods:
+            raise JitPassesError(
+                f"{what} is given for '{name}', which is none of the methods to quantize; "
+                f"{nearest(str(name), methods)}"
+            )
+    return given
+
+
+def join_methods(
+    model: torch.jit.ScriptModule, parts: Mapping[str, torch.jit.ScriptModule]
+) -> torch.jit.ScriptModule:
+    """Return a copy of the model in which some methods are those of other modules.
+
+    Args:
+        model: what `check_methods` has passed; it is not touched.
+        parts: by method, the module that has it.
+    """
+    return wrap(_C.join_methods(model._c, [(name, part._c) for name, part in parts.items()]))

@@ -1,0 +1,311 @@
+"""Several methods in one model: each that is quantized, those that stay, and state among them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from models.freezing.attributes import Counter
+from models.freezing.calls import Layer
+from torch import Tensor, nn
+
+import jit_passes
+from tests.quantizing import seeded
+
+TESTS = Path(__file__).parent
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of its quantized tensors
+TARGETS = ("stock", "reference", "x86")
+METHODS = ["encode", "decode"]
+
+
+class Coder(nn.Module):
+    """An encoder and a decoder with a layer in common, and a method that stays in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.common = nn.Conv2d(8, 8, 3, padding=1)
+        self.encoder = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.decoder = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 3, 3, padding=1))
+        self.judge = nn.Linear(3, 5)
+        self.judged = 0
+        self.register_buffer("scale", torch.full((1,), 1.5))
+
+    @torch.jit.export
+    def encode(self, x: Tensor, factor: float = 2.0) -> Tensor:
+        return self.common(self.encoder(x)) * (factor * self.scale)
+
+    @torch.jit.export
+    def decode(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.decoder(self.common(z))
+        return y, y.mean((2, 3))
+
+    @torch.jit.export
+    def rate(self, x: Tensor) -> Tensor:
+        self.judged += 1
+        return self.judge(x.mean((2, 3))) * self.scale * self.judged
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.encode(x, 1.0))[0]
+
+
+def data_of(model: nn.Module, count: int = 4) -> dict[str, list[Tensor]]:
+    x = [torch.randn(2, 3, 10, 10) for _ in range(count)]
+    with torch.no_grad():
+        return {"encode": x, "decode": [model.encode(batch) for batch in x]}
+
+
+def saved(module: torch.jit.ScriptModule) -> bytes:
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    return buffer.getvalue()
+
+
+def close(found: Tensor, wanted: Tensor, floor: float = 28.0) -> bool:
+    noise = (found - wanted).double().square().sum()
+    return bool(10 * (wanted.double().square().sum() / noise).log10() > floor)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("from_file", [False, True], ids=["scripted", "from_file"])
+def test_two_methods(target: str, from_file: bool) -> None:
+    """Each is what it is when quantized alone; others are float, to the bit; so is the file."""
+    model = seeded(Coder)
+    script = torch.jit.script(model)
+    data = data_of(model)
+    if from_file:
+        script = torch.jit.load(io.BytesIO(saved(script)))
+    before, code = saved(script), script.code
+    joined = jit_passes.quantize_script(
+        script, data, methods=METHODS, target=target, progress=False
+    )
+    assert script.code == code
+    for name, tensor in torch.jit.load(io.BytesIO(before)).state_dict().items():
+        assert torch.equal(tensor, script.state_dict()[name])
+    loaded = torch.jit.load(io.BytesIO(saved(joined)))
+    x, z = data["encode"][0], data["decode"][0]
+    with torch.no_grad():
+        wanted = model.encode(x), model.decode(z)[0], model(x)
+        alone = {
+            name: jit_passes.quantize_script(
+                script, data[name], method=name, target=target, progress=False
+            )
+            for name in METHODS
+        }
+        for found in (joined, copy.deepcopy(joined), loaded):
+            assert set(found._c._method_names()) == {"encode", "decode", "rate", "forward"}
+            assert torch.equal(found.encode(x), alone["encode"].encode(x))
+            assert torch.equal(found.encode(x, factor=0.5), alone["encode"].encode(x, 0.5))
+            for ours, theirs in zip(found.decode(z), alone["decode"].decode(z), strict=True):
+                assert torch.equal(ours, theirs)
+            assert close(found.encode(x), wanted[0]) and close(found.decode(z)[0], wanted[1])
+            assert not torch.equal(found.encode(x), wanted[0])
+            assert torch.equal(found(x), wanted[2])
+            fresh = torch.jit.load(io.BytesIO(before))
+            for _ in range(2):  # it counts its calls
+                assert torch.equal(found.rate(x), fresh.rate(x))
+            for name, kinds in (("encode", 2), ("decode", 2)):
+                rows = jit_passes.coverage(found, name)
+                assert len(rows.int8) == kinds == len(rows), rows
+                assert rows.needs_package == (target != "stock")
+            assert {row.dtype for row in jit_passes.coverage(found, "rate")} == {"float"}
+
+
+def test_the_tools_take_a_method() -> None:
+    """`compare`, `provenance` and `inspect` look at one method of many."""
+    model = seeded(Coder)
+    script, data = torch.jit.script(model), data_of(model)
+    joined = jit_passes.quantize_script(script, data, methods=METHODS, target="stock")
+    for name, layer in (("encode", "encoder.0:conv2d"), ("decode", "decoder.1:conv2d")):
+        compared = jit_passes.compare(script, joined, data[name], method=name)
+        assert layer in {row.name for row in compared.rows} | {"encoder.0:conv2d"}
+        assert 25 < compared.sqnr < 80
+        made = jit_passes.provenance(joined, name)
+        assert made is not None and (made["method"], made["batches"]) == (name, 4)
+        inspected = jit_passes.inspect(script, target="stock", method=name)
+        int8 = {row.name for row in jit_passes.coverage(joined, name).int8}
+        assert {row.name for row in inspected if row.dtype == "int8"} >= int8
+    with pytest.raises(jit_passes.JitPassesError, match="the model is lowered already"):
+        jit_passes.quantize_script(joined, data["encode"], method="encode")
+    with pytest.raises(jit_passes.JitPassesError, match="not prepared"):
+        jit_passes.compare(script, joined, data["encode"], method="rate")
+
+
+def test_in_place_and_alone() -> None:
+    """One method with its data as they are; the caller's module may become the result."""
+    model = seeded(Coder)
+    script, data = torch.jit.script(model), data_of(model)
+    options: dict[str, Any] = {"methods": ["decode"], "target": "stock"}
+    joined = jit_passes.quantize_script(script, data["decode"], **options)
+    result = jit_passes.quantize_script(script, {"decode": data["decode"]}, inplace=True, **options)
+    assert result is script
+    z = data["decode"][1]
+    assert torch.equal(joined.decode(z)[0], script.decode(z)[0])
+    assert len(jit_passes.coverage(script, "decode").int8) == 2
+    with torch.no_grad():
+        assert torch.equal(script.encode(data["encode"][0]), model.encode(data["encode"][0]))
+
+
+def test_a_file_loads_with_torch_alone(tmp_path: Path) -> None:
+    model = seeded(Coder)
+    data = data_of(model)
+    joined = jit_passes.quantize_script(
+        torch.jit.script(model), data, methods=METHODS, target="stock"
+    )
+    file = str(tmp_path / "coder.pt")
+    joined.save(file)
+    calls = [(name, data[name][0]) for name in METHODS] + [("forward", data["encode"][0])]
+    torch.save(
+        [{"file": file, "method": name, "args": (x,)} for name, x in calls],
+        tmp_path / "manifest.pt",
+    )
+    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
+    subprocess.run(command, check=True, cwd=TESTS, capture_output=True)
+    with torch.no_grad():
+        for (name, x), leaves in zip(calls, torch.load(tmp_path / "outputs.pt"), strict=True):
+            found = getattr(joined, name)(x)
+            assert torch.equal(leaves[0][1], found[0] if isinstance(found, tuple) else found)
+    again = jit_passes.quantize_script(
+        torch.jit.script(seeded(Coder)), data, methods=METHODS, target="stock"
+    )
+    assert saved(again) == saved(joined)
+
+
+class Step(NamedTuple):
+    """What a method returns, a class of the model's own code."""
+
+    logits: Tensor
+    state: Tensor
+
+
+class Stepper(nn.Module):
+    """Methods without data: a table, a recurrent layer, and state that one method has alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rnn, self.head = nn.Embedding(40, 16), nn.GRU(16, 24), nn.Linear(24, 40)
+        self.seen = 0
+
+    def forward(self, ids: Tensor) -> Step:
+        y, h = self.rnn(self.table(ids))
+        return Step(self.head(y), h)
+
+    @torch.jit.export
+    def step(self, id: Tensor, state: Tensor) -> Step:
+        self.seen += 1
+        y, h = self.rnn(self.table(id)[None], state)
+        return Step(self.head(y[0]) * self.seen, h)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_without_data(target: str) -> None:
+    """Each method counts in its own state; named tuples and weights in common are right."""
+    model = seeded(Stepper)
+    script = torch.jit.script(model)
+    joined = jit_passes.quantize_script(script, methods=["forward", "step"], target=target)
+    ids, state = torch.randint(40, (5, 3)), torch.zeros(1, 3, 24)
+    loaded = torch.jit.load(io.BytesIO(saved(joined)))
+    fresh = torch.jit.script(seeded(Stepper))
+    with torch.no_grad():
+        for found in (joined, loaded):
+            assert close(found(ids).logits, model(ids).logits)
+        for _ in range(3):
+            wanted = fresh.step(ids[0], state)
+            for found in (joined, loaded):
+                step = found.step(ids[0], state)
+                assert close(step.logits, wanted.logits) and close(step.state, wanted.state)
+    assert script.seen == 0
+
+
+class Cached(nn.Module):
+    """A buffer under two names, one of which a method writes to."""
+
+    def __init__(self, aliased: bool) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+        self.register_buffer("cache", torch.zeros(2, 4))
+        self.register_buffer("view", self.cache[:1] if aliased else torch.zeros(1, 4))
+
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.cache.copy_(y)
+        return y
+
+    @torch.jit.export
+    def decode(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.view
+
+    @torch.jit.export
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    @torch.jit.export
+    def counted(self) -> int:
+        return self.calls
+
+
+def test_shared_state() -> None:
+    """A method that uses what another one changes cannot be apart from it; two in float can."""
+    data = [torch.randn(2, 4)]
+    model = torch.jit.script(Cached(aliased=True).eval())
+    for methods in (METHODS, ["encode"], ["decode"]):
+        given = dict.fromkeys(methods, data)
+        with pytest.raises(jit_passes.JitPassesError, match="'encode' changes the attribute") as e:
+            jit_passes.quantize_script(model, given, methods=methods)
+        assert "'view', which 'decode' uses too" in str(e.value)
+    with pytest.raises(jit_passes.JitPassesError, match="'count' changes the attribute 'calls'"):
+        jit_passes.quantize_script(model, methods=["counted"])
+    apart = torch.jit.script(Cached(aliased=False).eval())
+    joined = jit_passes.quantize_script(apart, {"encode": data, "decode": data}, methods=METHODS)
+    assert [joined.count(), joined.counted(), joined.count()] == [1, 1, 2]
+    assert [apart.counted(), joined.counted()] == [0, 2]
+    joined.encode(data[0])
+    assert torch.equal(joined.quantized_encode.cache, joined.encode(data[0]))
+    assert not apart.cache.any()
+
+
+class Picking(nn.Module):
+    """A module that is picked as the model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counter(), Counter()])
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        layer: Layer = self.layers[which]
+        return layer.forward(x)
+
+    @torch.jit.export
+    def plain(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def test_what_cannot_be() -> None:
+    model = seeded(Coder)
+    script, data = torch.jit.script(model), data_of(model, 1)
+    for message, given, options in (
+        ("one of the two", data, {"methods": METHODS, "method": "encode"}),
+        ("a list of names of methods, got 'encode'", data, {"methods": "encode"}),
+        (r"names of methods, got \[\]", data, {"methods": []}),
+        ("no method 'encoder', only: ", data, {"methods": ["encoder"]}),
+        ("of several methods, calibration_data is a dict", data["encode"], {"methods": METHODS}),
+        ("for 'encoded', which is none of .*did you mean 'encode'",
+         {"encoded": []}, {"methods": METHODS}),
+        ("the method 'decode': .*empty", {**data, "decode": []}, {"methods": METHODS}),
+        ("the method 'decode': ranges come from",
+         {"encode": data["encode"]}, {"methods": METHODS, "mode": "static"}),
+    ):  # fmt: skip
+        with pytest.raises(jit_passes.JitPassesError, match=message):
+            jit_passes.quantize_script(script, given, **options)
+    with pytest.raises(jit_passes.JitPassesError, match="'forward' picks modules as it runs"):
+        jit_passes.quantize_script(torch.jit.script(Picking().eval()), methods=["plain"])
+    model.quantized_encode = 3
+    with pytest.raises(jit_passes.JitPassesError, match="attribute 'quantized_encode' of its own"):
+        jit_passes.quantize_script(torch.jit.script(model), data, methods=METHODS)

@@ -1,0 +1,235 @@
+"""LSTM, GRU and RNN cells in the mode dynamic: PyTorch's own way to the bit, and the reference."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, QConfig
+from torch.ao.quantization import default_dynamic_quant_observer as activation
+
+import jit_passes
+from jit_passes.graph.view import GraphView
+from jit_passes.targets import Stock
+from tests.quantizing import seeded
+from tests.test_recurrent import HIDDEN, INPUT, dequantized, quantized_as_kernels_do, sqnr
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of its quantized tensors
+CELLS: list[tuple[str, dict[str, Any]]] = [
+    ("LSTMCell", {}),
+    ("LSTMCell", {"bias": False}),
+    ("GRUCell", {}),
+    ("GRUCell", {"bias": False}),
+    ("RNNCell", {}),
+    ("RNNCell", {"nonlinearity": "relu"}),
+]
+IDS = ["-".join((kind, *map(str, options.values()))) for kind, options in CELLS]
+
+
+class OneStep(nn.Module):
+    """A step, whose state the caller has."""
+
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.cell = getattr(nn, kind)(INPUT, HIDDEN, **options)
+
+
+class LstmStep(OneStep):
+    """With two states."""
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cell(x, (h, c))
+
+
+class Step(OneStep):
+    """With one."""
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        return self.cell(x, h) + 0 * c
+
+
+class Loop(nn.Module):
+    """All steps of a sequence, in a loop."""
+
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.cell = getattr(nn, kind)(INPUT, HIDDEN, **options)
+        self.head = nn.Linear(HIDDEN, 8)
+
+
+class LstmLoop(Loop):
+    """With two states."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = torch.zeros(x.shape[1], self.cell.hidden_size)
+        for t in range(x.shape[0]):
+            h, c = self.cell(x[t], (h, c))
+        return self.head(h)
+
+
+class CellLoop(Loop):
+    """With one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[1], self.cell.hidden_size)
+        for t in range(x.shape[0]):
+            h = self.cell(x[t], h)
+        return self.head(h)
+
+
+def step_of(kind: str, options: dict[str, Any]) -> nn.Module:
+    return seeded(lambda: (LstmStep if kind == "LSTMCell" else Step)(kind, options))
+
+
+def kind_of(kind: str, options: dict[str, Any]) -> str:
+    plain = f"rnn_{options.get('nonlinearity', 'tanh')}_cell"
+    return {"LSTMCell": "lstm_cell", "GRUCell": "gru_cell"}.get(kind, plain)
+
+
+def batch(rows: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(rows, INPUT), torch.rand(rows, HIDDEN) - 0.3, torch.randn(rows, HIDDEN)
+
+
+@pytest.mark.parametrize(("kind", "options"), [row for row in CELLS if "bias" not in row[1]])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_equals_quantize_dynamic(kind: str, options: dict[str, Any], per_channel: bool) -> None:
+    """The same weights on the same grids, for 7 bits, which PyTorch's cells always take."""
+    model = step_of(kind, options)
+    grid: dict[str, Any] = {"dtype": torch.qint8, "quant_min": -127, "quant_max": 127}
+    observer = (
+        PerChannelMinMaxObserver.with_args(**grid, ch_axis=0, qscheme=torch.per_channel_symmetric)
+        if per_channel
+        else MinMaxObserver.with_args(**grid, qscheme=torch.per_tensor_symmetric)
+    )
+    spec = {getattr(nn, kind): QConfig(activation=activation, weight=observer)}
+    torchs = torch.ao.quantization.quantize_dynamic(model, spec)
+    config = {"version": 1, "global": {"weight": {"channelwise": per_channel}}}
+    ours = jit_passes.quantize_script(
+        torch.jit.script(model), target=Stock(reduce_range=True), config=config
+    )
+    for rows in (1, 5):
+        x = batch(rows)
+        found, wanted = ours(*x), torchs(*x)
+        pairs = zip(found, wanted, strict=True) if kind == "LSTMCell" else [(found, wanted)]
+        # The gates of a GRU are computed in place there, where vectors end at other elements.
+        step = 2.0**-23 if kind == "GRUCell" else 0.0
+        assert all(float((a - b).abs().max()) <= step for a, b in pairs)
+        with torch.no_grad():
+            assert not torch.equal(torch.cat(tuple(found)), torch.cat(tuple(model(*x))))
+
+
+@pytest.mark.parametrize(("kind", "options"), CELLS, ids=IDS)
+def test_close_to_float_and_to_the_reference(kind: str, options: dict[str, Any]) -> None:
+    """The reference has weights and the input on their grids; kernels have the state too."""
+    model = step_of(kind, options)
+    script, (x, h, c) = torch.jit.script(model), batch()
+    on_grids = dequantized(model, True)(quantized_as_kernels_do(x, form="pytorch"), h, c)
+    with torch.no_grad():
+        expected = model(x, h, c)
+        reference = jit_passes.quantize_script(script, target="reference")
+        assert sqnr(reference(x, h, c), on_grids) > 110
+        for target in ("stock", "x86"):
+            lowered = jit_passes.quantize_script(script, target=target)
+            (row,) = jit_passes.coverage(lowered)
+            assert (row.dtype, row.bits, row.mode) == ("int8", "w8a8", "dynamic"), row
+            assert row.kind == kind_of(kind, options) and "recurrent" in row.why
+            kinds = [node.kind for node in GraphView.of(lowered).nodes]
+            if target == "stock":
+                assert kinds.count("quantized::linear_dynamic") == 2
+                assert not any(kind.startswith("jit_passes::") for kind in kinds)
+            assert not any(kind.endswith("_cell") for kind in kinds)
+            assert sqnr(lowered(x, h, c), expected) > 36
+            # Only the state is on a grid beyond what the reference has.
+            assert sqnr(lowered(x, h, c), reference(x, h, c)) > 38
+
+
+@pytest.mark.parametrize(("kind", "options"), CELLS, ids=IDS)
+def test_traced_as_scripted(kind: str, options: dict[str, Any]) -> None:
+    """A trace has the two linears and the gates, as PyTorch composes a cell of them."""
+    model, x = step_of(kind, options), batch()
+    scripts = torch.jit.script(model), torch.jit.trace(model, x)
+    both = [jit_passes.quantize_script(script, target="stock") for script in scripts]
+    rows = [jit_passes.coverage(lowered) for lowered in both]
+    assert [row.kind for row in rows[0]] == [kind_of(kind, options)]
+    assert [(row.kind, row.mode) for row in rows[1]] == [("linear", "dynamic")] * 2
+    for rows_of_input in (5, 2):
+        x = batch(rows_of_input)
+        assert sqnr(both[0](*x), both[1](*x)) > 130
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+@pytest.mark.parametrize(("kind", "options"), CELLS, ids=IDS)
+def test_in_loops(kind: str, options: dict[str, Any], target: str) -> None:
+    """Cells in loops, with and without data, from files too, for other lengths."""
+    made = LstmLoop if kind == "LSTMCell" else CellLoop
+    model = seeded(lambda: made(kind, options))
+    script = torch.jit.script(model)
+    shapes = ((6, 4), (9, 1), (1, 7))
+    data = [torch.randn(*shape, INPUT) for shape in 8 * shapes]
+    for given in (None, data):
+        quantized = jit_passes.quantize_script(script, given, target=target, progress=False)
+        modes = {row.name: row.mode for row in jit_passes.coverage(quantized)}
+        assert modes.pop("head:linear") == ("dynamic" if given is None else "static")
+        assert list(modes.values()) == ["dynamic"]
+        buffer = io.BytesIO()
+        torch.jit.save(quantized, buffer)
+        buffer.seek(0)
+        loaded = torch.jit.load(buffer)
+        for shape in shapes:
+            x = torch.randn(*shape, INPUT)
+            with torch.no_grad():
+                assert sqnr(quantized(x), model(x)) > 26
+                assert torch.equal(loaded(x), quantized(x))
+
+
+def test_weights_of_4_bits_and_modes_that_cells_have_not() -> None:
+    model = step_of("GRUCell", {})
+    script, x = torch.jit.script(model), batch()
+
+    def quantized(rule: dict[str, Any], target: str) -> Any:
+        config = {
+            "version": 1,
+            "global": {"mode": "dynamic"},
+            "rules": [{"op": "gru_cell", **rule}],
+        }
+        return jit_passes.quantize_script(script, target=target, config=config)
+
+    with torch.no_grad():
+        for target in ("stock", "reference"):
+            small = quantized({"weight": {"bits": 4}}, target)
+            assert jit_passes.coverage(small)[0].bits == "w4a8"
+            assert 12 < sqnr(small(*x), model(*x)) < 30
+    with pytest.warns(jit_passes.JitPassesWarning, match="no weight_only form of it"):
+        assert jit_passes.coverage(quantized({"mode": "weight_only"}, "stock"))[0].dtype == "float"
+
+
+class Plain(nn.Module):
+    """An RNN of several layers and both directions."""
+
+    def __init__(self, nonlinearity: str) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(INPUT, HIDDEN, 2, nonlinearity=nonlinearity, bidirectional=True)
+        self.head = nn.Linear(2 * HIDDEN, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])
+
+
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu"])
+def test_plain_layers(nonlinearity: str) -> None:
+    """The reference model has them; PyTorch has no quantized kernel, and other targets say so."""
+    model = seeded(lambda: Plain(nonlinearity))
+    script, x = torch.jit.script(model), torch.randn(7, 3, INPUT)
+    for target in ("reference", "stock", "x86"):
+        quantized = jit_passes.quantize_script(script, target=target)
+        rnn, head = jit_passes.coverage(quantized)
+        assert (rnn.kind, head.dtype) == (f"rnn_{nonlinearity}", "int8")
+        if target == "reference":
+            assert (rnn.dtype, rnn.mode) == ("int8", "dynamic")
+        else:
+            assert rnn.dtype == "float" and "no int8 form of it" in rnn.reason
+        with torch.no_grad():
+            assert sqnr(quantized(x), model(x)) > 30

@@ -137,6 +137,33 @@ def test_the_graph_as_written() -> None:
     assert names == [["conv:conv2d", "bn:batch_norm", "drop:dropout"], ["conv:conv2d"]]
 
 
+class Residual(nn.Module):
+    """A sum that a relu clips, one of a float operand, and a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(4, 4, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x) + x)
+        y = self.b(torch.cat([y, y], 1)[:, :4]) + torch.cumsum(y, 1)
+        return self.c(torch.relu(y))
+
+
+def test_what_is_on_integers() -> None:
+    """The operators that `inspect` says are, in as many regions."""
+    model, data = torch.jit.script(Residual().eval()), [torch.randn(2, 4, 4, 4)]
+    foreseen = jit_passes.inspect(model, target="reference")
+    found = page(model, jit_passes.quantize_script(model, data, target="reference"), data)
+    section = found[found.index('id="graph"') : found.index('id="values"')]
+    lines = re.findall(
+        r'<circle class="(\w+)".*?<title>(.*?)</title>', section.split("<figure>")[2]
+    )
+    assert [(row.dtype, row.name) for row in foreseen] == lines
+    assert {kind for kind, _ in lines} == {"int8", "float"}
+    assert f"in {len(foreseen.regions)} regions" in section
+
+
 def test_latency(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
     """Only where it is asked for; medians in milliseconds, of calls that take so long."""
     assert 'id="latency"' not in text

@@ -18,6 +18,7 @@ from ...logs import timed
 from ...passes.pipeline import CLEAN_UP, Pipeline
 from ...profile import Profile
 from ...profile.run import profile_of
+from ...quantizers.selection import origin_of
 from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
 from ...stages.module import ModelStage, Report, stage_of
@@ -126,7 +127,7 @@ def page(
         "covered": covered,
         "operators": _operators(covered, macs),
         "share": _share(covered, macs),
-        "graphs": [_drawing(before, set()), _drawing(graph, _on_integers(record))],
+        "graphs": [_drawing(before, set()), _drawing(graph, _on_integers(graph, record))],
         "line": (WIDTH, HEIGHT),
     }
     if latency:
@@ -198,10 +199,22 @@ def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, 
     return found
 
 
-def _on_integers(record: Report) -> set[str]:
-    """Return the names of operators on integers, and of those whose results are quantized."""
+def _on_integers(graph: GraphView, record: Report) -> set[str]:
+    """Return the names of operators on integers.
+
+    Those without weights see codes alone, and give codes, behind a clip where there is one.
+    """
+    names = {value.name for value in record.values}
+    values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
+    codes = {value.id: value for value in values if value.name in names}
+    ends = {origin_of(value, ()).id for value in codes.values()}
     int8 = {row.name for row in record.operators if row.dtype == "int8"}
-    return int8 | {value.name for value in record.values}
+    for node in filter(computes, graph.nodes):
+        seen = [value for value in node.inputs if value.is_tensor and not value.is_constant]
+        sees_codes = all(origin_of(value, codes).id in codes for value in seen)
+        if sees_codes and any(value.id in ends for value in node.outputs):
+            int8.add(node.name)
+    return int8
 
 
 def _drawing(graph: GraphView, int8: set[str]) -> dict[str, Any]:

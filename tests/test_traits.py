@@ -145,7 +145,7 @@ def test_bicubic_interpolation_overshoots() -> None:
 def test_signs() -> None:
     """Operators that are never negative, alone or if their operands are not."""
     x = 3 * noise(100)
-    calls: dict[str, tuple[Any, ...]] = {"softmax": (0,)}
+    calls: dict[str, tuple[Any, ...]] = {"softmax": (0,), "_safe_softmax": (0,)}
     for kind in kinds(lambda traits: traits.nonnegative_if == ()):
         name = kind.removeprefix("aten::")
         result = of_kind(name)(x.abs() if name == "sqrt" else x, *calls.get(name, ()))

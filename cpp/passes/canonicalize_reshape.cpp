@@ -110,23 +110,27 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   return std::nullopt;
 }
 
-void keepRank(Value* tensor, const std::optional<int64_t>& rank) {
+// Returns whether its type did not know.
+bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
   const auto type = tensor->type()->cast<c10::TensorType>();
-  if (type && rank) {
+  const bool is_news = type && rank && !type->dim();
+  if (is_news) {
     tensor->setType(type->withDim(*rank));
   }
+  return is_news;
 }
 
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
   const Shapes shapes(context);
+  bool changed = false;
   std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
   forEachNode(*graph, [&](Node* node) {
     if (auto named = namedAxes(shapes, node)) {
       found.push_back(std::move(*named));
       keepRank(node->output(), shapes.rank(node->output()));
     } else if (node->kind() == aten::size) {
-      keepRank(node->input(0), shapes.rank(node->input(0)));
+      changed |= keepRank(node->input(0), shapes.rank(node->input(0)));
     }
   });
   for (const auto& [node, steps] : found) {
@@ -138,7 +142,7 @@ bool canonicalizeReshape(PassContext& context) {
     value->setType(node->output()->type());
     replaceNode(node, value);
   }
-  return !found.empty();
+  return changed || !found.empty();
 }
 
 const RegisterPass canonicalize_reshape_pass{

@@ -8,7 +8,7 @@ namespace {
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
   switch (op.kind) {
     case Kind::Convolution:
-    case Kind::Upsampling:
+    case Kind::TransposedConvolution:
     case Kind::MaxPool:
     case Kind::AveragePool:
     case Kind::AdaptiveAverage:
@@ -97,8 +97,8 @@ class Lowering : public Products {
         return;
       }
       case Kind::Affine: return lowerAffine(index);
-      case Kind::Upsampling:
-        emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::TransposedConvolution:
+        emitWithTable(Does::ConvolveTransposed, index, wantAll(op), *channelAxis(op, rank));
         return;
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
@@ -271,7 +271,7 @@ class Lowering : public Products {
   // Finds the borders that convolutions read around their operands.
   void findBorders() {
     for (Step& step : result_.steps) {
-      if (step.does != Does::Convolve) {
+      if (step.does != Does::Convolve && step.does != Does::ConvolveTransposed) {
         continue;
       }
       const Memory& in = memory(step.inputs[0]);
@@ -280,11 +280,11 @@ class Lowering : public Products {
       for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
         widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
       }
-      step.packed = weights_.packed(program_, op, in.is != Is::Slice, 0, widths);
+      step.packed = weights_.packed(program_, op, in.is != Is::Slice, widths);
       if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
-        const Border border = step.packed->kernel->border(
-            imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
+        const Border border = borderOf(
+            op, *step.packed, imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
             imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
         size_t whole = step.inputs[0]; // a slice has the border of what it is one of
         while (memory(whole).is == Is::Slice) {

@@ -32,12 +32,12 @@ struct Memory {
 
 struct Step {
   enum class Does {
-    Upsample,
     Enter, // quantizes an input of the plan
     Take,  // float32 of it
     Quantize,
     Dequantize,
     Convolve,
+    ConvolveTransposed,
     Chain,
     LookUp,
     Add,
@@ -116,8 +116,10 @@ void placeMemory(Lowered& lowered);
 
 // Makes kernels of the steps.
 // `scratch` becomes the bytes that each thread needs besides.
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch);
+std::vector<Phase> phasesOf(const Program& program, Lowered lowered, int64_t& scratch);
 
+// What the kernels of a convolution read around an image.
+Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out);
 // Makes a border at least as wide as another.
 void widen(Border& border, const Border& by);
 

@@ -10,16 +10,16 @@ using Does = Step::Does;
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
-  Preparation(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch)
-      : program_(program), weights_(weights), lowered_(std::move(lowered)), scratch_(scratch) {}
+  Preparation(const Program& program, Lowered lowered, int64_t& scratch)
+      : program_(program), lowered_(std::move(lowered)), scratch_(scratch) {}
 
   std::vector<Phase> run() {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
       Phase phase = describe(program_, lowered_, step);
-      if (step.does == Does::Upsample) {
-        phase.parts = upsample(program_, lowered_, step, weights_);
+      if (step.does == Does::ConvolveTransposed) {
+        phase.parts = convolveTransposed(program_, lowered_, step);
       } else {
         phase.parts.push_back(partOf(step));
       }
@@ -66,7 +66,7 @@ class Preparation {
         return unary(step.function, image(in(step), dims), image(out(step), dims));
       }
       case Does::Exit: return exit(step);
-      case Does::Upsample:
+      case Does::ConvolveTransposed:
       case Does::Rename: break;
     }
     TORCH_INTERNAL_ASSERT(false, "no step");
@@ -306,15 +306,14 @@ class Preparation {
   }
 
   const Program& program_;
-  Weights& weights_;
   Lowered lowered_;
   int64_t& scratch_;
 };
 
 } // namespace
 
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch) {
-  return Preparation(program, weights, std::move(lowered), scratch).run();
+std::vector<Phase> phasesOf(const Program& program, Lowered lowered, int64_t& scratch) {
+  return Preparation(program, std::move(lowered), scratch).run();
 }
 
 } // namespace jit_passes::x86

@@ -48,13 +48,13 @@ Part multipliedRows(const Operator& op, const Step& step, const std::vector<Memo
       step.function};
   const auto residual = step.inputs.size() > 1 ? std::optional(rowsOf(memory[step.inputs[1]])) : std::nullopt;
   return {
-      weights.kernel->floatItems(rows),
+      weights.kernel().floatItems(rows),
       [=, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
         const Image other = residual ? residual->in(call) : Image{};
         RowsToFloats own = how;
         own.grids = reinterpret_cast<const RowGrid*>(call.arena() + grids);
         own.residual = residual ? &other : nullptr;
-        packed->kernel->runFloats(call.arena() + codes, y.in(call), own, begin, end);
+        packed->kernel().runFloats(call.arena() + codes, y.in(call), own, begin, end);
       }};
 }
 

@@ -10,6 +10,8 @@ namespace {
 
 // Sizes and numbers of things beyond these are mistakes, and products of a few of them fit 64 bits.
 constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kMaxCount = int64_t{1} << 20;
+// Convolutions that a transposed one falls into.
+constexpr int64_t kMaxResidues = 4096;
 // Sums of products and what stands for the zero point each stay below this.
 constexpr int64_t kMaxSum = int64_t{1} << 30;
 
@@ -26,7 +28,7 @@ constexpr Signature kSignatures[] = {
     {"quantize", 1, 1, 0, 0, 0, 0},
     {"dequantize", 1, 1, 0, 0, 0, 0},
     {"convolution", 1, 2, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 4},
-    {"upsampling", 1, 1, 1, 1, 3, 3},
+    {"transposed_convolution", 1, 1, ConvolutionAttributes::Count, ConvolutionAttributes::Count, 3, 3},
     {"linear", 1, 2, 0, 0, 3, 4},
     {"linear_dynamic", 1, 1, DynamicAttributes::Count, DynamicAttributes::Count, 3, 3},
     {"function", 1, 1, 1, 1, 1, 1},
@@ -138,8 +140,8 @@ class Checker {
 
   void checkKind(const Operator& op) {
     switch (op.kind) {
-      case Kind::Convolution: return checkConvolution(op);
-      case Kind::Upsampling: return checkUpsampling(op);
+      case Kind::Convolution:
+      case Kind::TransposedConvolution: return checkConvolution(op);
       case Kind::Linear: checkWeights(op, 2); return checkSum(op);
       case Kind::DynamicLinear: checkDynamic(op); return checkWeights(op, 2);
       case Kind::Function: return checkFunction(op);
@@ -193,26 +195,23 @@ class Checker {
     require(
         between(a[A::Groups], 1, weight.size(0)) && weight.size(0) % a[A::Groups] == 0, weight.size(0),
         " results in ", a[A::Groups], " groups");
+    const bool transposed = op.kind == Kind::TransposedConvolution;
+    int64_t residues = 1;
     for (size_t i = 0; i < 3; ++i) {
       const int64_t kernel = weight.size(2 + i);
       checkWindow(kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
-      require(between(a[A::PadAfter + i], 0, kMaxWindow), "a padding of ", a[A::PadAfter + i]);
+      require(
+          between(a[A::PadAfter + i], transposed ? -kMaxWindow : 0, kMaxWindow), "a padding of ",
+          a[A::PadAfter + i]);
+      residues *= a[A::Stride + i];
       require(
           i + a[A::Spatial] >= 3 || (kernel == 1 && a[A::Stride + i] == 1 && a[A::PadBefore + i] == 0 &&
                                      a[A::PadAfter + i] == 0 && a[A::Dilation + i] == 1),
           "a window in more than its ", a[A::Spatial], " spatial axes");
     }
-  }
-
-  void checkUpsampling(const Operator& op) {
-    checkWeights(op, 5);
-    checkAxesOf(op.attributes[0]);
-    for (int64_t i = 0; i < 3; ++i) {
-      const int64_t kernel = op.tensors[kWeight].size(2 + i);
-      require(
-          between(kernel, 1, i + op.attributes[0] >= 3 ? kMaxWindow : 1), "a window of ", kernel, " in ",
-          op.attributes[0], " spatial axes");
-    }
+    require(
+        !transposed || residues <= kMaxResidues, "strides of a product of ", residues, ", more than ",
+        kMaxResidues);
   }
 
   void checkAxesOf(int64_t spatial) {

@@ -84,9 +84,11 @@ void takeScales(const Requantize& requantize, int64_t first, int64_t count, Tile
   }
 }
 
-bool isPointwise(const Window& w) {
+// Whether each pixel is made of the one in its place. Without padding an image may still have others behind its own.
+bool isPointwise(const Window& w, const Image& in, const Image& out) {
   return w.taps() == 1 && w.stride_d == 1 && w.stride_h == 1 && w.stride_w == 1 && w.pad_front == 0 &&
-         w.pad_top == 0 && w.pad_left == 0;
+         w.pad_top == 0 && w.pad_left == 0 && in.depth == out.depth && in.height == out.height &&
+         in.width == out.width;
 }
 
 // One row after the other, where the pixels of all of them are evenly spaced in all images.
@@ -110,7 +112,7 @@ void joinRows(std::initializer_list<Image*> images) {
 struct Parts {
   Parts(const Window& window, const Image& in_image, const Image& out_image, const Image* other)
       : in(in_image), out(out_image), residual(other ? *other : out_image) {
-    if (isPointwise(window)) {
+    if (isPointwise(window, in, out)) {
       joinRows({&in, &out, &residual});
     }
     parts = (out.width + kHalf - 1) / kHalf;

@@ -59,7 +59,7 @@ Planned convolution(const Reader& reader, Node* node) {
   } else {
     before = after = reader.integers(node, "padding", Spatial);
   }
-  return windowed<Spatial>(reader, node, Kind::Convolution, before, after, tensors);
+  return withChoice(reader, node, windowed<Spatial>(reader, node, Kind::Convolution, before, after, tensors));
 }
 
 // Groups lie one after the other along the first axis: [in, out / groups, ...] becomes [out, in / groups, ...].
@@ -81,12 +81,9 @@ Planned transposedConvolution(const Reader& reader, Node* node) {
 }
 
 Planned linear(const Reader& reader, Node* node) {
-  if (isDynamic(node)) {
-    return dynamicLinear(reader, node);
-  }
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
-  return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}};
+  return withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}});
 }
 
 // factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).

@@ -24,7 +24,7 @@ class Preparation {
         phase.parts.push_back(partOf(step));
       }
       if (step.does != Does::Exit) {
-        fillBorder(ownerOf(lowered_, step.output), i, phase.parts);
+        fillBorder(ownerOf(lowered_, step.output), i, step, phase.parts);
       }
       phases.push_back(std::move(phase));
     }
@@ -60,7 +60,8 @@ class Preparation {
       case Does::NormalizeGroups: return normalized(operatorOf(step), step, in(step), out(step));
       case Does::Measure: return measured(in(step), out(step));
       case Does::QuantizeRows: return quantizedRows(operatorOf(step), step, lowered_.memory);
-      case Does::MultiplyRows: return multipliedRows(operatorOf(step), step, lowered_.memory);
+      case Does::QuantizeImage: return quantized(in(step), out(step), gridOf(step));
+      case Does::ToFloats: return toFloats(operatorOf(step), step, lowered_.memory);
       case Does::Apply: {
         const Dims dims = pixelDims(out(step).sizes, out(step).axis);
         return unary(step.function, image(in(step), dims), image(out(step), dims));
@@ -76,14 +77,24 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  static void fillBorder(const Memory& memory, size_t step, std::vector<Part>& parts) {
-    if (memory.first != step || memory.border == Border{}) {
+  // Of codes on a grid that follows from extents, which are the second input.
+  DynamicGrid gridOf(const Step& step) const {
+    const int64_t form = dynamicAttribute(operatorOf(step), DynamicAttributes::Form);
+    return {in(step, 1).offset, static_cast<RangeForm>(form)};
+  }
+
+  void fillBorder(const Memory& memory, size_t index, const Step& step, std::vector<Part>& parts) const {
+    if (memory.first != index || memory.border == Border{}) {
       return;
     }
-    const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
     const Placed whole = image(memory);
+    const auto grid = memory.grid ? std::nullopt : std::optional(gridOf(step));
+    const int64_t zero_point = memory.grid ? memory.grid->zero_point : 0;
+    const FillBorder fill{memory.border, static_cast<uint8_t>(zero_point)};
     parts.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
-                       fill.run(whole.in(call), begin, end);
+                       FillBorder own = fill;
+                       own.value = grid ? static_cast<uint8_t>(grid->in(call).zero_point) : fill.value;
+                       own.run(whole.in(call), begin, end);
                      }});
   }
 

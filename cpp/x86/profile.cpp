@@ -9,7 +9,7 @@ std::string convolutionName(const Operator& op) {
   const auto& weight = op.tensors[kWeight];
   const int64_t groups = op.attributes[ConvolutionAttributes::Groups], spatial = op.attributes[0];
   std::ostringstream name;
-  name << (op.kind == Kind::TransposedConvolution ? "transposed " : "");
+  name << (op.kind == Kind::TransposedConvolution ? "transposed " : isDynamic(op.kind) ? "dynamic " : "");
   name
       << (groups == 1                                       ? "convolution "
           : groups == weight.size(0) && weight.size(1) == 1 ? "depthwise "
@@ -48,16 +48,17 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
     }
     return phase;
   }
-  phase.kernel = step.does == Step::Does::Copy           ? "copy"
-                 : step.does == Step::Does::Pack         ? "pack"
-                 : step.does == Step::Does::Measure      ? "range of rows"
-                 : step.does == Step::Does::QuantizeRows ? "quantize rows"
-                 : isConvolution(op.kind)                ? convolutionName(op)
-                                                         : nameOf(op.kind);
+  phase.kernel = step.does == Step::Does::Copy            ? "copy"
+                 : step.does == Step::Does::Pack          ? "pack"
+                 : step.does == Step::Does::Measure       ? "range of rows"
+                 : step.does == Step::Does::QuantizeRows  ? "quantize rows"
+                 : step.does == Step::Does::QuantizeImage ? "quantize as it comes"
+                 : isConvolution(op.kind)                 ? convolutionName(op)
+                                                          : nameOf(op.kind);
   phase.kernel += hasSum(op) ? " + add" : "";
-  phase.kernel += step.does == Step::Does::MultiplyRows && step.inputs.size() > 1 ? " + add" : "";
+  phase.kernel += step.does == Step::Does::ToFloats && addendOf(step, op) ? " + add" : "";
   if (step.does == Step::Does::Convolve || step.does == Step::Does::ConvolveTransposed ||
-      step.does == Step::Does::MultiplyRows) {
+      step.does == Step::Does::ToFloats) {
     phase.products = productsOf(op, lowered.memory[step.inputs[0]], lowered.memory[step.output]);
   } else if (step.does == Step::Does::Product) {
     const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;

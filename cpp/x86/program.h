@@ -31,11 +31,12 @@ enum class Kind {
   TransposedConvolution, // see ConvolutionAttributes
   Linear, // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
           // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
-  DynamicLinear, // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
-  Function,      // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
-  Affine,        // a factor and a number for each channel, of axis 1, of several values one after the other;
-                 // weights are -1, 0 or 1
-  Table,         // a function of codes
+  DynamicLinear,      // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
+  DynamicConvolution, // the same of Convolution; attributes of both, one after the other
+  Function,           // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
+  Affine,   // a factor and a number for each channel, of axis 1, of several values one after the other;
+            // weights are -1, 0 or 1
+  Table,    // a function of codes
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
   Multiply, // of two tensors, which broadcast; in float32 where one of the three is
   MaxPool,  // see PoolAttributes
@@ -140,9 +141,14 @@ struct Program {
 };
 
 inline bool isConvolution(Kind kind) {
-  return kind == Kind::Convolution || kind == Kind::TransposedConvolution;
+  return kind == Kind::Convolution || kind == Kind::DynamicConvolution || kind == Kind::TransposedConvolution;
 }
 inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
+inline bool isDynamic(Kind kind) { return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution; }
+// They are the last ones.
+inline int64_t dynamicAttribute(const Operator& op, size_t which) {
+  return op.attributes[op.attributes.size() - DynamicAttributes::Count + which];
+}
 
 // Whether an operator with weights adds a value before it rounds.
 inline bool hasSum(const Operator& op) {

@@ -38,7 +38,8 @@ class Inference {
  private:
   Sizes infer() const {
     switch (op_.kind) {
-      case Kind::Convolution: return summed(convolution());
+      case Kind::Convolution:
+      case Kind::DynamicConvolution: return summed(convolution());
       case Kind::TransposedConvolution: return transposedConvolution();
       case Kind::Linear: return summed(linear());
       case Kind::DynamicLinear: return linear();

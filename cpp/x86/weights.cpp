@@ -12,7 +12,7 @@ namespace {
 Window windowOf(const Operator& op) {
   using A = ConvolutionAttributes;
   Window window;
-  if (op.kind != Kind::Convolution) {
+  if (!isConvolution(op.kind)) {
     window.groups = op.kind == Kind::Affine ? op.tensors[kWeight].size(0) : 1;
     return window;
   }
@@ -54,7 +54,7 @@ std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, 
       add(window, channelsLast(taps).contiguous());
     }
   } else {
-    add(windowOf(op), op.kind == Kind::Convolution ? channelsLast(weight).contiguous() : weight);
+    add(windowOf(op), isConvolution(op.kind) ? channelsLast(weight).contiguous() : weight);
   }
   return kernels;
 }
@@ -69,8 +69,8 @@ std::shared_ptr<const Packed> numbersOf(
   const Grid& out = program.grids[op.output];
   auto packed = std::make_shared<Packed>(
       Packed{std::move(kernels), std::vector<float>(outputs), std::vector<float>(outputs), 0, {}});
-  if (op.kind == Kind::DynamicLinear) {
-    const auto sums = op.tensors[kWeight].sum(1, false, at::kInt);
+  if (isDynamic(op.kind)) {
+    const auto sums = op.tensors[kWeight].flatten(1).sum(1, false, at::kInt);
     packed->sums.assign(sums.const_data_ptr<int32_t>(), sums.const_data_ptr<int32_t>() + outputs);
   }
   const double out_scale = static_cast<float>(out.scale);

@@ -187,13 +187,20 @@ def _pad(node: NodeView) -> str | None:
 @cache
 def _capability(integer_layer_norm: bool) -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
+    dynamic = replace(
+        dynamic_inputs(needs_reduced_range(ENGINE)),
+        qschemes=DYNAMIC_SCHEMES,
+        range_forms=("fbgemm", "pytorch"),
+    )
+    per_tensor = tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith("per_tensor"))
+    of_images = replace(dynamic, qschemes=per_tensor)
     rows = [
         OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
         for kind in functions
     ]
     rows += [
         OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 2, n + 2),
-                        check=_convolution)
+                        check=_convolution, modes=("static", "dynamic"), dynamic=of_images)
         for n in (1, 2, 3)
     ]  # fmt: skip
     rows += [
@@ -282,11 +289,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         floats=floats,
         begins=frozenset({"aten::layer_norm", *SOFTMAX}),
         forms=("expand_attention",),
-        dynamic=replace(
-            dynamic_inputs(needs_reduced_range(ENGINE)),
-            qschemes=DYNAMIC_SCHEMES,
-            range_forms=("fbgemm", "pytorch"),
-        ),
+        dynamic=dynamic,
         dynamic_regions=True,
     )
 
@@ -311,9 +314,9 @@ class X86(Target):
     the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
     are taken where the processor has it, and give the same bits as the plain ones.
 
-    Linears in the mode dynamic take and give float32 within a plan, and so do layer norm, sums,
-    gelu and attention between them. Linears and embeddings in the mode weight_only are computed by
-    PyTorch's kernels, as for the target `stock`.
+    Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
+    layer norm, sums, gelu and attention between them. Linears and embeddings in the mode
+    weight_only are computed by PyTorch's kernels, as for the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 

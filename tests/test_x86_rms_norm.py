@@ -116,7 +116,9 @@ def test_a_norm_of_rows_with_no_numbers() -> None:
     model = scripted(Block(spelled_out), "trace", torch.randn(2, 9, WIDTH))
     result = jit_passes.quantize_script(model, mode="dynamic", target="x86", progress=False)
     assert result(torch.empty(0, 9, WIDTH)).shape == (0, 9, WIDTH)
-    norm = scripted(nn.Sequential(Norm(spelled_out), nn.Linear(WIDTH, 4)), "trace", torch.ones(1, WIDTH))
+    norm = scripted(
+        nn.Sequential(Norm(spelled_out), nn.Linear(WIDTH, 4)), "trace", torch.ones(1, WIDTH)
+    )
     result = jit_passes.quantize_script(norm, mode="dynamic", target="x86", progress=False)
     zeros = torch.zeros(3, WIDTH)
     assert torch.equal(result(zeros), norm(zeros))

@@ -13,6 +13,7 @@ import torch
 
 from ... import _C
 from ...errors import JitPassesError, without_folders
+from ...files import write_whole
 from ...graph.view import GraphView
 from ...logs import timed
 from ...passes.pipeline import CLEAN_UP, Pipeline
@@ -78,7 +79,7 @@ def report(
     text = page(
         model, quantized, data, title=title, latency=latency, input_fn=input_fn, progress=progress
     )
-    Path(path).write_text(text, encoding="utf-8", newline="\n")
+    write_whole(path, text)
 
 
 def page(

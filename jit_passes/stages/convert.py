@@ -102,7 +102,7 @@ def _calibration(
     methods = set()
     for known in places:
         place = known.place
-        ranged = isinstance(found.get(place.id), QParams) and place.observed and not known.constant
+        ranged = isinstance(found.get(place.id), QParams) and not place.is_parameter
         if ranged and place.method is None and isinstance(place.spec, QuantizationSpec):
             method, parameters = named(place.spec.observer)
             options = ", ".join(f"{name}={value}" for name, value in parameters.items())

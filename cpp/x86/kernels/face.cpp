@@ -237,14 +237,14 @@ JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
   });
 }
 
-JIT_PASSES_FACE void jit_passes_x86_multiply_rows(
-    const Convolution* linear, const uint8_t* codes, const Image* out, const float* scales, const float* bias,
+JIT_PASSES_FACE void jit_passes_x86_convolution_run_floats(
+    const Convolution* convolution, const Image* in, const Image* out, const float* scales, const float* bias,
     const int32_t* sums, const RowGrid* grids, bool per_row, int64_t function, float first, float second,
     const Image* residual, bool plain, int64_t part) {
   const auto which = static_cast<FloatFunction::Which>(function);
-  const RowsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(plain)}, residual};
-  inParts(linear->floatItems(out->rows() * out->width), part, [&](int64_t begin, int64_t end) {
-    linear->runFloats(codes, *out, how, begin, end);
+  const SumsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(plain)}, residual};
+  inParts(convolution->items(*in, *out, residual), part, [&](int64_t begin, int64_t end) {
+    convolution->run(*in, *out, how, begin, end);
   });
 }
 

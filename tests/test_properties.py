@@ -89,9 +89,14 @@ STAGED = {
 }
 # Takes a model out of training, so what it computes in training changes; see test_qat_training.py.
 MODES = {"restore_batch_norm", "switch_folding", "fold_deferred"}
-# Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py and
-# test_fake_quantize.py.
-QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
+# Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py,
+# test_fake_quantize.py and, of the states of recurrent layers, test_recurrent.py and its like.
+QUANTIZES = {
+    "expand_recurrent",
+    "insert_quantize_dequantize",
+    "insert_fake_quantize",
+    "lower_recurrent",
+}
 # Leaves integers on which operators mean what they mean once lower_quantize_dequantize has run:
 # padding with 0 then pads with the zero point, and bounds of a clamp are numbers. The lowered model
 # is compared with the reference.
@@ -102,12 +107,14 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# None of these modules has codes of fewer than 8 bits, fused layers, or weights alone on integers;
-# and some passes change no graph. test_partition.py cuts regions out of random modules.
+# None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers, or a
+# plain recurrent layer with a quantized input; and some passes change no graph. test_partition.py
+# cuts regions out of random modules.
 NEVER = {
     "original",
     "avoid_fast_path",
     "clamp_codes",
+    "expand_recurrent",
     "lower_weights",
     "outline_regions",
     "remark_float",

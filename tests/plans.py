@@ -41,7 +41,7 @@ class Weighted(nn.Module):
         scales = 2.0 ** torch.randint(-6, -3, outputs) if exact else torch.rand(outputs) * 0.02
         layer.weight = None
         if layer.bias is not None:
-            layer.bias = nn.Parameter(torch.randint(-64, 65, outputs) / 8)
+            layer.bias = nn.Parameter(torch.randint(-64, 65, layer.bias.shape) / 8)
         self.layer = layer
         self.codes = nn.Parameter(codes, requires_grad=False)
         self.register_buffer("scales", scales.double())
@@ -54,8 +54,9 @@ class Weighted(nn.Module):
             return nn.functional.linear(x, weight, layer.bias)
         dims = len(layer.kernel_size)
         if self.axis:
+            more = (layer.output_padding, layer.groups, layer.dilation)
             function = getattr(nn.functional, f"conv_transpose{dims}d")
-            return function(x, weight, layer.bias, layer.stride)
+            return function(x, weight, layer.bias, layer.stride, layer.padding, *more)
         function = getattr(nn.functional, f"conv{dims}d")
         options = (layer.stride, layer.padding, layer.dilation, layer.groups)
         return function(x, weight, layer.bias, *options)

@@ -287,6 +287,19 @@ def test_what_a_target_cannot(recwarn: pytest.WarningsRecorder) -> None:
     close(reference(x), model(x), 0.05)
 
 
+def test_the_dynamic_convolution_of_pytorch() -> None:
+    """Its result has the grid of its input: 255 steps of that, beyond which it is cut off.
+
+    So the target stock has none. One that PyTorch mends belongs into its capability.
+    """
+    x, weight = torch.full((1, 4, 1, 1), 1.0), torch.ones(1, 4, 1, 1)
+    codes = torch.quantize_per_tensor(weight, 1 / 127, 0, torch.qint8)
+    ones = [1, 1]
+    packed = torch.ops.quantized.conv2d_prepack(codes, None, ones, [0, 0], ones, 1)
+    found = torch.ops.quantized.conv2d_dynamic(x, packed, False)
+    assert nn.functional.conv2d(x, weight).item() == 4 and abs(found.item() - 1) < 0.01
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

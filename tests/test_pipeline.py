@@ -230,6 +230,29 @@ def test_one_step_of_each_kind_on_its_own(script: torch.jit.ScriptModule) -> Non
     assert all("aten::cos" in text and "aten::relu" not in text for text in texts)
 
 
+def test_what_found_nothing_runs_again_once_something_has_changed(
+    script: torch.jit.ScriptModule,
+) -> None:
+    seen: list[bool] = []
+
+    @register_pass("test_look", summary="Look for a cosine.")
+    def look(graph: GraphEditor) -> bool:
+        seen.append(any(node.kind == "aten::cos" for node in graph.nodes))
+        return False
+
+    def turn(graph: GraphEditor) -> None:
+        replace(graph, "aten::tanh", "aten::cos")
+
+    try:
+        steps = ("test_look", "fold_constant_lists", "test_look", turn, "test_look", "test_look")
+        result = Pipeline("p", steps).run(script)
+    finally:
+        jit_passes.passes.remove("test_look")
+    assert seen == [False, True]
+    changed = [record.changed for record in result.records]
+    assert changed == [False, False, False, True, False, False]
+
+
 def test_steps_that_fail(script: torch.jit.ScriptModule) -> None:
     """Name themselves and what ran before; the module is as it was."""
 

@@ -1,9 +1,10 @@
-"""Kernels of dynamic linear layers, and of float32 around them: against numpy and float64."""
+"""Kernels of dynamic linear layers and convolutions, and of float32: against numpy and float64."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -112,15 +113,22 @@ def multiply(
     sums = weight.sum(1, dtype=np.int32)
     out = image_of(np.full((1, 1, 1, rows, outputs), 7, np.float32), gap)
     added = None if residual is None else image_of(residual.reshape(1, 1, 1, rows, outputs), 2)
-    padded = np.zeros(codes.size + 64, np.uint8)  # kernels may read a little further
-    padded[: codes.size] = codes.ravel()
-    call(
-        "multiply_rows", linear.handle, padded, out, scales, bias, sums, grids, len(grids) > 1,
-        function, np.float32(0.5), np.float32(0),
-        ctypes.c_void_p() if added is None else added, plain, part,
-    )  # fmt: skip
+    image = Image.of(codes.reshape(1, 1, 1, rows, inputs))
+    to_floats(linear, image, out, scales, bias, sums, grids, plain, function, added, part)
     out.check()
     return floats_in(out).reshape(rows, outputs)
+
+
+def to_floats(
+    convolution: Convolution, image: Image, out: Image, scales: Floats, bias: Floats, sums: Any,
+    grids: Any, plain: bool, function: int = NONE, residual: Image | None = None,
+    part: int = 1 << 40,
+) -> None:  # fmt: skip
+    call(
+        "convolution_run_floats", convolution.handle, image, out, scales, bias, sums, grids,
+        len(grids) > 1, function, np.float32(0.5), np.float32(0),
+        ctypes.c_void_p() if residual is None else residual, plain, part,
+    )  # fmt: skip
 
 
 def drawn(rows: int, inputs: int, outputs: int, per_row: bool, seed: int = 0) -> tuple[Any, ...]:
@@ -184,6 +192,86 @@ def test_forms_of_the_linear_agree(size: tuple[int, int, int], per_row: bool) ->
     residual = np.random.default_rng(4).normal(0, 1, (size[0], size[2])).astype(np.float32)
     for function in (NONE, GELU):
         plain, vnni = (multiply(*operands, form, function, residual) for form in (True, False))
+        assert np.array_equal(plain, vnni)
+
+
+class Case:
+    """A convolution of codes with a border that holds their zero point."""
+
+    def __init__(self, seed: int, depthwise: bool) -> None:
+        draw, self.rng = random.Random(seed), np.random.default_rng(seed)
+        dims = draw.choice([1, 2, 2, 2, 3])
+
+        def each(low: int, high: int) -> tuple[int, ...]:
+            return (1,) * (3 - dims) + tuple(draw.randint(low, high) for _ in range(dims))
+
+        kernel, self.stride, self.dilation = each(1, 5 if dims < 3 else 3), each(1, 2), each(1, 2)
+        windows = [d * (k - 1) for d, k in zip(self.dilation, kernel, strict=True)]
+        self.pad = tuple(draw.randint(0, window) for window in windows)
+        self.groups = draw.randint(2, 150) if depthwise else draw.choice([1, 1, 2, 3])
+        inputs = self.groups * (1 if depthwise else draw.randint(1, 40))
+        self.outputs = inputs if depthwise else self.groups * draw.randint(1, 50)
+        size = [n + draw.randint(1, 12 if dims < 3 else 4) for n in windows]
+        size[: 3 - dims] = [1] * (3 - dims)
+        self.codes = self.rng.integers(0, 256, (draw.randint(1, 2), *size, inputs), dtype=np.uint8)
+        shape = (self.outputs, *kernel, inputs // self.groups)
+        self.weight = self.rng.integers(-127, 128, shape).astype(np.int8)
+        self.grids = np.array([(draw.uniform(0.001, 1), draw.randint(0, 255))], GRID)
+        self.scales = self.rng.uniform(1e-4, 1e-2, self.outputs).astype(np.float32)
+        self.bias = self.rng.normal(0, 10, self.outputs).astype(np.float32)
+
+    def wanted(self) -> NDArray[np.float64]:
+        """Return the result by PyTorch in float64, and how large its parts are."""
+        zero = int(self.grids["zero_point"][0])
+        x = torch.from_numpy(self.codes.astype(np.float64) - zero).movedim(-1, 1)
+        weight = torch.from_numpy(self.weight.astype(np.float64)).movedim(-1, 1)
+        options = (self.stride, self.pad, self.dilation, self.groups)
+        sums = torch.nn.functional.conv3d(x, weight, None, *options).movedim(1, -1).numpy()
+        factor = self.grids["scale"].astype(np.float64) * self.scales.astype(np.float64)
+        return np.stack([sums * factor + self.bias, np.abs(sums * factor) + np.abs(self.bias)])
+
+    def run(
+        self, plain: bool, function: int = NONE, added: bool = False, gap: int = 0,
+        part: int = 1 << 40,
+    ) -> Floats:  # fmt: skip
+        convolution = Convolution(
+            self.weight, groups=self.groups, stride=self.stride, dilation=self.dilation,
+            pad=self.pad, plain=plain,
+        )  # fmt: skip
+        shape = self.wanted()[0].shape
+        out = image_of(np.full(shape, 7, np.float32), gap)
+        residual = np.random.default_rng(3).normal(0, 1, shape).astype(np.float32)
+        image = Image.of(self.codes)
+        border = convolution.border(image, out)
+        image = Image.of(self.codes, border=border).fill(int(self.grids["zero_point"][0]))
+        sums = self.weight.reshape(self.outputs, -1).sum(1, dtype=np.int32)
+        to_floats(
+            convolution, image, out, self.scales, self.bias, sums, self.grids, plain, function,
+            image_of(residual, 2) if added else None, part,
+        )  # fmt: skip
+        out.check()
+        return floats_in(out).reshape(shape)
+
+
+@forms
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+@pytest.mark.parametrize("seed", range(15))
+def test_convolutions(seed: int, depthwise: bool, plain: bool) -> None:
+    """Within the rounding of float32: sums are exact, and three roundings follow."""
+    case = Case(seed, depthwise)
+    wanted, scale = case.wanted()
+    for gap, part in ((0, 1 << 40), (5, 1), (1, 3)):
+        found = case.run(plain, gap=gap, part=part)
+        assert (np.abs(found - wanted) <= 2 * EPS * scale).all()
+
+
+@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+@pytest.mark.parametrize("seed", range(15, 25))
+def test_forms_of_convolutions_agree(seed: int, depthwise: bool) -> None:
+    case = Case(seed, depthwise)
+    for function in (NONE, CLIP, GELU):
+        plain, vnni = (case.run(form, function, function != NONE) for form in (True, False))
         assert np.array_equal(plain, vnni)
 
 

@@ -301,5 +301,5 @@ def test_profile() -> None:
     assert found[0] == ("quantize", [2, 6, 8, 10], 0)
     assert found[-1] == ("dequantize", [2, 7, 8, 10], 0)
     assert ("convolution 1x1", [2, 6, 8, 10], 2 * 6 * 80 * 6) in found
-    assert ("upsampling", [2, 6, 8, 10], 2 * 6 * 80 * 6) in found
+    assert ("transposed convolution 2x2", [2, 6, 8, 10], 2 * 6 * 80 * 6) in found
     assert found[-2] == ("convolution 3x3", [2, 7, 8, 10], 2 * 7 * 80 * 30 * 9)

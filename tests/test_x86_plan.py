@@ -87,21 +87,6 @@ def test_linear_is_exact(seed: int) -> None:
         assert_equal(region, torch.randn(shape) * 40)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_transposed_convolutions_are_exact(seed: int) -> None:
-    torch.manual_seed(seed)
-    draw = random.Random(seed)
-    dims = draw.choice([1, 2, 2, 3])
-    kernel = tuple(draw.randint(1, 3) for _ in range(dims))
-    inputs, outputs = draw.randint(1, 40), draw.randint(1, 40)
-    layers = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    layer = layers[dims - 1](inputs, outputs, kernel, kernel, bias=draw.random() < 0.7)
-    size = [draw.randint(1, 12) for _ in range(dims)]
-    region = traced(Weights(layer, draw), torch.randn(2, inputs, *size))
-    assert_equal(region, torch.randn(3, inputs, *size) * 40)
-    assert_equal(region, torch.randn(inputs, *size) * 40)
-
-
 class Binary(nn.Module):
     def __init__(self, operator: str, a: Grid, b: Grid, y: Grid) -> None:
         super().__init__()

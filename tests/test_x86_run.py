@@ -107,10 +107,13 @@ def test_threads_that_come_late() -> None:
 
 
 def test_fewer_threads_on_a_busy_machine() -> None:
-    """One that is late twice is left out for 10 ms, and twice as long if it is soon late again."""
+    """Late twice in eight calls, one is left out for 10 ms; twice as long if soon late again."""
     crowd = Crowd()
     assert crowd.threads(2, 0) == 2
-    for was_late in (True, False, True):
+    for was_late in (True, *[False] * 7) * 2:
+        crowd.finished(0, was_late, 0)
+        assert crowd.threads(2, 0) == 2
+    for was_late in (True, *[False] * 6):
         crowd.finished(0, was_late, 0)
         assert crowd.threads(2, 0) == 2
     crowd.finished(0, True, 0)
@@ -119,12 +122,10 @@ def test_fewer_threads_on_a_busy_machine() -> None:
     assert [crowd.threads(2, now) for now in (10, 29.9, 30)] == [1, 1, 2]
     crowd.finished(0, False, 30)
     assert crowd.threads(2, 31) == 2
-    crowd.finished(0, True, 35)
     crowd.finished(0, True, 40)
     assert [crowd.threads(2, now) for now in (40, 79.9, 80)] == [1, 1, 2]
     crowd.finished(0, False, 80)
-    crowd.finished(0, True, 200)
-    crowd.finished(0, True, 200)
+    crowd.finished(0, True, 200)  # no longer soon
     assert [crowd.threads(2, now) for now in (200, 209.9, 210)] == [1, 1, 2]
     crowd.finished(0, True, 1000)  # no call was in time meanwhile
     assert [crowd.threads(2, now) for now in (1000, 1019.9, 1020)] == [1, 1, 2]

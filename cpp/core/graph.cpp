@@ -227,12 +227,12 @@ NodeNames nodeNames(Graph& graph) {
   // Arithmetic with sizes and counting batches come last: a model in training does more of it, and names
   // are to be the same.
   std::vector<const Node*> rest;
-  forEachNode(graph, [&](Node* node) {
-    if (node->kind() == prim::Constant || isQuantization(node) || isPlace(node)) {
-      return;
-    }
+  const auto named = [](const Node* node) {
+    return node->kind() != prim::Constant && !isQuantization(node) && !isPlace(node);
+  };
+  for (const Node* node : nodesWhere(graph, named)) {
     makesTensor(node) && node->hasUses() ? give(node) : rest.push_back(node);
-  });
+  }
   std::ranges::for_each(rest, give);
   return names;
 }

@@ -9,19 +9,24 @@ namespace {
 
 std::vector<c10::IValue> elements(const c10::IValue& packed) { return packed.toTupleRef().elements().vec(); }
 
-const c10::FunctionSchema& schemaOf(const std::string& op) {
-  thread_local std::unordered_map<std::string, std::shared_ptr<torch::jit::Operator>> found;
-  if (const auto seen = found.find(op); seen != found.end()) {
-    return seen->second->schema();
+struct Known {
+  c10::Symbol kind;
+  std::shared_ptr<torch::jit::Operator> op;
+};
+
+const Known& knownOperator(const std::string& name) {
+  thread_local std::unordered_map<std::string, Known> found;
+  if (const auto seen = found.find(name); seen != found.end()) {
+    return seen->second;
   }
-  for (const auto& known : torch::jit::getAllOperatorsFor(symbol(op))) {
+  const auto kind = symbol(name);
+  for (const auto& known : torch::jit::getAllOperatorsFor(kind)) {
     if (isPlaceSchema(known->schema())) {
-      found[op] = known;
-      return known->schema();
+      return found.emplace(name, Known{kind, known}).first->second;
     }
   }
   TORCH_CHECK(
-      false, "there is no operator ", op,
+      false, "there is no operator ", name,
       " whose last argument is 'str spec': is the library that defines it loaded?");
 }
 
@@ -72,10 +77,12 @@ Insertions::Insertions(PassContext& context)
 
 Insertion Insertions::read(const c10::IValue& packed) const {
   const auto fields = packed.toGenericDict();
+  const auto& known = knownOperator(fields.at("op").toStringRef());
   Insertion insertion{
       find(fields.at("value").toInt(), fields.at("uses")),
       fields.at("home").isNone() ? nullptr : nodes_.at(fields.at("home").toInt()),
-      &schemaOf(fields.at("op").toStringRef()),
+      known.kind,
+      &known.op->schema(),
       {},
       {}};
   for (const auto& entry : fields.at("operands").toGenericDict()) {
@@ -139,8 +146,7 @@ Node* Insertions::insert(const Insertion& insertion, Value* value, Node* before,
     }
   }
   const size_t results = insertion.schema->returns().size();
-  const auto kind = symbol(insertion.schema->name());
-  Node* node = insertNode(before, kind, operands, like == nullptr ? before : like, results);
+  Node* node = insertNode(before, insertion.kind, operands, like == nullptr ? before : like, results);
   if (results > 0) {
     node->output(0)->setType(operands.front()->type());
   }

@@ -12,11 +12,12 @@ struct AnnotatedValue {
   std::vector<Use> uses;
 };
 
-// One operator to insert; from a dict with these keys, but for `schema`.
+// One operator to insert; from a dict with these keys.
 struct Insertion {
   AnnotatedValue annotated;          // "value", and "uses" of it
   const Node* home;                  // "home": the node that the place belongs to, or null
-  const c10::FunctionSchema* schema; // of "op"
+  c10::Symbol kind;                  // "op"
+  const c10::FunctionSchema* schema; // of it
   std::unordered_map<std::string, c10::IValue> operands; // "operands": by argument, but for the first
   std::string name;                                      // of the place: the operand "name"
 };

@@ -220,11 +220,9 @@ std::string addTensorAttribute(
   for (int number = 1; owner.hasattr(free); ++number) {
     free = base + "_" + std::to_string(number);
   }
-  if (parameter) {
-    owner.register_parameter(free, tensor, /*is_buffer=*/false);
-  } else {
-    owner.register_buffer(free, tensor);
-  }
+  // Registering a buffer would look for its name five times more, among those of all that came before it.
+  const auto slot = owner.type()->addAttribute(free, c10::TensorType::get(), parameter, !parameter);
+  owner._ivalue()->setSlot(slot, tensor);
   return prefix + free;
 }
 

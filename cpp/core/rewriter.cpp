@@ -63,7 +63,7 @@ struct Origin {
 class Rewriter {
  public:
   Rewriter(PassContext& context, const Rules& rules)
-      : context_(context), graph_(context.graph()), index_(indexByAnchor(rules)), names_(nodeNames(*graph_)) {
+      : context_(context), graph_(context.graph()), index_(indexByAnchor(rules)) {
     for (const auto& rule : rules) {
       reach_ = std::max(reach_, rule->pattern.nodes().size());
     }
@@ -108,6 +108,9 @@ class Rewriter {
       if (!match || (!rule->repeat && isOf(*match, rule))) {
         continue;
       }
+      if (!names_) {
+        names_ = nodeNames(*graph_);
+      }
       Node* principal = match->principal(rule->pattern);
       Rewrite record{rule->name, nameOf(principal), sourceLine(principal), ""};
       const auto placement = placementOf(*match, rule->pattern);
@@ -143,7 +146,7 @@ class Rewriter {
     const auto forget = [&](Node* node) {
       present_.erase(node);
       origins_.erase(node);
-      names_.erase(node);
+      names_->erase(node);
       for (const Value* output : node->outputs()) {
         std::erase(operands, output);
       }
@@ -153,7 +156,7 @@ class Rewriter {
     for (Node* node : made) {
       present_.insert(node);
       origins_[node] = origin;
-      names_.emplace(node, name);
+      names_->emplace(node, name);
       lookAgain(node, seen, reach_);
     }
     for (Value* operand : operands) { // one use less may let another rule match
@@ -183,8 +186,8 @@ class Rewriter {
   }
 
   std::string nameOf(const Node* node) const {
-    const auto found = names_.find(node);
-    return found == names_.end() ? "" : found->second;
+    const auto found = names_->find(node);
+    return found == names_->end() ? "" : found->second;
   }
 
   // Whether one of the matched nodes was made by the rule, or out of what it made.
@@ -227,7 +230,7 @@ class Rewriter {
   PassContext& context_;
   std::shared_ptr<Graph> graph_;
   RulesByAnchor index_;
-  NodeNames names_;
+  std::optional<NodeNames> names_; // as they are when the first rule matches: most rules never do
   std::optional<AliasClasses> aliases_;
   size_t reach_ = 1;   // no pattern has more nodes
   size_t bound_ = 100; // of a chain of rewrites: one that only shrinks the graph is shorter

@@ -14,81 +14,103 @@ namespace jit_passes {
 
 namespace {
 
-// Elements of one type make a list of that type.
-c10::IValue toList(const py::list& list) {
-  std::vector<c10::IValue> elements;
-  for (const auto& element : list) {
-    elements.push_back(toIValue(element));
+// Makes values of what Python holds. Dicts of many places have the same keys, which become one string each.
+class Reader {
+ public:
+  c10::IValue read(const py::handle& object) {
+    if (object.is_none()) {
+      return {};
+    }
+    if (py::isinstance<py::bool_>(object)) {
+      return object.cast<bool>();
+    }
+    if (py::isinstance<py::int_>(object)) {
+      return object.cast<int64_t>();
+    }
+    if (py::isinstance<py::float_>(object)) {
+      return object.cast<double>();
+    }
+    if (py::isinstance<py::str>(object)) {
+      return object.cast<std::string>();
+    }
+    if (THPVariable_Check(object.ptr())) {
+      return THPVariable_Unpack(object.ptr());
+    }
+    if (py::isinstance<py::tuple>(object)) {
+      return c10::ivalue::Tuple::create(readAll(py::reinterpret_borrow<py::tuple>(object)));
+    }
+    if (py::isinstance<py::list>(object)) {
+      return readList(py::reinterpret_borrow<py::list>(object));
+    }
+    if (py::isinstance<py::dict>(object)) {
+      return readDict(py::reinterpret_borrow<py::dict>(object));
+    }
+    throw py::type_error(
+        "a value is None, a bool, number, string, tensor, or a tuple, list or dict of these, not " +
+        std::string(py::str(py::type::of(object))));
   }
-  const bool same = !elements.empty() && std::ranges::all_of(elements, [&](const auto& e) {
-    return e.tagKind() == elements[0].tagKind();
-  });
-  const bool simple = same && !elements[0].isTuple() && !elements[0].isList();
-  c10::impl::GenericList result(simple ? elements[0].type() : c10::TypePtr(c10::AnyType::get()));
-  if (simple && elements[0].isTensor()) {
-    result = c10::impl::GenericList(c10::TensorType::get());
-  }
-  for (auto& element : elements) {
-    result.push_back(std::move(element));
-  }
-  return result;
-}
 
-// Keys are texts, or all whole numbers.
-c10::IValue toDict(const py::dict& dict) {
-  const bool numbered = !dict.empty() && py::isinstance<py::int_>(dict.begin()->first);
-  const auto keys = numbered ? c10::TypePtr(c10::IntType::get()) : c10::TypePtr(c10::StringType::get());
-  c10::impl::GenericDict result(keys, c10::AnyType::get());
-  for (const auto& [key, value] : dict) {
-    result.insert(
-        numbered ? c10::IValue(key.cast<int64_t>()) : c10::IValue(key.cast<std::string>()), toIValue(value));
+ private:
+  template <typename Sequence>
+  std::vector<c10::IValue> readAll(const Sequence& objects) {
+    std::vector<c10::IValue> elements;
+    elements.reserve(objects.size());
+    for (const auto& object : objects) {
+      elements.push_back(read(object));
+    }
+    return elements;
   }
-  return result;
-}
+
+  // Elements of one type make a list of that type.
+  c10::IValue readList(const py::list& list) {
+    auto elements = readAll(list);
+    const bool same = !elements.empty() && std::ranges::all_of(elements, [&](const auto& e) {
+      return e.tagKind() == elements[0].tagKind();
+    });
+    const bool simple = same && !elements[0].isTuple() && !elements[0].isList();
+    c10::impl::GenericList result(simple ? elements[0].type() : c10::TypePtr(c10::AnyType::get()));
+    if (simple && elements[0].isTensor()) {
+      result = c10::impl::GenericList(c10::TensorType::get());
+    }
+    for (auto& element : elements) {
+      result.push_back(std::move(element));
+    }
+    return result;
+  }
+
+  // Keys are texts, or all whole numbers.
+  c10::IValue readDict(const py::dict& dict) {
+    const bool numbered = !dict.empty() && py::isinstance<py::int_>(dict.begin()->first);
+    const auto keys = numbered ? c10::TypePtr(c10::IntType::get()) : c10::TypePtr(c10::StringType::get());
+    c10::impl::GenericDict result(keys, c10::AnyType::get());
+    result.reserve(dict.size());
+    for (const auto& [key, value] : dict) {
+      result.insert(numbered ? c10::IValue(key.cast<int64_t>()) : readKey(key), read(value));
+    }
+    return result;
+  }
+
+  // Equal names in Python code are one object, which the dicts keep alive meanwhile.
+  c10::IValue readKey(const py::handle& key) {
+    auto& known = keys_[key.ptr()];
+    if (known.isNone()) {
+      known = key.cast<std::string>();
+    }
+    return known;
+  }
+
+  std::unordered_map<const PyObject*, c10::IValue> keys_;
+};
 
 } // namespace
 
-c10::IValue toIValue(const py::handle& object) {
-  if (object.is_none()) {
-    return {};
-  }
-  if (py::isinstance<py::bool_>(object)) {
-    return object.cast<bool>();
-  }
-  if (py::isinstance<py::int_>(object)) {
-    return object.cast<int64_t>();
-  }
-  if (py::isinstance<py::float_>(object)) {
-    return object.cast<double>();
-  }
-  if (py::isinstance<py::str>(object)) {
-    return object.cast<std::string>();
-  }
-  if (THPVariable_Check(object.ptr())) {
-    return THPVariable_Unpack(object.ptr());
-  }
-  if (py::isinstance<py::tuple>(object)) {
-    std::vector<c10::IValue> elements;
-    for (const auto& element : object.cast<py::tuple>()) {
-      elements.push_back(toIValue(element));
-    }
-    return c10::ivalue::Tuple::create(std::move(elements));
-  }
-  if (py::isinstance<py::list>(object)) {
-    return toList(object.cast<py::list>());
-  }
-  if (py::isinstance<py::dict>(object)) {
-    return toDict(object.cast<py::dict>());
-  }
-  throw py::type_error(
-      "a value is None, a bool, number, string, tensor, or a tuple, list or dict of these, not " +
-      std::string(py::str(py::type::of(object))));
-}
+c10::IValue toIValue(const py::handle& object) { return Reader().read(object); }
 
 Options toOptions(const py::dict& dict) {
+  Reader reader;
   Options options;
   for (const auto& [key, value] : dict) {
-    options.emplace(key.cast<std::string>(), toIValue(value));
+    options.emplace(key.cast<std::string>(), reader.read(value));
   }
   return options;
 }
@@ -96,7 +118,7 @@ Options toOptions(const py::dict& dict) {
 py::tuple toTuple(const NodeRecord& n) {
   return py::make_tuple(
       n.name, n.kind, n.module, n.module_type, n.source, n.block, n.moves_data, n.inputs, n.outputs,
-      n.overload, n.carried);
+      n.overload, py::tuple(py::cast(n.carried))); // an empty tuple takes no memory
 }
 
 namespace {
@@ -155,6 +177,20 @@ py::list places(const Module& module, const std::string& method) {
     result.append(py::make_tuple(index, nodes[index]->kind().toQualString(), operands));
   }
   return result;
+}
+
+// The path of a parameter or buffer without numbers, if there is one.
+std::optional<std::string> metaTensor(const Module& module) {
+  const auto first = [](const auto& tensors) -> std::optional<std::string> {
+    for (const auto& [name, tensor] : tensors) {
+      if (tensor.is_meta()) {
+        return name;
+      }
+    }
+    return std::nullopt;
+  };
+  const auto parameter = first(module.named_parameters());
+  return parameter ? parameter : first(module.named_buffers());
 }
 
 // The paths of the attributes that places read, besides the value, in program order.
@@ -288,6 +324,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
          int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
   m.def("operator_table", &operatorRows);
   m.def("operator_arguments", &operatorArguments);
+  m.def("meta_tensor", &metaTensor);
   m.def("places", &places);
   m.def("place_ids", &placeIds);
   m.def("quantized_values", [](const Module& module, const std::string& method) {

@@ -31,7 +31,7 @@ struct Chain {
 
   int64_t bands() const { return (out.image.height + band - 1) / band; }
   int64_t items() const { return out.image.images * bands(); }
-  const Window& window(size_t layer) const { return layers[layer].packed->kernel->window(); }
+  const Window& window(size_t layer) const { return layers[layer].packed->kernel().window(); }
 
   // Rows that a layer reads for so many.
   int64_t readFor(size_t layer, int64_t count) const {
@@ -123,7 +123,7 @@ void Chain::compute(size_t layer, int64_t n, const Call& call, const Spans& span
   }
   x.images = y.images = 1, y.height = to - from, x.height = (to - from - 1) * w.stride_h + 1;
   layers[layer].run(
-      x, y, other, 0, layers[layer].packed->kernel->items(x, y, layers[layer].residual ? &other : nullptr));
+      x, y, other, 0, layers[layer].packed->kernel().items(x, y, layers[layer].residual ? &other : nullptr));
 }
 
 void Chain::run(const Call& call, int64_t begin, int64_t end) const {

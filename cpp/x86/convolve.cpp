@@ -1,5 +1,6 @@
 // Phases of steps with weights.
 #include "phases.h"
+#include "transposed.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -35,8 +36,8 @@ Part convolution(const Layer& layer, const Placed& x, const Placed& y) {
           }};
 }
 
-Layer layerOf(const Step& step, std::shared_ptr<const Packed> packed) {
-  Layer layer{std::move(packed), {}, {}};
+Layer layerOf(const Step& step, size_t kernel) {
+  Layer layer{step.packed, {}, {}, kernel};
   layer.requantize.multiplier = layer.packed->multiplier.data();
   layer.requantize.offset = layer.packed->offset.data();
   layer.requantize.low = step.grid->low, layer.requantize.high = step.grid->high;
@@ -48,17 +49,17 @@ Layer layerOf(const Step& step, std::shared_ptr<const Packed> packed) {
 } // namespace
 
 int64_t Layer::items(const Image& x, const Image& y) const {
-  return packed->kernel->items(x, y, residual ? &residual->image : nullptr);
+  return packed->kernel(kernel).items(x, y, residual ? &residual->image : nullptr);
 }
 
 void Layer::run(const Image& x, const Image& y, const Image& other, int64_t begin, int64_t end) const {
   Requantize how = requantize;
   how.residual = residual ? &other : nullptr;
-  packed->kernel->run(x, y, how, begin, end);
+  packed->kernel(kernel).run(x, y, how, begin, end);
 }
 
 Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Placed(const Memory&)>& view) {
-  Layer layer = layerOf(step, step.packed);
+  Layer layer = layerOf(step, 0);
   if (step.inputs.size() > 1) {
     layer.residual = view(lowered.memory[step.inputs[1]]);
   }
@@ -79,24 +80,27 @@ Part convolve(const Program& program, const Lowered& lowered, const Step& step) 
   return convolution(layerOf(lowered, step, view), view(from), view(to));
 }
 
-// Each tap of the window makes pixels of its own.
-std::vector<Part> upsample(
-    const Program& program, const Lowered& lowered, const Step& step, Weights& weights) {
-  const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
-  const Operator& op = program.operators[step.index];
-  const auto kernel = op.tensors[kWeight].sizes().slice(2);
-  const Placed x = image(from), whole = image(to);
-  const Image& all = whole.image;
-  Placed y = whole;
-  y.image.depth = x.image.depth, y.image.height = x.image.height, y.image.width = x.image.width;
-  y.image.plane = all.plane * kernel[0], y.image.row = all.row * kernel[1];
-  y.image.pixel = all.pixel * kernel[2];
+Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out) {
+  if (op.kind != Kind::TransposedConvolution) {
+    return packed.kernel().border(in, out);
+  }
+  Border border;
+  const auto residues = residuesOf(op);
+  for (size_t i = 0; i < residues.size(); ++i) {
+    widen(border, packed.kernel(i).border(in, residues[i].resultsOf(out)));
+  }
+  return border;
+}
+
+std::vector<Part> convolveTransposed(const Program& program, const Lowered& lowered, const Step& step) {
+  const Placed x = image(lowered.memory[step.inputs[0]]), all = image(lowered.memory[step.output]);
+  const auto residues = residuesOf(program.operators[step.index]);
   std::vector<Part> parts;
-  for (int64_t tap = 0; tap < kernel[0] * kernel[1] * kernel[2]; ++tap) {
-    const int64_t column = tap % kernel[2], row = tap / kernel[2] % kernel[1];
-    y.offset = whole.offset + tap / kernel[2] / kernel[1] * all.plane + row * all.row + column * all.pixel;
-    parts.push_back(
-        convolution(layerOf(step, weights.packed(program, op, from.is != Memory::Is::Slice, tap)), x, y));
+  for (size_t i = 0; i < residues.size(); ++i) {
+    const Placed y{residues[i].resultsOf(all.image), all.offset + residues[i].offsetIn(all.image), all.home};
+    if (y.image.rows() * y.image.width > 0) {
+      parts.push_back(convolution(layerOf(step, i), x, y));
+    }
   }
   return parts;
 }

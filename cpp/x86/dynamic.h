@@ -1,5 +1,6 @@
-// Kernels of linear layers whose input is quantized as the model runs: float32 in, float32 out. See kernels.h for what
-// holds for all kernels, and floats.h for images of float32. A row is a pixel of an image, with its channels.
+// Kernels of linear layers and convolutions whose input is quantized as the model runs: float32 in, float32 out. See
+// kernels.h for what holds for all kernels, and floats.h for images of float32. A row is a pixel of an image, with its
+// channels.
 #pragma once
 
 #include "floats.h"
@@ -23,13 +24,15 @@ enum class RangeForm : int64_t { Affine, Symmetric, Fbgemm, Count };
 // The bits of choose_qparams: of an extent that is not finite, the scale NaN.
 RowGrid gridOf(const Extent& extent, RangeForm form);
 
-// The extents of some parts of an image. Items: parts.
+// The extents of the parts of an image, some of which may be empty. Items: parts.
 struct Measure {
-  static constexpr int64_t kMostParts = 64;
+  static constexpr int64_t kParts = 64;
 
-  int64_t items(const Image& in) const { return std::min(in.rows() * in.width, kMostParts); }
+  int64_t items(const Image& /*in*/) const { return kParts; }
   void run(const Image& in, Extent* parts, int64_t begin, int64_t end) const;
 };
+// Of all of these parts.
+RowGrid gridOf(const Extent* parts, RangeForm form);
 
 // Rows of dense codes, on a grid for each, or on one for all, which follows from the extents of all parts. Items: rows.
 struct QuantizeRows {
@@ -42,11 +45,12 @@ struct QuantizeRows {
       const Image& in, const Extent* parts, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const;
 };
 
-// How sums of products of codes and weights become float32, for the row m and the channel c:
+// How sums of products of codes and weights become float32, for the pixel m, counted through all images, and the channel
+// c. All pixels have one grid, but for rows of linear layers.
 //
 //   x = fma(float(sum - zero_point[m] sums[c]), scale[m] scales[c], bias[c])
 //   y = function(x) + residual                                       a residual has the shape of the output
-struct RowsToFloats {
+struct SumsToFloats {
   const float *scales, *bias;
   const int32_t* sums; // of the weights
   const RowGrid* grids;

@@ -119,6 +119,13 @@ class Progress {
     }
   }
 
+  // A thread has waited for another for so long, and had nothing to do itself.
+  void waited(int64_t nanoseconds) {
+    if (nanoseconds > kLate && nanoseconds > lost()) {
+      lost_.store(nanoseconds, std::memory_order_relaxed);
+    }
+  }
+
   // Nanoseconds of the longest wait for a thread that came late.
   int64_t lost() const { return lost_.load(std::memory_order_relaxed); }
 
@@ -129,9 +136,9 @@ class Progress {
     if (!isSoonOther(word, seen)) {
       const int64_t since = nanosecondsNow();
       word.wait(seen, std::memory_order_acquire);
-      const int64_t waited = nanosecondsNow() - since;
-      if (alike && waited > 2 * (since - begun) + kLate && waited > lost()) {
-        lost_.store(waited, std::memory_order_relaxed);
+      const int64_t waits = nanosecondsNow() - since;
+      if (alike && waits > 2 * (since - begun) + kLate) {
+        waited(waits);
       }
     }
     return word.load(std::memory_order_acquire);
@@ -226,13 +233,21 @@ void execute(
   }
   const int64_t begun = nanosecondsNow();
   Progress progress(phases, threads, nanoseconds);
+  int64_t done = begun;
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
+    if (thread == 0) {
+      progress.waited(nanosecondsNow() - begun); // until all have come out of the region before
+    }
     progress.work(ofThread(call, thread), thread, omp_get_num_threads());
+    if (thread == 0) {
+      done = nanosecondsNow();
+    }
   }
-  // A call that is much longer than what it lost would lose more without the thread.
   const int64_t now = nanosecondsNow();
+  progress.waited(now - done);
+  // A call that is much longer than what it lost would lose more without the thread.
   crowd.finished(most - threads, progress.lost() > (now - begun) / 4, now);
 }
 

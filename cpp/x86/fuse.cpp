@@ -38,11 +38,11 @@ constexpr int64_t kFewestRows = 8, kWidestRow = 1 << 16, kMostRead = 16, kMostSt
 bool isLayer(const Lowered& lowered, const Step& step) {
   const Memory& to = lowered.memory[step.output];
   if (step.does != Step::Does::Convolve || to.axis < 0 || to.axis > 1 ||
-      step.packed->kernel->bytes() > kSmallWeights) {
+      step.packed->kernel().bytes() > kSmallWeights) {
     return false;
   }
   const Dims dims = imageDims(to.sizes, to.axis);
-  const Window& w = step.packed->kernel->window();
+  const Window& w = step.packed->kernel().window();
   return dims[1].size == 1 && dims[2].size >= kFewestRows && w.kernel_d == 1 && w.stride_h <= kMostStride &&
          w.kernel_h <= kMostRead && w.dilation_h <= kMostRead && (w.kernel_h - 1) * w.dilation_h < kMostRead;
 }

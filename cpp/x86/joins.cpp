@@ -16,7 +16,7 @@ Joins::Joins(const Program& program, const std::vector<Sizes>& sizes) : program_
       add(index, axisOf(op.attributes[0], int64_t(sizes[op.output].size())), false, sizes);
     } else if (op.kind == Kind::Affine) {
       add(index, kAffineAxis, true, sizes);
-    } else if (op.kind == Kind::Convolution) {
+    } else if (isConvolution(op.kind)) {
       bordered_.insert(op.inputs[0]);
     }
   }

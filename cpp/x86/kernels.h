@@ -140,7 +140,7 @@ struct Requantize {
   float residual_multiplier = 0;
 };
 
-struct RowsToFloats; // dynamic.h
+struct SumsToFloats; // dynamic.h
 
 // Convolution in one to three dimensions with any stride, dilation and groups, and linear, as 1 x 1.
 //
@@ -161,11 +161,8 @@ class Convolution {
   // The residual is the one that `run` gets.
   int64_t items(const Image& in, const Image& out, const Image* residual = nullptr) const;
   void run(const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const;
-  // Of linear layers, without a zero point: rows of dense codes, as many as `out` has pixels, to float32. Items are
-  // `floatItems` of that many rows.
-  int64_t floatItems(int64_t rows) const;
-  void runFloats(
-      const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const;
+  // To float32, of a convolution that was made with a zero point of 0.
+  void run(const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
   const Window& window() const { return window_; }
   // Of the packed weights.
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
@@ -182,21 +179,26 @@ class Convolution {
     return window_.groups == in_channels_ && in_channels_ == out_channels_ &&
            (in_channels_ > 1 || window_.taps() > 1);
   }
-  void runFloatsPlain(
-      const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const;
-  void runFloatsVnni(
-      const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const;
   void packPlain(const int8_t* weight);
   void packDepthwise(const int8_t* weight);
   void packDepthwiseVnni(const int8_t* weight);
   void packVnni(const int8_t* weight);
   int64_t itemsDepthwiseVnni(const Image& out) const;
   int64_t itemsVnni(const Image& in, const Image& out, const Image* residual) const;
-  void runPlain(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
-  void runDepthwise(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
-  void runDepthwiseVnni(
-      const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
-  void runVnni(const Image& in, const Image& out, const Requantize& r, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runAs(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runPlain(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runDepthwise(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runDepthwiseVnni(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename Finish>
+  void runTiles(
+      const Image& in, const Image& out, const Image* residual, Finish& finish, int64_t begin,
+      int64_t end) const;
+  void runVnni(const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const;
+  void runVnni(const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
 
   Window window_;
   int64_t in_channels_, out_channels_;

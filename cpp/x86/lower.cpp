@@ -1,37 +1,14 @@
-#include "dynamic.h"
 #include "lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-// The axis that an operator wants innermost, of an operand with so many; nothing for those that take any.
-std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
-  switch (op.kind) {
-    case Kind::Convolution:
-    case Kind::Upsampling:
-    case Kind::MaxPool:
-    case Kind::AveragePool:
-    case Kind::AdaptiveAverage:
-    case Kind::ResizeNearest:
-    case Kind::ResizeBilinear: return rank - 1 - op.attributes[0];
-    case Kind::Linear:
-    case Kind::DynamicLinear: return rank - 1;
-    case Kind::Affine:
-    case Kind::GroupNorm: return kAffineAxis;
-    case Kind::Shuffle:
-    case Kind::Softmax: return axisOf(op.attributes[0], rank);
-    case Kind::LayerNorm:
-    case Kind::MatrixProduct: return rank - 1;
-    default: return std::nullopt;
-  }
-}
-
-class Lowering : public Products {
+class Lowering : public Dynamics {
  public:
   Lowering(
       const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
       Weights& weights)
-      : Products(program, sizes), contiguous_(contiguous), weights_(weights) {}
+      : Dynamics(program, sizes, weights), contiguous_(contiguous) {}
 
   Lowered run(std::vector<Sizes> orders) {
     result_.orders = std::move(orders);
@@ -64,7 +41,9 @@ class Lowering : public Products {
       for (const int64_t input : op.inputs) {
         uses_[input].push_back(index);
         const int64_t rank = sizes_[input].size();
-        if (const auto axis = channelAxis(op, rank)) {
+        if (op.kind == Kind::DynamicConvolution) {
+          wanted_[input] = lastAxis(sizes_[input]); // whatever it is, its codes get another one
+        } else if (const auto axis = channelAxis(op, rank)) {
           wanted_[input] = *axis;
         } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
           wanted_[input] = wanted_[op.output];
@@ -90,15 +69,16 @@ class Lowering : public Products {
       case Kind::Dequantize: return emit(Does::Dequantize, index, {primary_[op.inputs[0]]}, ownAxis(op));
       case Kind::Convolution:
       case Kind::Linear: emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank)); return;
-      case Kind::DynamicLinear: return lowerDynamic(index);
+      case Kind::DynamicLinear:
+      case Kind::DynamicConvolution: return lowerDynamic(index);
       case Kind::Function: {
         emit(Does::Apply, index, {primary_[op.inputs[0]]}, ownAxis(op));
         result_.steps.back().function = functionOf(op);
         return;
       }
       case Kind::Affine: return lowerAffine(index);
-      case Kind::Upsampling:
-        emitWithTable(Does::Upsample, index, wantAll(op), *channelAxis(op, rank));
+      case Kind::TransposedConvolution:
+        emitWithTable(Does::ConvolveTransposed, index, wantAll(op), *channelAxis(op, rank));
         return;
       case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
       case Kind::AveragePool:
@@ -118,6 +98,7 @@ class Lowering : public Products {
       case Kind::MatrixProduct: return lowerProduct(index);
       case Kind::Softmax: return lowerRows(Does::Softmax, index);
       case Kind::GroupNorm: return emit(Does::NormalizeGroups, index, wantAll(op), kAffineAxis);
+      case Kind::RmsNorm:
       case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
       default: return lowerMove(index);
     }
@@ -170,49 +151,6 @@ class Lowering : public Products {
       fused_.insert(*found);
       step.kept = uses.size() > 1 ? std::optional(step.output) : std::nullopt;
       step.output = addMemory(program_.operators[*found].output, axis);
-    }
-  }
-
-  // Its operand, quantized: once for all that read it alike.
-  size_t quantizedRows(size_t index) {
-    const Operator& op = program_.operators[index];
-    const size_t x = want(op.inputs[0], lastAxis(sizes_[op.inputs[0]]));
-    const auto [found, added] = rows_.emplace(std::pair(x, op.attributes), 0);
-    if (added) {
-      std::vector<size_t> inputs{x};
-      if (!op.attributes[DynamicAttributes::PerRow]) {
-        inputs.push_back(addMemory(bytesFor(Measure::kMostParts * sizeof(Extent))));
-        push({.does = Does::Measure, .index = index, .inputs = {x}, .output = inputs[1]});
-      }
-      const int64_t codes = countOf(memory(x).sizes), rows = codes / op.tensors[kWeight].size(1);
-      found->second = addMemory(bytesFor(bytesOfGrids(op, rows) + codes));
-      push({.does = Does::QuantizeRows, .index = index, .inputs = inputs, .output = found->second});
-    }
-    return found->second;
-  }
-
-  static Memory bytesFor(int64_t count) { return {.sizes = {count}, .axis = -1, .grid = nullptr}; }
-
-  // With a function and a sum that alone read the result, if the other operand is there already.
-  void lowerDynamic(size_t index) {
-    const Operator& op = program_.operators[index];
-    const int64_t axis = lastAxis(sizes_[op.output]);
-    const size_t rows = quantizedRows(index);
-    const int64_t value = emitWithTable(Does::MultiplyRows, index, {rows}, axis);
-    Step& step = result_.steps.back();
-    step.packed = weights_.packed(program_, op, true);
-    const auto& uses = uses_[value];
-    if (uses.size() != 1 || uses[0] == SIZE_MAX || program_.operators[uses[0]].kind != Kind::Add) {
-      return;
-    }
-    const Operator& sum = program_.operators[uses[0]];
-    const int64_t other = sum.inputs[sum.inputs[0] == value];
-    if (makers_[other] < index && !isView(makers_[other]) && program_.grids[other].is_float &&
-        memory(primary_[other]).axis == axis && sizes_[other] == sizes_[value] &&
-        sum.tensors[0].eq(1).all().item<bool>()) {
-      fused_.insert(uses[0]);
-      step.inputs.push_back(primary_[other]);
-      primary_[sum.output] = step.output;
     }
   }
 
@@ -271,20 +209,21 @@ class Lowering : public Products {
   // Finds the borders that convolutions read around their operands.
   void findBorders() {
     for (Step& step : result_.steps) {
-      if (step.does != Does::Convolve) {
+      const Operator& op = program_.operators[step.index];
+      if (step.does != Does::Convolve && step.does != Does::ConvolveTransposed &&
+          (step.does != Does::ToFloats || isLinear(op.kind))) {
         continue;
       }
       const Memory& in = memory(step.inputs[0]);
-      const Operator& op = program_.operators[step.index];
       Sizes widths; // of what an affine operator reads
       for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
         widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
       }
-      step.packed = weights_.packed(program_, op, in.is != Is::Slice, 0, widths);
+      step.packed = weights_.packed(program_, op, in.is != Is::Slice, widths);
       if (op.kind != Kind::Linear) {
         const Memory& out = memory(step.output);
-        const Border border = step.packed->kernel->border(
-            imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
+        const Border border = borderOf(
+            op, *step.packed, imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
             imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
         size_t whole = step.inputs[0]; // a slice has the border of what it is one of
         while (memory(whole).is == Is::Slice) {
@@ -348,11 +287,32 @@ class Lowering : public Products {
   }
 
   const std::vector<bool>& contiguous_;
-  Weights& weights_;
-  std::map<std::pair<size_t, std::vector<int64_t>>, size_t> rows_; // of float32, and how they are quantized
 };
 
 } // namespace
+
+std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
+  switch (op.kind) {
+    case Kind::Convolution:
+    case Kind::DynamicConvolution:
+    case Kind::TransposedConvolution:
+    case Kind::MaxPool:
+    case Kind::AveragePool:
+    case Kind::AdaptiveAverage:
+    case Kind::ResizeNearest:
+    case Kind::ResizeBilinear: return rank - 1 - op.attributes[0];
+    case Kind::Linear:
+    case Kind::DynamicLinear: return rank - 1;
+    case Kind::Affine:
+    case Kind::GroupNorm: return kAffineAxis;
+    case Kind::Shuffle:
+    case Kind::Softmax: return axisOf(op.attributes[0], rank);
+    case Kind::LayerNorm:
+    case Kind::RmsNorm:
+    case Kind::MatrixProduct: return rank - 1;
+    default: return std::nullopt;
+  }
+}
 
 int64_t Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
   emit(does, index, std::move(inputs), axis);
@@ -365,7 +325,7 @@ int64_t Values::emitWithTable(Does does, size_t index, std::vector<size_t> input
   Step& step = result_.steps.back();
   if (reader.kind == Kind::Table) {
     step.table = reader.tensors[0].const_data_ptr<uint8_t>();
-  } else if (reader.kind == Kind::Function && (does == Does::MultiplyRows || does == Does::Product)) {
+  } else if (reader.kind == Kind::Function && (does == Does::ToFloats || does == Does::Product)) {
     step.function = functionOf(reader);
   } else {
     return value;
@@ -374,12 +334,6 @@ int64_t Values::emitWithTable(Does does, size_t index, std::vector<size_t> input
   primary_[reader.output] = step.output;
   memory(step.output).grid = &program_.grids[reader.output];
   return reader.output;
-}
-
-int64_t bytesOfGrids(const Operator& op, int64_t rows) {
-  constexpr int64_t kLine = 64;
-  const int64_t grids = op.attributes[DynamicAttributes::PerRow] ? rows : 1;
-  return (grids * int64_t(sizeof(RowGrid)) + kLine - 1) / kLine * kLine;
 }
 
 Lowered lower(

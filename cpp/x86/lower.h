@@ -32,12 +32,12 @@ struct Memory {
 
 struct Step {
   enum class Does {
-    Upsample,
     Enter, // quantizes an input of the plan
     Take,  // float32 of it
     Quantize,
     Dequantize,
     Convolve,
+    ConvolveTransposed,
     Chain,
     LookUp,
     Add,
@@ -53,10 +53,11 @@ struct Step {
     Softmax,
     Normalize,
     NormalizeGroups,
-    Measure,      // the extents of float32, for a grid
-    QuantizeRows, // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
-    MultiplyRows, // of a linear layer; the second input is added
-    Apply,        // of a function
+    Measure,       // the extents of float32, for a grid
+    QuantizeRows,  // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
+    QuantizeImage, // the same on one grid; inputs: float32 and extents
+    ToFloats,      // sums of an operator that is dynamic; see addendOf
+    Apply,         // of a function
     Copy,
     Load, // of a constant
     Rename,
@@ -85,6 +86,9 @@ struct Step {
   // Of Pack and Product: what stands between memory and each operand.
   std::vector<std::vector<Rearranged>> views = {};
 };
+
+// The input that a dynamic operator adds to its result, if it does: the last one.
+std::optional<size_t> addendOf(const Step& step, const Operator& op);
 
 // Of an operator that is a function.
 FloatFunction functionOf(const Operator& op);
@@ -116,8 +120,10 @@ void placeMemory(Lowered& lowered);
 
 // Makes kernels of the steps.
 // `scratch` becomes the bytes that each thread needs besides.
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch);
+std::vector<Phase> phasesOf(const Program& program, Lowered lowered, int64_t& scratch);
 
+// What the kernels of a convolution read around an image.
+Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out);
 // Makes a border at least as wide as another.
 void widen(Border& border, const Border& by);
 

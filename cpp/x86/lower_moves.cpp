@@ -47,7 +47,8 @@ void Moves::lowerConcat(size_t index) {
 void Moves::rescale(size_t id, const Grid* grid) {
   const auto maker = std::find_if(
       result_.steps.begin(), result_.steps.end(), [&](const Step& step) { return step.output == id; });
-  constexpr Does kWithTable[] = {Does::Convolve, Does::Upsample, Does::Add, Does::Multiply, Does::LookUp};
+  constexpr Does kWithTable[] = {
+      Does::Convolve, Does::ConvolveTransposed, Does::Add, Does::Multiply, Does::LookUp};
   if (maker == result_.steps.end() ||
       std::find(std::begin(kWithTable), std::end(kWithTable), maker->does) == std::end(kWithTable)) {
     return;

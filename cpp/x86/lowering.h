@@ -131,6 +131,9 @@ class Moves : public Values {
       joined_; // concatenations that interleaving makes, by their value
 };
 
+// The axis that an operator wants innermost, of an operand with so many; nothing for those that take any.
+std::optional<int64_t> channelAxis(const Operator& op, int64_t rank);
+
 // Matrix products read their operands where they are, and write where a transposition wants the result.
 class Products : public Moves {
  protected:
@@ -156,6 +159,24 @@ class Products : public Moves {
   void transposeResult(int64_t value);
 
   std::unordered_set<size_t> views_;
+};
+
+// Operators that quantize their input as the plan runs.
+class Dynamics : public Products {
+ protected:
+  Dynamics(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
+      : Products(program, sizes), weights_(weights) {}
+
+  // With a function and a sum that alone read the result, if the other operand is there already.
+  void lowerDynamic(size_t index);
+
+  Weights& weights_;
+
+ private:
+  std::vector<size_t> quantized(size_t index);
+
+  // Of float32, and how it is quantized: rows or an image, the axis of its channels, per row, the form of the range.
+  std::map<std::tuple<size_t, bool, int64_t, bool, int64_t>, std::vector<size_t>> quantized_;
 };
 
 } // namespace jit_passes::x86

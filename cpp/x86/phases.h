@@ -13,6 +13,7 @@ struct Layer {
   std::shared_ptr<const Packed> packed;
   Requantize requantize; // but for the residual
   std::optional<Placed> residual;
+  size_t kernel = 0; // which of those that are packed
 
   int64_t items(const Image& x, const Image& y) const;
   // `other` is added, if there is a residual.
@@ -26,7 +27,6 @@ Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Plac
 Part convolve(const Program& program, const Lowered& lowered, const Step& step);
 // `scratch` is made as large as what a thread needs.
 Part chained(const Lowered& lowered, const Step& step, int64_t& scratch);
-std::vector<Part> upsample(
-    const Program& program, const Lowered& lowered, const Step& step, Weights& weights);
+std::vector<Part> convolveTransposed(const Program& program, const Lowered& lowered, const Step& step);
 
 } // namespace jit_passes::x86

@@ -1,7 +1,7 @@
 // Steps that are made ready: where images lie, and what runs over them.
 #pragma once
 
-#include "floats.h"
+#include "dynamic.h"
 #include "lower.h"
 
 namespace jit_passes::x86 {
@@ -23,6 +23,16 @@ inline Placed image(const Memory& memory, const Dims& dims) {
   return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset, memory.home};
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
+
+// The grid of codes that follows from extents in the arena.
+struct DynamicGrid {
+  int64_t extents;
+  RangeForm form;
+
+  RowGrid in(const Call& call) const {
+    return gridOf(reinterpret_cast<const Extent*>(call.arena() + extents), form);
+  }
+};
 
 // Rows of a matrix, along the last axis, which has the channels.
 Placed rowsOf(const Memory& memory);
@@ -47,7 +57,8 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
 // Of float32: inputs of the plan, by number, and its results.
 Part taken(size_t source, const Memory& to);
 Part given(const Memory& from, const Sizes& strides, size_t number);
-Part quantized(const Memory& from, const Memory& to);
+// On the grid of the codes, or on one that is found as the plan runs.
+Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid = {});
 Part dequantized(const Memory& from, const Memory& to);
 AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
 MultiplyFloats floatProduct(const Memory& a, const Memory& b);
@@ -57,10 +68,10 @@ Part averaged(
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
 Part softmaxedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
 
-// Of dynamic linear layers.
+// Of operators that are dynamic.
 Part measured(const Memory& from, const Memory& to);
 Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
-Part multipliedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
+Part toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 
 // Of what only moves codes.
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);

@@ -23,14 +23,29 @@ std::vector<at::Tensor> weighted(const Reader& reader, const Node* node) {
   return {weight, scales, reader.bias(operandOf(node, "bias"), weight.size(0))};
 }
 
+// An operator with a window; the weight gets three spatial axes.
 template <size_t Spatial>
-Planned convolution(const Reader& reader, Node* node) {
+Planned windowed(
+    const Reader& reader, Node* node, Kind kind, const std::vector<int64_t>& before,
+    const std::vector<int64_t>& after, std::vector<at::Tensor> tensors) {
   using A = ConvolutionAttributes;
   std::vector<int64_t> a(A::Count);
-  auto tensors = weighted(reader, node);
+  a[A::Spatial] = Spatial, a[A::Groups] = reader.operand(node, "groups").toInt();
+  setLast(a, A::Stride, reader.integers(node, "stride", Spatial), 1);
+  setLast(a, A::Dilation, reader.integers(node, "dilation", Spatial), 1);
+  setLast(a, A::PadBefore, before, 0), setLast(a, A::PadAfter, after, 0);
   at::Tensor& weight = tensors[kWeight];
+  auto sizes = weight.sizes().vec();
+  sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
+  weight = weight.reshape(sizes);
+  return {{kind, "", {}, 0, a, std::move(tensors)}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned convolution(const Reader& reader, Node* node) {
+  auto tensors = weighted(reader, node);
+  const at::Tensor& weight = tensors[kWeight];
   refuseUnless(weight.dim() == int64_t(Spatial) + 2, "its weight has ", weight.dim(), " axes");
-  const auto stride = reader.integers(node, "stride", Spatial);
   const auto dilation = reader.integers(node, "dilation", Spatial);
   std::vector<int64_t> before, after;
   const auto padding = reader.operand(node, "padding");
@@ -44,42 +59,31 @@ Planned convolution(const Reader& reader, Node* node) {
   } else {
     before = after = reader.integers(node, "padding", Spatial);
   }
-  a[A::Spatial] = Spatial, a[A::Groups] = reader.operand(node, "groups").toInt();
-  setLast(a, A::Stride, stride, 1), setLast(a, A::Dilation, dilation, 1);
-  setLast(a, A::PadBefore, before, 0), setLast(a, A::PadAfter, after, 0);
-  auto sizes = weight.sizes().vec();
-  sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
-  weight = weight.reshape(sizes);
-  return {{Kind::Convolution, "", {}, 0, a, tensors}, {node->input(0)}};
+  return withChoice(reader, node, windowed<Spatial>(reader, node, Kind::Convolution, before, after, tensors));
 }
 
-template <int64_t Spatial>
+// Groups lie one after the other along the first axis: [in, out / groups, ...] becomes [out, in / groups, ...].
+template <size_t Spatial>
 Planned transposedConvolution(const Reader& reader, Node* node) {
-  auto [weight, scales] = reader.weights(operandOf(node, "weight"), 1);
-  refuseUnless(weight.dim() == Spatial + 2, "its weight has ", weight.dim(), " axes");
-  const auto all = [&](const char* name, int64_t number) {
-    const auto numbers = reader.integers(node, name, Spatial);
-    return std::count(numbers.begin(), numbers.end(), number) == Spatial;
-  };
+  const auto [given, scales] = reader.weights(operandOf(node, "weight"), 1);
+  const int64_t groups = reader.operand(node, "groups").toInt();
   refuseUnless(
-      reader.integers(node, "stride", Spatial) == weight.sizes().slice(2).vec() && all("padding", 0) &&
-          all("output_padding", 0) && all("dilation", 1) && reader.operand(node, "groups").toInt() == 1,
-      "a plan has transposed convolutions whose stride is their window, without padding, dilation or groups");
-  weight = weight.transpose(0, 1);
-  auto sizes = weight.sizes().vec();
-  sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
-  weight = weight.reshape(sizes).contiguous();
+      given.dim() == int64_t(Spatial) + 2 && groups > 0 && given.size(0) % groups == 0,
+      "its weight of the shape ", given.sizes(), " has another form");
+  const auto weight = given.unflatten(0, {groups, -1}).transpose(1, 2).flatten(0, 1).contiguous();
+  const auto before = reader.integers(node, "padding", Spatial);
+  auto after = before;
+  const auto more = reader.integers(node, "output_padding", Spatial);
+  std::ranges::transform(before, more, after.begin(), std::minus());
   const auto bias = reader.bias(operandOf(node, "bias"), weight.size(0));
-  return {{Kind::Upsampling, "", {}, 0, {Spatial}, {weight, scales, bias}}, {node->input(0)}};
+  return windowed<Spatial>(
+      reader, node, Kind::TransposedConvolution, before, after, {weight, scales.repeat({groups}), bias});
 }
 
 Planned linear(const Reader& reader, Node* node) {
-  if (isDynamic(node)) {
-    return dynamicLinear(reader, node);
-  }
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
-  return {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}};
+  return withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}});
 }
 
 // factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).
@@ -277,6 +281,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"softmax", {softmax, false}},
         {"_safe_softmax", {softmax, false}},
         {"layer_norm", {layerNorm, false}},
+        {"rms_norm", {rmsNorm, false}},
         {"group_norm", {groupNorm, false}},
         {"chunk", {chunk, true}},
         {"unsafe_chunk", {chunk, true}},

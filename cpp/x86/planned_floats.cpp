@@ -22,19 +22,21 @@ std::optional<double> numberOf(const Reader& reader, const Value* value) {
 
 } // namespace
 
-bool isDynamic(const Node* linear) { return linear->input(0)->node()->kind() == dequantize_dynamic; }
-
-Planned dynamicLinear(const Reader& reader, Node* node) {
+Planned withChoice(const Reader& reader, const Node* node, Planned planned) {
+  if (node->input(0)->node()->kind() != dequantize_dynamic) {
+    return planned;
+  }
   const Node* codes = node->input(0)->node()->input(0)->node();
   refuseUnless(
       codes->kind() == quantize_dynamic && codes->input(1)->node()->kind() == choose_qparams &&
           codes->input(1)->node() == codes->input(2)->node() &&
           codes->input(0) == codes->input(1)->node()->input(0),
       "the grid of its input is not that of its own numbers");
-  const Node* choice = codes->input(1)->node();
+  Node* choice = codes->input(1)->node();
   const auto text = [&](const char* name) { return reader.operand(choice, name).toStringRef(); };
   const std::string scheme = text("qscheme"), form = text("range_form");
-  const bool per_row = scheme.starts_with("per_token_");
+  const bool linear = isLinear(planned.op.kind), per_row = scheme.starts_with("per_token_");
+  refuseUnless(linear || !per_row, "the tokens of its input are no pixels");
   const RangeForm range = form == "fbgemm"                 ? RangeForm::Fbgemm
                           : scheme.ends_with("_symmetric") ? RangeForm::Symmetric
                                                            : RangeForm::Affine;
@@ -46,12 +48,10 @@ Planned dynamicLinear(const Reader& reader, Node* node) {
           is(codes, "dtype", static_cast<int64_t>(at::kByte)) && is(choice, "quant_min", 0) &&
           is(choice, "quant_max", 255),
       "its input has other codes than those of uint8");
-  const auto [weight, scales] = reader.weights(operandOf(node, "weight"));
-  refuseUnless(weight.dim() == 2, "its weight is no matrix");
-  const auto bias = reader.bias(operandOf(node, "bias"), weight.size(0));
-  return {
-      {Kind::DynamicLinear, "", {}, 0, {per_row, static_cast<int64_t>(range)}, {weight, scales, bias}},
-      {choice->input(0)}};
+  planned.op.kind = linear ? Kind::DynamicLinear : Kind::DynamicConvolution;
+  planned.op.attributes.insert(planned.op.attributes.end(), {per_row, static_cast<int64_t>(range)});
+  planned.operands = {choice->input(0)};
+  return planned;
 }
 
 Planned gelu(const Reader& reader, Node* node) {

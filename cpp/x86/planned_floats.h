@@ -1,13 +1,12 @@
-// Operators of float32 in reference models: dynamic linear layers, and functions.
+// Operators of float32 in reference models: those that quantize their input as the model runs, and functions.
 #pragma once
 
 #include "reader.h"
 
 namespace jit_passes::x86 {
 
-// Whether a linear layer's input is quantized as the model runs.
-bool isDynamic(const Node* linear);
-Planned dynamicLinear(const Reader& reader, Node* node);
+// A linear layer or convolution, as it is where its input is quantized as the model runs.
+Planned withChoice(const Reader& reader, const Node* node, Planned planned);
 
 Planned gelu(const Reader& reader, Node* node);
 // By a number.

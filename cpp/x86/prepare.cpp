@@ -10,21 +10,21 @@ using Does = Step::Does;
 // Makes the phases: a step each, and the border of what it is the first to write.
 class Preparation {
  public:
-  Preparation(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch)
-      : program_(program), weights_(weights), lowered_(std::move(lowered)), scratch_(scratch) {}
+  Preparation(const Program& program, Lowered lowered, int64_t& scratch)
+      : program_(program), lowered_(std::move(lowered)), scratch_(scratch) {}
 
   std::vector<Phase> run() {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
       Phase phase = describe(program_, lowered_, step);
-      if (step.does == Does::Upsample) {
-        phase.parts = upsample(program_, lowered_, step, weights_);
+      if (step.does == Does::ConvolveTransposed) {
+        phase.parts = convolveTransposed(program_, lowered_, step);
       } else {
         phase.parts.push_back(partOf(step));
       }
       if (step.does != Does::Exit) {
-        fillBorder(ownerOf(lowered_, step.output), i, phase.parts);
+        fillBorder(ownerOf(lowered_, step.output), i, step, phase.parts);
       }
       phases.push_back(std::move(phase));
     }
@@ -60,13 +60,14 @@ class Preparation {
       case Does::NormalizeGroups: return normalized(operatorOf(step), step, in(step), out(step));
       case Does::Measure: return measured(in(step), out(step));
       case Does::QuantizeRows: return quantizedRows(operatorOf(step), step, lowered_.memory);
-      case Does::MultiplyRows: return multipliedRows(operatorOf(step), step, lowered_.memory);
+      case Does::QuantizeImage: return quantized(in(step), out(step), gridOf(step));
+      case Does::ToFloats: return toFloats(operatorOf(step), step, lowered_.memory);
       case Does::Apply: {
         const Dims dims = pixelDims(out(step).sizes, out(step).axis);
         return unary(step.function, image(in(step), dims), image(out(step), dims));
       }
       case Does::Exit: return exit(step);
-      case Does::Upsample:
+      case Does::ConvolveTransposed:
       case Does::Rename: break;
     }
     TORCH_INTERNAL_ASSERT(false, "no step");
@@ -76,14 +77,24 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  static void fillBorder(const Memory& memory, size_t step, std::vector<Part>& parts) {
-    if (memory.first != step || memory.border == Border{}) {
+  // Of codes on a grid that follows from extents, which are the second input.
+  DynamicGrid gridOf(const Step& step) const {
+    const int64_t form = dynamicAttribute(operatorOf(step), DynamicAttributes::Form);
+    return {in(step, 1).offset, static_cast<RangeForm>(form)};
+  }
+
+  void fillBorder(const Memory& memory, size_t index, const Step& step, std::vector<Part>& parts) const {
+    if (memory.first != index || memory.border == Border{}) {
       return;
     }
-    const FillBorder fill{memory.border, static_cast<uint8_t>(memory.grid->zero_point)};
     const Placed whole = image(memory);
+    const auto grid = memory.grid ? std::nullopt : std::optional(gridOf(step));
+    const int64_t zero_point = memory.grid ? memory.grid->zero_point : 0;
+    const FillBorder fill{memory.border, static_cast<uint8_t>(zero_point)};
     parts.push_back({fill.items(whole.image), [=](const Call& call, int64_t begin, int64_t end) {
-                       fill.run(whole.in(call), begin, end);
+                       FillBorder own = fill;
+                       own.value = grid ? static_cast<uint8_t>(grid->in(call).zero_point) : fill.value;
+                       own.run(whole.in(call), begin, end);
                      }});
   }
 
@@ -306,15 +317,14 @@ class Preparation {
   }
 
   const Program& program_;
-  Weights& weights_;
   Lowered lowered_;
   int64_t& scratch_;
 };
 
 } // namespace
 
-std::vector<Phase> phasesOf(const Program& program, Weights& weights, Lowered lowered, int64_t& scratch) {
-  return Preparation(program, weights, std::move(lowered), scratch).run();
+std::vector<Phase> phasesOf(const Program& program, Lowered lowered, int64_t& scratch) {
+  return Preparation(program, std::move(lowered), scratch).run();
 }
 
 } // namespace jit_passes::x86

@@ -7,12 +7,15 @@
 
 namespace jit_passes::x86 {
 
-// A convolution that is ready to run, for images of any size.
+// A convolution that is ready to run, for images of any size. A transposed one has a kernel for each of `residuesOf`,
+// others have one.
 struct Packed {
-  std::shared_ptr<const Convolution> kernel;
+  std::shared_ptr<const std::vector<Convolution>> kernels;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
   std::vector<int32_t> sums; // of the weights for each result, where its input is quantized as the plan runs
+
+  const Convolution& kernel(size_t number = 0) const { return (*kernels)[number]; }
 };
 
 // The packed weights of a program, made once, when they are needed first. Any thread may ask.
@@ -22,11 +25,10 @@ struct Packed {
 class Weights {
  public:
   // Of an operator of the program, or of the form of it that adds nothing (sums.h), which has the same tensor.
-  // `dense`: its input has no other channels in between. `tap`: of Upsampling, whose taps are convolutions each.
+  // `dense`: its input has no other channels in between.
   // `widths`: of Affine, how many channels each of the values has that it reads.
   std::shared_ptr<const Packed> packed(
-      const Program& program, const Operator& op, bool dense, int64_t tap = 0,
-      const std::vector<int64_t>& widths = {});
+      const Program& program, const Operator& op, bool dense, const std::vector<int64_t>& widths = {});
 
   // Gives what was released since the last time back to the system. The allocator would keep it, in many pieces
   // between what was packed meanwhile.
@@ -44,8 +46,8 @@ class Weights {
 
  private:
   struct Released {
-    at::Tensor weight;
-    std::shared_ptr<const Convolution> kernel;
+    Operator op;
+    std::shared_ptr<const std::vector<Convolution>> kernels;
   };
 
   void releaseAll();
@@ -53,8 +55,7 @@ class Weights {
   std::mutex mutex_;
   int64_t untrimmed_ = 0; // bytes
   // By the tensor of the weights, which the program holds; the first bool says whether a sum is added.
-  std::map<std::tuple<const void*, bool, bool, int64_t, std::vector<int64_t>>, std::shared_ptr<const Packed>>
-      packed_;
+  std::map<std::tuple<const void*, bool, bool, std::vector<int64_t>>, std::shared_ptr<const Packed>> packed_;
   std::map<const void*, Released> released_;
 };
 

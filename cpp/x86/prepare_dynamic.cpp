@@ -1,4 +1,4 @@
-// Phases of dynamic linear layers, and functions of float32.
+// Phases of dynamic operators, and functions of float32.
 #include "dynamic.h"
 #include "placed.h"
 
@@ -25,8 +25,8 @@ Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memor
   const int64_t codes = grids + bytesOfGrids(op, x.image.rows() * x.image.width);
   const int64_t extents = step.inputs.size() > 1 ? memory[step.inputs[1]].offset : 0;
   const QuantizeRows kernel{
-      op.attributes[DynamicAttributes::PerRow] != 0,
-      static_cast<RangeForm>(op.attributes[DynamicAttributes::Form])};
+      dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
+      static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form))};
   return {kernel.items(x.image), [=](const Call& call, int64_t begin, int64_t end) {
             kernel.run(
                 x.in(call), reinterpret_cast<const Extent*>(call.arena() + extents),
@@ -34,27 +34,54 @@ Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memor
           }};
 }
 
-Part multipliedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
-  const Placed y = rowsOf(memory[step.output]);
-  const int64_t rows = y.image.rows() * y.image.width, grids = memory[step.inputs[0]].offset;
-  const int64_t codes = grids + bytesOfGrids(op, rows);
+namespace {
+
+// Dense rows of codes, for each pixel of an image.
+Image codesFor(const Image& image, int64_t channels) {
+  Image codes = image;
+  codes.channels = codes.pixel = channels;
+  codes.row = codes.width * codes.pixel, codes.plane = codes.height * codes.row;
+  codes.image = codes.depth * codes.plane;
+  return codes;
+}
+
+} // namespace
+
+std::optional<size_t> addendOf(const Step& step, const Operator& op) {
+  const size_t own = isLinear(op.kind) ? 1 : 2;
+  return step.inputs.size() > own ? std::optional(step.inputs[own]) : std::nullopt;
+}
+
+Part toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
+  const bool linear = isLinear(op.kind);
+  const auto view = [&](size_t id) { return linear ? rowsOf(memory[id]) : image(memory[id]); };
+  const Memory& codes = memory[step.inputs[0]];
+  const Placed y = view(step.output);
+  const int64_t first = linear ? bytesOfGrids(op, y.image.rows() * y.image.width) : 0;
+  const Placed x = linear ? Placed{codesFor(y.image, op.tensors[kWeight].size(1)), codes.offset + first}
+                          : view(step.inputs[0]);
+  const auto addend = addendOf(step, op);
+  const auto residual = addend ? std::optional(view(*addend)) : std::nullopt;
+  const DynamicGrid grid{
+      linear ? 0 : memory[step.inputs[1]].offset,
+      static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form))};
   const Packed& weights = *step.packed;
-  const RowsToFloats how{
+  const SumsToFloats how{
       weights.multiplier.data(),
       weights.offset.data(),
       weights.sums.data(),
       nullptr,
-      op.attributes[DynamicAttributes::PerRow] != 0,
+      dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
       step.function};
-  const auto residual = step.inputs.size() > 1 ? std::optional(rowsOf(memory[step.inputs[1]])) : std::nullopt;
   return {
-      weights.kernel->floatItems(rows),
-      [=, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
+      weights.kernel().items(x.image, y.image, residual ? &residual->image : nullptr),
+      [=, grids = codes.offset, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
         const Image other = residual ? residual->in(call) : Image{};
-        RowsToFloats own = how;
-        own.grids = reinterpret_cast<const RowGrid*>(call.arena() + grids);
+        const RowGrid one = linear ? RowGrid{} : grid.in(call);
+        SumsToFloats own = how;
+        own.grids = linear ? reinterpret_cast<const RowGrid*>(call.arena() + grids) : &one;
         own.residual = residual ? &other : nullptr;
-        packed->kernel->runFloats(call.arena() + codes, y.in(call), own, begin, end);
+        packed->kernel().run(x.in(call), y.in(call), own, begin, end);
       }};
 }
 

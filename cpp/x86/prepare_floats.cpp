@@ -63,13 +63,19 @@ Part given(const Memory& from, const Sizes& strides, size_t number) {
           }};
 }
 
-Part quantized(const Memory& from, const Memory& to) {
+Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid) {
   const Dims dims = pixelDims(to.sizes, to.axis);
   const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset, from.home},
       y = image(to, dims);
   const Strides strides = stridesOf(x, to.axis < 0 ? 1 : from.strides[to.axis] / kFloat);
-  const Quantize kernel = quantizeTo(*to.grid);
-  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+  const Quantize fixed = quantizeTo(grid ? Grid{1, 0, 0, 255} : *to.grid);
+  return {fixed.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            Quantize kernel = fixed;
+            if (grid) {
+              const RowGrid found = grid->in(call);
+              kernel.inverse_scale = 1 / found.scale,
+              kernel.zero_point = static_cast<float>(found.zero_point);
+            }
             kernel.run(reinterpret_cast<const float*>(x.in(call).data), strides, y.in(call), begin, end);
           }};
 }
@@ -125,7 +131,8 @@ Part floatsAndCodes(
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
   const LayerNormFloats kernel{
       op.tensors[NormTensors::Weight].const_data_ptr<float>(),
-      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>()};
+      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>(),
+      op.kind == Kind::LayerNorm};
   return floatsAndCodes(kernel, from, floats, codes, op.tensors);
 }
 

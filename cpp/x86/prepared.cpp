@@ -24,7 +24,7 @@ void Prepared::prepare(const Program& program, Weights& weights, const Inputs& i
   if (!empty) {
     auto lowered = lower(program, sizes, inputs.contiguous, orders, weights);
     bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
-    phases_ = phasesOf(program, weights, std::move(lowered), scratch_bytes_);
+    phases_ = phasesOf(program, std::move(lowered), scratch_bytes_);
   }
 }
 

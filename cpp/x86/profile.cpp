@@ -4,11 +4,12 @@
 namespace jit_passes::x86 {
 namespace {
 
-// The kernel of a convolution with its window, such as "depthwise 3x3".
+// The kernel of a convolution with its window, such as "transposed depthwise 3x3".
 std::string convolutionName(const Operator& op) {
   const auto& weight = op.tensors[kWeight];
   const int64_t groups = op.attributes[ConvolutionAttributes::Groups], spatial = op.attributes[0];
   std::ostringstream name;
+  name << (op.kind == Kind::TransposedConvolution ? "transposed " : isDynamic(op.kind) ? "dynamic " : "");
   name
       << (groups == 1                                       ? "convolution "
           : groups == weight.size(0) && weight.size(1) == 1 ? "depthwise "
@@ -19,10 +20,10 @@ std::string convolutionName(const Operator& op) {
   return name.str();
 }
 
-int64_t productsOf(const Operator& op, const Sizes& sizes) {
-  const auto& weight = op.tensors[kWeight];
-  const int64_t taps = op.kind == Kind::Upsampling ? 1 : weight.numel() / (weight.size(0) * weight.size(1));
-  return countOf(sizes) * weight.size(1) * taps;
+// Each pixel of what a transposed convolution reads, or of what others give, takes all weights.
+int64_t productsOf(const Operator& op, const Memory& from, const Memory& to) {
+  const Memory& pixels = op.kind == Kind::TransposedConvolution ? from : to;
+  return countOf(pixels.sizes) / std::max<int64_t>(pixels.channels(), 1) * op.tensors[kWeight].numel();
 }
 
 } // namespace
@@ -47,17 +48,18 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
     }
     return phase;
   }
-  phase.kernel = step.does == Step::Does::Copy           ? "copy"
-                 : step.does == Step::Does::Pack         ? "pack"
-                 : step.does == Step::Does::Measure      ? "range of rows"
-                 : step.does == Step::Does::QuantizeRows ? "quantize rows"
-                 : op.kind == Kind::Convolution          ? convolutionName(op)
-                                                         : nameOf(op.kind);
+  phase.kernel = step.does == Step::Does::Copy            ? "copy"
+                 : step.does == Step::Does::Pack          ? "pack"
+                 : step.does == Step::Does::Measure       ? "range of rows"
+                 : step.does == Step::Does::QuantizeRows  ? "quantize rows"
+                 : step.does == Step::Does::QuantizeImage ? "quantize as it comes"
+                 : isConvolution(op.kind)                 ? convolutionName(op)
+                                                          : nameOf(op.kind);
   phase.kernel += hasSum(op) ? " + add" : "";
-  phase.kernel += step.does == Step::Does::MultiplyRows && step.inputs.size() > 1 ? " + add" : "";
-  if (step.does == Step::Does::Convolve || step.does == Step::Does::Upsample ||
-      step.does == Step::Does::MultiplyRows) {
-    phase.products = productsOf(op, phase.sizes);
+  phase.kernel += step.does == Step::Does::ToFloats && addendOf(step, op) ? " + add" : "";
+  if (step.does == Step::Does::Convolve || step.does == Step::Does::ConvolveTransposed ||
+      step.does == Step::Does::ToFloats) {
+    phase.products = productsOf(op, lowered.memory[step.inputs[0]], lowered.memory[step.output]);
   } else if (step.does == Step::Does::Product) {
     const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;
     phase.products = countOf(phase.sizes) * through(step.views[0], {sizes, sizes, 0}).sizes.back();

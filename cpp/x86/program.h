@@ -24,18 +24,19 @@ int64_t codeOf(float x, const Grid& grid);
 at::Tensor rescaled(const Grid& from, const Grid& to);
 
 enum class Kind {
-  Input,       // float32; attributes: the number of an input of the plan
-  Quantize,    // float32 to codes
-  Dequantize,  // codes to float32
-  Convolution, // see ConvolutionAttributes
-  Upsampling,  // transposed convolution, stride as large as its window; attributes: spatial axes
-  Linear,      // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
-               // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
-  DynamicLinear, // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
-  Function,      // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
-  Affine,        // a factor and a number for each channel, of axis 1, of several values one after the other;
-                 // weights are -1, 0 or 1
-  Table,         // a function of codes
+  Input,                 // float32; attributes: the number of an input of the plan
+  Quantize,              // float32 to codes
+  Dequantize,            // codes to float32
+  Convolution,           // see ConvolutionAttributes
+  TransposedConvolution, // see ConvolutionAttributes
+  Linear, // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
+          // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
+  DynamicLinear,      // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
+  DynamicConvolution, // the same of Convolution; attributes of both, one after the other
+  Function,           // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
+  Affine,   // a factor and a number for each channel, of axis 1, of several values one after the other;
+            // weights are -1, 0 or 1
+  Table,    // a function of codes
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
   Multiply, // of two tensors, which broadcast; in float32 where one of the three is
   MaxPool,  // see PoolAttributes
@@ -58,12 +59,14 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis, and 1 where minus infinities alone give zeros
   LayerNorm, // over the last axis, see NormTensors
+  RmsNorm,   // the same in float32, of which the mean is not subtracted
   GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
   Constant,  // its elements are tensors[0]
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
-// the last ones; the others are those of an axis of size 1.
+// the last ones; the others are those of an axis of size 1. Transposed convolutions cut paddings off their result, where
+// that behind may be negative.
 struct ConvolutionAttributes {
   enum : size_t {
     Spatial,
@@ -138,7 +141,15 @@ struct Program {
   std::vector<int64_t> outputs; // values that it returns, codes dequantized
 };
 
+inline bool isConvolution(Kind kind) {
+  return kind == Kind::Convolution || kind == Kind::DynamicConvolution || kind == Kind::TransposedConvolution;
+}
 inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
+inline bool isDynamic(Kind kind) { return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution; }
+// They are the last ones.
+inline int64_t dynamicAttribute(const Operator& op, size_t which) {
+  return op.attributes[op.attributes.size() - DynamicAttributes::Count + which];
+}
 
 // Whether an operator with weights adds a value before it rounds.
 inline bool hasSum(const Operator& op) {

@@ -38,8 +38,9 @@ class Inference {
  private:
   Sizes infer() const {
     switch (op_.kind) {
-      case Kind::Convolution: return summed(convolution());
-      case Kind::Upsampling: return upsampled();
+      case Kind::Convolution:
+      case Kind::DynamicConvolution: return summed(convolution());
+      case Kind::TransposedConvolution: return transposedConvolution();
       case Kind::Linear: return summed(linear());
       case Kind::DynamicLinear: return linear();
       case Kind::Add:
@@ -64,6 +65,7 @@ class Inference {
       case Kind::Affine: return affine();
       case Kind::MatrixProduct: return matrixProduct();
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
+      case Kind::RmsNorm:
       case Kind::LayerNorm: return normalized(int64_t(first().size()) - 1);
       case Kind::GroupNorm: return normalized(kAffineAxis);
       case Kind::Constant: return op_.tensors[0].sizes().vec();
@@ -90,7 +92,9 @@ class Inference {
     return rank - spatial;
   }
 
-  Sizes convolution() const {
+  // The operand's, with the channels of the result, and `along` of each spatial axis and its size.
+  template <typename Along>
+  Sizes windowed(const Along& along) const {
     using A = ConvolutionAttributes;
     const auto& a = op_.attributes;
     const auto& weight = op_.tensors[kWeight];
@@ -101,27 +105,30 @@ class Inference {
     sizes[axis - 1] = weight.size(0);
     for (size_t i = unused; i < 3; ++i) {
       int64_t& size = sizes[axis + i - unused];
-      const int64_t window = a[A::Dilation + i] * (weight.size(2 + i) - 1) + 1;
-      const int64_t padded = size + a[A::PadBefore + i] + a[A::PadAfter + i];
-      require(padded >= window, "has a window larger than its padded input of the shape ", first());
-      size = (padded - window) / a[A::Stride + i] + 1;
+      size = along(i, size, a[A::Dilation + i] * (weight.size(2 + i) - 1) + 1);
     }
     return sizes;
   }
 
-  Sizes upsampled() const {
-    const auto& weight = op_.tensors[kWeight];
-    const int64_t spatial = op_.attributes[0];
-    const size_t axis = spatialAxis(spatial);
-    Sizes sizes = first();
-    require(
-        sizes[axis - 1] == weight.size(1), "takes ", weight.size(1), " channels, and got the shape ",
-        first());
-    sizes[axis - 1] = weight.size(0);
-    for (int64_t i = 0; i < spatial; ++i) {
-      sizes[axis + i] *= weight.size(5 - spatial + i);
-    }
-    return sizes;
+  Sizes convolution() const {
+    using A = ConvolutionAttributes;
+    const auto& a = op_.attributes;
+    return windowed([&](size_t i, int64_t size, int64_t window) {
+      const int64_t padded = size + a[A::PadBefore + i] + a[A::PadAfter + i];
+      require(padded >= window, "has a window larger than its padded input of the shape ", first());
+      return (padded - window) / a[A::Stride + i] + 1;
+    });
+  }
+
+  Sizes transposedConvolution() const {
+    using A = ConvolutionAttributes;
+    const auto& a = op_.attributes;
+    return windowed([&](size_t i, int64_t size, int64_t window) {
+      const int64_t whole = (size - 1) * a[A::Stride + i] + window;
+      const int64_t left = whole - a[A::PadBefore + i] - a[A::PadAfter + i];
+      require(left > 0, "has paddings that cut off all of its result for the shape ", first());
+      return left;
+    });
   }
 
   Sizes linear() const {

@@ -12,6 +12,8 @@ Types typesOf(Kind kind) {
     case Kind::Add:
     case Kind::Multiply: return Types::Mixed;
     case Kind::DynamicLinear:
+    case Kind::DynamicConvolution:
+    case Kind::RmsNorm:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
     case Kind::AdaptiveAverage:

@@ -1,5 +1,6 @@
 // Weights in the order in which kernels read them, and what their sums are multiplied by.
 #include "prepare.h"
+#include "transposed.h"
 
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -11,7 +12,7 @@ namespace {
 Window windowOf(const Operator& op) {
   using A = ConvolutionAttributes;
   Window window;
-  if (op.kind != Kind::Convolution) {
+  if (!isConvolution(op.kind)) {
     window.groups = op.kind == Kind::Affine ? op.tensors[kWeight].size(0) : 1;
     return window;
   }
@@ -30,32 +31,46 @@ Window windowOf(const Operator& op) {
 // The order of axes in which kernels take the weights of a convolution.
 at::Tensor channelsLast(const at::Tensor& weight) { return weight.permute({0, 2, 3, 4, 1}); }
 
-std::shared_ptr<const Convolution> pack(const Program& program, const Operator& op, bool dense, int64_t tap) {
+using Kernels = std::vector<Convolution>;
+
+std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, bool dense) {
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
-  const Window window = windowOf(op);
-  const auto ordered = op.kind == Kind::Convolution  ? channelsLast(weight).contiguous()
-                       : op.kind == Kind::Upsampling ? weight.flatten(2).select(2, tap).contiguous()
-                                                     : weight;
   const int64_t zero_point = op.kind == Kind::Affine ? 0 : program.grids[op.inputs[0]].zero_point;
-  return std::make_shared<const Convolution>(
-      window, weight.size(1) * window.groups, weight.size(0), ordered.const_data_ptr<int8_t>(),
-      static_cast<int32_t>(zero_point), dense);
+  auto kernels = std::make_shared<Kernels>();
+  const auto add = [&](const Window& window, const at::Tensor& ordered) {
+    kernels->emplace_back(
+        window, weight.size(1) * window.groups, weight.size(0), ordered.const_data_ptr<int8_t>(),
+        static_cast<int32_t>(zero_point), dense);
+  };
+  if (op.kind == Kind::TransposedConvolution) {
+    for (const Residues& residues : residuesOf(op)) {
+      const Window window = residues.window(op.attributes[ConvolutionAttributes::Groups]);
+      auto taps = residues.taps(weight).flip({2, 3, 4});
+      if (taps.numel() == 0) {
+        taps = weight.new_zeros(
+            {weight.size(0), weight.size(1), window.kernel_d, window.kernel_h, window.kernel_w});
+      }
+      add(window, channelsLast(taps).contiguous());
+    }
+  } else {
+    add(windowOf(op), isConvolution(op.kind) ? channelsLast(weight).contiguous() : weight);
+  }
+  return kernels;
 }
 
 // Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
 // zero points of their own: these become part of the numbers that it has for each channel.
 std::shared_ptr<const Packed> numbersOf(
-    const Program& program, const Operator& op, std::shared_ptr<const Convolution> kernel,
-    const Sizes& widths) {
+    const Program& program, const Operator& op, std::shared_ptr<const Kernels> kernels, const Sizes& widths) {
   const bool affine = op.kind == Kind::Affine;
   const int64_t outputs = op.tensors[kWeight].size(0);
   const Grid* in = &program.grids[op.inputs[0]];
   const Grid& out = program.grids[op.output];
   auto packed = std::make_shared<Packed>(
-      Packed{std::move(kernel), std::vector<float>(outputs), std::vector<float>(outputs), 0, {}});
-  if (op.kind == Kind::DynamicLinear) {
-    const auto sums = op.tensors[kWeight].sum(1, false, at::kInt);
+      Packed{std::move(kernels), std::vector<float>(outputs), std::vector<float>(outputs), 0, {}});
+  if (isDynamic(op.kind)) {
+    const auto sums = op.tensors[kWeight].flatten(1).sum(1, false, at::kInt);
     packed->sums.assign(sums.const_data_ptr<int32_t>(), sums.const_data_ptr<int32_t>() + outputs);
   }
   const double out_scale = static_cast<float>(out.scale);
@@ -85,11 +100,28 @@ std::shared_ptr<const Packed> numbersOf(
 
 void release(const at::Tensor& weight) { weight.storage().set_data_ptr({}); }
 
-void restore(const at::Tensor& weight, const Convolution& kernel) {
-  const bool linear = weight.dim() == 2;
-  const auto ordered = at::empty(linear ? weight.sizes() : channelsLast(weight).sizes(), at::kChar);
+// Weights of the sizes of `taps`, which a kernel was made with.
+at::Tensor unpacked(const Convolution& kernel, const at::Tensor& taps) {
+  const bool linear = taps.dim() == 2;
+  const auto ordered = at::empty(linear ? taps.sizes() : channelsLast(taps).sizes(), at::kChar);
   kernel.unpack(ordered.mutable_data_ptr<int8_t>());
-  const auto whole = linear ? ordered : ordered.permute({0, 4, 1, 2, 3}).contiguous();
+  return linear ? ordered : ordered.permute({0, 4, 1, 2, 3});
+}
+
+void restore(const Operator& op, const Kernels& kernels) {
+  const at::Tensor& weight = op.tensors[kWeight];
+  at::Tensor whole;
+  if (op.kind == Kind::TransposedConvolution) {
+    whole = at::empty(weight.sizes(), at::kChar);
+    const auto residues = residuesOf(op);
+    for (size_t i = 0; i < residues.size(); ++i) {
+      if (at::Tensor taps = residues[i].taps(whole); taps.numel() > 0) {
+        taps.copy_(unpacked(kernels[i], taps).flip({2, 3, 4}));
+      }
+    }
+  } else {
+    whole = unpacked(kernels[0], weight).contiguous();
+  }
   weight.storage().set_data_ptr(
       whole.storage().set_data_ptr({})); // no operator writes to a tensor of inference mode
 }
@@ -97,25 +129,25 @@ void restore(const at::Tensor& weight, const Convolution& kernel) {
 } // namespace
 
 std::shared_ptr<const Packed> Weights::packed(
-    const Program& program, const Operator& op, bool dense, int64_t tap, const Sizes& widths) {
+    const Program& program, const Operator& op, bool dense, const Sizes& widths) {
   const std::lock_guard lock(mutex_);
   const at::Tensor& weight = op.tensors[kWeight];
   const void* key = weight.unsafeGetTensorImpl();
-  auto& packed = packed_[{key, hasSum(op), dense, tap, widths}];
+  auto& packed = packed_[{key, hasSum(op), dense, widths}];
   if (packed) {
     return packed;
   }
-  const auto other = packed_.find({key, !hasSum(op), dense, tap, widths});
+  const auto other = packed_.find({key, !hasSum(op), dense, widths});
   if (other != packed_.end() && other->second) {
-    return packed = numbersOf(program, op, other->second->kernel, widths);
+    return packed = numbersOf(program, op, other->second->kernels, widths);
   }
   if (const auto found = released_.find(key); found != released_.end()) {
-    restore(weight, *found->second.kernel);
+    restore(op, *found->second.kernels);
   }
-  packed = numbersOf(program, op, pack(program, op, dense, tap), widths);
-  if (op.kind == Kind::Convolution || isLinear(op.kind)) {
+  packed = numbersOf(program, op, pack(program, op, dense), widths);
+  if (op.kind != Kind::Affine) {
     release(weight);
-    released_.insert_or_assign(key, Released{weight, packed->kernel});
+    released_.insert_or_assign(key, Released{op, packed->kernels});
     untrimmed_ += weight.numel();
   }
   return packed;
@@ -135,7 +167,7 @@ void Weights::trim() {
 Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex_) {
   try {
     for (const auto& [key, released] : weights_.released_) {
-      restore(released.weight, *released.kernel);
+      restore(released.op, *released.kernels);
     }
   } catch (...) { // of memory that is not there
     weights_.releaseAll();
@@ -147,7 +179,7 @@ Weights::Whole::~Whole() { weights_.releaseAll(); }
 
 void Weights::releaseAll() {
   for (const auto& [key, released] : released_) {
-    release(released.weight);
+    release(released.op.tensors[kWeight]);
   }
 }
 

@@ -7,7 +7,7 @@ Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +97,7 @@ class NodeView:
     outputs: list[ValueView]
     folded: NodeView | None = None
     overload: str | None = None
-    carried: list[tuple[ValueView, ValueView]] = field(default_factory=list)
+    carried: tuple[tuple[ValueView, ValueView], ...] = ()
     traits: Traits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -227,9 +227,16 @@ def read_snapshot(
 ) -> tuple[list[NodeView], dict[int, ValueView], list[ValueView], list[ValueView]]:
     """Return nodes, values by id, inputs and outputs of what C++ recorded."""
     node_records, value_records, inputs, outputs = records
-    values = {record[0]: ValueView(*record) for record in value_records}
-    nodes = [node_of(index, record, values) for index, record in enumerate(node_records)]
+    values = {record[0]: ValueView(*record) for record in _drained(value_records)}
+    nodes = [node_of(index, record, values) for index, record in enumerate(_drained(node_records))]
     return nodes, values, [values[i] for i in inputs], [values[i] for i in outputs]
+
+
+def _drained(records: list[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Give each record and drop it: Python's garbage collector visits all that are still there."""
+    records.reverse()
+    while records:
+        yield records.pop()
 
 
 def node_of(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -> NodeView:
@@ -239,7 +246,7 @@ def node_of(index: int, record: tuple[Any, ...], values: dict[int, ValueView]) -
     node = NodeView(
         index, name, kind, path, module_type, source, block, moves,
         [values[i] for i in operands], [values[i] for i in results], None, overload,
-        [(values[a], values[b]) for a, b in carried],
+        tuple([(values[a], values[b]) for a, b in carried]),
     )  # fmt: skip
     for operand, value in enumerate(node.inputs):
         value.uses.append((node, operand))

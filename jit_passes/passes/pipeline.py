@@ -55,7 +55,8 @@ class Pipeline:
     Attributes:
         name: for messages and dumps.
         steps: each the name of a pass, a `PassCall`, a `RuleSet` or `RewriteRule`, or a function
-            that takes a `GraphEditor`. The same one may appear several times.
+            that takes a `GraphEditor`. The same one may appear several times; a pass without
+            options that found nothing to do is left out until something has changed.
         ensures: invariants that hold once all steps are done; the runner checks them.
     """
 
@@ -278,6 +279,8 @@ class _Run:
     subject: Subject
     folder: str | os.PathLike[str] | None
     records: list[PassRecord] = field(default_factory=list)
+    idle: set[str] = field(default_factory=set)
+    """The repeatable passes that have found nothing to do since the last change."""
 
     def step(self, step: BoundStep) -> None:
         if not self.records:
@@ -285,10 +288,14 @@ class _Run:
         try:
             self.check(step.requires, "it requires")
             start = time.perf_counter()
-            changed, remarks = step.run(self.subject)
+            again = step.repeatable and step.name in self.idle
+            changed, remarks = (False, ()) if again else step.run(self.subject)
             seconds = time.perf_counter() - start
             if changed:
+                self.idle.clear()
                 self.subject.lint()
+            elif step.repeatable:
+                self.idle.add(step.name)
             self.check(step.ensures, "it ensures", remarks)
         except Exception as error:
             raise self.failure(f"pass '{step.name}' of", step.name, error) from error

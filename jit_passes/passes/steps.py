@@ -93,12 +93,17 @@ Step = str | PassCall | RuleSet | Rule | ModuleStep | Callable[..., bool | None]
 
 @dataclass(frozen=True)
 class BoundStep:
-    """A step whose names have been looked up and whose options have been checked."""
+    """A step whose names have been looked up and whose options have been checked.
+
+    One that is `repeatable` does the same to the same graph each time: where it has found nothing
+    to do, the runner skips it until something has changed.
+    """
 
     name: str
     run: Callable[[Subject], Outcome]
     requires: tuple[str, ...] = ()
     ensures: tuple[str, ...] = ()
+    repeatable: bool = False
 
 
 def name_of(step: Step) -> str:
@@ -138,7 +143,11 @@ def bind(step: Step, given: Mapping[str, Any], where: str) -> BoundStep:
         options = {**(step.options if isinstance(step, PassCall) else {}), **given}
         check_options(f"pass '{name}' of {where}", info.options, options)
         return BoundStep(
-            name, lambda subject: subject.run_pass(name, options), info.requires, info.ensures
+            name,
+            lambda subject: subject.run_pass(name, options),
+            info.requires,
+            info.ensures,
+            repeatable=not options,
         )
     if isinstance(step, RuleSet | Rule):
         check_options(f"rule set '{name}' of {where}", (), given)

@@ -125,12 +125,12 @@ def check_script(model: Any, method: str | None = None) -> None:
             f"a ScriptModule is needed, got {what}: script a torch.nn.Module with "
             "torch.jit.script, trace it with torch.jit.trace, or load one with torch.jit.load"
         )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise JitPassesError(
-                f"'{name}' is on the meta device, where tensors have no numbers: load the weights "
-                "first, with model.to_empty(device='cpu') and load_state_dict, then script"
-            )
+    empty = _C.meta_tensor(model._c)
+    if empty is not None:
+        raise JitPassesError(
+            f"'{empty}' is on the meta device, where tensors have no numbers: load the weights "
+            "first, with model.to_empty(device='cpu') and load_state_dict, then script"
+        )
     if method is None:
         return
     if not model._c._has_method(method):

@@ -11,7 +11,7 @@ from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
 from .support import Role
 
-NEEDS_DATA = "its input needs a range from data: pass batches or a profile"
+NEEDS_DATA = "its input needs a range from data: pass batches or a profile, or say mode: dynamic"
 WITHOUT_DATA = "no data"
 CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
@@ -45,7 +45,11 @@ def choose_modes(
     | embedding | weight_only | weight_only |
     | recurrent layer | dynamic | dynamic |
     | linear of a transformer | dynamic | dynamic |
-    | other linears, convolutions | static | dynamic, else weight_only |
+    | other linears | static | dynamic, else weight_only |
+    | convolution | static | weight_only |
+
+    A convolution has few multiply-adds for each number that it reads, and finding its range and its
+    codes takes two passes over these: so it is dynamic only where somebody says so.
 
     Each has the first of these that the target has. Operators are static whose input or result a
     rule says something of that needs a range.
@@ -81,8 +85,9 @@ def choose_modes(
 
 
 def _without_data(node: NodeView, can: Capability) -> Choice:
-    modes = (mode for mode in ("dynamic", "weight_only") if can.has_mode(node, mode))
-    mode = next(modes, None)
+    weighted = node.traits.weighted
+    modes = () if weighted is not None and weighted.spatial_dims else ("dynamic",)
+    mode = next((mode for mode in (*modes, "weight_only") if can.has_mode(node, mode)), None)
     return Choice(mode, NEEDS_DATA if mode is None else WITHOUT_DATA)
 
 

@@ -123,7 +123,7 @@ class Capability:
             reads = self.mixed or (row is not None and operand in row.operands)
             if self.dynamic is None or not reads or row is None or "dynamic" not in row.modes:
                 return "chosen as the model runs, and the target has no dynamic form of it"
-            return self.dynamic.refusal(spec)
+            return (row.dynamic or self.dynamic).refusal(spec)
         alone = mode == "weight_only"
         can = self.specs(node, operand, alone)
         if can is not None and (why := can.refusal(spec)):

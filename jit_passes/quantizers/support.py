@@ -154,6 +154,8 @@ class OperatorSupport:
         modes: those that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
             "weight_only", see `weights_alone`.
+        dynamic: the specifications of its input in the mode dynamic, where the backend can do less
+            than for others.
     """
 
     kind: str
@@ -173,6 +175,7 @@ class OperatorSupport:
     sums: tuple[str, ...] = ()
     constants: bool = False
     modes: tuple[str, ...] = ("static",)
+    dynamic: SpecSupport | None = None
 
     def is_activation(self, position: int, value: ValueView) -> bool:
         """Say whether an operand must be quantized: numbers of a table need not."""

@@ -12,7 +12,7 @@ from .grid import DTYPES
 _CODES = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ChosenQParams:
     """How parameters are chosen as the model runs: see `QuantizationSpec`."""
 
@@ -24,10 +24,11 @@ class ChosenQParams:
 
     def as_options(self) -> dict[str, Any]:
         """Return what the pass insert_quantize_dequantize takes for a place."""
-        return {**vars(self), "dtype": _CODES[DTYPES[self.dtype]]}
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return own | {"dtype": _CODES[DTYPES[self.dtype]]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class QParams:
     """Parameters of one quantized value.
 
@@ -49,4 +50,5 @@ class QParams:
 
     def as_options(self) -> dict[str, Any]:
         """Return what the pass insert_quantize_dequantize takes for a place."""
-        return {**vars(self), "dtype": _CODES[DTYPES[self.dtype]]}
+        own = {name: getattr(self, name) for name in self.__slots__}
+        return own | {"dtype": _CODES[DTYPES[self.dtype]]}

@@ -28,7 +28,7 @@ _KINDS: dict[str, type[ResolvedSpec]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """A place at which a value is quantized, from annotation to parity and export.
 
@@ -76,7 +76,7 @@ class Place:
 
     def to_text(self) -> str:
         """Return JSON that begins with the id, which C++ reads without a parser."""
-        own = {name: value for name, value in vars(self).items() if name != "spec"}
+        own = {name: getattr(self, name) for name in self.__slots__ if name != "spec"}
         return f"{json.dumps(own)[:-1]}{_BEFORE_SPEC}{_spec_to_json(self.spec)}}}"
 
     @classmethod

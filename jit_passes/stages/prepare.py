@@ -225,11 +225,10 @@ class _Plan:
 
 
 def request(
-    value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: Mapping[str, Any]
+    value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what the inserting passes take for a place: see cpp/core/insertion.h."""
-    own = dict(operands)
-    return {"value": value, "uses": uses, "home": home, "op": qualified(op), "operands": own}
+    return {"value": value, "uses": uses, "home": home, "op": qualified(op), "operands": operands}
 
 
 def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None:

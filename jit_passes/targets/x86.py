@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -32,8 +33,11 @@ from .target import RefusedOperator, Target
 ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
+NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
+FLOAT32 = 6  # as graphs have it
+MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
 HIDDEN = -100  # added to a score it leaves nothing of its share: exp(-100) is no number of float32
@@ -78,12 +82,9 @@ def _convolution(node: NodeView) -> str | None:
 def _transposed(node: NodeView) -> str | None:
     if reason := _convolution(node):
         return reason
-    stride, padding, output_padding, groups, dilation = (v.constant for v in node.inputs[3:8])
-    weight = node.inputs[1].constant
-    plain = not any((*padding, *output_padding)) and groups == 1 and set(dilation) == {1}
-    if plain and tuple(stride) == tuple(weight.shape[2:]):
-        return None
-    return "its stride is not its window, or it has padding, dilation or groups"
+    stride, axes = node.operand("stride").constant, node.operand("weight").constant.dim() - 2
+    parts = prod(stride * axes if len(stride) == 1 else stride)
+    return None if parts <= MOST_RESIDUES else f"it falls into more than {MOST_RESIDUES} parts"
 
 
 def _tensors(node: NodeView) -> str | None:
@@ -152,7 +153,12 @@ def _layer_norm(node: NodeView) -> str | None:
     shape, eps = node.operand("normalized_shape").constant, node.operand("eps").constant
     if len(shape) != 1:
         return "it goes over more than the last axis"
-    return None if eps > 0 else "it adds no number above 0 to the variance"
+    return None if eps is None or eps > 0 else "it adds no number above 0 to the variance"
+
+
+def _to_float(node: NodeView) -> str | None:
+    dtype = node.inputs[1].constant if node.overload == "dtype" else None
+    return None if dtype == FLOAT32 else "it gives another dtype than float32, or another device"
 
 
 def _integer_layer_norm(node: NodeView) -> str | None:
@@ -188,13 +194,20 @@ def _pad(node: NodeView) -> str | None:
 @cache
 def _capability(integer_layer_norm: bool) -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
+    dynamic = replace(
+        dynamic_inputs(needs_reduced_range(ENGINE)),
+        qschemes=DYNAMIC_SCHEMES,
+        range_forms=("fbgemm", "pytorch"),
+    )
+    per_tensor = tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith("per_tensor"))
+    of_images = replace(dynamic, qschemes=per_tensor)
     rows = [
         OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
         for kind in functions
     ]
     rows += [
         OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 2, n + 2),
-                        check=_convolution)
+                        check=_convolution, modes=("static", "dynamic"), dynamic=of_images)
         for n in (1, 2, 3)
     ]  # fmt: skip
     rows += [
@@ -255,11 +268,12 @@ def _capability(integer_layer_norm: bool) -> Capability:
     pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
     floats = {
         **moves,
-        "aten::layer_norm": _layer_norm,
+        **dict.fromkeys(NORMS, _layer_norm),
         "aten::mean": _mean,
         **dict.fromkeys(pools, _options),
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _by_number,
+        "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
         **dict.fromkeys(("aten::gelu", *CLIPS), _options),
         **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
@@ -281,13 +295,9 @@ def _capability(integer_layer_norm: bool) -> Capability:
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
         floats=floats,
-        begins=frozenset({"aten::layer_norm", *SOFTMAX}),
-        forms=("expand_attention",),
-        dynamic=replace(
-            dynamic_inputs(needs_reduced_range(ENGINE)),
-            qschemes=DYNAMIC_SCHEMES,
-            range_forms=("fbgemm", "pytorch"),
-        ),
+        begins=frozenset({*NORMS, *SOFTMAX}),
+        forms=("expand_attention", "gather_rms_norm"),
+        dynamic=dynamic,
         dynamic_regions=True,
     )
 
@@ -312,9 +322,9 @@ class X86(Target):
     the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
     are taken where the processor has it, and give the same bits as the plain ones.
 
-    Linears in the mode dynamic take and give float32 within a plan, and so do layer norm, sums,
-    gelu and attention between them. Linears and embeddings in the mode weight_only are computed by
-    PyTorch's kernels, as for the target `stock`.
+    Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
+    layer norm, sums, gelu and attention between them. Linears and embeddings in the mode
+    weight_only are computed by PyTorch's kernels, as for the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 

@@ -22,20 +22,22 @@ Form bestForm() {
 }
 
 JIT_PASSES_VECTORIZED void store(
-    const int32_t* sums, int64_t count, int64_t first, const Requantize& requantize, const uint8_t* residual,
-    uint8_t* out) {
-  const float* multiplier = requantize.multiplier + first;
-  const float* offset = requantize.offset + first;
-  const float low = requantize.low, high = requantize.high;
+    const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& image,
+    const Requantize& how) {
+  const uint8_t* residual = how.residual ? pixel.in(*how.residual) + first : nullptr;
+  uint8_t* out = pixel.in(image) + first;
+  const float* multiplier = how.multiplier + first;
+  const float* offset = how.offset + first;
+  const float low = how.low, high = how.high;
   float with[kPlainBlock]; // what is added; the residual may lie where the result goes
   std::copy_n(offset, count, with);
   for (int64_t c = 0; residual && c < count; ++c) {
-    with[c] = __builtin_fmaf(residual[c], requantize.residual_multiplier, offset[c]);
+    with[c] = __builtin_fmaf(residual[c], how.residual_multiplier, offset[c]);
   }
   for (int64_t c = 0; c < count; ++c) {
     out[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], with[c]), low, high);
   }
-  lookUpInPlace(out, count, requantize.table);
+  lookUpInPlace(out, count, how.table);
 }
 
 // With codes of 16 bits the compiler finds the instruction that adds products of pairs.
@@ -178,19 +180,29 @@ int64_t Convolution::items(const Image& in, const Image& out, const Image* resid
   return depthwise() ? itemsDepthwiseVnni(out) : itemsVnni(in, out, residual);
 }
 
-void Convolution::run(
-    const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
+template <typename How>
+void Convolution::runAs(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
+  const bool vnni = form_ == Form::Vnni;
   if (depthwise()) {
-    const auto run = form_ == Form::Vnni ? &Convolution::runDepthwiseVnni : &Convolution::runDepthwise;
-    (this->*run)(in, out, requantize, begin, end);
+    vnni ? runDepthwiseVnni(in, out, how, begin, end) : runDepthwise(in, out, how, begin, end);
   } else {
-    const auto run = form_ == Form::Vnni ? &Convolution::runVnni : &Convolution::runPlain;
-    (this->*run)(in, out, requantize, begin, end);
+    vnni ? runVnni(in, out, how, begin, end) : runPlain(in, out, how, begin, end);
   }
 }
 
+void Convolution::run(
+    const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const {
+  runAs(in, out, how, begin, end);
+}
+
+void Convolution::run(
+    const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const {
+  runAs(in, out, how, begin, end);
+}
+
+template <typename How>
 void Convolution::runPlain(
-    const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
+    const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
   const Window& w = window_;
   const int64_t in_group = in_channels_ / w.groups, out_group = out_channels_ / w.groups;
   const int64_t products = padded(w.taps() * in_group);
@@ -209,9 +221,7 @@ void Convolution::runPlain(
         for (int64_t first = group * out_group; first < end_of_group; first += kPlainBlock) {
           const int64_t count = std::min(kPlainBlock, end_of_group - first);
           multiplyRows(copy, packed_.data() + first * products, products, count, start_.data() + first, sums);
-          const uint8_t* residual =
-              requantize.residual ? requantize.residual->at(n, z, y, x) + first : nullptr;
-          store(sums, count, first, requantize, residual, out.at(n, z, y, x) + first);
+          store(sums, count, first, {n, z, y, x}, out, how);
         }
       }
     }

@@ -26,8 +26,9 @@ void Convolution::packDepthwise(const int8_t* weight) {
   }
 }
 
+template <typename How>
 void Convolution::runDepthwise(
-    const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
+    const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
   const Window& w = window_;
   int32_t sums[kPlainBlock];
   for (int64_t index = begin; index < end; ++index) {
@@ -50,11 +51,15 @@ void Convolution::runDepthwise(
             }
           }
         }
-        const uint8_t* residual = requantize.residual ? requantize.residual->at(n, z, y, x) + first : nullptr;
-        store(sums, count, first, requantize, residual, out.at(n, z, y, x) + first);
+        store(sums, count, first, {n, z, y, x}, out, how);
       }
     }
   }
 }
+
+template void Convolution::runDepthwise(
+    const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const;
+template void Convolution::runDepthwise(
+    const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
 
 } // namespace jit_passes::x86

@@ -19,59 +19,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "vnni.h"
+#include "depthwise_store.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
 
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kWide = 64, kMostFours = 64;
-
-// The channel of a block that dword `i` of its four registers is for.
-int64_t channelAt(int64_t i) {
-  const int64_t index = i / 16, lane = i % 16 / 4;
-  return 16 * lane + 4 * index + i % 4;
-}
-
-struct Floats {
-  __m512 v[4];
-};
-
-// Scales of a block in its order, where both halves of a split block have the same ones.
-JIT_PASSES_VNNI_INLINE Floats mixed(const float* from, int64_t count, bool split) {
-  __m512 n[4];
-  for (int i = 0; i < 4; ++i) {
-    const int at = split ? i % 2 : i;
-    n[i] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(firstLanes(count) >> (16 * at)), from + 16 * at);
-  }
-  const __m512 a = _mm512_shuffle_f32x4(n[0], n[1], 0x44), b = _mm512_shuffle_f32x4(n[2], n[3], 0x44);
-  const __m512 c = _mm512_shuffle_f32x4(n[0], n[1], 0xEE), d = _mm512_shuffle_f32x4(n[2], n[3], 0xEE);
-  return {
-      {_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD), _mm512_shuffle_f32x4(c, d, 0x88),
-       _mm512_shuffle_f32x4(c, d, 0xDD)}};
-}
-
-// One block of channels along one row of the output, or two rows.
-struct Stretch {
-  const uint8_t* in;     // of the first pixel's first tap
-  int64_t second;        // bytes to the right half, where the block is split
-  int64_t second_begin;  // its first pixel that the left half has not
-  const int64_t* rows;   // bytes to each row of the window, in fours
-  int64_t fours, last;   // groups of four rows, and how many rows the last one has
-  int64_t step, tap;     // bytes from pixel to pixel of the output, and from tap to tap
-  int64_t columns, sets; // of the window; rows of the output that have weights
-  const int8_t* weight;
-  const int32_t* start;
-  uint8_t* out[2];            // of each row
-  const uint8_t* residual[2]; // null without
-  int64_t out_step, residual_step, out_second, residual_second;
-  int64_t count; // channels
-  Floats scale, offset;
-  __m512 residual_multiplier;
-  Rounding rounding;
-  const uint8_t* table;
-};
+constexpr int64_t kMostFours = 64;
 
 template <bool kSplit>
 JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
@@ -104,47 +59,6 @@ JIT_PASSES_VNNI_INLINE void takeColumn(
   v[1] = _mm512_unpackhi_epi16(ab0, cd0);
   v[2] = _mm512_unpacklo_epi16(ab1, cd1);
   v[3] = _mm512_unpackhi_epi16(ab1, cd1);
-}
-
-template <bool kSplit>
-JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
-  const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
-  const auto half = static_cast<__mmask32>(lanes);
-  Floats offset = s.offset;
-  if (s.residual[row]) {
-    const uint8_t* from = s.residual[row] + x * s.residual_step;
-    __m512i residual;
-    if constexpr (kSplit) {
-      residual = _mm512_inserti64x4(
-          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(half, from)),
-          _mm256_maskz_loadu_epi8(half, from + s.residual_second), 1);
-    } else {
-      residual = _mm512_maskz_loadu_epi8(lanes, from);
-    }
-    for (int i = 0; i < 4; ++i) {
-      const __m512 other = _mm512_cvtepi32_ps(spread(residual, i));
-      offset.v[i] = _mm512_fmadd_ps(other, s.residual_multiplier, offset.v[i]);
-    }
-  }
-  __m512 v[4];
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), s.scale.v[i], offset.v[i]);
-  }
-  __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
-  if (s.table) {
-    codes = lookUp(codes, loadTable(s.table));
-  }
-  uint8_t* out = s.out[row] + x * s.out_step;
-  if constexpr (kSplit) {
-    _mm256_mask_storeu_epi8(out, half, _mm512_castsi512_si256(codes));
-    if (x >= s.second_begin) {
-      _mm256_mask_storeu_epi8(out + s.out_second, half, _mm512_extracti64x4_epi64(codes, 1));
-    }
-  } else if (s.count == kWide) {
-    _mm512_storeu_si512(out, codes);
-  } else {
-    _mm512_mask_storeu_epi8(out, lanes, codes);
-  }
 }
 
 // How a stretch is unrolled. `columns` is the width of a window without dilation, and 0 stands for any other one.
@@ -313,10 +227,12 @@ int64_t Convolution::itemsDepthwiseVnni(const Image& out) const {
   return out.images * out.depth * ((out.height + 1) / 2) * static_cast<int64_t>(blocks_.size());
 }
 
+template <typename How>
 JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
-    const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const {
+    const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
   const Window& w = window_;
-  const Image* residual = requantize.residual;
+  constexpr bool kFloats = std::is_same_v<How, SumsToFloats>;
+  const Image* residual = kFloats ? nullptr : how.residual; // of float32, finishRow adds it
   Stretch s{};
   s.sets = sharesRows(w) ? 2 : 1;
   const int64_t rows = w.kernel_d * w.kernel_h;
@@ -334,10 +250,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   s.tap = w.dilation_w * in.pixel;
   s.columns = w.kernel_w;
   s.out_step = out.pixel;
-  s.residual_step = residual ? residual->pixel : 0;
-  s.residual_multiplier = _mm512_set1_ps(requantize.residual_multiplier);
-  s.rounding = roundingTo(requantize.low, requantize.high, isBounded(requantize, out_channels_));
-  s.table = requantize.table;
+  setHow(how, out_channels_, s);
   const int64_t half = (out.width + 1) / 2, shift = out.width - half;
   s.second = shift * s.step;
   s.second_begin = half - shift;
@@ -357,17 +270,19 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
     s.weight = packed_.data() + block.weight;
     s.start = start_.data() + item % blocks * kWide;
     s.count = block.count;
-    s.scale = mixed(requantize.multiplier + block.first, block.count, split);
-    s.offset = mixed(requantize.offset + block.first, block.count, split);
+    setScales(how, block.first, split, s);
     s.rows = offsets[together - 1];
     for (int64_t row = 0; row < count; row += together) {
       s.in = in.at(n, z * w.stride_d - w.pad_front, (y + row) * w.stride_h - w.pad_top, -w.pad_left) +
              block.first;
       for (int64_t i = 0; i < together; ++i) {
-        s.out[i] = out.at(n, z, y + row + i, 0) + block.first;
+        s.out[i] = out.at(n, z, y + row + i, 0) + block.first * int64_t(kFloats ? sizeof(float) : 1);
         s.residual[i] = residual ? residual->at(n, z, y + row + i, 0) + block.first : nullptr;
       }
       compute[together - 1][split](s, split ? half : out.width);
+      for (int64_t i = 0; i < together; ++i) {
+        finishRow(how, out, {n, z, y + row + i, 0}, block.first, block.count);
+      }
     }
   }
 }
@@ -380,8 +295,18 @@ namespace jit_passes::x86 {
 
 void Convolution::packDepthwiseVnni(const int8_t* weight) { packDepthwise(weight); }
 int64_t Convolution::itemsDepthwiseVnni(const Image& out) const { return out.rows(); }
-void Convolution::runDepthwiseVnni(const Image&, const Image&, const Requantize&, int64_t, int64_t) const {}
+template <typename How>
+void Convolution::runDepthwiseVnni(const Image&, const Image&, const How&, int64_t, int64_t) const {}
 
 } // namespace jit_passes::x86
 
 #endif
+
+namespace jit_passes::x86 {
+
+template void Convolution::runDepthwiseVnni(
+    const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const;
+template void Convolution::runDepthwiseVnni(
+    const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
+
+} // namespace jit_passes::x86

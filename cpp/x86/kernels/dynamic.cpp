@@ -1,4 +1,5 @@
-// Linear layers whose input is quantized as the model runs: ranges, rows of codes, and sums that become float32.
+// Linear layers and convolutions whose input is quantized as the model runs: ranges, rows of codes, and sums that become
+// float32.
 #include "x86/dynamic.h"
 
 #include <algorithm>
@@ -6,14 +7,13 @@
 #include <cmath>
 #include <limits>
 
-#include "convolution_tile.h"
+#include "convolution_tiles.h"
 #include "plain.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 constexpr int64_t kExtentParts = 64;
-constexpr int64_t kRowsOfHalf = 7, kRowsOfTile = 2 * kRowsOfHalf; // see convolution_tile.h
 constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 
 // Comparing leaves a NaN out, so its bits are looked at too.
@@ -62,10 +62,6 @@ int64_t rowsAtOnce(const Image& image) {
   const bool dense = image.rows() == 1 && image.pixel == image.channels * int64_t(sizeof(float));
   return dense ? image.width : 1;
 }
-
-} // namespace
-
-namespace {
 
 // In double, with steps of 6.1e-5 at least, for which the ends move out in proportion: chooseFbgemm in
 // cpp/ops/dynamic.cpp, number by number.
@@ -130,7 +126,7 @@ void QuantizeRows::run(
     const Image& in, const Extent* parts, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const {
   RowGrid grid{};
   if (!per_row) {
-    grid = gridOf(extentOf(parts, Measure().items(in)), range);
+    grid = gridOf(parts, range);
     if (begin == 0) {
       grids[0] = grid;
     }
@@ -151,10 +147,12 @@ void QuantizeRows::run(
   }
 }
 
+RowGrid gridOf(const Extent* parts, RangeForm form) { return gridOf(extentOf(parts, Measure::kParts), form); }
+
 namespace {
 
 JIT_PASSES_VECTORIZED void floatsOfSums(
-    const int32_t* sums, int64_t first, int64_t count, const RowGrid& grid, const RowsToFloats& how,
+    const int32_t* sums, int64_t first, int64_t count, const RowGrid& grid, const SumsToFloats& how,
     float* out) {
   const float* scales = how.scales + first;
   const float* bias = how.bias + first;
@@ -172,31 +170,27 @@ JIT_PASSES_VECTORIZED void addResidual(const float* residual, int64_t count, flo
   }
 }
 
-// Where 32 channels of a row go, and what is added to them.
-struct RowTarget {
-  float* out;
-  const float* residual;
-};
+} // namespace
 
-RowTarget targetOf(const Image& out, const RowsToFloats& how, int64_t row, int64_t first) {
-  const auto at = [&](const Image& image) {
-    return reinterpret_cast<float*>(const_cast<uint8_t*>(rowOf(image, row))) + first;
-  };
-  return {at(out), how.residual ? at(*how.residual) : nullptr};
+void store(
+    const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
+    const SumsToFloats& how) {
+  const auto& [n, z, y, x] = pixel;
+  const int64_t number = ((n * out.depth + z) * out.height + y) * out.width + x;
+  float floats[kPlainBlock];
+  floatsOfSums(sums, first, count, how.grids[how.per_row ? number : 0], how, floats);
+  how.function.run(floats, floats, count);
+  if (how.residual) {
+    addResidual(reinterpret_cast<const float*>(pixel.in(*how.residual)) + first, count, floats);
+  }
+  std::copy_n(floats, count, reinterpret_cast<float*>(pixel.in(out)) + first);
 }
-
-// Rows in halves of tiles, as many in each; the last ones overlap those before.
-struct RowTiles {
-  explicit RowTiles(int64_t rows)
-      : tiles((rows + kRowsOfTile - 1) / kRowsOfTile),
-        half(tiles ? (rows + 2 * tiles - 1) / (2 * tiles) : 0) {}
-
-  int64_t tiles, half;
-};
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// What 32 channels of all rows have in common; of one grid for all rows, times that.
+namespace {
+
+// What 32 channels of all pixels have in common; of one grid for all, times that.
 struct BlockScales {
   __m512i sums[2];
   __m512 scales[2], bias[2];
@@ -212,7 +206,7 @@ JIT_PASSES_VNNI_INLINE BlockScales multiplied(const BlockScales& by, const RowGr
   return result;
 }
 
-JIT_PASSES_VNNI_INLINE BlockScales scalesOf(const RowsToFloats& how, int64_t first, int64_t count) {
+JIT_PASSES_VNNI_INLINE BlockScales scalesOf(const SumsToFloats& how, int64_t first, int64_t count) {
   BlockScales block;
   for (int64_t i = 0; i < 2; ++i) {
     const int64_t at = first + i * kLanes;
@@ -229,130 +223,87 @@ JIT_PASSES_VNNI_INLINE __m512 floatsOfSums(const int32_t* sums, const BlockScale
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), block.scales[i], block.bias[i]);
 }
 
-JIT_PASSES_VNNI_INLINE void storeFloats(__m512 x, __mmask16 lanes, int i, const RowTarget& to) {
-  if (to.residual) {
-    x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, to.residual + i * kLanes));
+// See runTiles. With a function, sums of a half pass through `floats`.
+class TilesToFloats {
+ public:
+  TilesToFloats(const SumsToFloats& how, const Image& out) : how_(how), out_(out) {}
+
+  JIT_PASSES_VNNI void enter(int64_t first, int64_t count) { block_ = scalesOf(how_, first, count); }
+
+  JIT_PASSES_VNNI void run(const TileWork& work, const Target& target) {
+    work.multiply(Gives::Sums, sums_);
+    for (int64_t i = 0; i < 2; ++i) {
+      finishHalf(work, target, i);
+    }
   }
-  _mm512_mask_storeu_ps(to.out + i * kLanes, lanes, x);
-}
 
-// The rows of a half of a tile, from `begin` on.
-struct HalfRows {
-  int64_t start, begin, end; // of the first one, in the matrix; of those that are stored, in the half
-};
+ private:
+  // Where 32 channels of a pixel go, and what is added to them.
+  struct Channels {
+    float* out;
+    const float* residual;
+  };
 
-// Sums of one half: 64 numbers from row to row, since the other half's lie between. With a function, they pass
-// through `floats`.
-JIT_PASSES_VNNI void finishHalf(
-    const int32_t* sums, const HalfRows& rows, const BlockScales& block, int64_t first, const Image& out,
-    const RowsToFloats& how, float* floats) {
-  constexpr int64_t kStep = 4 * kLanes;
-  const bool direct = how.function.which == FloatFunction::None;
-  for (int64_t p = rows.begin; p < rows.end; ++p) {
-    const int64_t row = rows.start + p;
-    const BlockScales own = how.per_row ? multiplied(block, how.grids[row]) : block;
-    const RowTarget target = targetOf(out, how, row, first);
-    for (int i = 0; i < 2; ++i) {
-      const __m512 x = floatsOfSums(sums + p * kStep, own, i);
-      if (direct) {
-        storeFloats(x, block.lanes[i], i, target);
-      } else {
-        _mm512_store_ps(floats + (2 * p + i) * kLanes, x);
+  Channels channelsOf(const TileWork& work, const Target& target, int64_t half, int64_t p) const {
+    const uint8_t* residual = how_.residual ? target.residual[half] + p * how_.residual->pixel : nullptr;
+    return {
+        reinterpret_cast<float*>(target.half[half] + p * out_.pixel) + work.first,
+        residual ? reinterpret_cast<const float*>(residual) + work.first : nullptr};
+  }
+
+  JIT_PASSES_VNNI_INLINE void put(__m512 x, int i, const Channels& to) const {
+    const __mmask16 lanes = block_.lanes[i];
+    if (to.residual) {
+      x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, to.residual + i * kLanes));
+    }
+    _mm512_mask_storeu_ps(to.out + i * kLanes, lanes, x);
+  }
+
+  JIT_PASSES_VNNI void finishHalf(const TileWork& work, const Target& target, int64_t half) {
+    const int64_t skip = target.skip[half], pixels = work.pixels;
+    const int32_t* sums = sums_ + half * 2 * kLanes;
+    const bool direct = how_.function.which == FloatFunction::None;
+    for (int64_t p = skip; p < pixels; ++p) {
+      const BlockScales own = how_.per_row ? multiplied(block_, how_.grids[target.number[half] + p]) : block_;
+      for (int i = 0; i < 2; ++i) {
+        const __m512 x = floatsOfSums(sums + p * 4 * kLanes, own, i);
+        if (direct) {
+          put(x, i, channelsOf(work, target, half, p));
+        } else {
+          _mm512_store_ps(floats_ + (2 * p + i) * kLanes, x);
+        }
+      }
+    }
+    if (direct || skip >= pixels) {
+      return;
+    }
+    float* const begin = floats_ + 2 * skip * kLanes;
+    how_.function.run(begin, begin, 2 * (pixels - skip) * kLanes);
+    for (int64_t p = skip; p < pixels; ++p) {
+      for (int i = 0; i < 2; ++i) {
+        put(_mm512_load_ps(floats_ + (2 * p + i) * kLanes), i, channelsOf(work, target, half, p));
       }
     }
   }
-  if (direct || rows.begin >= rows.end) {
-    return;
-  }
-  float* const begin = floats + 2 * rows.begin * kLanes;
-  how.function.run(begin, begin, 2 * (rows.end - rows.begin) * kLanes);
-  for (int64_t p = rows.begin; p < rows.end; ++p) {
-    const RowTarget target = targetOf(out, how, rows.start + p, first);
-    for (int i = 0; i < 2; ++i) {
-      storeFloats(_mm512_load_ps(floats + (2 * p + i) * kLanes), block.lanes[i], i, target);
-    }
-  }
-}
 
-#endif
+  const SumsToFloats& how_;
+  const Image& out_;
+  BlockScales block_;
+  alignas(64) int32_t sums_[kHalf * 4 * kLanes] = {};
+  alignas(64) float floats_[kHalf * 2 * kLanes];
+};
 
 } // namespace
 
-int64_t Convolution::floatItems(int64_t rows) const {
-  return form_ == Form::Plain ? rows : RowTiles(rows).tiles * static_cast<int64_t>(blocks_.size());
-}
-
-void Convolution::runFloats(
-    const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const {
-  const auto run = form_ == Form::Vnni ? &Convolution::runFloatsVnni : &Convolution::runFloatsPlain;
-  (this->*run)(codes, out, how, begin, end);
-}
-
-void Convolution::runFloatsPlain(
-    const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const {
-  const int64_t products = padded(in_channels_);
-  int16_t copy[padded(kMostProducts)];
-  std::fill_n(copy, products, int16_t{0});
-  int32_t sums[kPlainBlock];
-  float floats[kPlainBlock];
-  for (int64_t row = begin; row < end; ++row) {
-    widen(codes + row * in_channels_, in_channels_, copy);
-    for (int64_t first = 0; first < out_channels_; first += kPlainBlock) {
-      const int64_t count = std::min(kPlainBlock, out_channels_ - first);
-      const RowTarget target = targetOf(out, how, row, first);
-      multiplyRows(copy, packed_.data() + first * products, products, count, start_.data() + first, sums);
-      floatsOfSums(sums, first, count, how.grids[how.per_row ? row : 0], how, floats);
-      how.function.run(floats, floats, count);
-      if (target.residual) {
-        addResidual(target.residual, count, floats);
-      }
-      std::copy_n(floats, count, target.out);
-    }
-  }
-}
-
-#ifdef JIT_PASSES_HAS_VNNI
-
-// The larger of weights and input is gone through once, and divided between threads.
-JIT_PASSES_VNNI void Convolution::runFloatsVnni(
-    const uint8_t* codes, const Image& out, const RowsToFloats& how, int64_t begin, int64_t end) const {
-  const int64_t rows = out.rows() * out.width, blocks = static_cast<int64_t>(blocks_.size());
-  const RowTiles work(rows);
-  const bool by_block = static_cast<int64_t>(packed_.size()) > rows * in_channels_;
-  const int64_t inner = by_block ? work.tiles : blocks;
-  const int64_t block_bytes = quads_ * 2 * kLanes * 4, fetched_by_tile = quads_ / 4 * 128;
-  const int64_t jumps[1] = {0};
-  constexpr int64_t kRow = 2 * kLanes, kTileSums = kRowsOfTile * kRow;
-  alignas(64) int32_t sums[kTileSums] = {};
-  alignas(64) float floats[kTileSums / 2];
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t outer = item / inner, position = item % inner;
-    const int64_t tile = by_block ? position : outer, number = by_block ? outer : position;
-    const Block& block = blocks_[number];
-    int64_t starts[2], skips[2];
-    for (int64_t i = 0; i < 2; ++i) {
-      const int64_t first = (2 * tile + i) * work.half;
-      starts[i] = std::min(first, rows - work.half);
-      skips[i] = first - starts[i]; // rows that the half before has
-    }
-    const Tile operands{
-        {codes + starts[0] * in_channels_, codes + starts[1] * in_channels_}, in_channels_, jumps, 1, quads_};
-    const int8_t* weight = packed_.data() + block.weight;
-    const int64_t fetched = by_block ? position * fetched_by_tile : 0;
-    const bool fetch = by_block && number + 1 < blocks && fetched + fetched_by_tile <= block_bytes;
-    multiplyTileFor(Gives::Sums, block.columns, work.half)(
-        operands, 0, weight, fetch ? weight + block_bytes + fetched : weight, start_.data() + number * kRow,
-        sums);
-    const BlockScales scales = scalesOf(how, block.first, block.count);
-    for (int64_t i = 0; i < 2; ++i) {
-      finishHalf(sums + i * kRow, {starts[i], skips[i], work.half}, scales, block.first, out, how, floats);
-    }
-  }
+JIT_PASSES_VNNI void Convolution::runVnni(
+    const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const {
+  TilesToFloats finish(how, out);
+  runTiles(in, out, how.residual, finish, begin, end);
 }
 
 #else
 
-void Convolution::runFloatsVnni(const uint8_t*, const Image&, const RowsToFloats&, int64_t, int64_t) const {}
+void Convolution::runVnni(const Image&, const Image&, const SumsToFloats&, int64_t, int64_t) const {}
 
 #endif
 

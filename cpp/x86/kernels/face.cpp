@@ -219,8 +219,10 @@ JIT_PASSES_FACE void jit_passes_x86_add_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
     const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
-    double eps, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain, int64_t part) {
-  const LayerNormFloats norm{weight, bias, eps, {inverse_scale, zero_point, low, high}, formOf(plain)};
+    double eps, bool centred, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain,
+    int64_t part) {
+  const LayerNormFloats norm{weight,       bias, eps, centred, {inverse_scale, zero_point, low, high},
+                             formOf(plain)};
   inParts(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
@@ -237,14 +239,14 @@ JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
   });
 }
 
-JIT_PASSES_FACE void jit_passes_x86_multiply_rows(
-    const Convolution* linear, const uint8_t* codes, const Image* out, const float* scales, const float* bias,
+JIT_PASSES_FACE void jit_passes_x86_convolution_run_floats(
+    const Convolution* convolution, const Image* in, const Image* out, const float* scales, const float* bias,
     const int32_t* sums, const RowGrid* grids, bool per_row, int64_t function, float first, float second,
     const Image* residual, bool plain, int64_t part) {
   const auto which = static_cast<FloatFunction::Which>(function);
-  const RowsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(plain)}, residual};
-  inParts(linear->floatItems(out->rows() * out->width), part, [&](int64_t begin, int64_t end) {
-    linear->runFloats(codes, *out, how, begin, end);
+  const SumsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(plain)}, residual};
+  inParts(convolution->items(*in, *out, residual), part, [&](int64_t begin, int64_t end) {
+    convolution->run(*in, *out, how, begin, end);
   });
 }
 

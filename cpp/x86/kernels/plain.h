@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/vectorize.h"
+#include "x86/dynamic.h"
 #include "x86/kernels.h"
 
 namespace jit_passes::x86 {
@@ -50,9 +51,18 @@ void multiplyRows(
     int32_t* sums);
 void widen(const uint8_t* from, int64_t count, int16_t* to);
 
-// Codes of `count` sums: those of the channels from `first` on, of the pixel at `out`.
+struct Pixel {
+  int64_t n, z, y, x;
+
+  uint8_t* in(const Image& image) const { return image.at(n, z, y, x); }
+};
+
+// Stores `count` sums as codes or as float32: those of the channels from `first` on, of a pixel.
 void store(
-    const int32_t* sums, int64_t count, int64_t first, const Requantize& requantize, const uint8_t* residual,
-    uint8_t* out);
+    const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
+    const Requantize& how);
+void store(
+    const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
+    const SumsToFloats& how);
 
 } // namespace jit_passes::x86

@@ -1,0 +1,187 @@
+// The loop of the convolution for AVX-512 VNNI over the tiles of an image.
+#pragma once
+
+#include <algorithm>
+
+#include "convolution_tile.h"
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+namespace jit_passes::x86 {
+
+// Whether each pixel is made of the one in its place. Without padding an image may still have others behind its own.
+inline bool isPointwise(const Window& w, const Image& in, const Image& out) {
+  return w.taps() == 1 && w.stride_d == 1 && w.stride_h == 1 && w.stride_w == 1 && w.pad_front == 0 &&
+         w.pad_top == 0 && w.pad_left == 0 && in.depth == out.depth && in.height == out.height &&
+         in.width == out.width;
+}
+
+// One row after the other, where the pixels of all of them are evenly spaced in all images.
+inline void joinRows(std::initializer_list<Image*> images) {
+  const auto join = [&](int64_t Image::* count, int64_t Image::* stride) {
+    const auto even = [&](const Image* image) {
+      return image->*count == 1 || image->*stride == image->width * image->pixel;
+    };
+    const bool joined = std::all_of(images.begin(), images.end(), even);
+    for (Image* image : images) {
+      image->width *= joined ? image->*count : 1;
+      image->*count = joined ? 1 : image->*count;
+    }
+    return joined;
+  };
+  join(&Image::height, &Image::row) && join(&Image::depth, &Image::plane) &&
+      join(&Image::images, &Image::image);
+}
+
+// Each row of the output in `parts` of `half` pixels, of which two make a tile.
+struct TileParts {
+  TileParts(const Window& window, const Image& in_image, const Image& out_image, const Image* other)
+      : in(in_image), out(out_image), residual(other ? *other : out_image) {
+    if (isPointwise(window, in, out)) {
+      joinRows({&in, &out, &residual});
+    }
+    parts = (out.width + kHalf - 1) / kHalf;
+    half = parts ? (out.width + parts - 1) / parts : 0;
+    tiles = (out.rows() * parts + 1) / 2;
+  }
+
+  Image in, out, residual; // which is the output where there is none
+  int64_t parts, half, tiles;
+};
+
+// A part of a row, and where its pixels begin. Going on to the next one needs no divisions, which would take as
+// long as the products of a tile with few input channels.
+struct TilePlace {
+  TilePlace(const TileParts& work, const Window& window, int64_t part)
+      : row(part / work.parts), part(part % work.parts) {
+    enter(work, window);
+  }
+
+  void next(const TileParts& work, const Window& window) {
+    if (++part == work.parts) {
+      part = 0;
+      ++row;
+      enter(work, window);
+    }
+  }
+
+  // The first pixel; the last part of a row overlaps the one before.
+  int64_t column(const TileParts& work) const {
+    return std::min(part * work.half, work.out.width - work.half);
+  }
+
+  int64_t row, part;
+  const uint8_t *in = nullptr, *residual = nullptr;
+  uint8_t* out = nullptr;
+
+ private:
+  void enter(const TileParts& work, const Window& w) {
+    if (row == work.out.rows()) {
+      return;
+    }
+    const int64_t y = row % work.out.height, z = row / work.out.height % work.out.depth;
+    const int64_t n = row / work.out.height / work.out.depth;
+    in = work.in.at(n, z * w.stride_d - w.pad_front, y * w.stride_h - w.pad_top, -w.pad_left);
+    out = work.out.at(n, z, y, 0);
+    residual = work.residual.at(n, z, y, 0);
+  }
+};
+
+// Where the results of a tile go: of each half the first pixel in the output and in a residual, its number among all
+// pixels, and how many pixels the part before has stored already.
+struct Target {
+  uint8_t* half[2];
+  const uint8_t* residual[2];
+  int64_t number[2], skip[2];
+};
+
+// A tile, and `count` output channels from `first` on.
+struct TileWork {
+  const Tile& tile;
+  int64_t pixels, columns, channel, first, count; // pixels of a half; the first input channel
+  const int8_t *weight, *ahead;
+  const int32_t* start;
+
+  void multiply(Gives gives, void* result) const {
+    multiplyTileFor(gives, columns, pixels)(tile, channel, weight, ahead, start, result);
+  }
+};
+
+// `finish` has `enter(first, count)` for other channels than before, and `run(work, target)` for each tile. The larger
+// of weights and input is gone through once, and divided between threads.
+template <typename Finish>
+void Convolution::runTiles(
+    const Image& in_image, const Image& out_image, const Image* other, Finish& finish, int64_t begin,
+    int64_t end) const {
+  const Window& w = window_;
+  const TileParts work(w, in_image, out_image, other);
+  const Image &in = work.in, &out = work.out;
+  const bool by_block = static_cast<int64_t>(packed_.size()) > in.rows() * in.width * in.channels;
+  const auto blocks = static_cast<int64_t>(blocks_.size());
+
+  int64_t jumps[kMostRuns], last = 0;
+  const int64_t columns = runs_ / (w.kernel_d * w.kernel_h);
+  for (int64_t run = 0; run < runs_; ++run) {
+    const int64_t x = run % columns, y = run / columns % w.kernel_h, z = run / columns / w.kernel_h;
+    const int64_t at = z * w.dilation_d * in.plane + y * w.dilation_h * in.row + x * w.dilation_w * in.pixel;
+    jumps[std::max<int64_t>(run - 1, 0)] = at - last;
+    last = at + 4 * quads_;
+  }
+  jumps[runs_ - 1] = 0;
+
+  Tile tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
+  Target target{};
+  const auto setTile = [&](TilePlace& place) {
+    for (int64_t i = 0; i < 2; ++i) {
+      // The last tile's second half may not exist: it repeats the first one and is not stored.
+      const bool exists = place.row < out.rows();
+      if (exists) {
+        const int64_t x = place.column(work);
+        tile.half[i] = place.in + x * tile.step;
+        target.half[i] = place.out + x * out.pixel;
+        target.residual[i] = place.residual + x * work.residual.pixel;
+        target.number[i] = place.row * out.width + x;
+        target.skip[i] = place.part * work.half - x;
+        place.next(work, w);
+      } else {
+        tile.half[i] = tile.half[0], target.half[i] = target.half[0], target.skip[i] = work.half;
+        target.residual[i] = target.residual[0];
+      }
+    }
+  };
+
+  // While a block of weights is used, the tiles fetch the next one.
+  const int64_t block_bytes = runs_ * quads_ * 2 * kLanes * 4, fetched_by_tile = runs_ * (quads_ / 4) * 128;
+  const int64_t inner = by_block ? work.tiles : blocks;
+  int64_t position = inner ? begin % inner : 0, outer = inner ? begin / inner : 0;
+  TilePlace place(work, w, 2 * (by_block ? position : outer));
+  const Block* entered = nullptr;
+  for (int64_t item = begin; item < end; ++item) {
+    if (by_block || position == 0 || item == begin) {
+      setTile(place);
+    }
+    const Block& block = blocks_[by_block ? outer : position];
+    const int8_t* weight = packed_.data() + block.weight;
+    const int64_t fetched = by_block ? position * fetched_by_tile : 0;
+    const bool fetch = by_block && outer + 1 < blocks && fetched + fetched_by_tile <= block_bytes;
+    if (&block != entered) {
+      finish.enter(block.first, block.count);
+      entered = &block;
+    }
+    finish.run(
+        TileWork{
+            tile, work.half, block.columns, block.in_channel, block.first, block.count, weight,
+            fetch ? weight + block_bytes + fetched : weight,
+            start_.data() + (&block - blocks_.data()) * 2 * kLanes},
+        target);
+    if (++position == inner) {
+      position = 0;
+      ++outer;
+      place = by_block ? TilePlace(work, w, 0) : place;
+    }
+  }
+}
+
+} // namespace jit_passes::x86
+
+#endif

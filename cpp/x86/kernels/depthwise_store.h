@@ -1,0 +1,175 @@
+// What depthwise kernels for AVX-512 VNNI make of their sums: codes, or float32.
+#pragma once
+
+#include "plain.h"
+#include "vnni.h"
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+namespace jit_passes::x86 {
+
+constexpr int64_t kWide = 64; // channels of a block
+
+// The channel of a block that dword `i` of its four registers is for.
+inline int64_t channelAt(int64_t i) {
+  const int64_t index = i / 16, lane = i % 16 / 4;
+  return 16 * lane + 4 * index + i % 4;
+}
+
+struct Floats {
+  __m512 v[4];
+};
+
+// Registers of 16 channels each, one after the other, to those of a block's order, and back.
+JIT_PASSES_VNNI_INLINE Floats exchanged(const __m512 (&n)[4]) {
+  const __m512 a = _mm512_shuffle_f32x4(n[0], n[1], 0x44), b = _mm512_shuffle_f32x4(n[2], n[3], 0x44);
+  const __m512 c = _mm512_shuffle_f32x4(n[0], n[1], 0xEE), d = _mm512_shuffle_f32x4(n[2], n[3], 0xEE);
+  return {
+      {_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD), _mm512_shuffle_f32x4(c, d, 0x88),
+       _mm512_shuffle_f32x4(c, d, 0xDD)}};
+}
+
+// Scales of a block in its order, where both halves of a split block have the same ones.
+JIT_PASSES_VNNI_INLINE Floats mixed(const float* from, int64_t count, bool split) {
+  __m512 n[4];
+  for (int i = 0; i < 4; ++i) {
+    const int at = split ? i % 2 : i;
+    n[i] = _mm512_maskz_loadu_ps(static_cast<__mmask16>(firstLanes(count) >> (16 * at)), from + 16 * at);
+  }
+  return exchanged(n);
+}
+
+// One block of channels along one row of the output, or two rows.
+struct Stretch {
+  const uint8_t* in;     // of the first pixel's first tap
+  int64_t second;        // bytes to the right half, where the block is split
+  int64_t second_begin;  // its first pixel that the left half has not
+  const int64_t* rows;   // bytes to each row of the window, in fours
+  int64_t fours, last;   // groups of four rows, and how many rows the last one has
+  int64_t step, tap;     // bytes from pixel to pixel of the output, and from tap to tap
+  int64_t columns, sets; // of the window; rows of the output that have weights
+  const int8_t* weight;
+  const int32_t* start;
+  uint8_t* out[2];            // of each row
+  const uint8_t* residual[2]; // null without
+  int64_t out_step, residual_step, out_second, residual_second;
+  int64_t count; // channels
+  Floats scale, offset;
+  bool gives_floats;
+  Floats zero; // of float32: int32 numbers, which sums are less
+  __m512 residual_multiplier;
+  Rounding rounding;
+  const uint8_t* table;
+};
+
+// 32 channels of two pixels where the block is split.
+template <bool kSplit>
+JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512i sum = _mm512_sub_epi32(sums[i], _mm512_castps_si512(s.zero.v[i]));
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), s.scale.v[i], s.offset.v[i]);
+  }
+  const Floats y = exchanged(v);
+  uint8_t* out = s.out[row] + x * s.out_step;
+  for (int i = 0; i < 4; ++i) {
+    const int part = kSplit ? i % 2 : i;
+    const auto lanes = static_cast<__mmask16>(firstLanes(s.count) >> (16 * part));
+    if (!kSplit || i < 2 || x >= s.second_begin) {
+      uint8_t* to = kSplit && i >= 2 ? out + s.out_second : out;
+      _mm512_mask_storeu_ps(reinterpret_cast<float*>(to) + 16 * part, lanes, y.v[i]);
+    }
+  }
+}
+
+template <bool kSplit>
+JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
+  if (s.gives_floats) {
+    return storeFloats<kSplit>(sums, s, row, x);
+  }
+  const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
+  const auto half = static_cast<__mmask32>(lanes);
+  Floats offset = s.offset;
+  if (s.residual[row]) {
+    const uint8_t* from = s.residual[row] + x * s.residual_step;
+    __m512i residual;
+    if constexpr (kSplit) {
+      residual = _mm512_inserti64x4(
+          _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(half, from)),
+          _mm256_maskz_loadu_epi8(half, from + s.residual_second), 1);
+    } else {
+      residual = _mm512_maskz_loadu_epi8(lanes, from);
+    }
+    for (int i = 0; i < 4; ++i) {
+      const __m512 other = _mm512_cvtepi32_ps(spread(residual, i));
+      offset.v[i] = _mm512_fmadd_ps(other, s.residual_multiplier, offset.v[i]);
+    }
+  }
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), s.scale.v[i], offset.v[i]);
+  }
+  __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
+  if (s.table) {
+    codes = lookUp(codes, loadTable(s.table));
+  }
+  uint8_t* out = s.out[row] + x * s.out_step;
+  if constexpr (kSplit) {
+    _mm256_mask_storeu_epi8(out, half, _mm512_castsi512_si256(codes));
+    if (x >= s.second_begin) {
+      _mm256_mask_storeu_epi8(out + s.out_second, half, _mm512_extracti64x4_epi64(codes, 1));
+    }
+  } else if (s.count == kWide) {
+    _mm512_storeu_si512(out, codes);
+  } else {
+    _mm512_mask_storeu_epi8(out, lanes, codes);
+  }
+}
+
+// What all blocks of a result have in common, and then what each has of its own.
+JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
+  s.residual_step = how.residual ? how.residual->pixel : 0;
+  s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);
+  s.rounding = roundingTo(how.low, how.high, isBounded(how, channels));
+  s.table = how.table;
+}
+
+JIT_PASSES_VNNI inline void setScales(const Requantize& how, int64_t first, bool split, Stretch& s) {
+  s.scale = mixed(how.multiplier + first, s.count, split);
+  s.offset = mixed(how.offset + first, s.count, split);
+}
+
+JIT_PASSES_VNNI inline void setHow(const SumsToFloats& /*how*/, int64_t /*channels*/, Stretch& s) {
+  s.gives_floats = true;
+}
+
+JIT_PASSES_VNNI inline void setScales(const SumsToFloats& how, int64_t first, bool split, Stretch& s) {
+  const auto [scale, zero_point] = how.grids[0];
+  s.scale = mixed(how.scales + first, s.count, split);
+  s.offset = mixed(how.bias + first, s.count, split);
+  s.zero = mixed(reinterpret_cast<const float*>(how.sums + first), s.count, split);
+  for (int i = 0; i < 4; ++i) {
+    s.scale.v[i] = _mm512_mul_ps(_mm512_set1_ps(scale), s.scale.v[i]);
+    const __m512i zero = _mm512_mullo_epi32(_mm512_set1_epi32(zero_point), _mm512_castps_si512(s.zero.v[i]));
+    s.zero.v[i] = _mm512_castsi512_ps(zero);
+  }
+}
+
+// The function and the sum behind float32, of the channels of a row.
+inline void finishRow(const Requantize&, const Image&, const Pixel&, int64_t, int64_t) {}
+
+inline void finishRow(
+    const SumsToFloats& how, const Image& out, const Pixel& row, int64_t first, int64_t count) {
+  for (Pixel pixel = row; pixel.x < out.width; ++pixel.x) {
+    float* x = reinterpret_cast<float*>(pixel.in(out)) + first;
+    how.function.run(x, x, count);
+    if (how.residual) {
+      const float* other = reinterpret_cast<const float*>(pixel.in(*how.residual)) + first;
+      std::transform(x, x + count, other, x, std::plus());
+    }
+  }
+}
+
+} // namespace jit_passes::x86
+
+#endif

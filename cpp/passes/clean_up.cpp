@@ -8,11 +8,6 @@
 namespace jit_passes {
 namespace {
 
-bool propagateConstants(PassContext& context) {
-  auto graph = context.graph();
-  return torch::jit::ConstantPropagation(graph);
-}
-
 // A loop that runs a known number of times becomes that many copies of its body: other passes see the
 // operators and their operands.
 bool unrollLoops(PassContext& context) {
@@ -60,8 +55,6 @@ bool removeUnusedAttributes(PassContext& context) {
   return context.module().type()->numAttributes() != before;
 }
 
-const RegisterPass propagate_constants_pass{
-    "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
 const RegisterPass unroll_loops_pass{
     "unroll_loops", "Unroll loops with a constant number of rounds.", unrollLoops};
 const RegisterPass resolve_tuples_pass{

@@ -356,6 +356,7 @@ class X86(Target):
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
             "lower_recurrent",
+            "expand_recurrent",
             "replicate_dequantize",
             expand_cells(),
             CompileRegions(self),

@@ -40,11 +40,12 @@ struct ToCodes {
 //   factor = float(1 / sqrt((sum of d^2) / n + eps)), in double but for the sums
 //   y = fma(d factor, weight[c], bias[c])
 //
-// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it in `to`, or both.
-// Items: rows.
+// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it in `to`, or both. Where
+// rows are not `centred`, d = x: the norm by the root of the mean square. Items: rows.
 struct LayerNormFloats {
   const float *weight, *bias;
   double eps;
+  bool centred = true;
   ToCodes codes = {};
   Form form = bestForm();
   int64_t items(const Image& in) const { return in.rows(); }

@@ -286,6 +286,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"softmax", {softmax, false}},
         {"_safe_softmax", {softmax, false}},
         {"layer_norm", {layerNorm, false}},
+        {"rms_norm", {rmsNorm, false}},
         {"group_norm", {groupNorm, false}},
         {"chunk", {chunk, true}},
         {"unsafe_chunk", {chunk, true}},

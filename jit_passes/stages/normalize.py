@@ -19,6 +19,7 @@ _STRAIGHT = ("resolve_lists", "unroll_loops", "propagate_constants")
 CANONICAL_FORM = (
     "avoid_fast_path",
     "resolve_none_checks",
+    "resolve_tuples",
     "propagate_constants",
     *_STRAIGHT,
     *_STRAIGHT,

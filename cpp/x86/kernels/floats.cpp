@@ -80,7 +80,7 @@ inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
 JIT_PASSES_VECTORIZED void normalizePlain(
     const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
   float parts[kSumParts] = {};
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; norm.centred && i < count; ++i) {
     parts[i % kSumParts] += in[i];
   }
   const float mean = sumOfParts(parts) / static_cast<float>(count);
@@ -159,12 +159,12 @@ JIT_PASSES_VNNI void normalizeVnni(
     const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
   const int64_t whole = count / kSumParts * kSumParts;
   __m512 sums[4] = {};
-  for (int64_t i = 0; i < whole; i += kSumParts) {
+  for (int64_t i = 0; norm.centred && i < whole; i += kSumParts) {
     for (int j = 0; j < 4; ++j) {
       sums[j] = _mm512_add_ps(sums[j], _mm512_loadu_ps(in + i + 16 * j));
     }
   }
-  for (int j = 0; j < 4 && whole < count; ++j) {
+  for (int j = 0; norm.centred && j < 4 && whole < count; ++j) {
     const int64_t at = whole + 16 * j;
     sums[j] = _mm512_add_ps(sums[j], _mm512_maskz_loadu_ps(lanesAt(at, count), in + at));
   }

@@ -181,8 +181,21 @@ def windows(x: Tensor) -> Tensor:
     return x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 2, 4, 3, 5).reshape(n, c, h, w)
 
 
+def split(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.reshape(n, 2, 2, c // 4, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def joined(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    x = x.reshape(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 2, 4, 3, 5).transpose(4, 5)
+    return x.flatten(4).flatten(2, 3)
+
+
 REFUSED: dict[str, tuple[Function, str]] = {
     "six axes": (windows, "more than 5 axes"),
+    "split to six axes": (split, "it gives more than 5 axes"),
+    "joined of six axes": (joined, "it reads more than 5 axes"),
     "padding of five axes": (lambda x: F.pad(x[None], (1, 0) * 5)[1, 1:, 1:], ""),
 }
 

@@ -76,6 +76,9 @@ class Walk {
     }
     for (const Value* value : node->outputs()) {
       refuseUnless(!reader_.isWritten(value), "something writes to its result");
+      const auto type = value->type()->cast<c10::TensorType>();
+      const size_t axes = type ? type->dim().value_or(0) : 0; // as far as they are known
+      refuseUnless(axes <= 5, "it gives ", axes, " axes, and a plan takes 5 at most");
     }
     if (node->kind() == quantize) {
       visitQuantize(node);

@@ -36,6 +36,8 @@ class Inference {
   }
 
  private:
+  using A = ConvolutionAttributes;
+
   Sizes infer() const {
     switch (op_.kind) {
       case Kind::Convolution:
@@ -95,7 +97,6 @@ class Inference {
   // The operand's, with the channels of the result, and `along` of each spatial axis and its size.
   template <typename Along>
   Sizes windowed(const Along& along) const {
-    using A = ConvolutionAttributes;
     const auto& a = op_.attributes;
     const auto& weight = op_.tensors[kWeight];
     const size_t axis = spatialAxis(a[A::Spatial]), unused = 3 - a[A::Spatial];
@@ -111,7 +112,6 @@ class Inference {
   }
 
   Sizes convolution() const {
-    using A = ConvolutionAttributes;
     const auto& a = op_.attributes;
     return windowed([&](size_t i, int64_t size, int64_t window) {
       const int64_t padded = size + a[A::PadBefore + i] + a[A::PadAfter + i];
@@ -121,7 +121,6 @@ class Inference {
   }
 
   Sizes transposedConvolution() const {
-    using A = ConvolutionAttributes;
     const auto& a = op_.attributes;
     return windowed([&](size_t i, int64_t size, int64_t window) {
       const int64_t whole = (size - 1) * a[A::Stride + i] + window;

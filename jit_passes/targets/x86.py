@@ -16,7 +16,7 @@ import torch
 from .. import _C
 from ..errors import first_line, warn
 from ..graph.traits import kinds
-from ..graph.view import NodeView
+from ..graph.view import NodeView, ValueView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
@@ -43,6 +43,7 @@ FLOAT32 = 6  # as graphs have it
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
+KEEP_AXES = ("aten::contiguous", "aten::detach", "aten::alias", "aten::transpose", "aten::slice")
 HIDDEN = -100  # added to a score it leaves nothing of its share: exp(-100) is no number of float32
 WEIGHTS = SpecSupport(
     {"int8": (-127, 127)},
@@ -74,8 +75,33 @@ def _axes(node: NodeView) -> str | None:
 def _unflatten(node: NodeView) -> str | None:
     if reason := _options(node):
         return reason
-    few = len(node.inputs[2].constant) < MOST_AXES
+    few = len(node.inputs[2].constant) < MOST_AXES and _axes_of(node.output) <= MOST_AXES
     return None if few else f"it gives more than {MOST_AXES} axes"
+
+
+def _axes_of(value: ValueView) -> int:
+    """Return how many axes a value is known to have, or 0."""
+    maker = value.producer
+    if maker is None:
+        return 0
+    if maker.kind in ("aten::permute", "aten::reshape"):
+        sizes = maker.inputs[1]
+        made = sizes.producer.inputs if sizes.producer is not None else []
+        return len(sizes.constant if sizes.is_constant else made)
+    if maker.kind == "aten::unflatten" and maker.inputs[2].is_constant:
+        return _axes_of(maker.inputs[0]) + len(maker.inputs[2].constant) - 1
+    if maker.traits.weighted is not None and maker.traits.weighted.spatial_dims:
+        return maker.traits.weighted.spatial_dims + 2
+    same = maker.kind in KEEP_AXES or maker.kind.startswith("jit_passes::")
+    return _axes_of(maker.inputs[0]) if same or maker.traits.elementwise == 1 else 0
+
+
+def _of_few_axes(check: Check) -> Check:
+    def refusal(node: NodeView) -> str | None:
+        few = _axes_of(node.inputs[0]) <= MOST_AXES
+        return check(node) or (None if few else f"it reads more than {MOST_AXES} axes")
+
+    return refusal
 
 
 def _convolution(node: NodeView) -> str | None:
@@ -268,6 +294,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::unflatten": _unflatten,
         **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
     }
+    moves = {kind: _of_few_axes(check) for kind, check in moves.items()}
     pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
     floats = {
         **moves,

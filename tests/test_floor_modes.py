@@ -46,7 +46,7 @@ MODES = [
     ("stock", "static"),
 ]
 NEEDS_DATA = ("auto", "static")
-# A defect: the plan of a dynamic conv1d is 14 to 24 dB from the reference where no batch axis comes.
+# A defect: the plan of a dynamic conv1d is 14 to 24 dB from the reference without a batch axis.
 WRONG = {("no_batch_line", "x86", "dynamic")}
 
 

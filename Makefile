@@ -30,7 +30,7 @@ export PYTHONPATH = $(CURDIR)
 # One process for each core; some tests, of one xdist_group, stay together.
 PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
 
-.PHONY: help demo build test test-fast soak fuzz asan test-torch lint stub docs site format bench wheel sdist clean
+.PHONY: help demo build test test-fast soak fuzz asan test-torch lint stub docs site gallery format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ docs: $(BUILT) ## write the generated tables of the documents anew
 site: $(STAMP) ## build the documentation site in build/site; a broken link is an error
 	$(BIN)/python -m pip install --quiet -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+gallery: $(BUILT) ## take the pictures of docs/gallery.md anew; needs a Chromium
+	$(BIN)/python -m tools.gallery
 
 format: $(STAMP) ## format Python and C++
 	$(BIN)/ruff format .

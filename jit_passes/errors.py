@@ -17,6 +17,10 @@ class JitPassesError(RuntimeError):
     """Something that the caller asked for cannot be done; the message says what to do instead."""
 
 
+class OutputError(JitPassesError):
+    """A file with results cannot be written."""
+
+
 class PassError(JitPassesError):
     """A pass failed, or its result is not a valid graph. The caller's module is as it was.
 

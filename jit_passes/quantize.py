@@ -23,6 +23,7 @@ from .stages.lower import lower
 from .stages.methods import by_method, check_methods, join_methods
 from .stages.module import Report
 from .stages.prepare import prepare_for
+from .stages.records import refuse
 from .stages.smooth import Smoother, check_strength
 from .targets import Target
 
@@ -159,7 +160,10 @@ def _quantized(
         raise JitPassesError(RANGES)
     else:
         check_without_data(prepared)
-    return lower(convert(prepared))
+    reference = convert(prepared, progress=progress)
+    if strict:
+        check_converted(prepared, reference)
+    return lower(reference)
 
 
 def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:
@@ -178,6 +182,14 @@ def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:
     if not has_data:
         raise JitPassesError(f"smooth={smooth} needs calibration data: pass some, or leave it out")
     return True
+
+
+def check_converted(prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule) -> None:
+    """Raise an error for operators that data have ruled out, by never reaching them, say."""
+    before, after = Report.read(prepared), Report.read(reference)
+    assert before is not None and after is not None
+    pairs = zip(before.operators, after.operators, strict=True)
+    refuse([row for was, row in pairs if was.dtype != row.dtype])
 
 
 def check_without_data(prepared: torch.jit.ScriptModule) -> None:

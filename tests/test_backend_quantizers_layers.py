@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +161,39 @@ def test_strict() -> None:
     kept = {"version": 1, "rules": [{"op": "matmul", "keep_float": True}]}
     jit_passes.prepare(script, target="stock", config=kept, strict=True)
     jit_passes.prepare(script, target="reference", strict=True)
+
+
+class Rare(nn.Module):
+    """A linear in a branch that data may not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        if bool(x.sum() > 1e6):
+            y = self.rare(y)
+        return y
+
+
+def test_strict_about_what_data_rule_out() -> None:
+    """An operator that data never reach would stay in float; a model without any has nothing."""
+    model, data = torch.jit.script(Rare().eval()), [torch.randn(3, 4)]
+    how: dict[str, Any] = {"target": "reference", "mode": "static"}
+    with pytest.warns(JitPassesWarning, match="data never reached rare:linear"):
+        jit_passes.quantize_script(model, data, **how)
+    with (
+        pytest.warns(JitPassesWarning, match="never reached"),
+        pytest.raises(JitPassesError, match=r"strict: 1 operator would stay in float:\n  rare:lin"),
+    ):
+        jit_passes.quantize_script(model, data, strict=True, **how)
+    nothing = torch.jit.script(nn.ReLU().eval())
+    words = "no operator with weights, and no matrix product"
+    with pytest.warns(JitPassesWarning, match=f"nothing was quantized: the model has {words}"):
+        jit_passes.quantize_script(nothing, data, **how)
+    with pytest.raises(JitPassesError, match=f"strict: the model has {words}"):
+        jit_passes.quantize_script(nothing, data, strict=True, **how)
 
 
 def test_input_and_weight_in_float() -> None:

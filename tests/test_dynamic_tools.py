@@ -144,3 +144,50 @@ def test_no_data_has_to_reach_it(target: str) -> None:
     rows = {row.name: row for row in jit_passes.coverage(converted)}
     assert (rows["seldom:linear"].dtype, rows["seldom:linear"].mode) == ("int8", "dynamic")
     assert len(kinds(converted, "jit_passes::choose_qparams")) == 1
+
+
+class Both(nn.Module):
+    """A convolution, and linears in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.body, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(self.conv(x).mean([2, 3]))))
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+@pytest.mark.parametrize("target", ["stock", "x86"])
+def test_a_mode_of_all_is_for_those_that_can(
+    target: str, mode: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The others are in float; nobody asked for them by name, so there is no warning."""
+    quantized = jit_passes.quantize_script(script(seeded(Both)), mode=mode, target=target)
+    rows = {row.name: row for row in jit_passes.coverage(quantized)}
+    assert rows["conv:conv2d"].dtype == "float"
+    assert rows["conv:conv2d"].reason == f"the target has no {mode} form of it"
+    assert rows["body:linear"].mode == rows["head:linear"].mode == mode
+    assert not [w for w in recwarn if issubclass(w.category, jit_passes.JitPassesWarning)]
+    asked = {"version": 1, "rules": [{"module": "conv", "mode": mode}]}
+    with pytest.warns(jit_passes.JitPassesWarning, match="conv:conv2d"):
+        jit_passes.quantize_script(script(seeded(Both)), mode=mode, target=target, config=asked)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_compare(mode: str) -> None:
+    """Results of operators are compared where nothing else is; a planted bad one is found."""
+    model, data = script(seeded(Both)), images()
+    narrow = {"version": 1, "rules": [{"module": "body", "weight": {"bits": 2}}]}
+    how: dict[str, Any] = {"mode": mode, "target": "reference"}
+    found = jit_passes.compare(model, jit_passes.quantize_script(model, **how), data)
+    assert {"conv:conv2d", "body:linear", "head:linear", "output"} <= {r.name for r in found.rows}
+    assert all(row.own_sqnr > 20 for row in found.rows) and found.sqnr > 20
+    bad = jit_passes.compare(model, jit_passes.quantize_script(model, config=narrow, **how), data)
+    assert bad.worst[0].name == "body:linear" and bad.sqnr < found.sqnr - 10
+    with torch.no_grad():
+        expected = torch.cat([model(x) for x in data])
+        result = torch.cat([jit_passes.quantize_script(model, **how)(x) for x in data])
+    noise = (expected - result).double().square().sum()
+    sqnr = 10 * float((expected.double().square().sum() / noise).log10())
+    assert found["output"].sqnr == pytest.approx(sqnr, abs=1e-6)

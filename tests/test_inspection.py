@@ -92,3 +92,34 @@ def test_bad_input() -> None:
         jit_passes.inspect(torch.jit.script(Net()))
     with pytest.raises(JitPassesError, match="no_such"):
         jit_passes.inspect(torch.jit.script(Net().eval()), X86Quantizer().skip(module="no_such"))
+
+
+class Words(nn.Module):
+    """A table, a linear, and a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(16, 8), nn.Linear(8, 8)
+        self.conv = nn.Conv1d(8, 4, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.conv(torch.relu(self.linear(self.table(ids))).transpose(1, 2))
+
+
+@pytest.mark.parametrize("target", ["stock", "reference", "x86"])
+def test_without_data(target: str) -> None:
+    """As `quantize_script` does without any; the summary counts weights that are alone."""
+    torch.manual_seed(0)
+    model = torch.jit.script(Words().eval())
+    foretold = jit_passes.inspect(model, target=target, without_data=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JitPassesWarning)
+        quantized = jit_passes.quantize_script(model, target=target)
+    rows = {row.name: row for row in foretold}
+    for row in jit_passes.coverage(quantized):
+        told = rows[row.name]
+        assert (told.mode, told.why, told.bits) == (row.mode, row.why, row.bits)
+    assert foretold != jit_passes.inspect(model, target=target)
+    assert rows["linear:linear"].mode == "dynamic" and rows["table:embedding"].bits == "w8 only"
+    alone = [row for row in foretold if row.dtype == "float" and row.bits]
+    assert f"; of {len(alone)} more the weight alone is quantized" in foretold.summary

@@ -77,6 +77,22 @@ def test_cells(found: dict[str, Any], name: str) -> None:
         assert words in [line[: len(words)] for line in lines], words
 
 
+def test_rewrites() -> None:
+    """A row for each match, with the reason where it was refused."""
+
+    def pattern(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x)
+
+    def replacement(x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(x, 0)
+
+    result = jit_passes.RewriteRule("clamps", pattern, replacement).apply(CASE.model())
+    head, *rows = Cells(result._repr_html_()).rows
+    assert len(head) == 4 and len(rows) == len(result.matches) > 1
+    assert [row[1] for row in rows] == [match.name for match in result.rewritten]
+    assert f"clamps: {len(rows)} rewritten" in result._repr_html_()
+
+
 def test_tuned() -> None:
     tuned = jit_passes.tune(CASE.model(), CASE.data(), budget=1, target="reference")
     assert tuned._repr_html_() == f"<pre>{tuned}</pre>"

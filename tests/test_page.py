@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,13 +23,10 @@ from jit_passes.report.macs import macs_of
 from jit_passes.report.page import page
 from jit_passes.report.page.lanes import HEIGHT, WIDTH, drawn, regions_of
 from jit_passes.stages.annotate import FROZEN
+from tools import browser
 
 SCALED = PLANTED["scaled channel"]
 HEAD = {"version": 1, "rules": [{"module": "head", "keep_float": True}]}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = os.environ.get("JIT_PASSES_BROWSER") or next(
-    filter(None, map(shutil.which, BROWSERS)), ""
-)
 
 
 @pytest.fixture(scope="module")
@@ -287,17 +281,6 @@ def test_drawing() -> None:
     assert regions_of([(0, 2), (1, 2)], [True, True, False]) == [1, 2, 0]
 
 
-def browsed(file: Path, width: int = 1200) -> str:
-    """Return the page's elements after its scripts have run, in a browser without a network."""
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--virtual-time-budget=2000", f"--window-size={width},900", "--dump-dom", file.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 ACTIONS = """<script>
 window.addEventListener("load", () => {
   const table = document.getElementById("values-table"), rows = () => [...table.tBodies[0].rows];
@@ -322,7 +305,7 @@ window.addEventListener("load", () => {
 ERRORS = "<script>window.errors = []; onerror = m => { errors.push(String(m)); };</script>"
 
 
-@pytest.mark.skipif(not BROWSER, reason="there is no Chromium here: apt install chromium")
+@pytest.mark.skipif(not browser.find(), reason="no Chromium starts here: apt install chromium")
 @pytest.mark.parametrize("width", [500, 900, 1400])
 def test_in_a_browser(text: str, tmp_path: Path, width: int) -> None:
     """No error; sorting, filtering, bars and keys work; nothing is wider than the screen."""
@@ -330,7 +313,8 @@ def test_in_a_browser(text: str, tmp_path: Path, width: int) -> None:
     file.write_text(
         text.replace("<head>", f"<head>{ERRORS}").replace("</body>", f"{ACTIONS}</body>")
     )
-    shown = re.search(r'<output id="found">(.*?)</output>', browsed(file, width), re.S)
+    elements = browser.opened(file, (width, 900), "--dump-dom")
+    shown = re.search(r'<output id="found">(.*?)</output>', elements, re.S)
     assert shown is not None
     found = json.loads(html.unescape(shown[1]))
     rows = data_of(text)

@@ -23,6 +23,7 @@ PACKAGE = "jit_passes"
 PAGES = (
     "*.md", "docs/**/*.md", "benchmarks/README.md", "tutorials/*/README.md", "LICENSE",
 )  # fmt: skip
+PICTURES = "docs/pictures/*.png"
 TUTORIALS = "tutorials/[0-9][0-9]_*.py"
 CELL = re.compile(r"^# %%(?: (\[markdown\]))?[^\n]*\n", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -31,12 +32,13 @@ SHOWN = ("benchmarks/qat_digits.py",)
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Replace the pages of docs/ with all pages of the site."""
+    """Replace the pages of docs/ with all pages of the site, and their pictures."""
     from mkdocs.structure.files import File, Files
 
     theme = [file for file in files if file.src_dir != config.docs_dir]
     folders = (str(ROOT), config.site_dir, config.use_directory_urls)
-    pages = [File(path, *folders) for path in documents()]
+    pictures = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(PICTURES))
+    pages = [File(path, *folders) for path in (*documents(), *pictures)]
     pages += [
         File.generated(config, path, content=text) for path, text in generated_pages().items()
     ]

@@ -77,11 +77,27 @@ struct AverageFloats {
 //   Scale           x * first
 //   Clip            min(max(x, first), second), and a NaN as it is
 //   Gelu, GeluTanh  x * P(x), the normal distribution's or PyTorch's approximation of it by tanh
+//   Sigmoid, Tanh   1 / (1 + e) and (1 - e) / (1 + e), with e = exp(-|x|) or exp(-2 |x|), for x that is not below 0
+//   Silu            x * Sigmoid(x)
+//   HardSigmoid     min(max(x + 3, 0), 6) / 6
+//   HardSwish       x * min(max(x + 3, 0), 6) / 6
 //
 // P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
 struct FloatFunction {
-  enum Which : int64_t { None, Scale, Clip, Gelu, GeluTanh, kCount };
-  static constexpr int64_t kNumbers[kCount] = {0, 1, 2, 0, 0};
+  enum Which : int64_t {
+    None,
+    Scale,
+    Clip,
+    Gelu,
+    GeluTanh,
+    Sigmoid,
+    Silu,
+    Tanh,
+    HardSigmoid,
+    HardSwish,
+    kCount
+  };
+  static constexpr int64_t kNumbers[kCount] = {0, 1, 2};
 
   Which which = None;
   float first = 0, second = 0;

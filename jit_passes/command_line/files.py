@@ -1,19 +1,19 @@
-"""Reading models, and writing files that are there as a whole or not at all."""
+"""Reading models, and writing results."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-import stat
-import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from ..errors import JitPassesError, first_line
-from .outcome import OutputError, warning
+from ..errors import JitPassesError, OutputError, first_line
+from ..files import write_whole
+from .outcome import warning
 
 TO_SCRIPT = (
     "this command takes TorchScript: in Python, torch.jit.script(model.eval()) or "
@@ -100,46 +100,25 @@ def check_output(output: Path, inputs: Sequence[Path]) -> None:
 
 
 def save_model(model: torch.jit.ScriptModule, output: Path) -> None:
-    """Write a model as `torch.jit.save` does."""
-
-    def write(path: Path) -> None:
-        buffer = io.BytesIO()  # PyTorch's writer of files ends the process on a full disk
-        torch.jit.save(model, buffer)
-        path.write_bytes(buffer.getbuffer())
-
-    write_whole(output, write)
-
-
-def write_whole(output: Path, write: Callable[[Path], object]) -> None:
-    """Let a function write a file beside the output, which then takes its place.
-
-    Whatever happens, there is the old file or the new one. A device or a pipe is written to.
+    """Write a model as `torch.jit.save` does.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    target = Path(os.path.realpath(output))
+    buffer = io.BytesIO()  # PyTorch's writer of files ends the process on a full disk
+    torch.jit.save(model, buffer)
+    with writing(output):
+        write_whole(output, buffer.getbuffer())
+
+
+@contextlib.contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Make an error of the system one about the output.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     try:
-        mode = target.stat().st_mode if target.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):
-            write(target)
-            return
-        handle, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
-        os.close(handle)
-        part = Path(name)
-        try:
-            write(part)
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            part.chmod(stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        yield
     except OSError as error:
         raise OutputError(f"{output} cannot be written: {reason_of(error)}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -20,6 +20,7 @@ EPILOG = """\b
 Examples:
   jit-passes inspect model.pt                          what will be int8, and why not the rest
   jit-passes inspect model.pt --target stock --config layers.yaml
+  jit-passes inspect model.pt --without-data           what needs no data
   jit-passes inspect int8.pt                           what made the file, and what is int8
   jit-passes inspect int8.pt --json | jq .made.target
 """
@@ -31,12 +32,13 @@ Examples:
 @options.CONFIG
 @options.MODE
 @options.METHOD
+@click.option("--without-data", is_flag=True, help="What `quantize` does without --data.")
 @click.option("--paths", is_flag=True, help="Show lines of source with their folders.")
 @options.JSON
 @options.common
 def inspect(
-    model: Path, target: str, config: Path | None, mode: str | None, method: str, paths: bool,
-    as_json: bool,
+    model: Path, target: str, config: Path | None, mode: str | None, method: str,
+    without_data: bool, paths: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Say what will be int8 in a float MODEL; of a quantized one, what made it.
 
@@ -48,7 +50,10 @@ def inspect(
     loaded = load_model(model)
     made = provenance(loaded)
     if made is None:
-        found = predict(loaded, target=backend, config=config, mode=mode, method=method)
+        found = predict(
+            loaded, target=backend, config=config, mode=mode, method=method,
+            without_data=without_data,
+        )  # fmt: skip
         text = str(found)
         result: dict[str, Any] = {
             "stage": "float",

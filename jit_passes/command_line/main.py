@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from .._version import __version__
-from ..errors import JitPassesError, JitPassesWarning, first_line
+from ..errors import JitPassesError, JitPassesWarning, OutputError, first_line
 from .compare import compare
 from .export import export
 from .inspect import inspect
 from .listings import passes, targets, versions
-from .outcome import Exit, OutputError, failure, note, warning
+from .outcome import Exit, failure, note, warning
 from .profile import profile
 from .quantize import quantize
 from .report import report

@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from ..errors import JitPassesError
-
 
 class Exit(IntEnum):
     """The exit codes of the process."""
@@ -22,10 +20,6 @@ class Exit(IntEnum):
     BELOW = 5
     INTERRUPTED = 130
     TERMINATED = 143
-
-
-class OutputError(JitPassesError):
-    """A result cannot be written."""
 
 
 def note(message: str) -> None:

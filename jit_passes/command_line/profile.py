@@ -9,7 +9,7 @@ import click
 
 from ..profile import profile as run_profile
 from . import options
-from .files import check_output, load_model, write_whole
+from .files import check_output, load_model, writing
 from .outcome import show
 
 EPILOG = """\b
@@ -52,7 +52,8 @@ def profile(
         method=method,
         target=None if target is None else options.target_of(target),
     )
-    write_whole(output, made.save)
+    with writing(output):
+        made.save(output)
     result = {
         "output": str(output),
         "graph": made.graph,

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from ..files import write_whole
 from ..report import provenance
 from ..report.page import page
 from . import options
-from .files import check_output, load_model, write_whole
+from .files import check_output, load_model, writing
 from .outcome import show
 
 EPILOG = """\b
@@ -54,6 +55,7 @@ def report(
         raise click.UsageError("values come from --data or --random")
     shown = False if no_progress else None
     text = page(float_model, other, batches, title=title, latency=latency, progress=shown)
-    write_whole(output, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+    with writing(output):
+        write_whole(output, text)
     size = output.stat().st_size
     show(f"{output}: {size / 1024:.0f} KiB", {"output": str(output), "bytes": size}, as_json)

@@ -10,7 +10,7 @@ import click
 from ..tuning import ALTERNATIVES, OBJECTIVES
 from ..tuning import tune as run_tune
 from . import options
-from .files import check_output, check_readable, load_model, write_whole
+from .files import check_output, check_readable, load_model, writing
 from .outcome import show
 
 EPILOG = """\b
@@ -72,6 +72,7 @@ def tune(
         )  # fmt: skip
     text = str(found)
     if output is not None:
-        write_whole(output, lambda path: path.write_text(text, encoding="utf-8", newline="\n"))
+        with writing(output):
+            found.save(output)
         text = f"{found.summary}\n{output}"
     show(text, found.to_dict(), as_json)

@@ -6,12 +6,12 @@ import inspect
 import io
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import JitPassesError, nearest
+from ..files import write_whole
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
@@ -78,8 +78,7 @@ def export_calibration(
         if format == "nni":
             buffer = io.BytesIO()  # PyTorch's own writing hides errors of the system
             torch.save(content, buffer)
-            Path(path).write_bytes(buffer.getbuffer())
+            write_whole(path, buffer.getbuffer())
         else:
-            text = content if format == "tensorrt" else text_of(content)
-            Path(path).write_text(text, encoding="utf-8", newline="\n")
+            write_whole(path, content if format == "tensorrt" else text_of(content))
     return content

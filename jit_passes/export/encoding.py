@@ -14,6 +14,7 @@ import torch
 
 from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, aligned, nearest
+from ..files import write_whole
 from ..specification.grid import DTYPES
 
 KINDS = ("activation", "parameter")
@@ -244,7 +245,7 @@ class Encodings:
         ]
         encodings = [_record(encoding) for encoding in self.encodings]
         data = dict(zip(FILE_KEYS, (FORM, encodings, layers), strict=True))
-        Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8", newline="\n")
+        write_whole(path, json.dumps(data, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Encodings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import pickle
@@ -14,6 +15,7 @@ import torch
 
 from ..configuration.located import Located, from_python
 from ..errors import JitPassesError, nearest
+from ..files import write_whole
 from .encoding import TENSORS, Encoding, Encodings, Layer, middle, refuse_groups
 
 VERSIONS = ("2.0", "2.5", "3.0")
@@ -95,7 +97,9 @@ def save_nni(
         OSError: the file cannot be written.
     """
     config = to_nni(encodings, version)
-    torch.save(config, path)
+    buffer = io.BytesIO()  # PyTorch's own writing hides errors of the system
+    torch.save(config, buffer)
+    write_whole(path, buffer.getbuffer())
     return config
 
 

@@ -16,6 +16,7 @@ from .. import _C
 from ..errors import PassError, first_line, shortened
 from ..graph.diff import diff_text
 from ..graph.verify import Inputs
+from ..tables import html_table
 from .pipeline import hand_out, own
 from .steps import Rule
 from .subject import ModuleSubject
@@ -74,6 +75,13 @@ class RewriteResult:
         lines += [f"  {match.name}  {match.source}" for match in self.rewritten]
         lines += [f"refused: {m.name}  {m.source}: {m.refused}" for m in self.refused]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        found = (*self.rewritten, *self.refused)
+        rows = [
+            (m.rule, m.name, m.source, f"refused: {m.refused}" * bool(m.refused)) for m in found
+        ]
+        return html_table(("rule", "operator", "source", ""), rows, str(self).partition("\n  ")[0])
 
 
 @dataclass(frozen=True)

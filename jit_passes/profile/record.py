@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import JitPassesError, count_of
+from ..files import write_whole
 from ..tables import html_table
 from . import form, glow
 from .value import MOST_BINS, State, ValueProfile
@@ -119,7 +120,7 @@ class Profile:
         """
         seen = self.values.values()
         text = form.write(Path(path).name, self.version, self.graph, self.weights, self.bins, seen)
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        write_whole(path, text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
@@ -150,7 +151,7 @@ class Profile:
             raise JitPassesError(f"bins is a number from 1 to {MOST_BINS}, not {bins!r}")
         seen = [v for v in self.values.values() if v.reached and not v.weight]
         text = glow.write(self.version, self.graph, seen, bins)
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        write_whole(path, text)
 
     @classmethod
     def from_glow(cls, path: str | os.PathLike[str], bins: int = 2048) -> Profile:

@@ -23,6 +23,8 @@ from .selection import Selection, clipped_output
 from .support import Role
 from .writer import ALL_FLOAT, AnnotationWriter, result_options
 
+WEIGHT_ONLY = "weight_only"
+
 
 class BackendQuantizer(Quantizer):
     """Quantize all that a backend can do: weighted operators, and what lies between them.
@@ -147,6 +149,7 @@ class BackendQuantizer(Quantizer):
         kept = frozenset(refused)
         dynamic = frozenset(n.index for n in graph.nodes if resolved.mode(n) == "dynamic")
         unasked = {index: choice.why for index, choice in choices.items() if choice.mode is None}
+        unasked |= self._without_mode(graph, resolved)
         refused = unasked | refused | self._refused_modes(graph, resolved)
         float_results = frozenset(
             node.index
@@ -214,6 +217,19 @@ class BackendQuantizer(Quantizer):
         modes = {index: choice.mode for index, choice in found.items() if choice.mode is not None}
         resolved.chosen = {index: mode for index, mode in modes.items() if mode != "static"}
         return found
+
+    def _without_mode(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
+        """Return why operators stay in float where all have weights alone, by index."""
+        if resolved.everywhere.mode != WEIGHT_ONLY:
+            return {}
+        can = self.policy.capability
+        return {
+            node.index: f"the target has no {WEIGHT_ONLY} form of it"
+            for node in graph.nodes
+            if can.is_weighted(node)
+            and node.index not in resolved.layers
+            and not can.has_mode(node, WEIGHT_ONLY)
+        }
 
     def _refused_modes(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
         """Return why operators cannot have the mode that a rule gives them, by index.

@@ -24,7 +24,7 @@ from ..tables import html_table
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
-from .tally import Tally
+from .tally import Tally, pieces
 
 EDGE = "jit_passes::edge"
 HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
@@ -223,18 +223,16 @@ class _Row:
     def add(self, seen: Seen) -> None:
         for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):
             check_shapes(ours, theirs)
-            finite = torch.isfinite(ours)
-            x, y, z = (value.double()[finite] for value in (ours, theirs, own))
-            self.elements += x.numel()
-            step = None
-            if self.grid is not None:
-                step, low, high = self.grid.ends(ours.dim())
-                # Half a step further still rounds to the end.
-                beyond = (ours < low - step / 2) | (ours > high + step / 2)
-                self.clipped += int((beyond & finite).sum())
-                step = step.expand(ours.shape)[finite]
-            self.seen.add(x, y, step)
-            self.own.add(x, z, step)
+            grid = () if self.grid is None else self.grid.ends(ours.dim())
+            for x, y, z, *on_grid in pieces(ours, theirs, own, *grid):
+                self.elements += x.numel()
+                step = None
+                if on_grid:
+                    step, low, high = on_grid
+                    # Half a step further still rounds to the end.
+                    self.clipped += int(((x < low - step / 2) | (x > high + step / 2)).sum())
+                self.seen.add(x, y, step)
+                self.own.add(x, z, step)
 
     def result(self) -> ValueComparison:
         on_grid = self.grid is not None

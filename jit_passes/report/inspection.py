@@ -10,6 +10,7 @@ import torch
 
 from ..errors import aligned, count_of
 from ..graph.view import NodeView, ValueView
+from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
@@ -26,7 +27,9 @@ class OperatorInspection:
     Attributes:
         name: stable name, `layer1.0.conv1:conv2d`.
         kind: `aten::conv2d`.
-        dtype: "int8" where it computes on integers, whatever their bits, or "float".
+        dtype: "int8" where it computes on integers, whatever their bits, or "float". An operator of
+            which the weight alone is quantized, an embedding say, computes in float; `coverage`
+            counts it among those that are quantized, and so does `bits`.
         region: number of the region that it is in: see `partition`; None in float.
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
@@ -80,10 +83,12 @@ class Inspection(tuple[OperatorInspection, ...]):
     def summary(self) -> str:
         """How much is on integers, in a line."""
         int8 = sum(row.dtype == "int8" for row in self)
+        weights = sum(row.dtype == "float" and bool(row.bits) for row in self)
+        alone = f"; of {weights} more the weight alone is quantized" if weights else ""
         return (
             f"{int8} of {count_of(len(self), 'operator')} on integers, in "
             f"{count_of(len(self.regions), 'region')}; {count_of(self.quantizes, 'value')} "
-            f"quantized, {self.dequantizes} dequantized"
+            f"quantized, {self.dequantizes} dequantized{alone}"
         )
 
     def __str__(self) -> str:
@@ -109,8 +114,9 @@ def inspect(
     config: Any = None,
     mode: str | None = None,
     method: str = "forward",
+    without_data: bool = False,
 ) -> Inspection:
-    """Say for each operator whether it would be int8 or float, and why, without any data.
+    """Say for each operator whether it would be int8 or float, and why; no data are needed.
 
     Calibration can still rule operators out: those that data never reaches, and those whose
     results have more or fewer dimensions than the target can do.
@@ -122,11 +128,15 @@ def inspect(
         config: as in `prepare`.
         mode: as in `prepare`.
         method: the method to look at.
+        without_data: foretell what `quantize_script` does without data, where "auto" takes modes
+            that need none.
 
     Raises:
         JitPassesError: what `prepare` raises.
     """
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
+    if without_data and isinstance(chosen, BackendQuantizer):
+        chosen = chosen.without_data()
     return inspection_of(annotate(model, method, FROZEN, chosen, backend), backend)
 
 

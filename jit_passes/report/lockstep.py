@@ -89,8 +89,10 @@ class Lockstep:
         self._own = Recorder(copy_of(second, method), method, nodes, told)
         self._rounded = rounded
 
-    def run(self, arguments: tuple[Any, ...]) -> tuple[list[tuple[Pair, Seen]], Outputs, Kept]:
+    def run(self, arguments: tuple[Any, ...]) -> tuple[Iterator[tuple[Pair, Seen]], Outputs, Kept]:
         """Run a batch; return the pairs, the outputs by name, and what `also` asked for.
+
+        Codes become values one pair at a time, as these are asked for.
 
         Raises:
             JitPassesError: the models went different ways through branches and loops.
@@ -103,14 +105,16 @@ class Lockstep:
             ours.append(self._aligned(pair, values[pair.node], theirs[pair.site.node]))
             told |= self._told(pair, ours[-1], theirs[pair.site.node])
         own_result, own = self._own.run(arguments, told)
-        seen = []
-        for pair, wanted in zip(self.pairs, ours, strict=True):
-            plain, alone = (
-                [value_of(codes, pair.site) for codes in found[pair.site.node]]
-                for found in (theirs, own)
-            )
-            seen.append((pair, NOTHING if wanted is None else Seen(wanted, plain, alone)))
-        return seen, list(_outputs(result, their_result, own_result)), values
+
+        def seen() -> Iterator[tuple[Pair, Seen]]:
+            for pair, wanted in zip(self.pairs, ours, strict=True):
+                plain, alone = (
+                    [value_of(codes, pair.site) for codes in found[pair.site.node]]
+                    for found in (theirs, own)
+                )
+                yield pair, NOTHING if wanted is None else Seen(wanted, plain, alone)
+
+        return seen(), list(_outputs(result, their_result, own_result)), values
 
     def _aligned(self, pair: Pair, ours: Values, theirs: Values) -> Values | None:
         """Return the first model's value each time that the second one has it; None if unknown.

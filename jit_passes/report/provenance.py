@@ -23,9 +23,10 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
         Of these, what applies: `stage` that the model has reached; `method`; `target`, its name,
         class and options; `quantizer`, its class; `mode` of all operators; `forms`, False where the
         target's own forms of operators were left out; `configuration`, as YAML; `batches` that it
-        was calibrated with, or `profile`, the digest of the one in their place; `data`, where they
-        were made up; `smooth`, the strength, and `smoothed`, the layer norms; `jit_passes` and
-        `torch`, the versions that did the last stage.
+        was calibrated with, or `profile`, the digest of the one in their place; `calibration`, the
+        methods that found ranges in them; `data`, where they were made up; `smooth`, the strength,
+        and `smoothed`, the layer norms; `jit_passes` and `torch`, the versions that did the last
+        stage.
     """
     report = Report.read(part_of(model, method))
     if report is None:

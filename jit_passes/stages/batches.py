@@ -15,9 +15,7 @@ from ..errors import JitPassesError
 InputFn = Callable[[Any], Any]
 
 
-def progress_bar(
-    name: str, progress: bool | None, unit: str = "batch"
-) -> Callable[[Iterable[Any]], Any]:
+def progress_bar(name: str, progress: bool | None, unit: str = "batch") -> Callable[..., Any]:
     """Return what shows how far a walk through batches is, and the time left, on stderr.
 
     Args:
@@ -32,16 +30,19 @@ def progress_bar(
 def batches(
     data: Iterable[Any],
     input_fn: InputFn | None,
-    through: Callable[[Any], Any] = iter,
+    through: Callable[..., Any] | None = None,
     what: str = "the data",
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the positional and the keyword arguments of each batch.
+
+    The data are walked through once, and an iterator of them is made once: it may start processes,
+    or take from what cannot be taken from again.
 
     Args:
         data: an iterable of batches: a tensor, a tuple of positional arguments, or a dict of
             keyword arguments.
         input_fn: makes such a batch out of what `data` gives; None where it gives batches.
-        through: makes the iterator, to show progress.
+        through: a walk that shows progress, as `progress_bar` makes it.
         what: what messages call the data.
 
     Raises:
@@ -50,12 +51,12 @@ def batches(
     if isinstance(data, torch.Tensor):
         raise JitPassesError(f"{what} is an iterable of batches, not one tensor: pass [tensor]")
     try:
-        iter(data)
+        items = iter(data)
     except TypeError:
         found = type(data).__name__
         raise JitPassesError(f"{what} is an iterable of batches, got {found}") from None
     empty = True
-    for item in through(data):
+    for item in items if through is None else through(items, total=_length_of(data)):
         empty = False
         batch = item if input_fn is None else input_fn(item)
         if isinstance(batch, dict):
@@ -67,6 +68,13 @@ def batches(
             f"{what} is empty: pass an iterable with at least one batch (a generator that was "
             "used before is empty)"
         )
+
+
+def _length_of(data: Any) -> int | None:
+    try:
+        return len(data)
+    except TypeError:  # a generator, or a DataLoader over one
+        return None
 
 
 def cloned(given: Any) -> Any:

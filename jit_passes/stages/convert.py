@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..errors import JitPassesError, shortened, warn
 from ..fake_quantizers import trained_qparams
 from ..logs import timed
 from ..observers import ObserverState
+from ..observers import parameters_of as named
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
 from ..specification.parameters import ChosenQParams, QParams
@@ -26,6 +27,7 @@ from ..specification.specification import (
     QuantizationSpec,
     ResolvedSpec,
 )
+from .batches import progress_bar
 from .module import ModelStage, OperatorRecord, Report, stage_of
 from .values import quantized_values
 
@@ -44,7 +46,9 @@ CONVERT = Pipeline(
 
 
 @timed
-def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+def convert(
+    prepared: torch.jit.ScriptModule, *, progress: bool | None = None
+) -> torch.jit.ScriptModule:
     """Return the reference model of a calibrated one, or of one that has trained.
 
     It computes in float on values that went through `jit_passes::quantize` and `dequantize`;
@@ -54,6 +58,7 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     Args:
         prepared: a calibrated model, or one from `prepare_qat`, in training or eval mode; it is
             not touched.
+        progress: a progress bar; None for one on terminals only.
 
     Raises:
         JitPassesError: the model was not prepared, or has seen no data.
@@ -67,7 +72,7 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     module, places = read_places(prepared, report)
     refused = refusals(places)
     check_seen(places, report)
-    found = parameters_of(places, refused)
+    found = parameters_of(places, refused, progress_bar("convert", progress, "value"))
     options = {"parameters": {id: chosen.as_options() for id, chosen in found.items()}}
     given = {"insert_quantize_dequantize": options}
     result = CONVERT.run(module, report.method, options=given).module
@@ -82,11 +87,27 @@ def convert(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         operators=operators,
         codes=[(*ends, ids) for ends, ids in codes.items()],
         plan=digest_of(places),
+        made={**report.made, **_calibration(places, found)},
     )
     known = {id: chosen for id, chosen in found.items() if isinstance(chosen, QParams)}
     values = quantized_values(_C.quantized_values(result, report.method), known)
     replace(report.located(result), values=values).write(result)
     return wrap(result)
+
+
+def _calibration(
+    places: list[QuantizedPlace], found: Mapping[int, QParams | ChosenQParams]
+) -> dict[str, str]:
+    """Return the methods that found ranges in data, `entropy, percentile(99.9)`, for reports."""
+    methods = set()
+    for known in places:
+        place = known.place
+        ranged = isinstance(found.get(place.id), QParams) and not place.is_parameter
+        if ranged and place.method is None and isinstance(place.spec, QuantizationSpec):
+            method, parameters = named(place.spec.observer)
+            options = ", ".join(f"{name}={value}" for name, value in parameters.items())
+            methods.add(f"{method}({options})" if options else method)
+    return {"calibration": ", ".join(sorted(methods))} if methods else {}
 
 
 def plan_of(prepared: torch.jit.ScriptModule) -> str:
@@ -103,11 +124,13 @@ def digest_of(places: list[QuantizedPlace]) -> str:
 
 
 def parameters_of(
-    places: list[QuantizedPlace], refused: dict[str, str]
+    places: list[QuantizedPlace],
+    refused: dict[str, str],
+    through: Callable[..., Iterable[QuantizedPlace]] = iter,
 ) -> dict[int, QParams | ChosenQParams]:
     """Return the parameters by id of the place; places whose values stay float are left out."""
     groups = Groups(places, refused)
-    found = {known.place.id: groups.parameters_at(known) for known in places}
+    found = {known.place.id: groups.parameters_at(known) for known in through(places)}
     return {id: chosen for id, chosen in found.items() if chosen is not None}
 
 
@@ -369,5 +392,5 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quanti
         why = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(3))
         warn(
             "nothing was quantized: "
-            + (f"{why}" if why else "the model has no convolution or linear with constant weights")
+            + (why or "the model has no operator with weights, and no matrix product")
         )

@@ -29,6 +29,7 @@ CANONICAL_FORM = (
     "canonicalize_convolution",
     "remove_rank_checks",
     "canonicalize_padding",
+    "canonicalize_einsum",
     "canonicalize_linear",
     "canonicalize_clamp",
     "canonicalize_view",

@@ -130,11 +130,12 @@ def check_refusals(
     """Tell what stays in float although it was wanted otherwise; with `strict`, raise it."""
     kept = annotations.kept
     unwanted = [row for row in operators if row.dtype == "float" and row.name not in kept]
-    if strict and unwanted:
-        rows = "".join(f"\n  {row.name}: {row.reason}" for row in unwanted)
+    if strict:
+        refuse(unwanted)
+    if strict and not operators and not annotations.quantized:
         raise JitPassesError(
-            f"strict: {count_of(len(unwanted), 'operator')} would stay in float:{rows}\n"
-            "say keep_float: true where that is meant, or leave strict out"
+            "strict: the model has no operator with weights, and no matrix product, so nothing "
+            "would be quantized: leave strict out where that is meant"
         )
     if annotations.idle:
         rules = "".join(f"\n  {rule}" for rule in annotations.idle)
@@ -150,4 +151,14 @@ def check_refusals(
             "the target cannot do what is asked for, so these stay in float: "
             + "; ".join(f"{name}: {reason}" for name, reason in refused[:5])
             + more
+        )
+
+
+def refuse(unwanted: Sequence[OperatorRecord]) -> None:
+    """Raise an error, with `strict`, for operators that would stay in float, if there are any."""
+    if unwanted:
+        rows = "".join(f"\n  {row.name}: {row.reason}" for row in unwanted)
+        raise JitPassesError(
+            f"strict: {count_of(len(unwanted), 'operator')} would stay in float:{rows}\n"
+            "say keep_float: true where that is meant, or leave strict out"
         )

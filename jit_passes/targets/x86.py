@@ -32,6 +32,9 @@ from .target import RefusedOperator, Target
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
+FUNCTIONS = tuple(
+    f"aten::{name}" for name in ("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish")
+)  # of float32
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
@@ -275,7 +278,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::div": _by_number,
         "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
-        **dict.fromkeys(("aten::gelu", *CLIPS), _options),
+        **dict.fromkeys((*FUNCTIONS, *CLIPS), _options),
         **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
     }
     of_codes = (

@@ -1,7 +1,8 @@
 """The cost of quantizing each layer, and a configuration that gives accuracy back."""
 
+from .search import OBJECTIVES
 from .sensitivity import LayerSensitivity, Sensitivity, sensitivity
-from .tune import ALTERNATIVES, OBJECTIVES, Tuned, TunedLayer, tune
+from .tune import ALTERNATIVES, Tuned, TunedLayer, tune
 
 __all__ = [
     "ALTERNATIVES",

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import JitPassesError
+from ..errors import JitPassesError, OutputError
+from ..files import write_whole
 
 FORMAT = "jit_passes scores 1"
 
@@ -34,13 +35,14 @@ class Journal:
             return
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines() if self._found() else []
-            self._read(lines)
-            complete = [json.dumps(self._header), *map(_line, self.scores.items())]
-            part = self._path.with_name(f".{self._path.name}.part")
-            part.write_text("".join(f"{line}\n" for line in complete), encoding="utf-8")
-            part.replace(self._path)
         except (OSError, UnicodeDecodeError) as error:
-            raise JitPassesError(f"{path} cannot be read and written: {error}") from error
+            raise JitPassesError(f"{path} cannot be read: {error}") from error
+        self._read(lines)
+        complete = [json.dumps(self._header), *map(_line, self.scores.items())]
+        try:
+            write_whole(self._path, "".join(f"{line}\n" for line in complete))
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error}") from error
 
     def add(self, plan: str, score: float) -> None:
         """Note the score of a variant."""
@@ -50,7 +52,7 @@ class Journal:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(f"{_line((plan, score))}\n")
             except OSError as error:
-                raise JitPassesError(f"{self._path} cannot be written: {error}") from error
+                raise OutputError(f"{self._path} cannot be written: {error}") from error
 
     def _found(self) -> bool:
         assert self._path is not None

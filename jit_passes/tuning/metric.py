@@ -11,7 +11,7 @@ import torch
 
 from ..errors import JitPassesError
 from ..report.lockstep import check_shapes
-from ..report.tally import Tally
+from ..report.tally import Tally, pieces
 from ..stages.batches import cloned, misfit
 from ..stages.recording import tensors_of
 
@@ -65,9 +65,9 @@ def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batc
             found = outputs(quantized, method, batch, number)
             for name, ours in wanted.items():
                 check_shapes(ours, found[name])
-                finite = torch.isfinite(ours)
-                x, y = (value.double()[finite] for value in (ours, found[name]))
-                tallies.setdefault(name, Tally()).add(x, y, None)
+                tally = tallies.setdefault(name, Tally())
+                for x, y in pieces(ours, found[name]):
+                    tally.add(x, y, None)
         return min(tally.sqnr for tally in tallies.values())
 
     power = sum(

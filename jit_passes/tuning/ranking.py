@@ -11,8 +11,8 @@ from ..stages.batches import cloned
 from .variants import Layer, Variants
 
 
-def suspects(variants: Variants) -> list[Layer]:
-    """Return the layers, those that are likely to cost most first.
+def suspects(variants: Variants) -> list[tuple[Layer, float]]:
+    """Return the layers, those that are likely to cost most first, with their noise over signal.
 
     One comparison with the float model gives the own error of each value, that is with everything
     before it as in float. A layer is as suspect as the worst of its values, or of what reads them:
@@ -20,7 +20,7 @@ def suspects(variants: Variants) -> list[Layer]:
     Without data, all are equally suspect, in program order.
     """
     if not variants.data:
-        return list(variants.layers)
+        return [(layer, 1.0) for layer in variants.layers]
     reference = variants.reference(variants.prepared())
     found = compare(variants.model, reference, map(cloned, variants.data), progress=False)
     own: dict[str, float] = {}
@@ -34,7 +34,7 @@ def suspects(variants: Variants) -> list[Layer]:
         for source in feeding:
             through[source] = min(through[source], errors[layer])
     order = sorted(range(len(errors)), key=lambda i: (through[i], errors[i], i))
-    return [variants.layers[i] for i in order]
+    return [(variants.layers[i], 10 ** (-max(through[i], -100.0) / 10)) for i in order]
 
 
 def _sources(graph: GraphView, layers: Sequence[Layer]) -> list[set[int]]:

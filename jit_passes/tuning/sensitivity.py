@@ -146,8 +146,8 @@ def sensitivity(
     all others are in float: alone, it costs nothing.
 
     The float model runs over the data once, for ranges. Then at most 2 |L| + 1 quantized models are
-    measured, each as `quantize_script` would make it; the log `jit_passes` says how long that will
-    take, and the progress bar how much is left.
+    measured, each as `quantize_script` would make it; the log `jit_passes` and the progress bar say
+    before the first one how long that will take, and the bar then how much is left.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
@@ -178,12 +178,13 @@ def sensitivity(
     chosen = _chosen(variants.layers, layers)
     in_float = {layer.name: IN_FLOAT for layer in variants.layers}
     quantized = variants.score({})
+    seconds = 2 * len(chosen) * variants.seconds / max(variants.evaluations, 1)
     LOGGER.info(
         "sensitivity: %s, up to %d evaluations, about %.1f s", count_of(len(chosen), "layer"),
-        2 * len(chosen), 2 * len(chosen) * variants.seconds / max(variants.evaluations, 1),
+        2 * len(chosen), seconds,
     )  # fmt: skip
     rows = []
-    for layer in progress_bar("sensitivity", progress, "layer")(chosen):
+    for layer in progress_bar(f"sensitivity, about {seconds:.0f} s", progress, "layer")(chosen):
         others = {name: options for name, options in in_float.items() if name != layer.name}
         alone, left_out = variants.score(others), variants.score({layer.name: IN_FLOAT})
         gain = 0.0 if left_out == quantized else left_out - quantized

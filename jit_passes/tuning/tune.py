@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,19 +13,17 @@ import torch
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
 from ..configuration.options import LayerOptions, TensorOptions
-from ..errors import JitPassesError, count_of, nearest, without_folders
-from ..logs import LOGGER, timed
+from ..errors import JitPassesError, count_of, without_folders
+from ..files import write_whole
+from ..logs import timed
 from ..observers import Entropy, MinMax
 from ..quantizers.base import Quantizer
-from ..report.cost import Cost, file_size, latency_on
-from ..stages.batches import InputFn, progress_bar
+from ..stages.batches import InputFn
 from ..targets import Target
 from .metric import Metric, MetricFn
-from .ranking import suspects
+from .search import Objective, Search, objective_of
 from .sensitivity import finite
-from .variants import IN_FLOAT, Layer, Variants
-
-OBJECTIVES = ("layers", "size", "latency")
+from .variants import Variants
 
 
 def _everything(options: TensorOptions) -> LayerOptions:
@@ -56,6 +53,8 @@ class TunedLayer:
         options: what it has now; `keep_float` where nothing else was enough.
         without: the metric, measured during the search, with this layer as all others; below
             what the budget allows.
+        extra: with the objective "size" or "latency", by how many bytes or seconds the model rises
+            where this layer alone is in float.
     """
 
     name: str
@@ -63,6 +62,7 @@ class TunedLayer:
     source: str
     options: LayerOptions
     without: float
+    extra: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,9 @@ class Tuned:
         score: that with the configuration; measured, not estimated.
         least: the lowest that the budget allows.
         evaluations: how many quantized models were measured.
+        objective: "layers", "size" or "latency".
+        costs: with one of the latter two, the bytes of the file or the seconds of a call, with all
+            layers quantized and with the configuration.
     """
 
     configuration: Configuration
@@ -96,17 +99,23 @@ class Tuned:
     score: float
     least: float
     evaluations: int
+    objective: str = "layers"
+    costs: tuple[float, float] | None = None
 
     @property
     def summary(self) -> str:
-        """The result, in two lines."""
+        """The result, in two lines, and one of costs."""
         shown = self._metric.shown
-        return (
+        lines = (
             f"{self.metric}: {shown(self.score)}, at least {shown(self.least)} asked for; "
             f"{shown(self.quantized)} with all layers quantized, {shown(self.of_float)} in float\n"
             f"{len(self.layers)} of {count_of(self.of, 'layer')} otherwise, found by measuring "
             f"{count_of(self.evaluations, 'model')}"
         )
+        if self.costs is None:
+            return lines
+        before, after = map(Objective(self.objective).shown, self.costs)
+        return f"{lines}\n{self.objective}: {after}; {before} with all layers quantized"
 
     def __str__(self) -> str:
         shown = self._metric.shown
@@ -117,6 +126,9 @@ class Tuned:
             source = without_folders(layer.source)
             what = " of ".join(filter(None, (layer.operator, source)))
             comments[number] = f"{what}; as the others: {shown(layer.without)}"
+            if layer.extra is not None:
+                more = Objective(self.objective).shown(layer.extra, "+")
+                comments[number] += f"; in float: {more}"
         return write_configuration(self.configuration, self.summary, comments)
 
     def _repr_html_(self) -> str:
@@ -128,13 +140,13 @@ class Tuned:
         Raises:
             OSError: the file cannot be written.
         """
-        Path(path).write_text(str(self), encoding="utf-8", newline="\n")
+        write_whole(path, str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, which knows no infinity: None stands for one."""
         layers = [
             {"name": layer.name, "operator": layer.operator, "source": layer.source,
-             "without": finite(layer.without)}
+             "without": finite(layer.without), "extra": layer.extra}
             for layer in self.layers
         ]  # fmt: skip
         fields = {k: finite(v) for k, v in vars(self).items()}
@@ -174,9 +186,12 @@ def tune(
        allows it. So none of what stays can be taken out of F, if more float is never worse.
     4. Each layer of F gets the first alternative that keeps to the budget, in place of float.
 
-    With the objective "size" or "latency", step 3 begins with the layers that cost most in float,
-    and step 4 takes what costs least of float and all alternatives that keep to the budget. Costs
-    are measured: the bytes of a variant's file, the median time of calls on the first batch.
+    With the objective "size" or "latency", each layer's cost is measured: by how many bytes the
+    file grows, or by how much longer calls on the first batch take (medians), where that layer
+    alone is in float. Steps 2 and 3 are done three times: in that order, in the order of noise over
+    cost, and in that of cost alone; step 3 begins with the costly layers. The result whose model is
+    cheapest, as measured, counts. Step 4 then takes what costs least of float and all alternatives
+    that keep to the budget.
 
     So about 2 log2 |F| + |F| (1 + alternatives) quantized models are measured, where trying each
     set of layers L takes 2^|L|. Variants that come to the same are measured once, and those that
@@ -221,131 +236,20 @@ def tune(
     )  # fmt: skip
     measured = variants.metric
     least = float(budget) if metric is None else measured.of_float - budget
-    cost = _cost_of(objective, variants)
-    search = _Search(variants, least, tuple(alternatives), progress, cost)
-    choices = search.run()
+    aim = objective_of(objective, variants)
+    search = Search(variants, least, tuple(alternatives), aim, progress)
+    found = search.run()
     layers = tuple(
         TunedLayer(
-            layer.name, layer.operator, layer.source, choices[layer.name],
-            search.without[layer.name],
+            layer.name, layer.operator, layer.source, found.choices[layer.name],
+            found.without[layer.name], search.extra.get(layer.name),
         )
         for layer in variants.layers
-        if layer.name in choices
+        if layer.name in found.choices
     )  # fmt: skip
+    costs = None if aim.measure is None else (search.cost({}), search.cost(found.choices))
     return Tuned(
-        variants.choose(choices), layers, len(variants.layers), measured.name,
-        measured.unit, measured.of_float, variants.score({}), variants.score(choices), least,
-        variants.evaluations,
+        variants.choose(found.choices), layers, len(variants.layers), measured.name,
+        measured.unit, measured.of_float, variants.score({}), variants.score(found.choices), least,
+        variants.evaluations, objective, costs,
     )  # fmt: skip
-
-
-def _cost_of(objective: str, variants: Variants) -> Cost | None:
-    """Return what measures the cost of a model; None where layers are counted."""
-    if objective not in OBJECTIVES:
-        close = nearest(objective, OBJECTIVES) if isinstance(objective, str) else ""
-        words = ", ".join(OBJECTIVES)
-        raise JitPassesError(f"an objective is one of {words}, not {objective!r}: {close}")
-    if objective == "layers":
-        return None
-    if objective == "size":
-        return file_size
-    if not variants.data:
-        raise JitPassesError("the objective latency is measured on data: pass data")
-    return latency_on(variants.data[0], variants.method)
-
-
-class _Search:
-    """A search for few layers in float.
-
-    Attributes:
-        without: by layer, the score that ruled out that it is as the others.
-    """
-
-    def __init__(
-        self, variants: Variants, least: float, alternatives: tuple[LayerOptions, ...],
-        progress: bool | None, cost: Cost | None,
-    ) -> None:  # fmt: skip
-        self.variants, self.least, self.alternatives = variants, least, alternatives
-        self.measure = cost
-        self.without: dict[str, float] = {}
-        self.kept: dict[str, LayerOptions] = {}
-        self.bar = progress_bar("tune", progress, "model")
-
-    def run(self) -> dict[str, LayerOptions]:
-        """Return the options of the layers that cannot be as the others."""
-        with self.bar(()) as self.shown:
-            if self.enough({}):
-                return {}
-            order = suspects(self.variants)
-            found = order[: self.shortest(order)]
-            self.kept = dict.fromkeys((layer.name for layer in found), IN_FLOAT)
-            LOGGER.info("tune: within the budget with %s in float", count_of(len(found), "layer"))
-            # Without the last one, the budget is known not to be kept.
-            self.put_back(found[-1:])
-            self.put_back(self.costly_first(found[-2::-1]))
-            for layer in self.variants.layers:
-                if layer.name in self.kept:
-                    self.cheapen(layer)
-            return self.kept
-
-    def enough(self, choices: dict[str, LayerOptions]) -> bool:
-        """Say whether a variant keeps to the budget."""
-        before = self.variants.evaluations
-        score = self.variants.score(choices)
-        self.shown.update(self.variants.evaluations - before)
-        LOGGER.info("tune: %s with %s otherwise", self.variants.metric.shown(score), len(choices))
-        return score >= self.least
-
-    def shortest(self, order: Sequence[Layer]) -> int:
-        """Return how many layers from the first one on are enough in float."""
-
-        def holds(count: int) -> bool:
-            return self.enough({layer.name: IN_FLOAT for layer in order[:count]})
-
-        too_few, count = 0, 1
-        while count < len(order) and not holds(count):  # with all of them it is the float model
-            too_few, count = count, min(2 * count, len(order))
-        while count - too_few > 1:
-            middle = (count + too_few) // 2
-            too_few, count = (too_few, middle) if holds(middle) else (middle, count)
-        return count
-
-    def put_back(self, layers: Sequence[Layer]) -> None:
-        """Quantize those again that the budget allows, as many at once as possible."""
-        if not layers:
-            return
-        names = {layer.name for layer in layers}
-        fewer = {name: options for name, options in self.kept.items() if name not in names}
-        if self.enough(fewer):
-            self.kept = fewer
-        elif len(layers) == 1:
-            self.without[layers[0].name] = self.variants.score(fewer)
-        else:
-            half = len(layers) // 2
-            self.put_back(layers[:half])
-            self.put_back(layers[half:])
-
-    def cheapen(self, layer: Layer) -> None:
-        """Give a layer the first alternative to float that the budget allows, or the cheapest."""
-        in_float = self.variants.plan(self.kept)
-        best, least = self.kept, self.cost(self.kept)
-        for options in self.alternatives:
-            choices = {**self.kept, layer.name: options}
-            plan = self.variants.plan(choices)
-            if plan is None or plan == in_float or not self.enough(choices):
-                continue
-            if self.measure is None:
-                self.kept = choices
-                return
-            if (cost := self.cost(choices)) < least:
-                best, least = choices, cost
-        self.kept = best
-
-    def cost(self, choices: dict[str, LayerOptions]) -> float:
-        """Return what a variant costs; 0 where layers are counted."""
-        return 0.0 if self.measure is None else self.measure(self.variants.model_of(choices))
-
-    def costly_first(self, layers: Sequence[Layer]) -> list[Layer]:
-        """Sort layers by what each costs in float, the most first; equal ones stay in order."""
-        costs = {layer.name: self.cost({layer.name: IN_FLOAT}) for layer in layers}
-        return sorted(layers, key=lambda layer: -costs[layer.name])

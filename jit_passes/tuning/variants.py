@@ -225,7 +225,7 @@ class Variants:
                 fill(prepared, self._profile)
             else:
                 calibrate(prepared, map(cloned, self.data), progress=False)
-        return convert(prepared)
+        return convert(prepared, progress=False)
 
     def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:
         # One rule for all layers with equal options: thousands are slow to look up one by one.

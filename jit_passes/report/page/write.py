@@ -13,6 +13,7 @@ import torch
 
 from ... import _C
 from ...errors import JitPassesError, without_folders
+from ...files import write_whole
 from ...graph.view import GraphView
 from ...logs import timed
 from ...passes.pipeline import CLEAN_UP, Pipeline
@@ -78,7 +79,7 @@ def report(
     text = page(
         model, quantized, data, title=title, latency=latency, input_fn=input_fn, progress=progress
     )
-    Path(path).write_text(text, encoding="utf-8", newline="\n")
+    write_whole(path, text)
 
 
 def page(
@@ -140,7 +141,8 @@ def page(
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters |= {
-        "decibels": _decibels, "json": _json, "kib": _kib, "folders": without_folders
+        "decibels": _decibels, "json": _json, "sizes": _sizes, "digits": _digits,
+        "folders": without_folders,
     }  # fmt: skip
     return environment.get_template(TEMPLATE).render(facts)
 
@@ -257,8 +259,15 @@ def _decibels(value: float | None) -> str:
     return f"{value:.1f} dB" if value > LOST else "-inf dB"
 
 
-def _kib(size: float) -> str:
-    return f"{size / 1024:,.0f} KiB"
+def _sizes(sizes: list[float]) -> str:
+    unit, name = (2**20, "MiB") if max(sizes) >= 2**20 else (2**10, "KiB")
+    before, after = (_digits(size / unit) for size in sizes)
+    return f"{before} to {after} {name}"
+
+
+def _digits(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
 
 
 def _json(value: Any) -> Any:

@@ -1,0 +1,219 @@
+"""The search for the layers that cannot be as the others, at the least cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..configuration.options import LayerOptions
+from ..errors import JitPassesError, count_of, nearest
+from ..logs import LOGGER
+from ..report.cost import Cost, file_size, latency_on
+from ..stages.batches import progress_bar
+from .ranking import suspects
+from .variants import IN_FLOAT, Layer, Variants
+
+RESOLUTION = 1e-3  # of a model's cost; what is cheaper is as good as free
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What shall be small.
+
+    Attributes:
+        name: `layers`, `size` or `latency`.
+        measure: gives it for a model; None where layers are counted.
+    """
+
+    name: str
+    measure: Cost | None = None
+
+    def shown(self, cost: float, sign: str = "") -> str:
+        """Return a cost for people."""
+        if self.name == "size":
+            return f"{cost / 1024:{sign}z,.1f} KiB"
+        return f"{1000 * cost:{sign}z.3f} ms"
+
+
+OBJECTIVES = ("layers", "size", "latency")
+
+
+def objective_of(name: str, variants: Variants) -> Objective:
+    """Return the objective of a name.
+
+    Raises:
+        JitPassesError: there is none; latency without data.
+    """
+    if name not in OBJECTIVES:
+        close = nearest(name, OBJECTIVES) if isinstance(name, str) else ""
+        words = ", ".join(OBJECTIVES)
+        raise JitPassesError(f"an objective is one of {words}, not {name!r}: {close}")
+    if name == "layers":
+        return Objective(name)
+    if name == "size":
+        return Objective(name, file_size)
+    if not variants.data:
+        raise JitPassesError("the objective latency is measured on data: pass data")
+    return Objective(name, latency_on(variants.data[0], variants.method))
+
+
+@dataclass
+class Found:
+    """Layers that cannot be as the others.
+
+    Attributes:
+        choices: their options, by name.
+        without: by name, the score that ruled out that it is as the others.
+    """
+
+    choices: dict[str, LayerOptions]
+    without: dict[str, float]
+
+
+class Search:
+    """A search for few layers in float, or for those that cost least there.
+
+    Attributes:
+        extra: with a cost, by layer, by how much it rises where that layer alone is in float.
+    """
+
+    def __init__(
+        self, variants: Variants, least: float, alternatives: tuple[LayerOptions, ...],
+        objective: Objective, progress: bool | None,
+    ) -> None:  # fmt: skip
+        self.variants, self.least, self.alternatives = variants, least, alternatives
+        self.measure = objective.measure
+        self.extra: dict[str, float] = {}
+        self.bar = progress_bar("tune", progress, "model")
+
+    def run(self) -> Found:
+        """Return the options of the layers that cannot be as the others."""
+        with self.bar(()) as self.shown:
+            self.expect(1 + 2 * len(self.variants.layers).bit_length())
+            found = Found({}, {})
+            if not self.enough({}):
+                ranked = suspects(self.variants)
+                order = [layer for layer, _ in ranked]
+                found = self.needed(order) if self.measure is None else self.cheapest(ranked)
+                count = count_of(len(found.choices), "layer")
+                LOGGER.info("tune: %s cannot be as the others", count)
+                left = [layer for layer in self.variants.layers if layer.name in found.choices]
+                for number, layer in enumerate(left):
+                    self.expect((len(left) - number) * len(self.alternatives))
+                    self.cheapen(found, layer)
+            self.expect(0)
+            return found
+
+    def cheapest(self, ranked: Sequence[tuple[Layer, float]]) -> Found:
+        """Return the layers that cost least in float, as measured, of those of three orders.
+
+        By noise, by noise over cost, and by cost alone, which leaves out what is dear altogether.
+
+        Args:
+            ranked: all layers in the order in which they are suspected, with their noise.
+        """
+        self.expect(len(ranked))
+        base = self.cost({})
+        for layer, _ in ranked:
+            self.extra[layer.name] = self.cost({layer.name: IN_FLOAT}) - base
+            self.shown.update()
+
+        def per_cost(entry: tuple[Layer, float]) -> float:
+            layer, noise = entry
+            return noise / max(self.extra[layer.name], RESOLUTION * base)
+
+        orders = (
+            ranked,
+            sorted(ranked, key=per_cost, reverse=True),
+            sorted(ranked, key=lambda entry: self.extra[entry[0].name]),
+        )
+        sets = [self.needed([layer for layer, _ in order]) for order in orders]
+        return min(sets, key=lambda found: self.cost(found.choices))
+
+    def expect(self, count: int) -> None:
+        """Let the progress bar know how many models may be left, for the time."""
+        self.shown.total = self.shown.n + count
+        self.shown.refresh()
+
+    def enough(self, choices: dict[str, LayerOptions]) -> bool:
+        """Say whether a variant keeps to the budget."""
+        before = self.variants.evaluations
+        score = self.variants.score(choices)
+        self.shown.update(self.variants.evaluations - before)
+        LOGGER.info("tune: %s with %s otherwise", self.variants.metric.shown(score), len(choices))
+        return score >= self.least
+
+    def needed(self, order: Sequence[Layer]) -> Found:
+        """Return layers that are enough in float, of which none can be taken out.
+
+        Args:
+            order: all layers; those that are wanted most in float first.
+        """
+        self.expect(2 * len(order).bit_length())
+        first = order[: self.shortest(order)]
+        self.expect(2 * len(first))
+        found = Found(dict.fromkeys((layer.name for layer in first), IN_FLOAT), {})
+        # Without the last one, the budget is known not to be kept.
+        self.put_back(found, first[-1:])
+        # Costly ones first; where layers are counted, the least suspect one.
+        self.put_back(
+            found, sorted(first[-2::-1], key=lambda layer: -self.extra.get(layer.name, 0.0))
+        )
+        return found
+
+    def shortest(self, order: Sequence[Layer]) -> int:
+        """Return how many layers from the first one on are enough in float."""
+
+        def holds(count: int) -> bool:
+            return self.enough({layer.name: IN_FLOAT for layer in order[:count]})
+
+        too_few, count = 0, 1
+        while count < len(order) and not holds(count):  # with all of them it is the float model
+            too_few, count = count, min(2 * count, len(order))
+        while count - too_few > 1:
+            middle = (count + too_few) // 2
+            too_few, count = (too_few, middle) if holds(middle) else (middle, count)
+        return count
+
+    def put_back(self, found: Found, layers: Sequence[Layer]) -> None:
+        """Quantize those again that the budget allows, as many at once as possible."""
+        if not layers:
+            return
+        names = {layer.name for layer in layers}
+        fewer = {name: options for name, options in found.choices.items() if name not in names}
+        if self.enough(fewer):
+            found.choices = fewer
+        elif len(layers) == 1:
+            found.without[layers[0].name] = self.variants.score(fewer)
+        else:
+            half = len(layers) // 2
+            self.put_back(found, layers[:half])
+            self.put_back(found, layers[half:])
+
+    def cheapen(self, found: Found, layer: Layer) -> None:
+        """Give a layer the first alternative to float that the budget allows, or the cheapest."""
+        in_float = self.variants.plan(found.choices)
+        best = found.choices
+        least = self.cost(best) if self.measure else 0.0
+        for choices in self.allowed(found, layer, in_float):
+            if self.measure is None:
+                best = choices
+                break
+            if (cost := self.cost(choices)) < least:
+                best, least = choices, cost
+        found.choices = best
+
+    def allowed(
+        self, found: Found, layer: Layer, in_float: str | None
+    ) -> Iterator[dict[str, LayerOptions]]:
+        """Yield what keeps to the budget with an alternative for a layer in place of float."""
+        for options in self.alternatives:
+            choices = {**found.choices, layer.name: options}
+            plan = self.variants.plan(choices)
+            if plan is not None and plan != in_float and self.enough(choices):
+                yield choices
+
+    def cost(self, choices: dict[str, LayerOptions]) -> float:
+        """Return what a variant costs."""
+        assert self.measure is not None
+        return self.measure(self.variants.model_of(choices))

@@ -40,6 +40,24 @@ bool alone(const Node* norm, const Value* result) {
       result->uses(), [&](const Use& use) { return use.user == norm || asksForShape(use.user); });
 }
 
+// Whether a scripted module behind it takes the result of a convolution to have another rank than one with a batch
+// axis: without that, axis 1 is one of space.
+bool hasNoBatchAxis(const Value* result, const WeightedOperator& op) {
+  std::vector<double> ranks;
+  for (const auto& use : result->uses()) {
+    for (const auto& asked :
+         use.user->kind() == aten::dim ? use.user->output()->uses() : std::vector<Use>()) {
+      const auto rank = asked.user->kind() == aten::eq || asked.user->kind() == aten::ne
+                            ? constantNumber(asked.user->input(1 - asked.offset))
+                            : std::nullopt;
+      if (rank) {
+        ranks.push_back(*rank);
+      }
+    }
+  }
+  return !ranks.empty() && std::ranges::count(ranks, static_cast<double>(op.spatial_dims + 2)) == 0;
+}
+
 } // namespace
 
 bool isBatchNorm(const Node* node) { return node->kind() == aten::batch_norm || isDeferredBatchNorm(node); }
@@ -80,7 +98,7 @@ std::optional<NormalizedOperator> normalizedOperator(const Node* norm) {
   Node* producer = const_cast<Node*>(norm)->input(0)->node();
   const auto op = weightedOperator(producer);
   if (!op || !alone(norm, producer->output()) || producer->owningBlock() != norm->owningBlock() ||
-      (op->spatial_dims == 0 && !isMatrix(producer->output()))) {
+      (op->spatial_dims == 0 ? !isMatrix(producer->output()) : hasNoBatchAxis(producer->output(), *op))) {
     return std::nullopt;
   }
   const auto groups = groupsOf(producer, *op);

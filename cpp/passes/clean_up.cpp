@@ -15,17 +15,16 @@ bool unrollLoops(PassContext& context) {
   return torch::jit::UnrollConstantLoops(graph);
 }
 
-// Traced models return tuples from modules, and take them apart where they call these.
+// Traced models return tuples from modules, and take them apart where they call these. PyTorch's pass removes dead
+// nodes too.
 bool resolveTuples(PassContext& context) {
-  const auto tuples = [&] {
-    return nodesWhere(*context.graph(), [](const Node* node) { return node->kind() == prim::TupleConstruct; })
-        .size();
-  };
-  const size_t before = tuples();
-  if (before > 0) {
-    torch::jit::LowerSimpleTuples(context.graph());
+  const auto& graph = context.graph();
+  const auto before = nodesInOrder(*graph);
+  if (std::ranges::none_of(before, [](const Node* node) { return node->kind() == prim::TupleConstruct; })) {
+    return false;
   }
-  return before > 0 && tuples() != before;
+  torch::jit::LowerSimpleTuples(graph);
+  return nodesInOrder(*graph).size() != before.size();
 }
 
 bool removeDeadCode(PassContext& context) {

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import CASES, Case
+from models import BASIC, Case
 
 import jit_passes
 from benchmarks.models import MODELS, ModelSpec
@@ -99,7 +99,7 @@ def quantized(build: Build, draw: Draw, target: str, method: str) -> Digest:
 
 def models() -> Iterator[tuple[str, Build, Draw, str]]:
     """Yield name, constructor, constructor of batches, and method of each model."""
-    for case in CASES:
+    for case in BASIC:
         for frontend in case.frontends:
             build = partial(case.build, frontend)
             yield f"{case.name}-{frontend}", build, partial(drawn, case), case.method

@@ -159,6 +159,38 @@ def test_open_size_of_any_rank() -> None:
         module.forward(torch.randn(2, 8))
 
 
+class Biased(nn.Module):
+    """Attention with a number for each pair of tokens, which tells how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.bias = nn.Parameter(torch.randn(1, 5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [N, 5, 8]."""
+        n, t, c = x.size()
+        q, k, v = self.qkv(x).reshape(n, t, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        y = torch.softmax(q @ k.transpose(2, 3) + self.bias, -1) @ v
+        return self.out(y.transpose(1, 2).reshape(n, t, c))
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
+def test_features_of_a_reader(traced: bool) -> None:
+    """The size in front of them follows, though the graph has a number for it and a size."""
+    torch.manual_seed(0)
+    model, x = Biased().eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        script = torch.jit.trace(model, x) if traced else torch.jit.script(model)
+    module = normalize(script._c).module
+    found = {node.kind for node in jit_passes.GraphView.of(module).nodes}
+    assert not found & {"aten::reshape", "aten::view", "aten::size"}
+    with torch.no_grad():
+        for size in (2, 1, 7):
+            x = torch.randn(size, 5, 8)
+            assert torch.equal(module.forward(x), model(x))
+
+
 class Ranks(nn.Module):
     """A reader of two axes, in a branch that three axes do not take."""
 

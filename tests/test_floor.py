@@ -156,21 +156,31 @@ def test_saved_module_runs_the_same(case: Case, frontend: str, tmp_path: Path) -
 
 def test_files_load_without_the_package(tmp_path: Path) -> None:
     """Every file again, in one fresh process that imports torch only: equal to the bit."""
+    models = {
+        f"{case.name}-{frontend}": (case, copy.deepcopy(quantize(case, frontend).quantized))
+        for case in CASES
+        for frontend in case.frontends
+    }
+    check_without_the_package(models, tmp_path)
+
+
+def check_without_the_package(
+    models: dict[str, tuple[Case, torch.jit.ScriptModule]], folder: Path
+) -> None:
+    """Assert that files of models give the same bits in a process that imports torch only."""
     manifest, expected = [], []
-    for case in CASES:
-        for frontend in case.frontends:
-            module = copy.deepcopy(quantize(case, frontend).quantized)
-            path = tmp_path / f"{case.name}-{frontend}.pt"
-            torch.jit.save(module, str(path))
-            args = case.arguments(RUN_BATCH, RUN_SEED)
-            manifest.append({"file": str(path), "args": clone(args), "method": case.method})
-            with torch.no_grad():
-                expected.append((path.stem, list(leaves(call(module, args, case.method)))))
-    torch.save(manifest, tmp_path / "manifest.pt")
-    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
+    for name, (case, module) in models.items():
+        path = folder / f"{name}.pt"
+        torch.jit.save(module, str(path))
+        args = case.arguments(RUN_BATCH, RUN_SEED)
+        manifest.append({"file": str(path), "args": clone(args), "method": case.method})
+        with torch.no_grad():
+            expected.append((name, list(leaves(call(module, args, case.method)))))
+    torch.save(manifest, folder / "manifest.pt")
+    command = [sys.executable, str(TESTS / "fresh.py"), str(folder / "manifest.pt")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    outputs = torch.load(tmp_path / "outputs.pt", weights_only=True)
+    outputs = torch.load(folder / "outputs.pt", weights_only=True)
     assert len(outputs) == len(expected) > 0
     for (name, left), right in zip(expected, outputs, strict=True):
         assert_same(left, right, name)

@@ -148,7 +148,7 @@ class Picks(nn.Module):
         return pick(self.one, self.other, bool(x.sum() > 0)).forward(x)
 
 
-@pytest.mark.parametrize("make", [Swaps, Indexes, Picks])
+@pytest.mark.parametrize("make", [Swaps, Picks])
 def test_unknown_modules_are_refused(make: Callable[[], nn.Module]) -> None:
     """There is no graph without calls; the error says so, and the caller's module is as it was."""
     model, module = build(Case(make), "script")
@@ -164,3 +164,40 @@ def test_unknown_module_within_another() -> None:
     _, module = build(Case(lambda: Middle(Swaps())), "script")
     with pytest.raises(RuntimeError, match="not support"):
         freeze(module)
+
+
+class Named(nn.Module):
+    """Calls modules by their names, one of which counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"a": Counter(), "b": Doubles()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in ["a", "b", "a"]:
+            layer: Layer = self.layers[name]
+            x = layer.forward(x)
+        return x
+
+
+@pytest.mark.parametrize("make", [Indexes, Named])
+def test_modules_picked_by_an_index(make: Callable[[], nn.Module]) -> None:
+    """A branch for each module that may be picked: equal results and states."""
+    frozen = assert_freezes(make)
+    assert "aten::relu" not in str(frozen.graph)
+    assert not any(node.kind() == "prim::CallMethod" for node in frozen.graph.nodes())
+
+
+def test_no_module_at_an_index() -> None:
+    """An error, as in the model itself."""
+
+    class Any(Indexes):
+        def forward(self, x: Tensor, which: int) -> Tensor:
+            layer: Layer = self.layers[which]
+            return layer.forward(x)
+
+    frozen = freeze(torch.jit.script(Any()))
+    x = torch.ones(2)
+    assert [frozen(x, which)[0].item() for which in (0, 1)] == [2, 2]
+    with pytest.raises(torch.jit.Error, match="no module is at the place"):
+        frozen(x * 3, 2)

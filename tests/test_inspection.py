@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from models import CASES, Case
+from models import BASIC, Case
 from torch import Tensor, nn
 
 import jit_passes
@@ -17,7 +17,7 @@ CONVERTS_BACK = {"aten::dequantize", "jit_passes::dequantize"}
 CONVERTS = {"aten::quantize_per_tensor", "jit_passes::quantize"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", BASIC, ids=lambda case: case.name)
 def test_foretells_coverage(case: Case) -> None:
     """It calls int8 or float, and gives the reason, just as preparing does then.
 

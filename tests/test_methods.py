@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from models.freezing.attributes import Counter
-from models.freezing.calls import Layer
+from test_freeze_calls import Swaps
 from torch import Tensor, nn
 
 import jit_passes
@@ -285,22 +284,6 @@ def test_shared_state() -> None:
     assert not apart.cache.any()
 
 
-class Picking(nn.Module):
-    """A module that is picked as the model runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Counter(), Counter()])
-
-    def forward(self, x: Tensor, which: int) -> Tensor:
-        layer: Layer = self.layers[which]
-        return layer.forward(x)
-
-    @torch.jit.export
-    def plain(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
 def test_what_cannot_be() -> None:
     model = seeded(Coder)
     script, data = torch.jit.script(model), data_of(model, 1)
@@ -319,7 +302,7 @@ def test_what_cannot_be() -> None:
         with pytest.raises(jit_passes.JitPassesError, match=message):
             jit_passes.quantize_script(script, given, **options)
     with pytest.raises(jit_passes.JitPassesError, match="'forward' picks modules as it runs"):
-        jit_passes.quantize_script(torch.jit.script(Picking().eval()), methods=["plain"])
+        jit_passes.quantize_script(torch.jit.script(Swaps().eval()), methods=["forward"])
     model.quantized_encode = 3
     with pytest.raises(jit_passes.JitPassesError, match="attribute 'quantized_encode' of its own"):
         jit_passes.quantize_script(torch.jit.script(model), data, methods=METHODS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_close, call
-from models import CASES
+from models import BASIC
 from third_party.kiln import Kiln
 from torch import Tensor, nn
 
@@ -500,7 +500,7 @@ def test_the_model_is_not_touched(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_parts_that_are_written_to_stay_outside() -> None:
     """A traced cell of an LSTM writes its gates into the parts of a list."""
-    (case,) = (case for case in CASES if case.name == "lstm_cell")
+    (case,) = (case for case in BASIC if case.name == "lstm_cell")
     model, inputs = case.build("trace"), case.arguments(16, 0)
     lowered = jit_passes.quantize_script(model, [inputs], target="x86", progress=False)
     assert jit_passes.coverage(lowered).int8

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, Case
+from models import BASIC, Case
 from profiles import (
     MODELS,
     anonymous,
@@ -65,7 +65,7 @@ def test_same_as_calibrating(name: str, observer: Observer, tmp_path: Path) -> N
 ODD = ("branch", "loop", "output", "write", "assign", "receives", "list", "state", "rnn", "lstm")
 ODD_CASES = [
     pytest.param(case, frontend, id=f"{case.name}-{frontend}")
-    for case in CASES
+    for case in BASIC
     for frontend in case.frontends
     if any(word in case.name.lower() for word in (*ODD, "nearest", "multihead"))
 ]

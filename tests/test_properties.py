@@ -53,6 +53,7 @@ REORDERED = 1e-9
 GRADIENTS_REORDERED = 1e-9
 REORDERS = {
     "canonicalize_linear",
+    "expand_attention",
     "fold_batch_norm",
     "fold_scale",
     "freeze",  # PyTorch picks another kernel where a weight needs no gradient
@@ -63,6 +64,8 @@ REORDERS = {
 
 # Of the largest value: steps of 1/255 that round the other way, in each operator in a row.
 STEPS_OF_ROUNDING = 0.1
+# The modes in which the modules that are quantized are, one after another.
+QUANTIZED_IN = ("auto", "dynamic", "static", "weight_only")
 # How far a lowered module may be from its reference.
 TARGETS = {"stock": STEPS_OF_ROUNDING, "x86": STEPS_OF_ROUNDING, "reference": 0.0}
 
@@ -86,9 +89,14 @@ STAGED = {
 }
 # Takes a model out of training, so what it computes in training changes; see test_qat_training.py.
 MODES = {"restore_batch_norm", "switch_folding", "fold_deferred"}
-# Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py and
-# test_fake_quantize.py.
-QUANTIZES = {"insert_quantize_dequantize", "insert_fake_quantize"}
+# Quantizes, so the numbers are others; what it computes is tested in test_quantize_ops.py,
+# test_fake_quantize.py and, of the states of recurrent layers, test_recurrent.py and its like.
+QUANTIZES = {
+    "expand_recurrent",
+    "insert_quantize_dequantize",
+    "insert_fake_quantize",
+    "lower_recurrent",
+}
 # Leaves integers on which operators mean what they mean once lower_quantize_dequantize has run:
 # padding with 0 then pads with the zero point, and bounds of a clamp are numbers. The lowered model
 # is compared with the reference.
@@ -99,16 +107,14 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# None of these modules has codes of fewer than 8 bits, fused attention, weights alone on integers,
-# or recurrent layers;
-# and some passes change no graph.
-# test_partition.py cuts regions out of random modules, test_x86_transformers.py expands attention.
+# None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers, or a
+# plain recurrent layer with a quantized input; and some passes change no graph. test_partition.py
+# cuts regions out of random modules.
 NEVER = {
     "original",
     "avoid_fast_path",
     "clamp_codes",
-    "expand_attention",
-    "lower_recurrent",
+    "expand_recurrent",
     "lower_weights",
     "outline_regions",
     "remark_float",
@@ -123,9 +129,10 @@ PYTORCH = (
 )
 # Change attributes, and maybe nothing else.
 ATTRIBUTES = {"freeze", "remove_unused_attributes"}
-# A second run may go further: freeze orders constants anew, and PyTorch's propagation of constants
-# removes those that it has left without uses.
-FURTHER = {"freeze", "propagate_constants"}
+# A second run may go further: freeze orders constants anew, PyTorch's propagation of constants
+# removes those that it has left without uses, and its removal of dead code lists that nobody reads,
+# before what had only been put into them.
+FURTHER = {"freeze", "propagate_constants", "remove_dead_code"}
 
 
 def graph_text(module: Any, method: str) -> str:
@@ -319,13 +326,15 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
     module = drawn.compile(frontend, training=False, dtype=torch.float32)
     inputs = drawn.arguments(torch.float32)
     checker = Checker(drawn, frontend, False, findings, gradients=False, exact=False)
+    mode = QUANTIZED_IN[drawn.index // 6 % len(QUANTIZED_IN)]
     with warnings.catch_warnings(), checker.watching():
         warnings.simplefilter("ignore", JitPassesWarning)
         for target, tolerance in TARGETS.items():
-            with checker.reporting(f"quantize_for_{target}"), torch.no_grad():
-                prepared = jit_passes.calibrate(
-                    jit_passes.prepare(module, target=target), [inputs], progress=False
-                )
+            step = f"{mode}_for_{target}"
+            with checker.reporting(step), torch.no_grad():
+                prepared = jit_passes.prepare(module, target=target, mode=mode)
+                if mode in ("auto", "static"):
+                    prepared = jit_passes.calibrate(prepared, [inputs], progress=False)
                 reference = jit_passes.convert(prepared)
                 lowered = jit_passes.lower(reloaded(reference))
                 expected = checker.observe(lowered._c)
@@ -334,8 +343,8 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
                 checker.same("loaded", expected, reloaded(lowered)._c, False)
                 integers = bool(jit_passes.coverage(lowered).int8)
                 compiled = "CompiledRegion" in str(lowered.graph)
-                done = compiled if target == "x86" else integers
-                findings.changed[f"quantize_for_{target}"] += done
+                in_plans = target == "x86" and mode != "weight_only"
+                findings.changed[step] += compiled if in_plans else integers
         checker.training = checker.gradients = True
         with checker.reporting("quantize_slots"):
             module = drawn.compile(frontend, training=True, dtype=torch.float32)
@@ -533,7 +542,7 @@ STEPS = [
     "normalize",
     "split_then_merge",
     "original",
-    *(f"quantize_for_{target}" for target in TARGETS),
+    *(f"{mode}_for_{target}" for mode in QUANTIZED_IN for target in TARGETS),
     "quantize_slots",
 ]
 CHECKS = [

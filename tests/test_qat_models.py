@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compare import call, clone, leaves
-from models import CASES, Case
+from models import BASIC, Case
 from qat_nets import METHODS, Model, batch, compiled, seeded
 from torch import Tensor, nn
 
@@ -81,7 +81,7 @@ FLOAT_FAILS = {
 
 
 @pytest.mark.parametrize("trainer", METHODS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", BASIC, ids=lambda case: case.name)
 def test_odd_models(case: Case, trainer: str, request: pytest.FixtureRequest) -> None:
     if case.name in FLOAT_FAILS:
         pytest.skip(FLOAT_FAILS[case.name])

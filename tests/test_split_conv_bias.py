@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from compare import assert_close as assert_close_leaves
 from compare import assert_same, call
-from models import CASES, Case
+from models import BASIC, Case
 from torch import Tensor, nn
 
 import jit_passes
@@ -500,7 +500,7 @@ FLOORS = {"half_weights": 60.0, "bfloat16_weights": 45.0}
     ("case", "frontend"),
     [
         pytest.param(case, frontend, id=f"{case.name}-{frontend}")
-        for case in CASES
+        for case in BASIC
         for frontend in case.frontends
     ],
 )

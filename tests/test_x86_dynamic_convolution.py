@@ -185,6 +185,36 @@ def test_a_network_without_data() -> None:
     assert sqnr(model(x), lowered(x)) > sqnr(model(x), static(x)) - 1
 
 
+class Gated(nn.Module):
+    """Squeeze and excitation, and the functions of newer networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(3, 12, 3, 2, 1), nn.Conv2d(12, 4, 1)
+        self.up, self.wide = nn.Conv2d(4, 12, 1), nn.Conv2d(12, 20, 3)
+        self.other, self.last = nn.Conv2d(12, 20, 3), nn.Conv2d(20, 7, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.first(x))
+        gate = F.hardswish(self.down(F.adaptive_avg_pool2d(x, 1)))
+        x = x * torch.sigmoid(self.up(gate))
+        x = torch.tanh(self.wide(x)) * F.hardsigmoid(self.other(x))
+        return self.last(x)
+
+
+def test_functions_between_convolutions() -> None:
+    torch.manual_seed(0)
+    model, x = torch.jit.script(Gated().eval()), torch.randn(2, 3, 30, 25)
+    lowered = jit_passes.quantize_script(model, mode="dynamic", target="x86")
+    kinds = {node.kind for node in jit_passes.GraphView.of(lowered).nodes}
+    assert not {kind for kind in kinds if kind.startswith("aten::")}
+    reference = jit_passes.convert(jit_passes.prepare(model, mode="dynamic", target="x86"))
+    close(lowered(x), reference(x), BEHIND_OTHERS)
+    assert sqnr(model(x), lowered(x)) > 30
+    (region,) = jit_passes.partition(reference, "x86").regions
+    assert kernels(plan_of(region.module), x).count("function") == 0  # part of the convolutions
+
+
 def test_what_auto_does_without_data() -> None:
     """Convolutions wait for somebody to say so; a rule does."""
     model, _ = nets()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from tests.test_x86_float_kernels import floats_in, image_of
 from tests.x86_kernels import HAS_VNNI, Convolution, Image, _library, call, forms
@@ -18,7 +19,7 @@ from tests.x86_kernels import HAS_VNNI, Convolution, Image, _library, call, form
 Floats = NDArray[np.float32]
 GRID = np.dtype([("scale", np.float32), ("zero_point", np.int32)])
 EPS = float(np.finfo(np.float32).eps)
-NONE, SCALE, CLIP, GELU, GELU_TANH = range(5)
+NONE, SCALE, CLIP, GELU, GELU_TANH, SIGMOID, SILU, TANH, HARDSIGMOID, HARDSWISH = range(10)
 SHAPES = [(1, 1), (1, 7), (3, 64), (8, 65), (29, 384), (2, 5000)]
 per_rows = pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
 AFFINE, SYMMETRIC, FBGEMM = range(3)
@@ -174,7 +175,7 @@ def test_the_largest_sums(plain: bool) -> None:
 
 
 @forms
-@pytest.mark.parametrize("function", [SCALE, CLIP, GELU, GELU_TANH])
+@pytest.mark.parametrize("function", range(SCALE, HARDSWISH + 1))
 def test_functions_and_sums_behind_a_linear(function: int, plain: bool) -> None:
     """The bits of the steps one by one."""
     operands = drawn(17, 20, 45, True, 1)
@@ -270,7 +271,7 @@ def test_convolutions(seed: int, depthwise: bool, plain: bool) -> None:
 @pytest.mark.parametrize("seed", range(15, 25))
 def test_forms_of_convolutions_agree(seed: int, depthwise: bool) -> None:
     case = Case(seed, depthwise)
-    for function in (NONE, CLIP, GELU):
+    for function in (NONE, CLIP, GELU, SILU):
         plain, vnni = (case.run(form, function, function != NONE) for form in (True, False))
         assert np.array_equal(plain, vnni)
 
@@ -310,6 +311,43 @@ def test_forms_of_gelu_agree(function: int) -> None:
     x = np.random.default_rng(0).standard_t(2, 100003).astype(np.float32) * 2
     plain, vnni = (applied(x, function, 0, 0, form) for form in (True, False))
     assert np.array_equal(plain, vnni)
+
+
+# In float64, to three last places.
+EXPONENTIALS = {
+    SIGMOID: lambda x: 1 / (1 + np.exp(-x)),
+    SILU: lambda x: x / (1 + np.exp(-x)),
+    TANH: np.tanh,
+}
+
+
+@pytest.mark.parametrize("function", EXPONENTIALS)
+def test_sigmoids(function: int) -> None:
+    x = np.concatenate([np.linspace(-30, 30, 60_001), np.logspace(-30, 2, 999), [0.0, -0.0]])
+    x = np.concatenate([x, -x]).astype(np.float32)
+    wanted = EXPONENTIALS[function](x.astype(np.float64))
+    found = applied(x, function, 0, 0, plain=True)
+    small = np.abs(x) < 2**-12 if function == TANH else np.zeros(x.shape, bool)
+    rest = EPS if function == TANH else 1e-35  # of 1 - exp(-2 x); exponentials below exp(-87) are 0
+    error = np.abs(found - wanted)
+    assert (error[~small] <= 3 * EPS * np.abs(wanted[~small]) + rest).all()
+    assert (error[small] <= EPS).all()
+    ends = np.array([np.inf, -np.inf, 200, -200, np.nan], np.float32)
+    found = applied(ends, function, 0, 0, plain=True)
+    limits = {SIGMOID: [1, 0, 1, 0], TANH: [1, -1, 1, -1], SILU: [np.inf, np.nan, 200, 0]}
+    assert np.array_equal(found[:4], np.array(limits[function], np.float32), equal_nan=True)
+    assert np.isnan(found[4])
+
+
+@pytest.mark.parametrize(
+    ("function", "torch_function"), [(HARDSIGMOID, F.hardsigmoid), (HARDSWISH, F.hardswish)]
+)
+def test_ramps(function: int, torch_function: Any) -> None:
+    """The bits of PyTorch's operators."""
+    x = np.random.default_rng(0).normal(0, 3, 10_000).astype(np.float32)
+    x[:8] = [np.nan, np.inf, 0, -0.0, 3, -3, 1e-42, -1e30]
+    found = applied(x, function, 0, 0, plain=True)
+    assert np.array_equal(found, torch_function(torch.from_numpy(x)).numpy(), equal_nan=True)
 
 
 def test_clip_and_scale() -> None:

@@ -36,6 +36,7 @@ def normalize(
     plain: bool,
     gap: int = 0,
     part: int = 1 << 40,
+    centred: bool = True,
 ) -> tuple[Floats, NDArray[np.uint8]]:
     """Return floats and codes of one call that gives both; either alone has the same bits."""
     scale, zero_point, low, high = np.float32(1 / 0.03), np.float32(131), 3, 250
@@ -47,7 +48,7 @@ def normalize(
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            weight, bias, eps, scale, zero_point, low, high, plain, part,
+            weight, bias, eps, centred, scale, zero_point, low, high, plain, part,
         )  # fmt: skip
         floats.check()
         codes.check()
@@ -86,6 +87,22 @@ def test_layer_norm(channels: int, plain: bool) -> None:
 
 
 @forms
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_rms_norm(channels: int, plain: bool) -> None:
+    """The mean of squares has the error of a sum of numbers that are not below 0."""
+    rng = np.random.default_rng(channels)
+    weight, zero = rng.uniform(-2, 2, channels).astype(np.float32), np.zeros(channels, np.float32)
+    for pixels in PIXELS:
+        for spread, middle, gap, part in ((1, 0, 0, 1 << 40), (1e-3, 0, 2, 1), (30, 500, 3, 2)):
+            x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
+            floats, _ = normalize(x, weight, zero, 1e-6, plain, gap, part, centred=False)
+            exact = x.astype(np.float64)
+            exact = exact / np.sqrt(np.square(exact).mean(-1, keepdims=True) + 1e-6) * weight
+            ulp = np.finfo(np.float32).eps
+            assert (np.abs(floats - exact) <= ulp * (2 + channels / 64) * np.abs(exact)).all()
+
+
+@forms
 @pytest.mark.parametrize("number", [0.0, 1.0, -77.25, 1e30])
 def test_layer_norm_of_equal_numbers(number: float, plain: bool) -> None:
     """Their variance is exactly 0, where their sum is exact."""
@@ -105,7 +122,7 @@ def test_layer_norm_of_infinity(plain: bool) -> None:
     changed[..., 1, 66] = np.inf
     result = image_of(floats)
     call(
-        "layer_norm_floats", image_of(changed), result, codes, weight, bias, 1e-5,
+        "layer_norm_floats", image_of(changed), result, codes, weight, bias, 1e-5, True,
         np.float32(20), np.float32(100), 7, 255, plain, 1,
     )  # fmt: skip
     expected, _ = normalize(x, weight, bias, 1e-5, plain)
@@ -121,8 +138,11 @@ def test_forms_agree(channels: int) -> None:
     weight, bias = rng.normal(1, 1, (2, channels)).astype(np.float32)
     for scale in (1e-20, 1e-3, 1, 1e4, 1e18):
         x = (rng.standard_t(2, (2, 1, 1, 9, channels)) * scale).astype(np.float32)
-        plain, vnni = (normalize(x, weight, bias, 1e-5, form) for form in (True, False))
-        assert np.array_equal(plain[0], vnni[0]) and np.array_equal(plain[1], vnni[1])
+        for centred in (True, False):
+            plain, vnni = (
+                normalize(x, weight, bias, 1e-5, form, centred=centred) for form in (True, False)
+            )
+            assert np.array_equal(plain[0], vnni[0]) and np.array_equal(plain[1], vnni[1])
 
 
 OPERANDS = {

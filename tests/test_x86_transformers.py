@@ -34,12 +34,16 @@ class Block(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         b, t, c = x.shape
         heads = [b, t, HEADS, c // HEADS]
-        if self.form == "unbind":
+        if self.form in ("unbind", "einsum"):
             parts = self.qkv(x).reshape(b, t, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
             q, k, v = parts.unbind(0)
         else:
-            q, k, v = (p.reshape(heads).transpose(1, 2) for p in self.qkv(x).chunk(3, 2))
-        y = F.scaled_dot_product_attention(q, k, v, **self.options)
+            q, k, v = (p.reshape(heads).swapaxes(1, 2) for p in self.qkv(x).chunk(3, 2))
+        if self.form == "einsum":
+            scores = torch.einsum("b h i d, b h j d -> b h i j", q, k) * 0.25
+            y = torch.einsum("bhij,bhjd->bhid", torch.softmax(scores, -1), v)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, **self.options)
         return self.out(y.transpose(1, 2).reshape(b, t, c))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,6 +92,7 @@ def encoder() -> nn.Module:
 # With a floor of the signal-to-noise ratio; 27 to 40 dB were seen.
 MODELS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "unbind": (lambda: Block("unbind"), "trace", 30),
+    "einsum": (lambda: Block("einsum"), "trace", 30),
     "given scale": (lambda: Block("unbind", scale=0.3), "trace", 30),
     "views": (Scripted, "script", 30),
     "attention": (SelfAttention, "trace", 25),

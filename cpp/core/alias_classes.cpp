@@ -54,6 +54,24 @@ bool putsTogether(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
+// append, insert, pop and the like change what a list or dict holds, and no tensor.
+bool changesContainersOnly(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  if (schema == nullptr || !schema->is_mutable()) {
+    return false;
+  }
+  return std::ranges::all_of(schema->arguments(), [](const c10::Argument& argument) {
+    const auto* info = argument.alias_info();
+    if (info == nullptr || !info->isWrite()) {
+      return true;
+    }
+    const auto kind = argument.type()->kind();
+    const auto& parts = info->containedTypes(); // of Tensor(a!)[], whose tensors are written to
+    return (kind == c10::TypeKind::ListType || kind == c10::TypeKind::DictType) &&
+           std::ranges::none_of(parts, [](const auto& part) { return part.isWrite(); });
+  });
+}
+
 } // namespace
 
 AliasClasses::AliasClasses(Graph& graph, const Module* self) {
@@ -336,7 +354,11 @@ std::vector<Node*> AliasClasses::writersOf(const Value* value) {
   std::unordered_set<size_t> seen;
   collect(classOf(value), seen);
   for (const size_t index : seen) {
-    writers.insert(writers.end(), classes_[index].writers.begin(), classes_[index].writers.end());
+    for (Node* writer : classes_[index].writers) {
+      if (!isTensor(value) || !changesContainersOnly(writer)) {
+        writers.push_back(writer);
+      }
+    }
   }
   return writers;
 }

@@ -20,11 +20,14 @@ int64_t spatialOf(const Node* node) {
   return found == kinds.end() ? 0 : found->second;
 }
 
+const auto to_kind = symbol("aten::to");
+
 // Whether the result has the shape of the first operand.
 bool keepsShape(const Node* node) {
   static const auto kinds = symbols(
-      {"aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm", "aten::softmax",
-       "aten::_safe_softmax", "aten::layer_norm", "jit_passes::quantize", "jit_passes::dequantize"});
+      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm",
+       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "jit_passes::quantize",
+       "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
   return kinds.count(node->kind()) || isDropout(node) || (isElementwise(node) && tensors == 1);
 }
@@ -55,6 +58,12 @@ bool isCount(const Node* node) {
 }
 
 } // namespace
+
+bool isToFloat(const Node* node) {
+  const auto* schema = node->kind() == to_kind ? node->maybeSchema() : nullptr;
+  return schema != nullptr && schema->overload_name() == "dtype" &&
+         constantNumber(node->input(1)) == static_cast<double>(at::kFloat);
+}
 
 std::optional<int64_t> Shapes::rank(const Value* tensor) const {
   const auto [known, added] = ranks_.emplace(tensor, std::nullopt);

@@ -19,6 +19,9 @@ struct Extent {
   bool isNumber() const { return value == nullptr; }
 };
 
+// Whether it gives its operand in float32, and changes nothing else.
+bool isToFloat(const Node* node);
+
 // Taken once, before any edit.
 class Shapes {
  public:

@@ -187,7 +187,7 @@ at::Tensor lookupTableMeta(const at::Tensor& codes, const at::Tensor& table, int
 const RegisterOp lookup_table_op{
     "lookup_table(Tensor codes, Tensor table, int first) -> Tensor",
     "A function of integer codes, one entry of a table for each code.", onCpu(lookupTable),
-    onMeta(lookupTableMeta), onCuda(lookupTableByIndex)};
+    onMeta(lookupTableMeta), onAnyDevice(lookupTableByIndex)};
 
 } // namespace
 } // namespace jit_passes

@@ -71,7 +71,23 @@ at::Tensor valuesOf(const at::Tensor& x) {
   return detached.is_non_overlapping_and_dense() ? detached : detached.contiguous();
 }
 
-MinMax minMaxOf(const at::Tensor& values, c10::string_view name) {
+std::vector<Extremes> extremesOfRows(const at::Tensor& rows) {
+  if (rows.numel() == 0) {
+    return std::vector<Extremes>(rows.size(0));
+  }
+  const auto ends = at::stack({at::amin(rows, 1), at::amax(rows, 1)}).to(at::kCPU); // of a NaN both are
+  const float *low = ends.const_data_ptr<float>(), *high = low + rows.size(0);
+  std::vector<Extremes> seen(rows.size(0));
+  for (size_t row = 0; row < seen.size(); ++row) {
+    seen[row] = {low[row], high[row], std::isfinite(low[row]) && std::isfinite(high[row])};
+  }
+  return seen;
+}
+
+MinMax minMaxOf(const at::Tensor& values, c10::string_view name, Measured how) {
+  if (how == Measured::ByOperators) {
+    return checkedRanges(extremesOfRows(values.reshape({1, -1})), name).front();
+  }
   const float* x = values.const_data_ptr<float>();
   const int64_t count = values.numel(), chunks = (count + kObservationGrain - 1) / kObservationGrain;
   std::vector<Extremes> partial(chunks);
@@ -89,7 +105,10 @@ MinMax minMaxOf(const at::Tensor& values, c10::string_view name) {
   return {all.min, all.max};
 }
 
-std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) {
+std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name, Measured how) {
+  if (how == Measured::ByOperators) {
+    return checkedRanges(extremesOfRows(rows), name);
+  }
   const float* x = rows.const_data_ptr<float>();
   const int64_t count = rows.size(1);
   std::vector<Extremes> partial(rows.size(0));
@@ -103,13 +122,13 @@ std::vector<MinMax> minMaxOfRows(const at::Tensor& rows, c10::string_view name) 
   return checkedRanges(partial, name);
 }
 
-std::vector<MinMax> minMaxOfPairSums(const at::Tensor& rows, c10::string_view name) {
-  auto result = minMaxOfRows(rows, name);
+std::vector<MinMax> minMaxOfPairSums(const at::Tensor& rows, c10::string_view name, Measured how) {
+  auto result = minMaxOfRows(rows, name, how);
   const int64_t pairs = rows.size(1) / 2;
   if (pairs > 0) {
     const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({rows.size(0), pairs, 2});
     for (const auto& sums : {neighbours.clamp_min(0).sum(2), neighbours.clamp_max(0).sum(2)}) {
-      const auto found = minMaxOfRows(sums, name);
+      const auto found = minMaxOfRows(sums, name, how);
       for (size_t row = 0; row < found.size(); ++row) {
         result[row].min = std::min(result[row].min, found[row].min);
         result[row].max = std::max(result[row].max, found[row].max);

@@ -38,12 +38,16 @@ void write(
   state[kOffset] = static_cast<double>(layout.offset);
 }
 
-// Adds the values, all of them or, if one is not finite, none. Returns what they reach.
-Extremes count(const at::Tensor& values, double* state, at::Tensor& histogram) {
-  const float* data = values.const_data_ptr<float>();
-  const int64_t bins = histogram.numel(), size = values.numel();
-  const MinMax before{static_cast<float>(state[kMin]), static_cast<float>(state[kMax])};
+// What all values reach, and how many fall into each bin of the layout that holds these and what was seen before.
+struct Counted {
+  Extremes seen;
+  HistogramLayout layout;
+  std::vector<int64_t> counts;
+};
 
+Counted countInMemory(const at::Tensor& values, MinMax before, int64_t bins) {
+  const float* data = values.const_data_ptr<float>();
+  const int64_t size = values.numel();
   const int64_t workers = std::clamp<int64_t>(size / kHistogramGrain, 1, at::get_num_threads());
   std::vector<HistogramCounter> counters(workers, HistogramCounter(bins, before));
   at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -52,57 +56,95 @@ Extremes count(const at::Tensor& values, double* state, at::Tensor& histogram) {
       counters[worker].add(data + start, stop - start);
     }
   });
-  Extremes seen;
+  Counted all;
   for (const auto& counter : counters) {
-    seen.merge(counter.seen());
+    all.seen.merge(counter.seen());
   }
-  if (!seen.finite) {
-    return seen;
+  if (all.seen.finite) {
+    all.layout =
+        HistogramLayout::fit(std::min(before.min, all.seen.min), std::max(before.max, all.seen.max), bins);
+    all.counts.resize(bins);
+    for (auto& counter : counters) {
+      counter.moveTo(all.counts.data(), all.layout);
+    }
   }
-  const float min = std::min(before.min, seen.min), max = std::max(before.max, seen.max);
-  const auto layout = HistogramLayout::fit(min, max, bins);
-  std::vector<int64_t> counts(bins, 0);
-  if (!isEmpty(state)) {
-    addCounts(histogram.const_data_ptr<int64_t>(), layoutOf(state), counts.data(), layout, bins);
-  }
-  for (auto& counter : counters) {
-    counter.moveTo(counts.data(), layout);
-  }
-  write(state, histogram, min, max, layout, counts);
-  return seen;
+  return all;
 }
 
+// The width of a bin is a power of two, so products are exact.
+Counted countByOperators(const at::Tensor& values, MinMax before, int64_t bins) {
+  Counted all;
+  all.seen = extremesOfRows(values.reshape({1, -1})).front();
+  if (all.seen.finite) {
+    all.layout =
+        HistogramLayout::fit(std::min(before.min, all.seen.min), std::max(before.max, all.seen.max), bins);
+    const auto steps =
+        at::floor(values.reshape({-1}).to(at::kDouble) * std::ldexp(1.0, -all.layout.exponent));
+    const auto found = (steps - static_cast<double>(all.layout.offset)).to(at::kLong);
+    const auto counts = at::bincount(found, {}, bins).to(at::kCPU);
+    all.counts.assign(counts.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>() + bins);
+  }
+  return all;
+}
+
+// Adds the values, all of them or, if one is not finite, none. Returns what they reach.
+template <auto count_values>
+Extremes count(const at::Tensor& values, double* state, at::Tensor& histogram) {
+  const int64_t bins = histogram.numel();
+  const MinMax before{static_cast<float>(state[kMin]), static_cast<float>(state[kMax])};
+  auto all = count_values(values, before, bins);
+  if (all.seen.finite) {
+    if (!isEmpty(state)) {
+      addCounts(histogram.const_data_ptr<int64_t>(), layoutOf(state), all.counts.data(), all.layout, bins);
+    }
+    const auto& seen = all.seen;
+    write(
+        state, histogram, std::min(before.min, seen.min), std::max(before.max, seen.max), all.layout,
+        all.counts);
+  }
+  return all.seen;
+}
+
+template <auto count_values>
 void observeHistogram(
     const at::Tensor& x, at::Tensor range, at::Tensor histogram, string_view name, string_view) {
-  double* state = range.mutable_data_ptr<double>();
-  if (observeShape(x, state)) {
-    checkFinite(count(valuesOf(x), state, histogram), name);
-  }
+  const auto change = [&](at::Tensor& own, at::Tensor& counts) {
+    double* state = own.mutable_data_ptr<double>();
+    if (observeShape(x, state)) {
+      checkFinite(count<count_values>(valuesOf(x), state, counts), name);
+    }
+  };
+  changeOnCpu(change, range, histogram);
 }
 
+template <auto count_values>
 void observeProfile(
     const at::Tensor& x, at::Tensor range, at::Tensor histogram, string_view name, string_view) {
-  double* state = range.mutable_data_ptr<double>();
-  const bool measurable = observeShape(x, state);
-  if (!measurable || std::isnan(state[kMin])) {
-    if (x.is_floating_point() && isEmpty(state)) {
-      state[kOffset] = 1;
+  const auto change = [&](at::Tensor& own, at::Tensor& counts) {
+    double* state = own.mutable_data_ptr<double>();
+    const bool measurable = observeShape(x, state);
+    if (!measurable || std::isnan(state[kMin])) {
+      if (x.is_floating_point() && isEmpty(state)) {
+        state[kOffset] = 1;
+      }
+      return;
     }
-    return;
-  }
-  const auto values = valuesOf(x);
-  const auto seen = count(values, state, histogram);
-  if (!seen.finite) {
-    if (values.isnan().any().item<bool>()) {
-      checkFinite(seen, name);
+    const auto values = valuesOf(x);
+    const auto seen = count<count_values>(values, state, counts);
+    if (!seen.finite) {
+      if (values.isnan().any().item<bool>()) {
+        checkFinite(seen, name);
+      }
+      state[kMin] = state[kMax] = std::numeric_limits<double>::quiet_NaN();
+      counts.zero_();
     }
-    state[kMin] = state[kMax] = std::numeric_limits<double>::quiet_NaN();
-    histogram.zero_();
-  }
+  };
+  changeOnCpu(change, range, histogram);
 }
 
-void mergeHistogram(
-    const at::Tensor& range, const at::Tensor& histogram, at::Tensor into_range, at::Tensor into_histogram) {
+void mergeOnCpu(
+    const at::Tensor& range, const at::Tensor& histogram, at::Tensor& into_range,
+    at::Tensor& into_histogram) {
   const double* from = range.const_data_ptr<double>();
   double* into = into_range.mutable_data_ptr<double>();
   into[kLowestRank] = std::min(into[kLowestRank], from[kLowestRank]);
@@ -145,17 +187,27 @@ void mergeHistogram(
   write(into, into_histogram, min, max, layout, counts);
 }
 
+void mergeHistogram(
+    const at::Tensor& range, const at::Tensor& histogram, at::Tensor into_range, at::Tensor into_histogram) {
+  const auto from = range.to(at::kCPU), counts = histogram.to(at::kCPU);
+  const auto merge = [&](at::Tensor& own, at::Tensor& own_counts) {
+    mergeOnCpu(from, counts, own, own_counts);
+  };
+  changeOnCpu(merge, into_range, into_histogram);
+}
+
 const RegisterOp observe_histogram_op{
     "observe_histogram(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()",
-    "Count the values into bins that merge exactly.", onCpu(observeHistogram)};
+    "Count the values into bins that merge exactly.", onCpu(observeHistogram<countInMemory>),
+    onAnyDevice(observeHistogram<countByOperators>)};
 const RegisterOp observe_profile_op{
     "observe_profile(Tensor x, Tensor(a!) range, Tensor(b!) histogram, str name, str spec) -> ()",
     "Count the values of a float tensor into histogram bins for a profile; ignore others.",
-    onCpu(observeProfile)};
+    onCpu(observeProfile<countInMemory>), onAnyDevice(observeProfile<countByOperators>)};
 const RegisterOp merge_histogram_op{
     "merge_histogram(Tensor range, Tensor histogram, Tensor(a!) into_range, Tensor(b!) into_histogram) -> "
     "()",
-    "Add what one observer has counted to another.", onCpu(mergeHistogram)};
+    "Add what one observer has counted to another.", onAnyDevice(mergeHistogram)};
 
 } // namespace
 } // namespace jit_passes

@@ -17,26 +17,32 @@ namespace {
 
 using c10::string_view;
 
+template <Measured how>
 void observeMinMax(const at::Tensor& x, at::Tensor range, string_view name, string_view) {
-  double* state = range.mutable_data_ptr<double>();
-  if (!observeShape(x, state)) {
-    return;
-  }
-  const auto [low, high] = minMaxOf(valuesOf(x), name);
-  state[kMin] = std::min<double>(state[kMin], low);
-  state[kMax] = std::max<double>(state[kMax], high);
+  const auto change = [&](at::Tensor& own) {
+    double* state = own.mutable_data_ptr<double>();
+    if (observeShape(x, state)) {
+      const auto [low, high] = minMaxOf(valuesOf(x), name, how);
+      state[kMin] = std::min<double>(state[kMin], low);
+      state[kMax] = std::max<double>(state[kMax], high);
+    }
+  };
+  changeOnCpu(change, range);
 }
 
+template <Measured how>
 void observeMovingAverage(
     const at::Tensor& x, at::Tensor range, double averaging_constant, string_view name, string_view) {
-  double* state = range.mutable_data_ptr<double>();
-  if (!observeShape(x, state)) {
-    return;
-  }
-  const auto [low, high] = minMaxOf(valuesOf(x), name);
-  const bool first = state[kMin] > state[kMax];
-  state[kMin] = first ? low : state[kMin] + averaging_constant * (low - state[kMin]);
-  state[kMax] = first ? high : state[kMax] + averaging_constant * (high - state[kMax]);
+  const auto change = [&](at::Tensor& own) {
+    double* state = own.mutable_data_ptr<double>();
+    if (observeShape(x, state)) {
+      const auto [low, high] = minMaxOf(valuesOf(x), name, how);
+      const bool first = state[kMin] > state[kMax];
+      state[kMin] = first ? low : state[kMin] + averaging_constant * (low - state[kMin]);
+      state[kMax] = first ? high : state[kMax] + averaging_constant * (high - state[kMax]);
+    }
+  };
+  changeOnCpu(change, range);
 }
 
 // The values with one row for each channel.
@@ -48,63 +54,77 @@ at::Tensor channelRows(const at::Tensor& x, const at::Tensor& range, int64_t axi
   return rows;
 }
 
-void widen(at::Tensor& range, const std::vector<MinMax>& found) {
-  double *low = range.mutable_data_ptr<double>(), *high = low + range.size(1);
-  for (size_t row = 0; row < found.size(); ++row) {
-    low[row] = std::min<double>(low[row], found[row].min);
-    high[row] = std::max<double>(high[row], found[row].max);
-  }
+void widen(const at::Tensor& range, const std::vector<MinMax>& found) {
+  const auto change = [&](at::Tensor& own) {
+    double *low = own.mutable_data_ptr<double>(), *high = low + own.size(1);
+    for (size_t row = 0; row < found.size(); ++row) {
+      low[row] = std::min<double>(low[row], found[row].min);
+      high[row] = std::max<double>(high[row], found[row].max);
+    }
+  };
+  changeOnCpu(change, range);
 }
 
+template <Measured how>
 void observePerChannelMinMax(
     const at::Tensor& x, at::Tensor range, int64_t axis, string_view name, string_view) {
-  widen(range, minMaxOfRows(channelRows(x, range, axis, name), name));
+  widen(range, minMaxOfRows(channelRows(x, range, axis, name), name, how));
 }
 
+template <Measured how>
 void observePairSums(const at::Tensor& x, at::Tensor range, int64_t axis, string_view name, string_view) {
-  widen(range, minMaxOfPairSums(channelRows(x, range, axis, name), name));
+  widen(range, minMaxOfPairSums(channelRows(x, range, axis, name), name, how));
 }
 
 void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_view) {
-  double* state = range.mutable_data_ptr<double>();
-  // The buffer may belong to another value, whose range and rank are in it by now.
-  if (state[kMin] > state[kMax] && observeShape(x, state)) {
-    state[kMin] = state[kMax] = 0;
-  }
+  const auto change = [&](at::Tensor& own) {
+    double* state = own.mutable_data_ptr<double>();
+    // The buffer may belong to another value, whose range and rank are in it by now.
+    if (state[kMin] > state[kMax] && observeShape(x, state)) {
+      state[kMin] = state[kMax] = 0;
+    }
+  };
+  changeOnCpu(change, range);
 }
 
 void observeConstant(
     const at::Tensor&, at::Tensor reached, const at::Tensor&, const std::optional<at::Tensor>&, string_view,
     string_view) {
-  *reached.mutable_data_ptr<bool>() = true;
+  changeOnCpu([](at::Tensor& own) { *own.mutable_data_ptr<bool>() = true; }, reached);
 }
 
 void observeNothing(const at::Tensor&, at::Tensor, string_view, string_view) {}
 
 const RegisterOp observe_min_max_op{
     "observe_min_max(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
-    "Keep the smallest and largest value seen.", onCpu(observeMinMax)};
+    "Keep the smallest and largest value seen.", onCpu(observeMinMax<Measured::InMemory>),
+    onAnyDevice(observeMinMax<Measured::ByOperators>)};
 const RegisterOp observe_moving_average_op{
     "observe_moving_average(Tensor x, Tensor(a!) range, float averaging_constant, str name, str spec) -> "
     "()",
-    "Keep an exponential moving average of each batch's range.", onCpu(observeMovingAverage)};
+    "Keep an exponential moving average of each batch's range.",
+    onCpu(observeMovingAverage<Measured::InMemory>),
+    onAnyDevice(observeMovingAverage<Measured::ByOperators>)};
 const RegisterOp observe_per_channel_min_max_op{
     "observe_per_channel_min_max(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()",
-    "Keep the smallest and largest value of each channel.", onCpu(observePerChannelMinMax)};
+    "Keep the smallest and largest value of each channel.",
+    onCpu(observePerChannelMinMax<Measured::InMemory>),
+    onAnyDevice(observePerChannelMinMax<Measured::ByOperators>)};
 const RegisterOp observe_pair_sums_op{
     "observe_pair_sums(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()",
-    "Keep each channel's range, and that of sums of neighbouring values.", onCpu(observePairSums)};
+    "Keep each channel's range, and that of sums of neighbouring values.",
+    onCpu(observePairSums<Measured::InMemory>), onAnyDevice(observePairSums<Measured::ByOperators>)};
 const RegisterOp observe_reach_op{
     "observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
-    "Note that the value was computed, and its rank.", onCpu(observeReach)};
+    "Note that the value was computed, and its rank.", onAnyDevice(observeReach)};
 const RegisterOp observe_constant_op{
     "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, str name, "
     "str spec) -> ()",
-    "Note that a constant, which has been measured before, was reached.", onCpu(observeConstant)};
+    "Note that a constant, which has been measured before, was reached.", onAnyDevice(observeConstant)};
 // Without a buffer that it could write to, it would be dead code.
 const RegisterOp observe_nothing_op{
     "observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
-    "Carry the specification of a value; look at nothing.", onCpu(observeNothing)};
+    "Carry the specification of a value; look at nothing.", onAnyDevice(observeNothing)};
 
 } // namespace
 } // namespace jit_passes

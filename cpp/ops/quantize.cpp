@@ -56,6 +56,28 @@ at::Tensor quantize(
   return codes;
 }
 
+// Not clamped yet, in float32, or in double for int32, whose ends float32 does not have.
+at::Tensor clampedCodes(const at::Tensor& codes, int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
+  const auto wide = dtype == at::kInt ? codes.to(at::kDouble) : codes;
+  return at::clamp(wide, quant_min, quant_max).to(dtype);
+}
+
+at::Tensor quantizeByOperators(
+    const at::Tensor& x, double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max,
+    at::ScalarType dtype) {
+  checkRange(dtype, quant_min, quant_max);
+  TORCH_CHECK(scale > 0 && std::isfinite(scale), "scale must be finite and above 0, got ", scale);
+  TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+  const auto number = [&](double value) { return at::full({}, value, x.options().dtype(at::kFloat)); };
+  const auto codes = codeOf<HalfEven>(
+      x.to(at::kFloat), number(scale), number(static_cast<double>(zero_point)), dtype == at::kInt);
+  return clampedCodes(codes, quant_min, quant_max, dtype);
+}
+
+at::Tensor dequantizeByOperators(const at::Tensor& q, double scale, int64_t zero_point) {
+  return (q.to(at::kInt) - zero_point).to(at::kFloat) * static_cast<float>(scale);
+}
+
 at::Tensor dequantize(const at::Tensor& q, double scale, int64_t zero_point) {
   const auto codes = q.is_non_overlapping_and_dense() ? q : q.contiguous();
   auto values = at::empty_strided(codes.sizes(), codes.strides(), codes.options().dtype(at::kFloat));
@@ -98,17 +120,37 @@ at::Tensor spread(const at::Tensor& numbers, const at::Tensor& x, int64_t axis) 
   return each.transpose(0, axis).reshape(shape);
 }
 
+void checkQuantizable(
+    const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
+    int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
+  checkRange(dtype, quant_min, quant_max);
+  checkChannels(x, scales, zero_points, axis);
+  TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+  const auto steps = scales.to(at::kFloat);
+  TORCH_CHECK(
+      at::logical_and(steps > 0, at::isfinite(steps)).all().item<bool>(),
+      "scales must be finite and above 0, got ", scales);
+}
+
+at::Tensor quantizePerChannelByOperators(
+    const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
+    int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
+  axis += axis < 0 ? x.dim() : 0;
+  checkQuantizable(x, scales, zero_points, axis, quant_min, quant_max, dtype);
+  const auto number = [&](const at::Tensor& numbers) {
+    return spread(numbers.reshape(scales.sizes()).to(x.device(), at::kFloat), x, axis);
+  };
+  const auto codes =
+      codeOf<HalfEven>(x.to(at::kFloat), number(scales), number(zero_points), /*per_channel=*/true);
+  return clampedCodes(codes, quant_min, quant_max, dtype);
+}
+
 at::Tensor quantizePerChannel(
     const at::Tensor& x, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis,
     int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
   axis += axis < 0 ? x.dim() : 0;
-  checkRange(dtype, quant_min, quant_max);
-  checkChannels(x, scales, zero_points, axis);
-  TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+  checkQuantizable(x, scales, zero_points, axis, quant_min, quant_max, dtype);
   const auto steps = scales.to(at::kFloat).contiguous(), shifts = zero_points.to(at::kLong).contiguous();
-  TORCH_CHECK(
-      at::logical_and(steps > 0, at::isfinite(steps)).all().item<bool>(),
-      "scales must be finite and above 0, got ", scales);
   const auto rows = x.to(at::kFloat).transpose(0, axis).contiguous();
   auto codes = at::empty(rows.sizes(), rows.options().dtype(dtype));
   const int64_t channels = steps.numel(), count = channels ? rows.numel() / channels : 0;
@@ -135,24 +177,29 @@ at::Tensor dequantizePerChannel(
     const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
   axis += axis < 0 ? q.dim() : 0;
   checkChannels(q, scales, zero_points, axis);
-  const auto steps = q.to(at::kInt) - spread(zero_points.to(at::kInt).reshape(scales.sizes()), q, axis);
-  return steps.to(at::kFloat) * spread(scales.to(at::kFloat), q, axis);
+  const auto zeros = zero_points.to(q.device(), at::kInt).reshape(scales.sizes());
+  const auto steps = q.to(at::kInt) - spread(zeros, q, axis);
+  return steps.to(at::kFloat) * spread(scales.to(q.device(), at::kFloat), q, axis);
 }
 
 const RegisterOp quantize_op{
     "quantize(Tensor x, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) -> "
     "Tensor",
-    "Float to integers, one scale and zero point for the tensor.", onCpu(quantize)};
+    "Float to integers, one scale and zero point for the tensor.", onCpu(quantize),
+    onAnyDevice(quantizeByOperators)};
 const RegisterOp dequantize_op{
     "dequantize(Tensor q, float scale, int zero_point) -> Tensor",
-    "Integers to float, one scale and zero point for the tensor.", onCpu(dequantize)};
+    "Integers to float, one scale and zero point for the tensor.", onCpu(dequantize),
+    onAnyDevice(dequantizeByOperators)};
 const RegisterOp quantize_per_channel_op{
     "quantize_per_channel(Tensor x, Tensor scales, Tensor zero_points, int axis, int quant_min, "
     "int quant_max, ScalarType dtype) -> Tensor",
-    "Float to integers, a scale and zero point for each channel or group.", onCpu(quantizePerChannel)};
+    "Float to integers, a scale and zero point for each channel or group.", onCpu(quantizePerChannel),
+    onAnyDevice(quantizePerChannelByOperators)};
 const RegisterOp dequantize_per_channel_op{
     "dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor",
-    "Integers to float, a scale and zero point for each channel or group.", onCpu(dequantizePerChannel)};
+    "Integers to float, a scale and zero point for each channel or group.",
+    onAnyDevice(dequantizePerChannel)};
 
 } // namespace
 } // namespace jit_passes

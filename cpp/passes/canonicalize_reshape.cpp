@@ -12,6 +12,11 @@
 //   %y = aten::linear(%x, ...)
 //   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
 //
+// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either side
+// has as many elements then, whatever the graph knows of them.
+//
+//   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32 features   ->   aten::flatten(%x, 2, -1)
+//
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
 // tensors: these stay in their types.
 #include "core/graph.h"
@@ -68,6 +73,26 @@ std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const s
              : std::nullopt;
 }
 
+// Axes that come to the features of a linear layer that reads the result, behind one axis of unknown size.
+std::optional<NamedAxes> joinedFeatures(
+    const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t axis, int64_t rank) {
+  const auto features =
+      sizes.back().isNumber() ? std::optional(sizes.back().number) : shapes.featuresRead(node->output());
+  if (axis + 1 != int64_t(sizes.size()) || rank <= axis + 1 || features.value_or(0) <= 0) {
+    return std::nullopt;
+  }
+  const Extent left = shapes.ofAxis(node->input(0), axis - 1);
+  if (sizes[axis - 1].isNumber() && left.isNumber() && sizes[axis - 1].number >= 0) {
+    return std::nullopt; // two numbers that differ, which is an error
+  }
+  int64_t product = 1;
+  for (int64_t i = axis; i < rank; ++i) {
+    const Extent size = shapes.ofAxis(node->input(0), i);
+    product *= size.isNumber() ? size.number : 0;
+  }
+  return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
+}
+
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
       shapes.isWritten(node->input(0))) {
@@ -107,7 +132,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
       std::count(parts.begin(), parts.end(), 0) == 0) {
     return NamedAxes{node, {{aten::unflatten, front, parts}}};
   }
-  return std::nullopt;
+  return joinedFeatures(shapes, node, *sizes, front + 1, axes);
 }
 
 // Returns whether its type did not know.

@@ -1,4 +1,6 @@
 // PyTorch's own cleaning, under names that pipelines can use.
+#include <torch/csrc/jit/passes/lower_tuples.h>
+
 #include "core/alias.h"
 #include "core/module.h"
 #include "core/registry.h"
@@ -6,16 +8,24 @@
 namespace jit_passes {
 namespace {
 
-bool propagateConstants(PassContext& context) {
-  auto graph = context.graph();
-  return torch::jit::ConstantPropagation(graph);
-}
-
 // A loop that runs a known number of times becomes that many copies of its body: other passes see the
 // operators and their operands.
 bool unrollLoops(PassContext& context) {
   auto graph = context.graph();
   return torch::jit::UnrollConstantLoops(graph);
+}
+
+// Traced models return tuples from modules, and take them apart where they call these.
+bool resolveTuples(PassContext& context) {
+  const auto tuples = [&] {
+    return nodesWhere(*context.graph(), [](const Node* node) { return node->kind() == prim::TupleConstruct; })
+        .size();
+  };
+  const size_t before = tuples();
+  if (before > 0) {
+    torch::jit::LowerSimpleTuples(context.graph());
+  }
+  return before > 0 && tuples() != before;
 }
 
 bool removeDeadCode(PassContext& context) {
@@ -45,10 +55,10 @@ bool removeUnusedAttributes(PassContext& context) {
   return context.module().type()->numAttributes() != before;
 }
 
-const RegisterPass propagate_constants_pass{
-    "propagate_constants", "Compute what depends on constants alone.", propagateConstants};
 const RegisterPass unroll_loops_pass{
     "unroll_loops", "Unroll loops with a constant number of rounds.", unrollLoops};
+const RegisterPass resolve_tuples_pass{
+    "resolve_tuples", "Give whoever takes a tuple apart what the tuple is made of.", resolveTuples};
 const RegisterPass remove_dead_code_pass{
     "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
 const RegisterPass remove_unused_attributes_pass{

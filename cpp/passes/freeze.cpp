@@ -76,7 +76,7 @@ class Freezer {
     do {
       inlineCalls(*graph_);
       inlineForks(*graph_);
-    } while (bindModules());
+    } while (expandPicks(*graph_) || bindModules());
     nameModules(*graph_, module_);
     return allModulesBound();
   }

@@ -16,6 +16,9 @@ struct Attribute {
   }
 };
 
+// Calls of modules that an index picks as the model runs become branches. Returns whether there were some.
+bool expandPicks(Graph& graph);
+
 struct MethodState {
   std::shared_ptr<Graph> graph;          // inlined
   std::map<Attribute, std::string> used; // read or assigned, modules too, each with a path

@@ -66,8 +66,8 @@ bool isAnotherOperator(const Node* node) {
 // Whether the result has memory of its own, not by what PyTorch declares: some operators give back their operand.
 bool isFresh(const Node* node) {
   static const auto kinds = symbols(
-      {"aten::_convolution", "aten::layer_norm", "aten::group_norm", "aten::cat", "aten::matmul",
-       "aten::max_pool2d", "aten::avg_pool2d"});
+      {"aten::_convolution", "aten::layer_norm", "aten::rms_norm", "aten::group_norm", "aten::cat",
+       "aten::matmul", "aten::max_pool2d", "aten::avg_pool2d"});
   return node->outputs().size() == 1 && (weightedOperator(node) || isElementwise(node) ||
                                          isNormalization(node->kind()) || kinds.count(node->kind()) > 0);
 }

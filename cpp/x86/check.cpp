@@ -116,6 +116,7 @@ class Checker {
       case Kind::MatrixProduct:
         return require(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
       case Kind::LayerNorm:
+      case Kind::RmsNorm:
       case Kind::GroupNorm: return checkNorm(op);
       case Kind::Constant:
         return require(

@@ -40,11 +40,12 @@ struct ToCodes {
 //   factor = float(1 / sqrt((sum of d^2) / n + eps)), in double but for the sums
 //   y = fma(d factor, weight[c], bias[c])
 //
-// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it in `to`, or both.
-// Items: rows.
+// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it in `to`, or both. Where
+// rows are not `centred`, d = x: the norm by the root of the mean square. Items: rows.
 struct LayerNormFloats {
   const float *weight, *bias;
   double eps;
+  bool centred = true;
   ToCodes codes = {};
   Form form = bestForm();
   int64_t items(const Image& in) const { return in.rows(); }
@@ -76,11 +77,27 @@ struct AverageFloats {
 //   Scale           x * first
 //   Clip            min(max(x, first), second), and a NaN as it is
 //   Gelu, GeluTanh  x * P(x), the normal distribution's or PyTorch's approximation of it by tanh
+//   Sigmoid, Tanh   1 / (1 + e) and (1 - e) / (1 + e), with e = exp(-|x|) or exp(-2 |x|), for x that is not below 0
+//   Silu            x * Sigmoid(x)
+//   HardSigmoid     min(max(x + 3, 0), 6) / 6
+//   HardSwish       x * min(max(x + 3, 0), 6) / 6
 //
 // P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
 struct FloatFunction {
-  enum Which : int64_t { None, Scale, Clip, Gelu, GeluTanh, kCount };
-  static constexpr int64_t kNumbers[kCount] = {0, 1, 2, 0, 0};
+  enum Which : int64_t {
+    None,
+    Scale,
+    Clip,
+    Gelu,
+    GeluTanh,
+    Sigmoid,
+    Silu,
+    Tanh,
+    HardSigmoid,
+    HardSwish,
+    kCount
+  };
+  static constexpr int64_t kNumbers[kCount] = {0, 1, 2};
 
   Which which = None;
   float first = 0, second = 0;

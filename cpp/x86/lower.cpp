@@ -98,6 +98,7 @@ class Lowering : public Dynamics {
       case Kind::MatrixProduct: return lowerProduct(index);
       case Kind::Softmax: return lowerRows(Does::Softmax, index);
       case Kind::GroupNorm: return emit(Does::NormalizeGroups, index, wantAll(op), kAffineAxis);
+      case Kind::RmsNorm:
       case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
       default: return lowerMove(index);
     }
@@ -307,6 +308,7 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::Shuffle:
     case Kind::Softmax: return axisOf(op.attributes[0], rank);
     case Kind::LayerNorm:
+    case Kind::RmsNorm:
     case Kind::MatrixProduct: return rank - 1;
     default: return std::nullopt;
   }

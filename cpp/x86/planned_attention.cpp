@@ -31,19 +31,25 @@ std::vector<at::Tensor> normTensors(const Reader& reader, const Node* node, int6
     refuseUnless(at::isfinite(given).all().item<bool>(), "its operand '", name, "' is not finite");
     return given;
   };
-  const double eps = reader.number(node, "eps");
+  const double eps =
+      reader.has(node, "eps") ? reader.number(node, "eps") : std::numeric_limits<float>::epsilon();
   refuseUnless(eps > 0, "it adds ", eps, " to the variance, and a plan needs a number above 0");
   return {numbers("weight", 1), numbers("bias", 0), at::full({1}, eps, at::kDouble)};
 }
 
-} // namespace
-
-Planned layerNorm(const Reader& reader, Node* node) {
+Planned normOfRows(Kind kind, const Reader& reader, Node* node) {
   const auto shape = reader.operand(node, "normalized_shape").toIntVector();
   refuseUnless(
       shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
-  return {{Kind::LayerNorm, "", {}, 0, {}, normTensors(reader, node, shape[0])}, {node->input(0)}};
+  return {{kind, "", {}, 0, {}, normTensors(reader, node, shape[0])}, {node->input(0)}};
 }
+
+} // namespace
+
+Planned layerNorm(const Reader& reader, Node* node) { return normOfRows(Kind::LayerNorm, reader, node); }
+
+// PyTorch has no bias for it.
+Planned rmsNorm(const Reader& reader, Node* node) { return normOfRows(Kind::RmsNorm, reader, node); }
 
 Planned groupNorm(const Reader& reader, Node* node) {
   refuseUnless(reader.has(node, "weight"), "it has no weight, by which its channels are known");

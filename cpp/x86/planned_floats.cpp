@@ -60,6 +60,16 @@ Planned gelu(const Reader& reader, Node* node) {
   return function(node, form == "none" ? FloatFunction::Gelu : FloatFunction::GeluTanh);
 }
 
+Planned namedFunction(const Reader&, Node* node) {
+  static const std::unordered_map<c10::Symbol, FloatFunction::Which> known{
+      {c10::aten::sigmoid, FloatFunction::Sigmoid},
+      {c10::aten::silu, FloatFunction::Silu},
+      {c10::aten::tanh, FloatFunction::Tanh},
+      {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
+      {c10::aten::hardswish, FloatFunction::HardSwish}};
+  return function(node, known.at(node->kind()));
+}
+
 Planned quotient(const Reader& reader, Node* node) {
   const auto number = numberOf(reader, node->input(1));
   refuseUnless(number.has_value() && node->inputs().size() == 2, "it divides by what is no number");

@@ -9,6 +9,8 @@ namespace jit_passes::x86 {
 Planned withChoice(const Reader& reader, const Node* node, Planned planned);
 
 Planned gelu(const Reader& reader, Node* node);
+// Functions without options.
+Planned namedFunction(const Reader& reader, Node* node);
 // By a number.
 Planned quotient(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);

@@ -131,7 +131,8 @@ Part floatsAndCodes(
 Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
   const LayerNormFloats kernel{
       op.tensors[NormTensors::Weight].const_data_ptr<float>(),
-      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>()};
+      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>(),
+      op.kind == Kind::LayerNorm};
   return floatsAndCodes(kernel, from, floats, codes, op.tensors);
 }
 

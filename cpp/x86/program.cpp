@@ -40,6 +40,7 @@ constexpr Signature kSignatures[] = {
     {"matrix_product", 2, 2, 1, 1, 0, 0},
     {"softmax", 1, 1, 1, 2, 0, 0},
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
+    {"rms_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
     {"group_norm", 1, 1, 1, 1, NormTensors::Count, NormTensors::Count},
     {"constant", 0, 0, 0, 0, 1, 1},
 };

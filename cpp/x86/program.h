@@ -59,6 +59,7 @@ enum class Kind {
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis, and 1 where minus infinities alone give zeros
   LayerNorm, // over the last axis, see NormTensors
+  RmsNorm,   // the same in float32, of which the mean is not subtracted
   GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
   Constant,  // its elements are tensors[0]
 };

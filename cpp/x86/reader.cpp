@@ -2,6 +2,7 @@
 
 #include "core/operators.h"
 #include "core/places.h"
+#include "core/shapes.h"
 #include "passes/dialect.h"
 
 namespace jit_passes::x86 {
@@ -224,7 +225,7 @@ bool isReadInParts(const Reader& reader, const Node* node) {
 bool isIdentity(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
-  return kinds.count(node->kind()) > 0;
+  return kinds.count(node->kind()) > 0 || isToFloat(node);
 }
 
 bool isSilent(const Node* node) {

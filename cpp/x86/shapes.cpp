@@ -65,6 +65,7 @@ class Inference {
       case Kind::Affine: return affine();
       case Kind::MatrixProduct: return matrixProduct();
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
+      case Kind::RmsNorm:
       case Kind::LayerNorm: return normalized(int64_t(first().size()) - 1);
       case Kind::GroupNorm: return normalized(kAffineAxis);
       case Kind::Constant: return op_.tensors[0].sizes().vec();

@@ -13,6 +13,7 @@ Types typesOf(Kind kind) {
     case Kind::Multiply: return Types::Mixed;
     case Kind::DynamicLinear:
     case Kind::DynamicConvolution:
+    case Kind::RmsNorm:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
     case Kind::AdaptiveAverage:

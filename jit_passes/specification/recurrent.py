@@ -7,8 +7,9 @@ import torch
 from ..graph.view import NodeView, ValueView
 
 GATED = ("aten::lstm", "aten::gru")
+PLAIN = ("aten::rnn_tanh", "aten::rnn_relu")
 CELLS = ("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")
-RECURRENT = (*GATED, "aten::rnn_tanh", "aten::rnn_relu", *CELLS)
+RECURRENT = (*GATED, *PLAIN, *CELLS)
 _INPUT = 0
 
 

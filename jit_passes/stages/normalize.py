@@ -19,6 +19,7 @@ _STRAIGHT = ("resolve_lists", "unroll_loops", "propagate_constants")
 CANONICAL_FORM = (
     "avoid_fast_path",
     "resolve_none_checks",
+    "resolve_tuples",
     "propagate_constants",
     *_STRAIGHT,
     *_STRAIGHT,
@@ -28,6 +29,7 @@ CANONICAL_FORM = (
     "canonicalize_convolution",
     "remove_rank_checks",
     "canonicalize_padding",
+    "canonicalize_einsum",
     "canonicalize_linear",
     "canonicalize_clamp",
     "canonicalize_view",

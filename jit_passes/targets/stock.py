@@ -90,6 +90,7 @@ class Stock(Target):
             (
                 "fold_constant_lists",
                 "lower_recurrent",
+                "expand_recurrent",
                 "merge_conv_bias",
                 "pool_constants",
                 "sink_dequantize",

@@ -13,7 +13,7 @@ from ..graph.view import NodeView
 from ..quantizers.capability import Capability
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
-from ..specification.recurrent import CELLS, GATED, matrices_of
+from ..specification.recurrent import CELLS, GATED, PLAIN, matrices_of
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
 
@@ -182,6 +182,15 @@ def no_projection(node: NodeView) -> str | None:
     return None
 
 
+def _plain_layer(node: NodeView) -> str | None:
+    """Refuse layers that cannot be written as a loop of linears."""
+    if node.overload != "input":
+        return "it reads a packed sequence, for which there is no loop of linears"
+    if node.operand("train").constant is not False:
+        return "it may be in training mode"
+    return no_projection(node)
+
+
 def lookups() -> tuple[OperatorSupport, ...]:
     """Return the rows of embeddings."""
     alone: dict[str, Any] = {"weights_alone": WEIGHTS_ALONE, "modes": ("weight_only",)}
@@ -189,9 +198,10 @@ def lookups() -> tuple[OperatorSupport, ...]:
 
 
 def recurrent() -> tuple[OperatorSupport, ...]:
-    """Return the rows of recurrent layers, which have kernels, and of cells, which are expanded."""
+    """Return the rows of recurrent layers: gated ones have kernels, others are expanded."""
     row = OperatorSupport("", Role.RECURRENT, ranks=(2, 3), modes=("dynamic",))
-    layers = (replace(row, kind=kind, check=no_projection) for kind in GATED)
+    checks = dict.fromkeys(GATED, no_projection) | dict.fromkeys(PLAIN, _plain_layer)
+    layers = (replace(row, kind=kind, check=check) for kind, check in checks.items())
     return (*layers, *(replace(row, kind=kind) for kind in CELLS))
 
 

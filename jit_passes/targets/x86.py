@@ -32,9 +32,14 @@ from .target import RefusedOperator, Target
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
+FUNCTIONS = tuple(
+    f"aten::{name}" for name in ("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish")
+)  # of float32
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
+NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 MOST_AXES = 5  # of a tensor
+FLOAT32 = 6  # as graphs have it
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
@@ -151,7 +156,12 @@ def _layer_norm(node: NodeView) -> str | None:
     shape, eps = node.operand("normalized_shape").constant, node.operand("eps").constant
     if len(shape) != 1:
         return "it goes over more than the last axis"
-    return None if eps > 0 else "it adds no number above 0 to the variance"
+    return None if eps is None or eps > 0 else "it adds no number above 0 to the variance"
+
+
+def _to_float(node: NodeView) -> str | None:
+    dtype = node.inputs[1].constant if node.overload == "dtype" else None
+    return None if dtype == FLOAT32 else "it gives another dtype than float32, or another device"
 
 
 def _integer_layer_norm(node: NodeView) -> str | None:
@@ -261,13 +271,14 @@ def _capability(integer_layer_norm: bool) -> Capability:
     pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
     floats = {
         **moves,
-        "aten::layer_norm": _layer_norm,
+        **dict.fromkeys(NORMS, _layer_norm),
         "aten::mean": _mean,
         **dict.fromkeys(pools, _options),
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _by_number,
+        "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
-        **dict.fromkeys(("aten::gelu", *CLIPS), _options),
+        **dict.fromkeys((*FUNCTIONS, *CLIPS), _options),
         **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
     }
     of_codes = (
@@ -287,8 +298,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
             **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
         },
         floats=floats,
-        begins=frozenset({"aten::layer_norm", *SOFTMAX}),
-        forms=("expand_attention",),
+        begins=frozenset({*NORMS, *SOFTMAX}),
+        forms=("expand_attention", "gather_rms_norm"),
         dynamic=dynamic,
         dynamic_regions=True,
     )
@@ -348,6 +359,7 @@ class X86(Target):
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
             "lower_recurrent",
+            "expand_recurrent",
             "replicate_dequantize",
             expand_cells(),
             CompileRegions(self),

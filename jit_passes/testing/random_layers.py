@@ -264,3 +264,33 @@ def attention(w: Writer) -> None:
     members = [f"self.{n} = nn.Linear({size}, {size})" for n in (query, key)]
     scores = f"torch.softmax(self.{query}({x}) @ self.{key}({x}).transpose(1, 2) / 2, -1)"
     w.add(f"{y} = {scores} @ {x}", members)
+
+
+def fused_attention(w: Writer) -> None:
+    x = w.pick((3, 4))
+    masked = w.rng.choice(("", ", is_causal=True", ", scale=0.5"))
+    w.add(f"{w.new()} = F.scaled_dot_product_attention({x}, {x}, {x}{masked})")
+
+
+def embedding(w: Writer) -> None:
+    """Rows of a table for each place, added."""
+    x = w.pick((2, 3, 4))
+    member, size = w.new("table"), w.shape(x)[-1]
+    ids = f"torch.arange({x}.size(-2)) % 4"
+    w.add(
+        f"{w.new()} = {x} + self.{member}({ids})", [f"self.{member} = nn.Embedding(4, {size})"]
+    )  # fmt: skip
+
+
+def recurrent(w: Writer) -> None:
+    """A recurrent layer, or a cell in a loop."""
+    x, y = w.pick((3,)), w.new()
+    kind, member = w.rng.choice(("LSTM", "GRU", "RNN")), w.new("layer")
+    inner, out = w.shape(x)[-1], w.rng.randint(1, 4)
+    if w.rng.random() < 0.3 and kind != "LSTM":
+        state = f"torch.zeros({x}.size(1), {out}, dtype={x}.dtype)"
+        lines = f"{y} = {state}\nfor i in range({x}.size(0)):\n    {y} = self.{member}({x}[i], {y})"
+        w.add(lines, [f"self.{member} = nn.{kind}Cell({inner}, {out})"])
+        return
+    options = w.rng.choice(("", ", batch_first=True", ", bidirectional=True", ", bias=False"))
+    w.add(f"{y} = self.{member}({x})[0]", [f"self.{member} = nn.{kind}({inner}, {out}{options})"])

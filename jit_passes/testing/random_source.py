@@ -55,7 +55,9 @@ _STATEMENTS: dict[Callable[[Writer], None], int] = {
     layers.pool: 4, statements.resize: 3, statements.unpack: 3, statements.lists: 3,
     statements.sizes: 2, statements.branch: 5, statements.loop: 5, layers.layers: 3,
     layers.attention: 1, statements.state: 3, statements.optional: 2, layers.concatenation: 2,
-    layers.many_groups: 2, layers.layer_scale: 3,
+    layers.many_groups: 2, layers.layer_scale: 3, statements.dictionary: 3,
+    statements.write_in_block: 4, statements.list_of_views: 3, statements.swap: 2,
+    layers.fused_attention: 1, layers.embedding: 2, layers.recurrent: 2,
 }  # fmt: skip
 
 

@@ -205,3 +205,55 @@ def optional(w: Writer) -> None:
     name = "extra" if given else "missing"
     lines = f"{y} = {x}\nif {name} is not None:\n    {y} = {x} * {name}.mean()"
     w.add(lines)
+
+
+def dictionary(w: Writer) -> None:
+    """Values by name, which are replaced, taken out and gone through."""
+    x = w.pick((2, 3, 4, 5))
+    parts, y = w.new("parts"), w.new()
+    ending = w.rng.choice(
+        (f"{parts}['c'] = {w.same(x)}\n{y} = {parts}['a'] + {parts}['c']",
+         f"{y} = {x} * 0\nfor key in {parts}.keys():\n    {y} = {y} + {parts}[key]",
+         f"{parts}['b'] = {parts}.pop('a')\n{y} = {parts}['b'] * 0.5",
+         f"{parts}.update({{'a': {parts}['b']}})\n{y} = torch.cat(list({parts}.values()), 1)",
+         f"if 'c' in {parts}:\n    {y} = {parts}['c']\nelse:\n    {y} = {parts}['b']")
+    )  # fmt: skip
+    w.add(f"{parts} = {{'a': {x}, 'b': {w.same(x)}}}\n{ending}")
+
+
+def write_in_block(w: Writer) -> None:
+    """Writes to parts of a fresh value, in a loop or a branch."""
+    x, y = w.pick((2, 3, 4, 5)), w.new()
+    c, i = w.fill("{c}", x), w.fill("{i}", x)
+    line = w.rng.choice(
+        (f"{y}[i].mul_({c})", f"{y}[i, 0] += 1.0", f"{y}.select(0, i).relu_()",
+         f"{y}[i:].add_({c})", f"{y}[i] = {y}[0].clone() * {c}", f"{y}.add_(i)")
+    )  # fmt: skip
+    block = w.rng.choice(
+        (f"for i in range({y}.size(0)):\n    {line}",
+         f"for i in range({y}.size(0)):\n    if i > 0:\n        {line}",
+         f"if float({x}.sum()) > 0.0:\n    {y}[0] = {c}\nelse:\n    {y}.relu_()",
+         f"if {x}.size(0) > {i}:\n    {y}[..., 0].mul_({c})")
+    )  # fmt: skip
+    w.add(f"{y} = {x} * 2\n{block}", writes=True)
+
+
+def list_of_views(w: Writer) -> None:
+    """Views in a list, which are written to, moved and joined."""
+    x, y = w.pick((2, 3, 4, 5)), w.new()
+    parts, z = w.new("parts"), w.new()
+    change = w.rng.choice(
+        (f"{parts}[0].mul_({w.fill('{c}', x)})", f"{y}[0].relu_()", f"{parts}[1] += 1.0",
+         f"{parts}.insert(0, {parts}.pop())", f"{parts}.extend([{y}[0]])", f"{parts}.reverse()",
+         f"{parts}[0] = {parts}[1] * 2\n{parts}[1].add_(1)")
+    )  # fmt: skip
+    lines = f"{y} = {x} * 2\n{parts} = [{y}[0], {y}[-1]]\n{change}\n{z} = torch.stack({parts})"
+    w.add(lines, writes=True)
+
+
+def swap(w: Writer) -> None:
+    """Names that change places, in a loop or once."""
+    x, a, b = w.pick(), w.new(), w.new()
+    line = f"{a}, {b} = {b}, {a}"
+    looped = f"for i in range({w.rng.randint(0, 3)}):\n    {line}"
+    w.add(f"{a}, {b} = {x}, {w.same(x)}\n{w.rng.choice((line, looped))}")

@@ -219,8 +219,10 @@ JIT_PASSES_FACE void jit_passes_x86_add_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
     const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
-    double eps, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain, int64_t part) {
-  const LayerNormFloats norm{weight, bias, eps, {inverse_scale, zero_point, low, high}, formOf(plain)};
+    double eps, bool centred, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain,
+    int64_t part) {
+  const LayerNormFloats norm{weight,       bias, eps, centred, {inverse_scale, zero_point, low, high},
+                             formOf(plain)};
   inParts(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }

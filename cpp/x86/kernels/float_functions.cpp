@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "exponential.h"
 #include "plain.h"
 #include "vnni.h"
 #include "x86/floats.h"
@@ -20,6 +21,54 @@ JIT_PASSES_VECTORIZED void clipFloats(const float* in, float low, float high, fl
   for (int64_t i = 0; i < count; ++i) {
     const float above = in[i] < low ? low : in[i];
     out[i] = above > high ? high : above;
+  }
+}
+
+// Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may join are joined here.
+inline __attribute__((always_inline)) float sigmoidOf(float x) {
+  const auto [value, power] = exponentialOf(-__builtin_fabsf(x));
+  return (x < 0 ? value * power : 1) / __builtin_fmaf(value, power, 1);
+}
+
+inline __attribute__((always_inline)) float tanhOf(float x) {
+  const auto [value, power] = exponentialOf(-2 * __builtin_fabsf(x));
+  const float y = __builtin_fmaf(-value, power, 1) / __builtin_fmaf(value, power, 1);
+  return x < 0 ? -y : y;
+}
+
+// From 0 to 6 between -3 and 3; a NaN stays.
+inline __attribute__((always_inline)) float rampOf(float x) {
+  const float moved = x + 3, above = moved < 0 ? 0 : moved;
+  return above > 6 ? 6 : above;
+}
+
+JIT_PASSES_VECTORIZED void sigmoids(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = sigmoidOf(in[i]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void silus(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] * sigmoidOf(in[i]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void tanhs(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = tanhOf(in[i]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void ramps(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = rampOf(in[i]) / 6;
+  }
+}
+
+JIT_PASSES_VECTORIZED void hardswishes(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] * rampOf(in[i]) / 6;
   }
 }
 
@@ -123,6 +172,11 @@ void FloatFunction::run(const float* in, float* out, int64_t count) const {
     case Clip: return clipFloats(in, first, second, out, count);
     case Gelu: return gelu(in, normalTail(), out, count);
     case GeluTanh: return gelu(in, tanhTail(), out, count);
+    case Sigmoid: return sigmoids(in, out, count);
+    case Silu: return silus(in, out, count);
+    case Tanh: return tanhs(in, out, count);
+    case HardSigmoid: return ramps(in, out, count);
+    case HardSwish: return hardswishes(in, out, count);
     default:
       if (in != out) {
         std::copy_n(in, count, out);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "exponential.h"
 #include "plain.h"
 #include "vnni.h"
 
@@ -79,7 +80,7 @@ inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
 JIT_PASSES_VECTORIZED void normalizePlain(
     const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
   float parts[kSumParts] = {};
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; norm.centred && i < count; ++i) {
     parts[i % kSumParts] += in[i];
   }
   const float mean = sumOfParts(parts) / static_cast<float>(count);
@@ -99,31 +100,6 @@ JIT_PASSES_VECTORIZED void normalizePlain(
       codes[i] = codeOf(__builtin_fmaf(y, norm.codes.inverse_scale, norm.codes.zero_point), low, high);
     }
   }
-}
-
-// exp(d) = value * power for a number that is not above 0, where power is one of two. Sums and products that a compiler
-// may join are joined here, so that all levels of vector units round alike.
-struct Exponential {
-  float value, power;
-};
-
-constexpr float kLeast = -87, kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
-constexpr float kShift =
-    12582912; // 1.5 * 2^23: added to a small number it leaves an integer in the last bits
-// The series, of which |r| <= ln(2) / 2 needs no more.
-constexpr float kTaylor[] = {1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1, 1};
-
-inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
-  const float x = d < kLeast ? kLeast : d; // a NaN stays
-  const float shifted = __builtin_fmaf(x, kLog2E, kShift);
-  const float n = shifted - kShift;
-  const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
-  float value = kTaylor[0];
-  for (size_t i = 1; i < std::size(kTaylor); ++i) {
-    value = __builtin_fmaf(value, r, kTaylor[i]);
-  }
-  const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kShift) + 127;
-  return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
 }
 
 // What all numbers of a row are taken relative to. Relative to 0, minus infinities alone have the sum 0.
@@ -183,12 +159,12 @@ JIT_PASSES_VNNI void normalizeVnni(
     const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
   const int64_t whole = count / kSumParts * kSumParts;
   __m512 sums[4] = {};
-  for (int64_t i = 0; i < whole; i += kSumParts) {
+  for (int64_t i = 0; norm.centred && i < whole; i += kSumParts) {
     for (int j = 0; j < 4; ++j) {
       sums[j] = _mm512_add_ps(sums[j], _mm512_loadu_ps(in + i + 16 * j));
     }
   }
-  for (int j = 0; j < 4 && whole < count; ++j) {
+  for (int j = 0; norm.centred && j < 4 && whole < count; ++j) {
     const int64_t at = whole + 16 * j;
     sums[j] = _mm512_add_ps(sums[j], _mm512_maskz_loadu_ps(lanesAt(at, count), in + at));
   }

@@ -107,8 +107,8 @@ MEANT_FOR_QUANTIZED_DTYPES = {"clamp_codes", "sink_dequantize"}
 NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": (906,)}
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
-# None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers, or a
-# plain recurrent layer with a quantized input; and some passes change no graph. test_partition.py
+# None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers, or
+# a plain recurrent layer with a quantized input; and some passes change no graph. test_partition.py
 # cuts regions out of random modules.
 NEVER = {
     "original",

@@ -168,7 +168,7 @@ def test_own_and_inherited_error_against_an_oracle(seed: int) -> None:
 def test_random_modules_against_an_oracle() -> None:
     """Those that are straight lines, of modules drawn at random."""
     rows = 0
-    for drawn in random_modules(90, seed=5):
+    for drawn in random_modules(150, seed=5):
         try:
             script = drawn.compile(drawn.frontends[0], training=False, dtype=torch.float32)
             rows += check_with_oracle(script, drawn.arguments(torch.float32))

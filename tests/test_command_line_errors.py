@@ -21,6 +21,7 @@ from command_line import (  # noqa: F401  fixtures
     images,
     model_fixture,
     run_fixture,
+    run_process,
     saved,
 )
 from torch import Tensor, nn
@@ -316,6 +317,34 @@ def test_interrupt(sent: signal.Signals, code: int, model: Path, tmp_path: Path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == code and "Traceback" not in err
     assert out.read_text() == "old" and [p.name for p in out.parent.iterdir()] == ["int8.pt"]
+
+
+def test_interrupted_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
+    """Scores that were measured stay, the user is told where, and the same command goes on."""
+    scores, metric = tmp_path / "scores.jsonl", tmp_path / "metrics.py"
+    metric.write_text("import time\n\ndef slow(model):\n    time.sleep(0.5)\n    return 1.0\n")
+    arguments = (
+        "sensitivity", model, "--data", data, "--target", "reference", "--resume", scores,
+        "--metric", f"{metric}:slow", "--json",
+    )  # fmt: skip
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if scores.exists() and len(scores.read_text().splitlines()) >= 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.INTERRUPTED and out == "" and "Traceback" not in err
+    assert f"{scores} has what was measured: the same command goes on from there" in err
+    measured = len(scores.read_text().splitlines()) - 1
+    done = run_process(*arguments)
+    assert done.code == Exit.DONE, done.err
+    assert len(scores.read_text().splitlines()) - 1 == measured + done.json["evaluations"]
+    assert measured >= 2 and done.json["evaluations"] >= 1
 
 
 def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:

@@ -123,7 +123,9 @@ def check_with_oracle(script: torch.jit.ScriptModule, arguments: tuple[Tensor, .
         assert row.elements == x.numel()
         assert close(row.sqnr, decibels(x, y)), row
         assert close(row.own_sqnr, decibels(x, z)), row
-        assert row.difference == pytest.approx(float((x - y).abs().max()), rel=1e-5, abs=1e-9)
+        # Of values in float32, of which other kernels may round the last bits otherwise.
+        bits = 1e-9 + 2**-22 * float(x.abs().nan_to_num(0, 0).max()) if x.numel() else 0
+        assert row.difference == pytest.approx(float((x - y).abs().max()), rel=1e-5, abs=bits)
         if norm := float(x.norm() * y.norm()):
             assert row.cosine == pytest.approx(float((x * y).sum()) / norm, abs=1e-6)
     if isinstance(outputs[0], Tensor) and outputs[0].is_floating_point():
@@ -166,7 +168,7 @@ def test_own_and_inherited_error_against_an_oracle(seed: int) -> None:
 def test_random_modules_against_an_oracle() -> None:
     """Those that are straight lines, of modules drawn at random."""
     rows = 0
-    for drawn in random_modules(60, seed=5):
+    for drawn in random_modules(150, seed=5):
         try:
             script = drawn.compile(drawn.frontends[0], training=False, dtype=torch.float32)
             rows += check_with_oracle(script, drawn.arguments(torch.float32))

@@ -276,3 +276,17 @@ def test_messages(place: int, value: int, message: str) -> None:
     operators[1][1][2][place] = value
     with pytest.raises(RuntimeError, match=message):
         restored((lists, scales, operators))
+
+
+SIZES = [(1, 4, 10), (1, 4, 33), (2, 4, 10), (1, 4, 1, 10), (1, 4, 7, 10)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_what_one_makes_is_quantized_for_the_next(sizes: tuple[int, ...]) -> None:
+    """Channels are innermost there, and one image of one row has no more than these two axes."""
+    torch.manual_seed(0)
+    layer: Any = nn.Conv1d if len(sizes) == 3 else nn.Conv2d
+    net = nn.Sequential(Dynamic(layer(4, 8, 1)), nn.ReLU(), Dynamic(layer(8, 5, 1)))
+    x = torch.randn(sizes)
+    region = traced(net, x)
+    assert sqnr(region(x), plan_of(region).run([x])[0]) > 100

@@ -5,10 +5,14 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Rows of a matrix with the same distance between all of them.
+// Whether it is rows of channels, with the same distance between all of them.
 bool isUniform(const Memory& memory) {
+  const int64_t last = int64_t(memory.sizes.size()) - 1;
+  if (memory.axis >= 0 && memory.axis != last) {
+    return false;
+  }
   int64_t stride = -1;
-  for (int64_t axis = int64_t(memory.sizes.size()) - 2; axis >= 0; --axis) {
+  for (int64_t axis = last - 1; axis >= 0; --axis) {
     if (stride >= 0 && memory.sizes[axis] != 1 && memory.strides[axis] != stride) {
       return false;
     }

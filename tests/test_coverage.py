@@ -74,7 +74,7 @@ STATES, NOTHING = "its states have no ranges ahead", "nothing is said of its wei
 FLOATS: list[tuple[nn.Module, set[str], str]] = [
     (Recurrent("LSTM"), {"lstm"}, STATES),
     (Recurrent("GRU"), {"gru"}, STATES),
-    (Recurrent("RNN"), {"rnn_tanh"}, NO_FORM),
+    (Recurrent("RNN"), {"rnn_tanh"}, STATES),
     (Attention(), {"scaled_dot_product_attention"}, NO_FORM),
     (Embedded(bag=False), {"embedding"}, NOTHING),
     (Embedded(bag=True), {"embedding_bag"}, NOTHING),

@@ -108,14 +108,16 @@ NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": 
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers,
-# products by einsum, or a plain recurrent layer with a quantized input; and some passes change no
-# graph. test_partition.py cuts regions out of random modules.
+# products by einsum, a norm by the root of the mean square, or a plain recurrent layer with a
+# quantized input; and some passes change no graph. test_partition.py cuts regions out of random
+# modules.
 NEVER = {
     "original",
     "avoid_fast_path",
     "canonicalize_einsum",
     "clamp_codes",
     "expand_recurrent",
+    "gather_rms_norm",
     "lower_weights",
     "outline_regions",
     "remark_float",

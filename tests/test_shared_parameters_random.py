@@ -205,7 +205,11 @@ def test_random_annotations_of_random_modules() -> None:
             assert torch.allclose(one.float(), other.float(), 1e-4, 1e-5), drawn.name
         jit_passes.calibrate(prepared, [drawn.arguments(torch.float32)])
         converted = jit_passes.convert(prepared)
-        for value in tensors(converted(*drawn.arguments(torch.float32))):
-            assert value.isfinite().all()
+        try:
+            results = tensors(converted(*drawn.arguments(torch.float32)))
+        except RuntimeError as error:  # scripts do not know dtypes, nor does this quantizer
+            assert "only floating-point tensors are quantized" in str(error)
+            continue
+        assert all(value.isfinite().all() for value in results)
         compared += 1
     assert compared > 30

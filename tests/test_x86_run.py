@@ -131,6 +131,20 @@ def test_fewer_threads_on_a_busy_machine() -> None:
     assert [crowd.threads(2, now) for now in (1000, 1019.9, 1020)] == [1, 1, 2]
 
 
+def test_a_thread_that_was_asleep_is_not_left_out() -> None:
+    """The first of a few calls finds it so, again and again."""
+    crowd = Crowd()
+    for now in range(0, 1000, 60):
+        crowd.finished(0, True, now + 3, begun=now)
+        assert crowd.threads(2, now + 3) == 2
+        crowd.finished(0, False, now + 4, begun=now + 3)
+    crowd.finished(0, True, 1005, begun=1000)
+    crowd.finished(0, True, 1010, begun=1006)
+    assert crowd.threads(2, 1010) == 2
+    crowd.finished(0, True, 1015, begun=1011)
+    assert crowd.threads(2, 1015) == 1
+
+
 def test_threads_are_left_out_one_by_one() -> None:
     crowd = Crowd()
     crowd.finished(0, True, 0)

@@ -159,8 +159,9 @@ class Crowd:
     def threads(self, most: int, now: float) -> object:
         return call("crowd_threads", self._crowd, most, int(now * 1e6))
 
-    def finished(self, left_out: int, was_late: bool, now: float) -> None:
-        call("crowd_finished", self._crowd, left_out, was_late, int(now * 1e6))
+    def finished(self, left_out: int, was_late: bool, now: float, begun: float = -1e3) -> None:
+        """Tell of a call; without `begun` it came right behind the one before."""
+        call("crowd_finished", self._crowd, left_out, was_late, int(begun * 1e6), int(now * 1e6))
 
 
 class Convolution:

@@ -248,7 +248,7 @@ void execute(
   const int64_t now = nanosecondsNow();
   progress.waited(now - done);
   // A call that is much longer than what it lost would lose more without the thread.
-  crowd.finished(most - threads, progress.lost() > (now - begun) / 4, now);
+  crowd.finished(most - threads, progress.lost() > (now - begun) / 4, begun, now);
 }
 
 } // namespace jit_passes::x86

@@ -298,6 +298,6 @@ JIT_PASSES_FACE int32_t jit_passes_x86_crowd_threads(const Crowd* crowd, int32_t
 }
 
 JIT_PASSES_FACE void jit_passes_x86_crowd_finished(
-    Crowd* crowd, int32_t left_out, bool was_late, int64_t now) {
-  crowd->finished(left_out, was_late, now);
+    Crowd* crowd, int32_t left_out, bool was_late, int64_t begun, int64_t now) {
+  crowd->finished(left_out, was_late, begun, now);
 }

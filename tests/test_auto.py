@@ -69,7 +69,7 @@ def test_a_convolutional_net_is_static(target: str) -> None:
 
 
 def test_without_data() -> None:
-    """What needs none is quantized, and a warning names the rest; where nothing does, an error."""
+    """Operators that need none are quantized, a warning names the rest; for none, an error."""
     model = script(seeded(Net))
     with pytest.warns(JitPassesWarning, match=r"2 operators stay in float without data, 'conv:"):
         lowered = jit_passes.quantize_script(model, target="stock")

@@ -154,7 +154,7 @@ def test_their_calls(page: str) -> None:
 
 
 def dotted(name: ast.expr, names: dict[str, Any]) -> Any:
-    """What `a.b.c` stands for; None where it begins with a value of the reader's own."""
+    """Return the object `a.b.c`; None where it begins with a value of the reader's own."""
     first = name
     while isinstance(first, ast.Attribute):
         first = first.value

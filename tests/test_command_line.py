@@ -74,7 +74,7 @@ def test_mode(run: Run, model: Path, tmp_path: Path) -> None:
 
 
 def test_without_data(run: Run, model: Path, tmp_path: Path) -> None:
-    """What needs none is quantized, and a warning says what stays in float."""
+    """Operators that need none are quantized, and a warning says which stay in float."""
     output = tmp_path / "int8.pt"
     done = run("quantize", model, "--target", "stock", "--smooth", "none", "-o", output, "--json")
     assert done.code == 0 and "stay in float without data" in done.err

@@ -190,7 +190,7 @@ def test_a_file_loads_with_torch_alone(tmp_path: Path) -> None:
 
 
 class Step(NamedTuple):
-    """What a method returns, a class of the model's own code."""
+    """The result of a method, a class of the model's own code."""
 
     logits: Tensor
     state: Tensor

@@ -108,7 +108,7 @@ def lstm_by_hand(rnn: nn.LSTM, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_kernel_by_hand(layers: int, per_channel: bool) -> None:
-    """What the kernel quantizes beyond the reference: inputs of later layers, and states."""
+    """The kernel quantizes more than the reference: inputs of later layers, and states."""
     model = layer_of("LSTM", {"num_layers": layers})
     config = {"version": 1, "global": {"weight": {"channelwise": per_channel}}}
     x = torch.randn(9, 4, INPUT)

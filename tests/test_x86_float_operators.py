@@ -172,7 +172,7 @@ def test_states() -> None:
 
 
 def test_sums_in_front_of_softmax() -> None:
-    """What hides scores is no number of a grid: with -10,000 on it, scores would have no digits."""
+    """A mask that hides scores has no grid: with -10,000 on it, scores would have no digits."""
 
     class Hides(nn.Module):
         def __init__(self) -> None:

@@ -50,7 +50,7 @@ def test_formula(shape: tuple[int, ...], dtype: torch.dtype, how: str) -> None:
 
 
 class Shares(nn.Module):
-    """What each key has of a query, on integers but for the mask."""
+    """The share of each key in a query, on integers but for the mask."""
 
     def __init__(self) -> None:
         super().__init__()

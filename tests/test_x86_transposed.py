@@ -211,7 +211,7 @@ def state_of(plan: Any) -> Any:
 
 
 def test_weights_are_held_once_and_come_back() -> None:
-    """What was packed is unpacked into the state: also where some taps are no pixel's."""
+    """Packed weights are unpacked into the state: also where some taps are no pixel's."""
     torch.manual_seed(0)
     for layer, shape in (
         (nn.ConvTranspose2d(9, 6, (5, 4), (2, 3), (1, 2), dilation=(1, 3), groups=3), (2, 9, 6, 5)),

@@ -80,7 +80,7 @@ class Memory:
 class Image:
     """Codes [images, depth, height, width, channels] with a border, and `gap` bytes behind a pixel.
 
-    What is not part of the image or of its border holds `GUARD`, which `check` looks for.
+    All bytes outside of the image and its border hold `GUARD`, which `check` looks for.
     """
 
     shape: tuple[int, int, int, int, int]

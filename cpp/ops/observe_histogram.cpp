@@ -38,7 +38,7 @@ void write(
   state[kOffset] = static_cast<double>(layout.offset);
 }
 
-// What all values reach, and how many fall into each bin of the layout that holds these and what was seen before.
+// The range of all values, and how many of them fall into each bin of the layout that holds these and earlier ones.
 struct Counted {
   Extremes seen;
   HistogramLayout layout;

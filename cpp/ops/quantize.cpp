@@ -34,12 +34,17 @@ JIT_PASSES_VECTORIZED void dequantizeRow(
   }
 }
 
-at::Tensor quantize(
-    const at::Tensor& x, double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max,
-    at::ScalarType dtype) {
+void checkQuantize(
+    const at::Tensor& x, double scale, int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
   checkRange(dtype, quant_min, quant_max);
   TORCH_CHECK(scale > 0 && std::isfinite(scale), "scale must be finite and above 0, got ", scale);
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+}
+
+at::Tensor quantize(
+    const at::Tensor& x, double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max,
+    at::ScalarType dtype) {
+  checkQuantize(x, scale, quant_min, quant_max, dtype);
   const auto values = x.is_non_overlapping_and_dense() ? x.to(at::kFloat) : x.to(at::kFloat).contiguous();
   auto codes = at::empty_strided(values.sizes(), values.strides(), values.options().dtype(dtype));
   dispatchCodes(dtype, [&](auto zero) {
@@ -65,9 +70,7 @@ at::Tensor clampedCodes(const at::Tensor& codes, int64_t quant_min, int64_t quan
 at::Tensor quantizeByOperators(
     const at::Tensor& x, double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max,
     at::ScalarType dtype) {
-  checkRange(dtype, quant_min, quant_max);
-  TORCH_CHECK(scale > 0 && std::isfinite(scale), "scale must be finite and above 0, got ", scale);
-  TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
+  checkQuantize(x, scale, quant_min, quant_max, dtype);
   const auto number = [&](double value) { return at::full({}, value, x.options().dtype(at::kFloat)); };
   const auto codes = codeOf<HalfEven>(
       x.to(at::kFloat), number(scale), number(static_cast<double>(zero_point)), dtype == at::kInt);

@@ -33,7 +33,7 @@ std::optional<bool> constantBool(const Value* value) {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// What attention is made of, and what the first edit would take away.
+// The operands of attention, with facts that the first edit would take away.
 struct Expansion {
   Node* node;
   double scale;
@@ -123,7 +123,7 @@ Value* insertCausalMask(const Expansion& attention) {
   return insertValue(node, symbol("aten::triu"), {full, insertConstant(node, int64_t{1})}, node);
 }
 
-// What a constant mask adds to scores.
+// The operand that a constant mask adds to scores.
 Value* insertMask(Node* node, const at::Tensor& mask) {
   return insertConstant(
       node, mask.scalar_type() == at::kBool

@@ -44,7 +44,7 @@ class PickedCall {
  private:
   bool byName() const { return index_->type()->kind() == c10::TypeKind::StringType; }
 
-  // What the module at that place or one behind it gives, in front of a node.
+  // The result of the module at that place or of one behind it, in front of a node.
   std::vector<Value*> oneOf(size_t place, Node* before) {
     auto& graph = *call_->owningGraph();
     if (place == names_.size()) {

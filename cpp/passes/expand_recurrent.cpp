@@ -70,7 +70,7 @@ std::optional<DynamicGrid> dynamicGridOf(const Value* input) {
   return DynamicGrid{choice->input(1), choice->input(2), choice->input(3), choice->input(4), codes->input(5)};
 }
 
-// What constants say of a layer.
+// The options of a layer, from its constants.
 struct PlainLayer {
   size_t params, layers;
   bool has_biases, both_ways, batch_first;
@@ -106,7 +106,7 @@ class ScanWriter {
  public:
   ScanWriter(Node* node, PlainLayer layer, DynamicGrid grid) : node_(node), layer_(layer), grid_(grid) {}
 
-  // What the layer gives: all states of the last one, and the last states of all.
+  // The results of the layer: all states of the last one, and the last states of all.
   std::pair<Value*, Value*> write() {
     Value* x = node_->input(0);
     for (size_t i = 0; i < layer_.layers; ++i) {

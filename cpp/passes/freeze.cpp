@@ -313,7 +313,7 @@ class Freezer {
     return *constant;
   }
 
-  // What the graph reads and assigns, modules too, with the first path of each.
+  // Attributes that the graph reads and assigns, modules too, with the first path of each.
   std::map<Attribute, std::string> used() {
     std::map<Attribute, std::string> result;
     forEachNodeAnywhere(*graph_, [&](Node* node) {

@@ -42,7 +42,7 @@ std::optional<std::pair<Value*, Value*>> withConstant(const Node* node) {
   return isConstant(a) ? std::pair(b, a) : std::pair(a, b);
 }
 
-// What is squared.
+// The operand that is squared.
 Value* squaredBy(const Node* node) {
   static const auto pow = symbol("aten::pow"), square = symbol("aten::square");
   const bool by_number = node->kind() == pow && constantNumber(node->input(1)) == 2.0;

@@ -27,7 +27,7 @@ std::string textOf(const Value* value) {
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
-// What is quantized as the model runs, and to how many codes.
+// Operands that are quantized as the model runs, and to how many codes.
 struct Chosen {
   Value* value;
   bool reduce_range;

@@ -265,7 +265,7 @@ class Lowering : public Dynamics {
     result_.steps = std::move(steps);
   }
 
-  // What is float32 and lies in memory as it is returned is computed right there.
+  // A float32 value that lies in memory as it is returned is computed right there.
   void placeResults() {
     std::erase_if(result_.steps, [&](const Step& step) {
       if (step.does != Does::Exit) {

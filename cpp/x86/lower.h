@@ -122,7 +122,7 @@ void placeMemory(Lowered& lowered);
 // `scratch` becomes the bytes that each thread needs besides.
 std::vector<Phase> phasesOf(const Program& program, Lowered lowered, int64_t& scratch);
 
-// What the kernels of a convolution read around an image.
+// The border that the kernels of a convolution read around an image.
 Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out);
 // Makes a border at least as wide as another.
 void widen(Border& border, const Border& by);

@@ -1,4 +1,4 @@
-// What the state of an operator of each kind is made of.
+// The parts of an operator's state, for each kind.
 #pragma once
 
 #include "program.h"

@@ -48,7 +48,7 @@ def no_groups_of(spec: AnySpec | None, weight: ValueView) -> str | None:
 
 @dataclass(frozen=True)
 class Standalone:
-    """What becomes of such operators."""
+    """The fate of such operators."""
 
     policy: Policy
     resolved: ResolvedConfiguration

@@ -15,7 +15,7 @@ DEQUANTIZE = "jit_passes::dequantize"
 CHOOSE = "jit_passes::choose_qparams"
 QUANTIZE_DYNAMIC = f"{QUANTIZE}_dynamic"
 DEQUANTIZE_DYNAMIC = f"{DEQUANTIZE}_dynamic"
-# What lies between the result of one operator and the operand of another.
+# Nodes between the result of one operator and the operand of another.
 BETWEEN = (*LISTS, QUANTIZE, DEQUANTIZE, CHOOSE, QUANTIZE_DYNAMIC, DEQUANTIZE_DYNAMIC)
 
 

@@ -18,7 +18,7 @@ RESOLUTION = 1e-3  # of a model's cost; what is cheaper is as good as free
 
 @dataclass(frozen=True)
 class Objective:
-    """What shall be small.
+    """The cost that is to be small.
 
     Attributes:
         name: `layers`, `size` or `latency`.

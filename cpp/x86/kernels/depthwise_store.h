@@ -1,4 +1,4 @@
-// What depthwise kernels for AVX-512 VNNI make of their sums: codes, or float32.
+// Depthwise kernels for AVX-512 VNNI make codes of their sums, or float32.
 #pragma once
 
 #include "plain.h"
@@ -126,7 +126,7 @@ JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& 
   }
 }
 
-// What all blocks of a result have in common, and then what each has of its own.
+// The part that all blocks of a result share, and then the part of each block.
 JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
   s.residual_step = how.residual ? how.residual->pixel : 0;
   s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);

@@ -190,7 +190,7 @@ void store(
 
 namespace {
 
-// What 32 channels of all pixels have in common; of one grid for all, times that.
+// The factors of 32 channels for all pixels; with one grid for all, times its scale.
 struct BlockScales {
   __m512i sums[2];
   __m512 scales[2], bias[2];

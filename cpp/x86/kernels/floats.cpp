@@ -102,7 +102,7 @@ JIT_PASSES_VECTORIZED void normalizePlain(
   }
 }
 
-// What all numbers of a row are taken relative to. Relative to 0, minus infinities alone have the sum 0.
+// All numbers of a row are taken relative to this. Relative to 0, minus infinities alone have the sum 0.
 float levelOf(float largest, bool hides) {
   return hides && largest == -std::numeric_limits<float>::infinity() ? 0 : largest;
 }

@@ -84,7 +84,7 @@ def check(model: Model, args: Any, trainer: str, method: str = "forward") -> flo
     return worst
 
 
-# Modules whose float versions do not train, or not twice: an error, or a gradient that is no number.
+# Modules whose float versions do not train, or not twice: an error, or a gradient that is NaN.
 FLOAT_FAILS = {
     "inplace_ChunkWrite": "autograd refuses it",
     "inplace_ListOfViews": "autograd refuses it",

@@ -4,9 +4,10 @@ Usage, from the repository root::
 
     python -m benchmarks.x86_kernels [part of a name ...]
 
-Convolutions are shown as a share of the peak of multiply-adds, measured first with registers only;
-the others in bytes read and written per second. Shapes are those of layers of known networks, and
-operands stay in the caches. Each time is the minimum over many runs.
+Microseconds of each form that the processor has. Convolutions are shown as a share of the peak of
+multiply-adds of the form's instructions too, measured first with registers only. Shapes are those
+of layers of known networks, and operands stay in the caches. Each time is the minimum over many
+runs. Loops that a compiler vectorizes take the widest registers of the processor in all forms.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from tests.test_x86_convolution import Case
-from tests.x86_kernels import Convolution, Image, Strides, call, requantize, spans
+from tests.x86_kernels import FORMS, Convolution, Form, Image, Strides, call, requantize, spans
 
 SECONDS = 0.1  # for each row
 
@@ -81,12 +82,12 @@ CONVOLUTIONS = {
 }
 
 
-def convolution(case: Case, plain: bool) -> float:
+def convolution(case: Case, form: Form) -> float:
     rng = np.random.default_rng(0)
     shape = (case.out, *case.kernel, case.channels // case.groups)
     kernel = Convolution(
         rng.integers(-128, 128, shape, dtype=np.int8), groups=case.groups, stride=case.stride,
-        pad=case.pad, zero_point=3, plain=plain,
+        pad=case.pad, zero_point=3, form=form,
     )  # fmt: skip
     out = Image((1, *case.out_size(), case.out))
     bare = Image((1, *case.size, case.channels))
@@ -98,7 +99,7 @@ def convolution(case: Case, plain: bool) -> float:
 
 
 # A name, the bytes that are read and written, the image whose number of items counts, and a run.
-Row = tuple[str, int, Image, Callable[[bool], object]]
+Row = tuple[str, int, Image, Callable[[Form], object]]
 
 
 def others() -> Iterator[Row]:
@@ -193,33 +194,43 @@ def attention(tokens: int, width: int, heads: int) -> Iterator[Row]:
     )
 
 
-def call_with_form(name: str, operands: tuple[object, ...], part: int, plain: bool) -> object:
-    return call(name, *operands, plain, part)
+def call_with_form(name: str, operands: tuple[object, ...], part: int, form: Form) -> object:
+    return call(name, *operands, form, part)
+
+
+def peak(form: Form) -> float:
+    """Return multiply-adds per second of loops without memory."""
+    count = 1 << 20
+    products = int(call("multiply_add", 0, form))
+    return count * products / fastest(lambda: call("multiply_add", count, form), 0.5)
 
 
 def main() -> None:
     wanted = sys.argv[1:]
-    peak = (1 << 20) * 64 * 20 / fastest(lambda: call("multiply_add", 1 << 20), 0.5)
-    print(f"peak {peak / 1e9:.0f} GMAC/s\n")
-    print("| convolution | us | GMAC/s | share of peak | plain form, us |")
-    print("| --- | --- | --- | --- | --- |")
+    vector, names = FORMS[1:], [form.name.lower() for form in FORMS]
+    peaks = {form: peak(form) for form in vector}
+    for form, rate in peaks.items():
+        print(f"peak of {form.name.lower()}: {rate / 1e9:.0f} G multiply-adds/s")
+    header = "".join(f" {name}, us | share |" for name in names[1:])
+    print(f"\n| convolution | {names[0]}, us |{header}")
+    print("| --- | ---: |" + " ---: | ---: |" * len(vector))
     for name, case in CONVOLUTIONS.items():
         if not all(part in name for part in wanted):
             continue
         products = int(np.prod((*case.out_size(), *case.kernel))) * case.out
         products *= case.channels // case.groups
-        vnni, plain = convolution(case, False), convolution(case, True)
-        rate = products / vnni
-        print(
-            f"| {name} | {vnni * 1e6:.1f} | {rate / 1e9:.0f} | {rate / peak:.0%} "
-            f"| {plain * 1e6:.0f} |"
-        )
-    print("\n| other | us | GB/s | plain form, us |")
-    print("| --- | --- | --- | --- |")
+        cells = [f"{convolution(case, FORMS[0]) * 1e6:.0f}"]
+        for form in vector:
+            seconds = convolution(case, form)
+            cells += [f"{seconds * 1e6:.1f}", f"{products / seconds / peaks[form]:.0%}"]
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+    print("\n| other | " + " | ".join(f"{name}, us" for name in names) + " | GB/s |")
+    print("| --- |" + " ---: |" * (len(names) + 1))
     for name, count, out, run in others():
         if all(part in name for part in wanted):
-            vnni, plain = (net(out, partial(run, form)) for form in (False, True))
-            print(f"| {name} | {vnni * 1e6:.1f} | {count / vnni / 1e9:.0f} | {plain * 1e6:.0f} |")
+            times = [net(out, partial(run, form)) for form in FORMS]
+            cells = [f"{seconds * 1e6:.1f}" for seconds in times]
+            print(f"| {name} | " + " | ".join(cells) + f" | {count / times[-1] / 1e9:.0f} |")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ Usage, from the repository root::
     python -m benchmarks.x86_profile --models encoder_128 --mode dynamic
 
 The time of each step is its minimum over many calls, with the wait for other threads behind it.
-A share of the peak is that of multiply-adds, measured first with registers only. The rest is
-the median of whole calls less the sum of all steps.
+A share of the peak is that of multiply-adds, measured first with registers only, for the level
+of instructions: that of the processor, or JIT_PASSES_X86_LEVEL. The rest is the median of whole
+calls less the sum of all steps.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from torch.nn.functional import interpolate
 from benchmarks.models import MODELS
 from benchmarks.runtimes.base import THREADS
 from benchmarks.runtimes.jit_passes import quantize_with_jit_passes
-from benchmarks.x86_kernels import fastest
+from benchmarks.x86_kernels import peak as peak_of
+from jit_passes import _C
 from jit_passes.targets import X86
-from tests.x86_kernels import call
+from tests.x86_kernels import Form
 
 _CALIBRATION_SEED, _CALIBRATION_BATCHES, _CALIBRATION_BATCH_SIZE = 2_000, 4, 8
 _TIMED_SEED, _CALLS = 4_000, 100
@@ -82,11 +84,13 @@ def main() -> None:
     parser.add_argument("--image", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--integer-layer-norm", action="store_true")
     parser.add_argument("--mode", choices=("static", "dynamic"), default="static")
+    parser.add_argument("--threads", type=int, default=THREADS)
     parser.add_argument("--calls", type=int, default=_CALLS)
     options = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    peak = THREADS * (1 << 20) * 64 * 20 / fastest(lambda: call("multiply_add", 1 << 20), 0.5)
-    print(f"peak of {THREADS} threads: {peak / 1e9:.0f} GMAC/s\n")
+    torch.set_num_threads(options.threads)
+    level = _C.x86_level()
+    peak = options.threads * peak_of(Form[level.upper()])
+    print(f"peak of {options.threads} threads, {level}: {peak / 1e9:.0f} GMAC/s\n")
     for name in options.models:
         spec = MODELS[name]
         with torch.no_grad():

@@ -18,12 +18,13 @@ from .quantizers.base import Quantizer
 from .stages.annotate import choose_quantizer, description_of
 from .stages.batches import InputFn
 from .stages.calibrate import calibrate
-from .stages.convert import convert, needs_data
+from .stages.convert import convert
 from .stages.lower import lower
 from .stages.methods import by_method, check_methods, join_methods
 from .stages.module import Report
 from .stages.prepare import prepare_for
 from .stages.records import refuse
+from .stages.seen import needs_data
 from .stages.smooth import Smoother, check_strength
 from .targets import Target
 
@@ -67,9 +68,9 @@ def quantize_script(
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
             is the one that the quantizer is made for, or the best for this machine: "x86" on a
-            processor with AVX-512 VNNI, else "stock". A file for "x86" needs `import jit_passes`
-            before `torch.jit.load`, or in C++ the library `runtime_path()`; one for "stock" loads
-            with torch alone, anywhere.
+            processor with AVX-512 VNNI or AVX-VNNI, else "stock". A file for "x86" needs
+            `import jit_passes` before `torch.jit.load`, or in C++ the library `runtime_path()`;
+            one for "stock" loads with torch alone, anywhere.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
             `Configuration`.
         mode: of all operators with weights that no rule of `config` gives another: "static", their
@@ -84,7 +85,8 @@ def quantize_script(
             `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
         strict: raise an error for operators that would stay in float and were not asked to.
         inplace: make `model` itself the int8 model, to free the float weights.
-        progress: a progress bar during calibration; None for one on terminals only.
+        progress: progress bars, of calibration and of what takes a moment behind it; None for
+            some on terminals only.
         method: the method to quantize. The result has this one only.
         methods: several methods to quantize, in place of `method`. The result has all methods of
             the model; the others compute in float what they did, by weights of their own. Each
@@ -163,7 +165,7 @@ def _quantized(
     reference = convert(prepared, progress=progress)
     if strict:
         check_converted(prepared, reference)
-    return lower(reference)
+    return lower(reference, progress=progress)
 
 
 def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:

@@ -94,6 +94,12 @@ def plan_of(region: Any) -> Any:
     return _C.build_plan(region._c)
 
 
+def plans_in(model: torch.jit.ScriptModule) -> list[Any]:
+    """Return the plans of a lowered model, in the order in which it holds them."""
+    regions = [m for m in model.modules() if getattr(m, "original_name", "") == "CompiledRegion"]
+    return [region.compiled for region in regions]
+
+
 class Called(nn.Module):
     """A module that calls a plan."""
 

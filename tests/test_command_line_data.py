@@ -19,6 +19,7 @@ from command_line import (  # noqa: F401  fixtures
 from torch import Tensor
 
 from jit_passes import JitPassesError
+from jit_passes.command_line.counting import count_batches
 from jit_passes.command_line.data import Samples, data_of, random_data, read
 from jit_passes.command_line.images import Images
 
@@ -193,3 +194,42 @@ def test_images_need_what_the_model_was_trained_with(run: Run, model: Path, tmp_
     assert broken.code == 3 and ("a.jpg" in broken.err or "Pillow" in broken.err)
     np.save(folder / "a.npy", images().numpy())
     assert "both" in run(*arguments).err
+
+
+def save_all(folder: Path) -> None:
+    """Files of 5, 3, 4, 2 and 1 samples in all forms but safetensors, and a list of 2 batches."""
+    folder.mkdir()
+    x = torch.randn(5, 3, 8, 8)
+    np.save(folder / "a.npy", x.numpy())
+    np.savez(folder / "b.npz", x[:3].numpy())
+    np.savez_compressed(folder / "c.npz", images=x[:4].double().numpy())
+    torch.save({"images": x[:2]}, folder / "d.pt")
+    torch.save((x[:1],), folder / "e.pth")
+    torch.save([x[:1], x[:4]], folder / "f.pt")
+
+
+@pytest.mark.parametrize(("size", "total"), [(2, 3 + 2 + 2 + 1 + 1 + 2), (100, 5 + 2)])
+def test_a_folder_knows_its_batches(tmp_path: Path, model: Path, size: int, total: int) -> None:
+    """Without reading more than headers, so that a progress bar has a total."""
+    save_all(tmp_path / "data")
+    method = torch.jit.load(model).forward
+    data = data_of(tmp_path / "data", size, None, None, method)
+    assert len(data) == total == len(list(data))
+    assert len(data_of(tmp_path / "data", size, 3, None, method)) == 3
+
+
+def test_files_that_do_not_say(tmp_path: Path, model: Path) -> None:
+    """A file that cannot be read is told when it is read, and until then nothing is counted."""
+    folder = tmp_path / "data"
+    save_all(folder)
+    (folder / "g.npy").write_bytes(b"no array")
+    data = data_of(folder, 2, None, None, torch.jit.load(model).forward)
+    with pytest.raises(TypeError, match="not known"):
+        len(data)
+    with pytest.raises(JitPassesError, match=r"no file of the form \.npy"):
+        list(data)
+
+
+def test_safetensors_are_counted(tmp_path: Path) -> None:
+    write_safetensors(tmp_path, torch.randn(5, 3, 8, 8))
+    assert count_batches(sorted(tmp_path.iterdir()), 2) == 3

@@ -202,7 +202,8 @@ def test_one_choice_for_all_readers() -> None:
     prepared = jit_passes.prepare(script(seeded(Net)), mode="dynamic")
     assert len(kinds(prepared, "jit_passes::observe_nothing")) == 3
     x = torch.randn(5, 12)
-    assert torch.equal(prepared(x), seeded(Net)(x))
+    # Weights that are folded lie in memory otherwise, and some processors then add up otherwise.
+    torch.testing.assert_close(prepared(x), seeded(Net)(x), rtol=0, atol=1e-6)
 
 
 def test_no_data_is_asked_for() -> None:

@@ -23,6 +23,7 @@ from test_floor import (
     RUN_BATCH,
     RUN_SEED,
     check_without_the_package,
+    one_thread,  # noqa: F401  a fixture
     run,
 )
 

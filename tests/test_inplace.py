@@ -11,6 +11,12 @@ from torch import Tensor, nn
 
 import jit_passes
 
+
+def sixteenths(*shape: int) -> Tensor:
+    """Return numbers whose products and sums are exact, in whatever order a processor adds them."""
+    return torch.randint(1, 16, shape, generator=torch.Generator().manual_seed(0)) / 16
+
+
 # Operands by name, where the type alone does not say what is right; all others go by type.
 BY_NAME: dict[str, Any] = {
     "index": torch.tensor([[0, 1, 0], [1, 0, 1]]),
@@ -27,19 +33,19 @@ BY_OPERATOR: dict[str, dict[str, Any]] = {
     "clip_.Tensor": {"min": torch.full((2, 3), 0.3), "max": torch.full((2, 3), 0.7)},
     "clamp_min_.Tensor": {"min": torch.full((2, 3), 0.3)},
     "clamp_max_.Tensor": {"max": torch.full((2, 3), 0.3)},
-    "addr_": {"vec1": torch.rand(2), "vec2": torch.rand(3)},
-    "addmm_": {"mat1": torch.rand(2, 4), "mat2": torch.rand(4, 3)},
-    "addbmm_": {"batch1": torch.rand(2, 2, 4), "batch2": torch.rand(2, 4, 3)},
+    "addr_": {"vec1": sixteenths(2), "vec2": sixteenths(3)},
+    "addmm_": {"mat1": sixteenths(2, 4), "mat2": sixteenths(4, 3)},
+    "addbmm_": {"batch1": sixteenths(2, 2, 4), "batch2": sixteenths(2, 4, 3)},
     "index_add_": {"index": torch.tensor([1, 0])},
     "index_copy_": {"index": torch.tensor([1, 0])},
     "index_reduce_": {"index": torch.tensor([1, 0]), "reduce": "mean"},
     "index_fill_.int_Tensor": {"index": torch.tensor([1]), "value": torch.tensor(0.4)},
     "index_fill_.int_Scalar": {"index": torch.tensor([1])},
-    "index_put_": {"indices": [torch.tensor([0])], "values": torch.rand(3)},
+    "index_put_": {"indices": [torch.tensor([0])], "values": sixteenths(3)},
     "masked_fill_.Tensor": {"value": torch.tensor(0.4)},
     "fill_.Tensor": {"value": torch.tensor(0.4)},
     "scatter_reduce_.two": {"reduce": "sum"},
-    "put_": {"index": torch.tensor([0, 4]), "source": torch.rand(2)},
+    "put_": {"index": torch.tensor([0, 4]), "source": sixteenths(2)},
     "random_.from": {"from": 0, "to": 3},
     "squeeze_.dims": {"dim": [0]},
     "swapaxes_": {"axis0": 0, "axis1": 1},
@@ -114,7 +120,7 @@ class Case:
     def run(self, module: torch.jit.ScriptModule) -> tuple[Tensor, Tensor]:
         """Return the result and the gradient for x, zeros where nothing leads back to it."""
         torch.manual_seed(0)
-        x = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], requires_grad=True)
+        x = (torch.tensor([[2.0, 3, 4], [6, 7, 9]]) / 16).requires_grad_()
         y = module(x, *(tensor.clone() for tensor in self.tensors))
         if y.requires_grad:
             y.sum().backward()

@@ -306,3 +306,80 @@ def test_what_cannot_be() -> None:
     model.quantized_encode = 3
     with pytest.raises(jit_passes.JitPassesError, match="attribute 'quantized_encode' of its own"):
         jit_passes.quantize_script(torch.jit.script(model), data, methods=METHODS)
+
+
+class Encoder(nn.Module):
+    """A method that another one calls, and adds a layer to; embeddings and recurrent layers too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(400, 64)
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+        self.conv, self.up = nn.Conv1d(64, 64, 3, padding=1), nn.ConvTranspose1d(64, 64, 2, 2)
+        self.head = nn.Linear(64, 3)
+
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        y = self.layers(self.embedding(x)).transpose(1, 2)
+        return self.up(torch.relu(self.conv(y)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encode(x).mean(2))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
+def test_common_weights_are_stored_once(target: str, mode: str) -> None:
+    """A second method adds its code to a file and no weights, also to one that is saved again."""
+    script = torch.jit.script(seeded(Encoder))
+    data = [torch.randint(0, 400, (2, 12)) for _ in range(4)]
+    rules = {"version": 1, "rules": [{"op": "embedding", "mode": "weight_only"}]}
+    both = ["forward", "encode"]
+
+    def quantized(**options: Any) -> torch.jit.ScriptModule:
+        return jit_passes.quantize_script(
+            script, target=target, mode=mode, config=rules, progress=False, **options
+        )
+
+    joined = quantized(calibration_data=dict.fromkeys(both, data), methods=both)
+    alone = {name: quantized(calibration_data=data, method=name) for name in both}
+    file = saved(joined)
+    largest = script.layers[0].weight.numel()  # in bytes, as 8-bit codes, and less than any more
+    assert len(file) - len(saved(alone["forward"])) < largest
+    loaded = torch.jit.load(io.BytesIO(file))
+    assert len(saved(loaded)) < len(file) + 1024
+    with torch.no_grad():
+        for found in (joined, loaded, copy.deepcopy(loaded)):
+            for name in both:
+                ours, theirs = getattr(found, name), getattr(alone[name], name)
+                assert torch.equal(ours(data[0]), theirs(data[0]))
+
+
+def test_state_of_methods_is_their_own() -> None:
+    """Buffers of equal content stay apart: each method changes those of its own."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("ours", torch.zeros(8))
+            self.register_buffer("theirs", torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.ours += 1
+            return self.linear(x) + self.ours
+
+        @torch.jit.export
+        def other(self, x: Tensor) -> Tensor:
+            self.theirs += 2
+            return self.linear(x) + self.theirs
+
+    x = torch.randn(3, 8)
+    script = torch.jit.script(seeded(Counts))
+    joined = jit_passes.quantize_script(
+        script, {"forward": [x], "other": [x]}, methods=["forward", "other"], target="stock",
+        progress=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        first, second = joined(x), joined.other(x)
+        assert torch.allclose(joined(x), first + 1) and torch.allclose(joined.other(x), second + 2)

@@ -10,9 +10,11 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from planted import PLANTED
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes import Pipeline
+from jit_passes.targets import Reference
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = PLANTED["scaled channel"]
@@ -106,3 +110,33 @@ def test_a_terminal(tmp_path: Path) -> None:
         shown.append(text.decode())
     assert LEFT.search(shown[0]) and "calibrate" in shown[0]
     assert "calibrate" not in shown[1] and "warning" in shown[1]
+
+
+@dataclass(frozen=True)
+class Slow(Reference):
+    """A target whose lowering takes longer than a moment."""
+
+    name: ClassVar[str] = "slow_reference"
+    seconds: float = 0.4
+
+    def lowering(self) -> Pipeline:
+        def wait(graph: jit_passes.GraphEditor) -> None:
+            """Wait."""
+            time.sleep(self.seconds)
+
+        return Pipeline("lower_slowly", (wait, wait, *super().lowering().steps))
+
+
+def test_lowering(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bar of passes where that takes a moment, and none where it does not."""
+    model, data = CASE.model(), CASE.data()
+    for seconds in (0.0, 0.4):
+        target = Slow(seconds=seconds)
+        prepared = jit_passes.calibrate(jit_passes.prepare(model, target=target), data)
+        reference = jit_passes.convert(prepared)
+        for progress in (False, True):
+            capsys.readouterr()
+            jit_passes.lower(reference, target, progress=progress)
+            shown = re.findall(r"lower: .*?(\d+)/(\d+) \[", capsys.readouterr().err)
+            assert bool(shown) == (progress and seconds > 0)
+    assert shown[-1] == (str(len(target.lowering().steps)),) * 2

@@ -71,6 +71,7 @@ TARGETS = {"stock": STEPS_OF_ROUNDING, "x86": STEPS_OF_ROUNDING, "reference": 0.
 
 # Right in a module whose parameters are constants: run in the pipelines that lead there.
 STAGED = {
+    "add_batch_axis",
     "clamp_codes",
     "fold_lookup_tables",
     "fold_prepack",
@@ -118,6 +119,7 @@ NEVER = {
     "clamp_codes",
     "expand_recurrent",
     "gather_rms_norm",
+    "keep_leading_axes",
     "lower_weights",
     "outline_regions",
     "remark_float",

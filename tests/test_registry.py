@@ -13,9 +13,10 @@ from jit_passes import _C, JitPassesError, PassError, Pipeline
 from jit_passes.export.strip import STRIP
 from jit_passes.passes.options import PassOption
 from jit_passes.passes.pipeline import RESOLVE
-from jit_passes.stages.convert import CONVERT, SETTLE
+from jit_passes.stages.convert import CONVERT
 from jit_passes.stages.normalize import CANONICAL_FORM, NORMALIZE, NORMALIZE_TRAINING
 from jit_passes.stages.prepare import OBSERVE
+from jit_passes.stages.seen import SETTLE
 from jit_passes.targets import Reference, Stock
 from jit_passes.training.prepare import QUANTIZE as TRAIN
 from jit_passes.training.slots import SPLIT

@@ -151,7 +151,7 @@ def test_biases_are_what_accumulators_hold() -> None:
     with torch.no_grad():
         model[0].weight.fill_(1.0)
         model[0].bias.copy_(torch.tensor([0.01, 100.0]))
-    script, x = torch.jit.script(model.eval()), torch.linspace(-1, 1, 32).reshape(8, 4)
+    script, x = torch.jit.script(model.eval()), torch.linspace(-1, 1, 1024).reshape(-1, 4)
     prepared = jit_passes.prepare(script, quantizer=quantizer, target="reference")
     reference = jit_passes.convert(jit_passes.calibrate(prepared, [x], progress=False))
     codes, scale = next(

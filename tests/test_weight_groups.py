@@ -20,7 +20,7 @@ from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.observers import Fixed, MinMax, PairSums
 from jit_passes.quantizer import QuantizationSpec, TensorOptions
-from jit_passes.stages.convert import needs_data
+from jit_passes.stages.seen import needs_data
 from jit_passes.targets import Reference, Stock
 from tests.compare import sqnr
 

@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 from tests.x86_kernels import (
     PARTS,
     Codes,
+    Form,
     Image,
     assert_rounds_to,
     call,
     forms,
     random_codes,
-    vnni,
+    vector_forms,
 )
 
 # --- Matrix products.
@@ -50,7 +51,7 @@ def product(
     transposed: bool,
     zero_points: tuple[int, int],
     scale: tuple[float, float],
-    plain: bool,
+    form: int,
     *,
     ends: tuple[int, int] = (0, 255),
     table: Codes | None = None,
@@ -62,7 +63,7 @@ def product(
     scales = (np.float32(number) for number in scale)
     call(
         *("matrix_product", a, b, out, packed[begin:], transposed, *zero_points, *scales, *ends),
-        *(table, plain, part),
+        *(table, form, part),
     )
 
 
@@ -79,7 +80,7 @@ def test_matrix_product(
     size: tuple[int, int, int],
     batch: tuple[tuple[int, ...], tuple[int, ...]],
     transposed: bool,
-    plain: bool,
+    form: int,
 ) -> None:
     rows, products, columns = size
     rng = np.random.default_rng(rows + products + columns)
@@ -95,23 +96,23 @@ def test_matrix_product(
         # Sums themselves, as far as they are within the codes of the middle one.
         middle = float(128 - np.median(sums).round())
         for part in PARTS:
-            product(a, b, out, transposed, zero_points, (1.0, middle), plain, part=part)
+            product(a, b, out, transposed, zero_points, (1.0, middle), form, part=part)
             assert (out.codes == np.clip(sums + middle, 0, 255)).all()
             out.check()
         spread = max(float(np.abs(sums + middle - 128).max()), 1.0)
         scale = (120 / spread, 128 + (middle - 128) * 120 / spread)
-        product(a, b, out, transposed, zero_points, scale, plain, ends=(20, 230))
+        product(a, b, out, transposed, zero_points, scale, form, ends=(20, 230))
         found = [float(np.float32(number)) for number in scale]
         assert_rounds_to(out.codes, sums * found[0] + found[1], 20, 230)
         plainly = out.codes.copy()
-        product(a, b, out, transposed, zero_points, scale, plain, ends=(20, 230), table=table)
+        product(a, b, out, transposed, zero_points, scale, form, ends=(20, 230), table=table)
         assert (out.codes == table[plainly]).all()
 
 
 @forms
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("a", "b"), [(0, 0), (255, 0), (0, 255), (255, 255)])
-def test_largest_sums(a: int, b: int, transposed: bool, plain: bool) -> None:
+def test_largest_sums(a: int, b: int, transposed: bool, form: int) -> None:
     """As many products as are allowed, each as large as can be: no part of a sum leaves int32."""
     products = ((1 << 31) // (255 * 128) - 1) // 4
     left = Image.of(np.full((1, 1, 1, 15, products), a, np.uint8))
@@ -121,7 +122,7 @@ def test_largest_sums(a: int, b: int, transposed: bool, plain: bool) -> None:
     for zero_points in ((0, 0), (255, 0), (0, 255), (255, 255)):
         exact = products * (a - zero_points[0]) * (b - zero_points[1])
         scale = 200 / (products * 255 * 255)
-        product(left, held, out, transposed, zero_points, (scale, 27.5), plain)
+        product(left, held, out, transposed, zero_points, (scale, 27.5), form)
         found = float(np.float32(scale))
         assert_rounds_to(out.codes, np.full(out.shape, exact * found + 27.5), 0, 255)
 
@@ -133,9 +134,9 @@ CHANNELS = [1, 2, 15, 16, 17, 63, 64, 65, 100, 128, 197, 300]
 
 
 def softmax(
-    image: Image, out: Image, scales: tuple[float, float], offset: float, plain: bool, part: int
+    image: Image, out: Image, scales: tuple[float, float], offset: float, form: int, part: int
 ) -> None:
-    call("softmax", image, out, *scales, np.float32(offset), 0, 255, plain, part)
+    call("softmax", image, out, *scales, np.float32(offset), 0, 255, form, part)
 
 
 def softmax_of(codes: Codes, scale: float) -> NDArray[np.float64]:
@@ -146,7 +147,7 @@ def softmax_of(codes: Codes, scale: float) -> NDArray[np.float64]:
 
 @forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_softmax(channels: int, plain: bool) -> None:
+def test_softmax(channels: int, form: int) -> None:
     rng = np.random.default_rng(channels)
     for pixels in PIXELS:
         for gap, scale, part in ((0, 0.04, 1 << 40), (3, 0.3, 1), (0, 0.001, 2)):
@@ -155,18 +156,18 @@ def test_softmax(channels: int, plain: bool) -> None:
             exact = softmax_of(codes, scale)
             step = float(exact.max()) / 250
             out = Image(codes.shape, gap=gap)
-            softmax(Image.of(codes, gap=gap), out, (scale, step), 4, plain, part)
+            softmax(Image.of(codes, gap=gap), out, (scale, step), 4, form, part)
             assert_rounds_to(out.codes, exact / step + 4)
             out.check()
 
 
 @forms
-def test_softmax_by_hand(plain: bool) -> None:
+def test_softmax_by_hand(form: int) -> None:
     """Equal codes have equal parts, and one that is far above the others has it all."""
     codes = np.zeros((1, 1, 1, 3, 100), np.uint8)
     codes[0, 0, 0, 1], codes[0, 0, 0, 2, 71] = 255, 255
     out = Image(codes.shape)
-    softmax(Image.of(codes), out, (1.0, 0.01), 0, plain, 1)
+    softmax(Image.of(codes), out, (1.0, 0.01), 0, form, 1)
     assert (out.codes[0, 0, 0, :2] == 1).all()
     assert (out.codes[0, 0, 0, 2] == np.where(np.arange(100) == 71, 100, 0)).all()
 
@@ -180,10 +181,10 @@ def layer_norm(
     weight: NDArray[np.float32],
     bias: NDArray[np.float32],
     eps: float,
-    plain: bool,
+    form: int,
     part: int,
 ) -> None:
-    call("layer_norm", image, out, weight, bias, eps, 3, 250, plain, part)
+    call("layer_norm", image, out, weight, bias, eps, 3, 250, form, part)
 
 
 def layer_norm_of(codes: Codes, eps: float) -> NDArray[np.float64]:
@@ -194,7 +195,7 @@ def layer_norm_of(codes: Codes, eps: float) -> NDArray[np.float64]:
 
 @forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_layer_norm(channels: int, plain: bool) -> None:
+def test_layer_norm(channels: int, form: int) -> None:
     rng = np.random.default_rng(channels)
     weight = rng.uniform(-60, 60, channels).astype(np.float32)
     bias = rng.uniform(100, 160, channels).astype(np.float32)
@@ -202,36 +203,36 @@ def test_layer_norm(channels: int, plain: bool) -> None:
         for gap, low, high, eps, part in ((0, 0, 256, 1e-2, 1 << 40), (3, 120, 124, 0.5, 1)):
             codes = rng.integers(low, high, (*pixels, channels), dtype=np.uint8)
             out = Image(codes.shape, gap=gap)
-            layer_norm(Image.of(codes, gap=gap), out, weight, bias, eps, plain, part)
+            layer_norm(Image.of(codes, gap=gap), out, weight, bias, eps, form, part)
             assert_rounds_to(out.codes, layer_norm_of(codes, eps) * weight + bias, 3, 250)
             out.check()
 
 
 @forms
 @pytest.mark.parametrize("code", [0, 1, 254, 255])
-def test_layer_norm_of_equal_codes(code: int, plain: bool) -> None:
+def test_layer_norm_of_equal_codes(code: int, form: int) -> None:
     """Their variance is exactly 0, for the largest sums of squares too."""
     channels = (1 << 31) // (255 * 255) - 1
     codes = np.full((1, 1, 1, 2, channels), code, np.uint8)
     weight, bias = np.ones(channels, np.float32), np.full(channels, 77.3, np.float32)
     out = Image(codes.shape)
-    layer_norm(Image.of(codes), out, weight, bias, 1e-4, plain, 1)
+    layer_norm(Image.of(codes), out, weight, bias, 1e-4, form, 1)
     assert (out.codes == 77).all()
 
 
-# --- Both forms.
+# --- All forms.
 
 
-@vnni
+@vector_forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_forms_agree(channels: int) -> None:
+def test_forms_agree(channels: int, form: int) -> None:
     rng = np.random.default_rng(channels)
     codes = random_codes(rng, 2, 1, 1, 50, channels)
     weight = rng.uniform(-90, 90, channels).astype(np.float32)
     bias = rng.uniform(100, 160, channels).astype(np.float32)
     right = Image.of(random_codes(rng, 2, 1, 1, channels, 70))
     found: dict[str, list[Codes]] = {}
-    for plain in (True, False):
+    for level in (Form.PLAIN, form):
         for name, shape in (
             ("softmax", codes.shape),
             ("norm", codes.shape),
@@ -239,12 +240,12 @@ def test_forms_agree(channels: int) -> None:
         ):
             out = Image(shape)
             if name == "softmax":
-                softmax(Image.of(codes), out, (0.0213, 1 / 256), 0.0, plain, 1)
+                softmax(Image.of(codes), out, (0.0213, 1 / 256), 0.0, level, 1)
             elif name == "norm":
-                layer_norm(Image.of(codes), out, weight, bias, 0.017, plain, 1)
+                layer_norm(Image.of(codes), out, weight, bias, 0.017, level, 1)
             else:
                 scale = (0.02 / channels**0.5, 120.7)
-                product(Image.of(codes), right, out, False, (100, 131), scale, plain)
+                product(Image.of(codes), right, out, False, (100, 131), scale, level)
             found.setdefault(name, []).append(out.codes.copy())
     for one, other in found.values():
         assert (one == other).all()

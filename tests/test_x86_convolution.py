@@ -16,13 +16,14 @@ from tests.x86_kernels import (
     PARTS,
     Codes,
     Convolution,
+    Form,
     Image,
     Triple,
     assert_rounds_to,
     forms,
     random_codes,
     requantize,
-    vnni,
+    vector_forms,
 )
 
 
@@ -128,7 +129,7 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 class Prepared:
     """Operands of a case, with a border that the kernel asks for."""
 
-    def __init__(self, case: Case, plain: bool, seed: int = 0, at_front: bool = False) -> None:
+    def __init__(self, case: Case, form: int, seed: int = 0, at_front: bool = False) -> None:
         rng = np.random.default_rng(seed)
         self.case = case
         self.codes = random_codes(rng, case.images, *case.size, case.channels)
@@ -137,7 +138,7 @@ class Prepared:
         )
         self.kernel = Convolution(
             self.weight, groups=case.groups, stride=case.stride, dilation=case.dilation,
-            pad=case.pad, zero_point=case.zero_point, dense=not case.gap, plain=plain,
+            pad=case.pad, zero_point=case.zero_point, dense=not case.gap, form=form,
         )  # fmt: skip
         self.out = Image((case.images, *case.out_size(), case.out), gap=3)
         bare = Image.of(self.codes)
@@ -172,8 +173,8 @@ def fill_border(image: Image, value: int) -> None:
 
 @forms
 @cases
-def test_convolution(case: Case, plain: bool) -> None:
-    prepared = Prepared(case, plain)
+def test_convolution(case: Case, form: int) -> None:
+    prepared = Prepared(case, form)
     multiplier, offset = prepared.scales()
     found = prepared.run(multiplier=multiplier, offset=offset)
     if case.images:
@@ -184,9 +185,9 @@ def test_convolution(case: Case, plain: bool) -> None:
 
 @forms
 @cases
-def test_sums_are_exact(case: Case, plain: bool) -> None:
+def test_sums_are_exact(case: Case, form: int) -> None:
     """With a scale of 1 and the sum itself as the offset, every pixel is 128 once."""
-    prepared = Prepared(case, plain)
+    prepared = Prepared(case, form)
     rng = np.random.default_rng(2)
     pixels = list(np.ndindex(*prepared.sums.shape[:4]))
     for i in rng.permutation(len(pixels))[:20]:
@@ -196,14 +197,14 @@ def test_sums_are_exact(case: Case, plain: bool) -> None:
         assert (found == expected).all()
 
 
-@vnni
+@vector_forms
 @pytest.mark.parametrize("at_front", [False, True], ids=["end", "front"])
 @cases
-def test_convolution_forms_agree(case: Case, at_front: bool) -> None:
+def test_convolution_forms_agree(case: Case, at_front: bool, form: int) -> None:
     """Bit for bit, with clips, table and sum; any division into parts gives the same."""
     rng = np.random.default_rng(3)
-    vector = Prepared(case, False, at_front=at_front)
-    plain = Prepared(case, True, at_front=at_front)
+    vector = Prepared(case, form, at_front=at_front)
+    plain = Prepared(case, Form.PLAIN, at_front=at_front)
     multiplier, offset = vector.scales()
     gap = int(rng.integers(2))
     residual = Image.of(random_codes(rng, *vector.out.shape), gap=gap, border=(1, 0, 0, gap, 0, 0))
@@ -228,10 +229,10 @@ def test_convolution_forms_agree(case: Case, at_front: bool) -> None:
 
 @forms
 @cases
-def test_sum_behind_a_convolution(case: Case, plain: bool) -> None:
+def test_sum_behind_a_convolution(case: Case, form: int) -> None:
     """It is rounded once, to the code next to the sum of products and residual."""
     rng = np.random.default_rng(8)
-    prepared = Prepared(case, plain)
+    prepared = Prepared(case, form)
     multiplier, offset = prepared.scales()
     residual = Image.of(random_codes(rng, *prepared.out.shape), border=(0, 1, 1, 0, 0, 0))
     how = {"multiplier": multiplier, "offset": offset, "residual": residual}
@@ -247,7 +248,7 @@ def test_sum_behind_a_convolution(case: Case, plain: bool) -> None:
 
 
 @forms
-def test_random_convolutions(plain: bool) -> None:
+def test_random_convolutions(form: int) -> None:
     """Any numbers in combination."""
     rng = np.random.default_rng(4)
     for _ in range(60):
@@ -267,7 +268,7 @@ def test_random_convolutions(plain: bool) -> None:
         )
         if rng.random() < 0.3:
             case = Case(**{**case.__dict__, "groups": case.channels, "out": case.channels})
-        prepared = Prepared(case, plain)
+        prepared = Prepared(case, form)
         multiplier, offset = prepared.scales()
         found = prepared.run(multiplier=multiplier, offset=offset)
         assert_rounds_to(found, prepared.sums * multiplier.astype(np.float64) + offset)
@@ -275,13 +276,13 @@ def test_random_convolutions(plain: bool) -> None:
 
 @forms
 @pytest.mark.parametrize("groups", [1, 4], ids=["dense", "depthwise"])
-def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
+def test_rounding_of_convolutions(groups: int, form: int) -> None:
     """Ties go to the even code, with a sum too; codes beyond the ends are clipped."""
     weight = np.zeros((4, 1, 1, 1, 4 // groups), np.int8)
     for c in range(4):
         weight[c, ..., c if groups == 1 else 0] = (1, 3, -1, 127)[c]
     codes = np.arange(256, dtype=np.uint8).repeat(4).reshape(1, 1, 1, 256, 4)
-    kernel = Convolution(weight, groups=groups, plain=plain)
+    kernel = Convolution(weight, groups=groups, form=form)
     half, no_offset = np.full(4, 0.5, np.float32), np.zeros(4, np.float32)
     image, out = Image.of(codes), Image(codes.shape)
     kernel.run(image, out, requantize(half, no_offset))
@@ -297,7 +298,7 @@ def test_rounding_of_convolutions(groups: int, plain: bool) -> None:
 
 
 @forms
-def test_residual_in_place(plain: bool) -> None:
+def test_residual_in_place(form: int) -> None:
     """The result may take the residual's memory, in widths that are no multiple of anything too."""
     for case in (
         Case((1, 5, 9), 16, 40),
@@ -306,7 +307,7 @@ def test_residual_in_place(plain: bool) -> None:
         Case((1, 5, 7), 30, 30, (1, 5, 5), (1, 2, 2), pad=(0, 2, 2), groups=30),
         Case((1, 4, 1), 30, 30, (1, 3, 3), pad=(0, 1, 1), groups=30),
     ):
-        prepared = Prepared(case, plain)
+        prepared = Prepared(case, form)
         multiplier, offset = prepared.scales()
         residual = random_codes(np.random.default_rng(5), *prepared.out.shape)
         how = {"multiplier": multiplier, "offset": offset, "residual_multiplier": 0.5}

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from tests.test_x86_float_kernels import floats_in, image_of
-from tests.x86_kernels import HAS_VNNI, Convolution, Image, _library, call, forms
+from tests.x86_kernels import (
+    Convolution,
+    Form,
+    Image,
+    _library,
+    call,
+    forms,
+    vector_forms,
+)
 
 Floats = NDArray[np.float32]
 GRID = np.dtype([("scale", np.float32), ("zero_point", np.int32)])
@@ -27,14 +35,14 @@ ranges = pytest.mark.parametrize("range_form", [AFFINE, SYMMETRIC, FBGEMM])
 
 
 def quantize(
-    x: Image, per_row: bool, range_form: int, plain: bool, part: int = 1 << 40
+    x: Image, per_row: bool, range_form: int, form: int, part: int = 1 << 40
 ) -> tuple[Any, NDArray[np.uint8]]:
     """Return grids and codes of the rows of an image of float32."""
     rows = x.struct.images * x.struct.depth * x.struct.height * x.struct.width
     grids = np.zeros(rows if per_row else 1, GRID)
     codes = np.zeros((rows, x.struct.channels), np.uint8)
     parts = np.zeros((64, 2), np.float32)
-    call("quantize_rows", x, parts, grids, codes, per_row, range_form, plain, part)
+    call("quantize_rows", x, parts, grids, codes, per_row, range_form, form, part)
     return grids, codes
 
 
@@ -54,7 +62,7 @@ def chosen(x: Floats, per_row: bool, range_form: int) -> tuple[Any, Any, Any]:
 @per_rows
 @ranges
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, plain: bool) -> None:
+def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, form: int) -> None:
     """The bits of the dialect: grids always, and codes where nothing is next to a tie."""
     rng = np.random.default_rng(shape[1])
     for size, middle, part in (
@@ -64,7 +72,7 @@ def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, plain: boo
         x = np.clip(rng.normal(middle, 1, shape) * size, -3e38, 3e38).astype(np.float32)
         for gap in (0, 3):
             image = image_of(x.reshape(1, 1, 1, *shape), gap)
-            grids, codes = quantize(image, per_row, range_form, plain, part)
+            grids, codes = quantize(image, per_row, range_form, form, part)
             scale, zero, wanted = chosen(x, per_row, range_form)
             assert np.array_equal(grids["scale"], scale)
             assert np.array_equal(grids["zero_point"], zero)
@@ -73,23 +81,23 @@ def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, plain: boo
 
 @forms
 @ranges
-def test_numbers_that_are_not_finite(range_form: int, plain: bool) -> None:
+def test_numbers_that_are_not_finite(range_form: int, form: int) -> None:
     """They spoil the grid of their row, or of the tensor, and no other."""
     for bad in (np.nan, -np.nan, np.inf, -np.inf):
         for place in (0, 69, 99):
             x = np.random.default_rng(0).normal(0, 1, (5, 100)).astype(np.float32)
             x[3, place] = bad
             image = image_of(x.reshape(1, 1, 1, 5, 100))
-            grids, _ = quantize(image, True, range_form, plain)
+            grids, _ = quantize(image, True, range_form, form)
             assert np.isnan(grids["scale"]).tolist() == [False, False, False, True, False]
-            grids, _ = quantize(image, False, range_form, plain)
+            grids, _ = quantize(image, False, range_form, form)
             assert np.isnan(grids["scale"]).all()
 
 
 @forms
-def test_zeros(plain: bool) -> None:
+def test_zeros(form: int) -> None:
     """The smallest step there is, and the code of 0."""
-    grids, codes = quantize(image_of(np.zeros((1, 1, 1, 2, 9), np.float32)), True, AFFINE, plain)
+    grids, codes = quantize(image_of(np.zeros((1, 1, 1, 2, 9), np.float32)), True, AFFINE, form)
     assert (grids["scale"] == np.float32(EPS)).all() and not codes.any()
 
 
@@ -105,30 +113,30 @@ def exact(
 
 def multiply(
     codes: NDArray[np.uint8], weight: NDArray[np.int8], grids: Any, scales: Floats, bias: Floats,
-    plain: bool, function: int = NONE, residual: Floats | None = None, gap: int = 0,
+    form: int, function: int = NONE, residual: Floats | None = None, gap: int = 0,
     part: int = 1 << 40,
 ) -> Floats:  # fmt: skip
     rows, inputs = codes.shape
     outputs = weight.shape[0]
-    linear = Convolution(weight.reshape(outputs, 1, 1, 1, inputs), plain=plain)
+    linear = Convolution(weight.reshape(outputs, 1, 1, 1, inputs), form=form)
     sums = weight.sum(1, dtype=np.int32)
     out = image_of(np.full((1, 1, 1, rows, outputs), 7, np.float32), gap)
     added = None if residual is None else image_of(residual.reshape(1, 1, 1, rows, outputs), 2)
     image = Image.of(codes.reshape(1, 1, 1, rows, inputs))
-    to_floats(linear, image, out, scales, bias, sums, grids, plain, function, added, part)
+    to_floats(linear, image, out, scales, bias, sums, grids, form, function, added, part)
     out.check()
     return floats_in(out).reshape(rows, outputs)
 
 
 def to_floats(
     convolution: Convolution, image: Image, out: Image, scales: Floats, bias: Floats, sums: Any,
-    grids: Any, plain: bool, function: int = NONE, residual: Image | None = None,
+    grids: Any, form: int, function: int = NONE, residual: Image | None = None,
     part: int = 1 << 40,
 ) -> None:  # fmt: skip
     call(
         "convolution_run_floats", convolution.handle, image, out, scales, bias, sums, grids,
         len(grids) > 1, function, np.float32(0.5), np.float32(0),
-        ctypes.c_void_p() if residual is None else residual, plain, part,
+        ctypes.c_void_p() if residual is None else residual, form, part,
     )  # fmt: skip
 
 
@@ -151,17 +159,17 @@ SIZES = [(1, 1, 1), (1, 4, 3), (2, 5, 16), (7, 33, 17), (8, 64, 32), (13, 384, 4
 @forms
 @per_rows
 @pytest.mark.parametrize("size", SIZES)
-def test_linear(size: tuple[int, int, int], per_row: bool, plain: bool) -> None:
+def test_linear(size: tuple[int, int, int], per_row: bool, form: int) -> None:
     """Within the rounding of float32: sums are exact, and three roundings follow."""
     operands = drawn(*size, per_row and size[0] > 1)
     for gap, part in ((0, 1 << 40), (5, 1), (1, 3)):
-        found = multiply(*operands, plain, gap=gap, part=part)
+        found = multiply(*operands, form, gap=gap, part=part)
         wanted, scale = exact(*operands)
         assert (np.abs(found - wanted) <= 2 * EPS * scale).all()
 
 
 @forms
-def test_the_largest_sums(plain: bool) -> None:
+def test_the_largest_sums(form: int) -> None:
     """No pair of products saturates, and no sum wraps around."""
     for zero in (0, 255, 128):
         for code in (0, 255):
@@ -169,31 +177,33 @@ def test_the_largest_sums(plain: bool) -> None:
             weight = np.stack([np.full(16511, w, np.int8) for w in (127, -127)])
             grids = np.array([(1, zero)], GRID)
             scales, bias = np.ones(2, np.float32), np.zeros(2, np.float32)
-            found = multiply(codes, weight, grids, scales, bias, plain)
+            found = multiply(codes, weight, grids, scales, bias, form)
             wanted = exact(codes, weight, grids, scales, bias)[0]
             assert np.array_equal(found, wanted.astype(np.float32))
 
 
 @forms
 @pytest.mark.parametrize("function", range(SCALE, HARDSWISH + 1))
-def test_functions_and_sums_behind_a_linear(function: int, plain: bool) -> None:
+def test_functions_and_sums_behind_a_linear(function: int, form: int) -> None:
     """The bits of the steps one by one."""
     operands = drawn(17, 20, 45, True, 1)
     residual = np.random.default_rng(2).normal(0, 1, (17, 45)).astype(np.float32)
-    before = multiply(*operands, plain)
-    wanted = applied(before, function, 0.5, 0, plain) + residual
-    assert np.array_equal(multiply(*operands, plain, function, residual), wanted)
+    before = multiply(*operands, form)
+    wanted = applied(before, function, 0.5, 0, form) + residual
+    assert np.array_equal(multiply(*operands, form, function, residual), wanted)
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@vector_forms
 @per_rows
 @pytest.mark.parametrize("size", SIZES)
-def test_forms_of_the_linear_agree(size: tuple[int, int, int], per_row: bool) -> None:
+def test_forms_of_the_linear_agree(size: tuple[int, int, int], per_row: bool, form: int) -> None:
     operands = drawn(*size, per_row and size[0] > 1, 3)
     residual = np.random.default_rng(4).normal(0, 1, (size[0], size[2])).astype(np.float32)
     for function in (NONE, GELU):
-        plain, vnni = (multiply(*operands, form, function, residual) for form in (True, False))
-        assert np.array_equal(plain, vnni)
+        plain, found = (
+            multiply(*operands, level, function, residual) for level in (Form.PLAIN, form)
+        )
+        assert np.array_equal(plain, found)
 
 
 class Case:
@@ -232,12 +242,12 @@ class Case:
         return np.stack([sums * factor + self.bias, np.abs(sums * factor) + np.abs(self.bias)])
 
     def run(
-        self, plain: bool, function: int = NONE, added: bool = False, gap: int = 0,
+        self, form: int, function: int = NONE, added: bool = False, gap: int = 0,
         part: int = 1 << 40,
     ) -> Floats:  # fmt: skip
         convolution = Convolution(
             self.weight, groups=self.groups, stride=self.stride, dilation=self.dilation,
-            pad=self.pad, plain=plain,
+            pad=self.pad, form=form,
         )  # fmt: skip
         shape = self.wanted()[0].shape
         out = image_of(np.full(shape, 7, np.float32), gap)
@@ -247,7 +257,7 @@ class Case:
         image = Image.of(self.codes, border=border).fill(int(self.grids["zero_point"][0]))
         sums = self.weight.reshape(self.outputs, -1).sum(1, dtype=np.int32)
         to_floats(
-            convolution, image, out, self.scales, self.bias, sums, self.grids, plain, function,
+            convolution, image, out, self.scales, self.bias, sums, self.grids, form, function,
             image_of(residual, 2) if added else None, part,
         )  # fmt: skip
         out.check()
@@ -257,28 +267,28 @@ class Case:
 @forms
 @pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
 @pytest.mark.parametrize("seed", range(15))
-def test_convolutions(seed: int, depthwise: bool, plain: bool) -> None:
+def test_convolutions(seed: int, depthwise: bool, form: int) -> None:
     """Within the rounding of float32: sums are exact, and three roundings follow."""
     case = Case(seed, depthwise)
     wanted, scale = case.wanted()
     for gap, part in ((0, 1 << 40), (5, 1), (1, 3)):
-        found = case.run(plain, gap=gap, part=part)
+        found = case.run(form, gap=gap, part=part)
         assert (np.abs(found - wanted) <= 2 * EPS * scale).all()
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@vector_forms
 @pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
 @pytest.mark.parametrize("seed", range(15, 25))
-def test_forms_of_convolutions_agree(seed: int, depthwise: bool) -> None:
+def test_forms_of_convolutions_agree(seed: int, depthwise: bool, form: int) -> None:
     case = Case(seed, depthwise)
     for function in (NONE, CLIP, GELU, SILU):
-        plain, vnni = (case.run(form, function, function != NONE) for form in (True, False))
-        assert np.array_equal(plain, vnni)
+        plain, found = (case.run(level, function, function != NONE) for level in (Form.PLAIN, form))
+        assert np.array_equal(plain, found)
 
 
-def applied(x: Floats, function: int, first: float, second: float, plain: bool) -> Floats:
+def applied(x: Floats, function: int, first: float, second: float, form: int) -> Floats:
     x, out = np.ascontiguousarray(x), np.zeros_like(x)
-    arguments = (np.float32(first), np.float32(second), plain)
+    arguments = (np.float32(first), np.float32(second), form)
     call("function", x, out, x.size, function, *arguments)
     return out
 
@@ -294,23 +304,23 @@ def gelu_of(x: Floats, tanh: bool) -> NDArray[np.float64]:
 
 @forms
 @pytest.mark.parametrize("function", [GELU, GELU_TANH])
-def test_gelu(function: int, plain: bool) -> None:
+def test_gelu(function: int, form: int) -> None:
     """The probability has an error of 6e-8, half of an ulp of 1, and the product is rounded."""
     x = np.concatenate([np.linspace(-9, 9, 40001), np.logspace(-30, 30, 200), [0.0, -0.0]])
     x = np.concatenate([x, -np.logspace(-30, 30, 203)]).astype(np.float32)
     wanted = gelu_of(x, function == GELU_TANH)
-    error = np.abs(applied(x, function, 0, 0, plain) - wanted)
+    error = np.abs(applied(x, function, 0, 0, form) - wanted)
     assert (error <= 6e-8 * np.abs(x) + EPS / 2 * np.abs(wanted)).all()
-    ends = applied(np.array([np.inf, np.nan, -np.nan], np.float32), function, 0, 0, plain)
+    ends = applied(np.array([np.inf, np.nan, -np.nan], np.float32), function, 0, 0, form)
     assert ends[0] == np.inf and np.isnan(ends[1:]).all()
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@vector_forms
 @pytest.mark.parametrize("function", [GELU, GELU_TANH])
-def test_forms_of_gelu_agree(function: int) -> None:
+def test_forms_of_gelu_agree(function: int, form: int) -> None:
     x = np.random.default_rng(0).standard_t(2, 100003).astype(np.float32) * 2
-    plain, vnni = (applied(x, function, 0, 0, form) for form in (True, False))
-    assert np.array_equal(plain, vnni)
+    plain, found = (applied(x, function, 0, 0, level) for level in (Form.PLAIN, form))
+    assert np.array_equal(plain, found)
 
 
 # In float64, to three last places.
@@ -326,14 +336,14 @@ def test_sigmoids(function: int) -> None:
     x = np.concatenate([np.linspace(-30, 30, 60_001), np.logspace(-30, 2, 999), [0.0, -0.0]])
     x = np.concatenate([x, -x]).astype(np.float32)
     wanted = EXPONENTIALS[function](x.astype(np.float64))
-    found = applied(x, function, 0, 0, plain=True)
+    found = applied(x, function, 0, 0, form=Form.PLAIN)
     small = np.abs(x) < 2**-12 if function == TANH else np.zeros(x.shape, bool)
     rest = EPS if function == TANH else 1e-35  # of 1 - exp(-2 x); exponentials below exp(-87) are 0
     error = np.abs(found - wanted)
     assert (error[~small] <= 3 * EPS * np.abs(wanted[~small]) + rest).all()
     assert (error[small] <= EPS).all()
     ends = np.array([np.inf, -np.inf, 200, -200, np.nan], np.float32)
-    found = applied(ends, function, 0, 0, plain=True)
+    found = applied(ends, function, 0, 0, form=Form.PLAIN)
     limits = {SIGMOID: [1, 0, 1, 0], TANH: [1, -1, 1, -1], SILU: [np.inf, np.nan, 200, 0]}
     assert np.array_equal(found[:4], np.array(limits[function], np.float32), equal_nan=True)
     assert np.isnan(found[4])
@@ -346,7 +356,7 @@ def test_ramps(function: int, torch_function: Any) -> None:
     """The bits of PyTorch's operators."""
     x = np.random.default_rng(0).normal(0, 3, 10_000).astype(np.float32)
     x[:8] = [np.nan, np.inf, 0, -0.0, 3, -3, 1e-42, -1e30]
-    found = applied(x, function, 0, 0, plain=True)
+    found = applied(x, function, 0, 0, form=Form.PLAIN)
     assert np.array_equal(found, torch_function(torch.from_numpy(x)).numpy(), equal_nan=True)
 
 
@@ -362,7 +372,7 @@ PRODUCTS = [(1, 1, 1), (2, 3, 5), (12, 64, 32), (13, 64, 33), (25, 1, 100), (128
             (5, 300, 64)]  # fmt: skip
 
 
-def product(a: Floats, b: Floats, transposed: bool, plain: bool, part: int = 1 << 40) -> Floats:
+def product(a: Floats, b: Floats, transposed: bool, form: int, part: int = 1 << 40) -> Floats:
     """Return a @ b of [batch, rows, columns]; a transposed right operand is given as it lies."""
     given = np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b
     left, right = (image_of(x[:, None, None], gap) for x, gap in ((a, 3), (given, 1)))
@@ -372,7 +382,7 @@ def product(a: Floats, b: Floats, transposed: bool, plain: bool, part: int = 1 <
     room = size(ctypes.byref(right.struct), ctypes.c_bool(transposed)) + 64
     packed = np.full(room, 0xA5, np.uint8)
     start = -packed.ctypes.data % 64
-    call("float_product", left, right, out, packed[start:], transposed, plain, part)
+    call("float_product", left, right, out, packed[start:], transposed, form, part)
     out.check()
     return floats_in(out)[:, 0, 0]
 
@@ -380,25 +390,25 @@ def product(a: Floats, b: Floats, transposed: bool, plain: bool, part: int = 1 <
 @pytest.mark.parametrize("transposed", [False, True])
 @forms
 @pytest.mark.parametrize("size", PRODUCTS)
-def test_products(size: tuple[int, int, int], plain: bool, transposed: bool) -> None:
+def test_products(size: tuple[int, int, int], form: int, transposed: bool) -> None:
     """Products are added in order, each sum rounded once."""
     rows, inner, columns = size
     rng = np.random.default_rng(rows)
     a = rng.normal(0, 1, (3, rows, inner)).astype(np.float32)
     b = rng.normal(0, 1, (3, inner, columns)).astype(np.float32)
     for part in (1 << 40, 1):
-        found = product(a, b, transposed, plain, part)
+        found = product(a, b, transposed, form, part)
         wide = a.astype(np.float64), b.astype(np.float64)
         bound = inner * EPS * (np.abs(wide[0]) @ np.abs(wide[1]))
         assert (np.abs(found - wide[0] @ wide[1]) <= bound).all()
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@vector_forms
 @pytest.mark.parametrize("size", PRODUCTS)
-def test_forms_of_products_agree(size: tuple[int, int, int]) -> None:
+def test_forms_of_products_agree(size: tuple[int, int, int], form: int) -> None:
     rows, inner, columns = size
     rng = np.random.default_rng(rows)
     a = rng.normal(0, 1, (2, rows, inner)).astype(np.float32)
     b = rng.normal(0, 1, (2, inner, columns)).astype(np.float32)
-    plain, vnni = (product(a, b, True, form) for form in (True, False))
-    assert np.array_equal(plain, vnni)
+    plain, found = (product(a, b, True, level) for level in (Form.PLAIN, form))
+    assert np.array_equal(plain, found)

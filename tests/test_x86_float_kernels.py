@@ -1,4 +1,4 @@
-"""Kernels of float32: against numpy, against float64, and both forms bit for bit."""
+"""Kernels of float32: against numpy, against float64, and all forms bit for bit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.x86_kernels import HAS_VNNI, Image, call
+from tests.x86_kernels import Form, Image, call, forms, vector_forms
 
 Floats = NDArray[np.float32]
 
 CHANNELS = [1, 5, 16, 63, 64, 65, 100, 128, 384, 1000]
 PIXELS = [(1, 1, 1, 1), (2, 1, 3, 5), (1, 2, 1, 17)]
-forms = pytest.mark.parametrize("plain", [True, False], ids=["plain", "vnni"])
 
 
 def image_of(x: Floats, gap: int = 0) -> Image:
@@ -33,7 +32,7 @@ def normalize(
     weight: Floats,
     bias: Floats,
     eps: float,
-    plain: bool,
+    form: int,
     gap: int = 0,
     part: int = 1 << 40,
     centred: bool = True,
@@ -48,7 +47,7 @@ def normalize(
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            weight, bias, eps, centred, scale, zero_point, low, high, plain, part,
+            weight, bias, eps, centred, scale, zero_point, low, high, form, part,
         )  # fmt: skip
         floats.check()
         codes.check()
@@ -70,7 +69,7 @@ def normal_of(x: Floats, eps: float) -> NDArray[np.float64]:
 
 @forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_layer_norm(channels: int, plain: bool) -> None:
+def test_layer_norm(channels: int, form: int) -> None:
     """Errors are those of float32: of the mean, as large as the numbers, and of the result."""
     rng = np.random.default_rng(channels)
     weight = rng.uniform(-2, 2, channels).astype(np.float32)
@@ -78,7 +77,7 @@ def test_layer_norm(channels: int, plain: bool) -> None:
     for pixels in PIXELS:
         for spread, middle, gap, part in ((1, 0, 0, 1 << 40), (1e-3, 0, 2, 1), (30, 500, 3, 2)):
             x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
-            floats, _ = normalize(x, weight, bias, 1e-5, plain, gap, part)
+            floats, _ = normalize(x, weight, bias, 1e-5, form, gap, part)
             normal = normal_of(x, 1e-5)
             ulp = np.finfo(np.float32).eps
             of_mean = abs(middle) / np.sqrt(x.astype(np.float64).var(-1, keepdims=True) + 1e-5)
@@ -88,14 +87,14 @@ def test_layer_norm(channels: int, plain: bool) -> None:
 
 @forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_rms_norm(channels: int, plain: bool) -> None:
+def test_rms_norm(channels: int, form: int) -> None:
     """The mean of squares has the error of a sum of numbers that are not below 0."""
     rng = np.random.default_rng(channels)
     weight, zero = rng.uniform(-2, 2, channels).astype(np.float32), np.zeros(channels, np.float32)
     for pixels in PIXELS:
         for spread, middle, gap, part in ((1, 0, 0, 1 << 40), (1e-3, 0, 2, 1), (30, 500, 3, 2)):
             x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
-            floats, _ = normalize(x, weight, zero, 1e-6, plain, gap, part, centred=False)
+            floats, _ = normalize(x, weight, zero, 1e-6, form, gap, part, centred=False)
             exact = x.astype(np.float64)
             exact = exact / np.sqrt(np.square(exact).mean(-1, keepdims=True) + 1e-6) * weight
             ulp = np.finfo(np.float32).eps
@@ -104,16 +103,16 @@ def test_rms_norm(channels: int, plain: bool) -> None:
 
 @forms
 @pytest.mark.parametrize("number", [0.0, 1.0, -77.25, 1e30])
-def test_layer_norm_of_equal_numbers(number: float, plain: bool) -> None:
+def test_layer_norm_of_equal_numbers(number: float, form: int) -> None:
     """Their variance is exactly 0, where their sum is exact."""
     x = np.full((1, 1, 1, 3, 256), number, np.float32)
     bias = np.linspace(-1, 1, 256).astype(np.float32)
-    floats, _ = normalize(x, np.ones(256, np.float32), bias, 1e-5, plain)
+    floats, _ = normalize(x, np.ones(256, np.float32), bias, 1e-5, form)
     assert np.array_equal(floats, np.broadcast_to(bias, x.shape))
 
 
 @forms
-def test_layer_norm_of_infinity(plain: bool) -> None:
+def test_layer_norm_of_infinity(form: int) -> None:
     """A NaN becomes the smallest code, and other rows stay as they are."""
     x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 3, 70)).astype(np.float32)
     weight, bias = np.ones(70, np.float32), np.zeros(70, np.float32)
@@ -123,26 +122,27 @@ def test_layer_norm_of_infinity(plain: bool) -> None:
     result = image_of(floats)
     call(
         "layer_norm_floats", image_of(changed), result, codes, weight, bias, 1e-5, True,
-        np.float32(20), np.float32(100), 7, 255, plain, 1,
+        np.float32(20), np.float32(100), 7, 255, form, 1,
     )  # fmt: skip
-    expected, _ = normalize(x, weight, bias, 1e-5, plain)
+    expected, _ = normalize(x, weight, bias, 1e-5, form)
     got = floats_in(result)
     assert np.isnan(got[..., 1, :]).all() and (codes.codes[..., 1, :] == 7).all()
     assert np.array_equal(got[..., ::2, :], expected[..., ::2, :])
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@vector_forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_forms_agree(channels: int) -> None:
+def test_forms_agree(channels: int, form: int) -> None:
     rng = np.random.default_rng(channels)
     weight, bias = rng.normal(1, 1, (2, channels)).astype(np.float32)
     for scale in (1e-20, 1e-3, 1, 1e4, 1e18):
         x = (rng.standard_t(2, (2, 1, 1, 9, channels)) * scale).astype(np.float32)
         for centred in (True, False):
-            plain, vnni = (
-                normalize(x, weight, bias, 1e-5, form, centred=centred) for form in (True, False)
+            plain, found = (
+                normalize(x, weight, bias, 1e-5, level, centred=centred)
+                for level in (Form.PLAIN, form)
             )
-            assert np.array_equal(plain[0], vnni[0]) and np.array_equal(plain[1], vnni[1])
+            assert np.array_equal(plain[0], found[0]) and np.array_equal(plain[1], found[1])
 
 
 OPERANDS = {
@@ -193,7 +193,7 @@ def test_sums_and_products(name: str, types: str) -> None:
 
 
 def softmax(
-    x: Floats, plain: bool, gap: int = 0, part: int = 1 << 40, hides: bool = False
+    x: Floats, form: int, gap: int = 0, part: int = 1 << 40, hides: bool = False
 ) -> tuple[Floats, NDArray[np.uint8]]:
     """Return floats and codes of one call that gives both; either alone has the same bits."""
     results = []
@@ -204,7 +204,7 @@ def softmax(
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            np.float32(255), np.float32(2), 2, 250, hides, plain, part,
+            np.float32(255), np.float32(2), 2, 250, hides, form, part,
         )  # fmt: skip
         floats.check()
         codes.check()
@@ -216,7 +216,7 @@ def softmax(
 
 @forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_softmax(channels: int, plain: bool) -> None:
+def test_softmax(channels: int, form: int) -> None:
     """Relative to each share: exponents are exact to an ulp of the largest difference."""
     rng = np.random.default_rng(channels)
     ulp = np.finfo(np.float32).eps
@@ -225,7 +225,7 @@ def test_softmax(channels: int, plain: bool) -> None:
             x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
             x[rng.random(x.shape) < 0.2] = -np.inf
             x[..., 0] = middle
-            floats, codes = softmax(x, plain, gap, part)
+            floats, codes = softmax(x, form, gap, part)
             wide = x.astype(np.float64)
             exact = np.exp(wide - wide.max(-1, keepdims=True))
             exact /= exact.sum(-1, keepdims=True)
@@ -235,24 +235,24 @@ def test_softmax(channels: int, plain: bool) -> None:
             assert np.array_equal(codes, np.rint(fused).clip(2, 250).astype(np.uint8))
 
 
-@pytest.mark.skipif(not HAS_VNNI, reason="the processor has no AVX-512 VNNI")
+@vector_forms
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_forms_of_softmax_agree(channels: int) -> None:
+def test_forms_of_softmax_agree(channels: int, form: int) -> None:
     for spread in (1e-3, 1, 40, 1e4):
         rng = np.random.default_rng(channels)
         x = rng.normal(0, spread, (2, 1, 1, 9, channels)).astype(np.float32)
-        plain, vnni = (softmax(x, form) for form in (True, False))
-        assert np.array_equal(plain[0], vnni[0]) and np.array_equal(plain[1], vnni[1])
+        plain, found = (softmax(x, level) for level in (Form.PLAIN, form))
+        assert np.array_equal(plain[0], found[0]) and np.array_equal(plain[1], found[1])
 
 
 @forms
-def test_softmax_without_numbers(plain: bool) -> None:
+def test_softmax_without_numbers(form: int) -> None:
     """A row with an infinity or a NaN is NaN, one of minus infinities where nothing hides."""
     x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 5, 70)).astype(np.float32)
-    expected, _ = softmax(x, plain)
+    expected, _ = softmax(x, form)
     x[..., 1, :], x[..., 2, 66], x[..., 3, 0] = -np.inf, np.inf, np.nan
     for hides in (False, True):
-        floats, codes = softmax(x, plain, hides=hides)
+        floats, codes = softmax(x, form, hides=hides)
         row = floats[..., 1, :]
         assert (row == 0).all() if hides else np.isnan(row).all()
         assert np.isnan(floats[..., 2:4, :]).all() and (codes[..., 1:4, :] == 2).all()
@@ -260,10 +260,10 @@ def test_softmax_without_numbers(plain: bool) -> None:
 
 
 @forms
-def test_softmax_that_hides(plain: bool) -> None:
+def test_softmax_that_hides(form: int) -> None:
     """A NaN shows although all else is hidden; numbers of any size are no minus infinities."""
     x = np.full((1, 1, 1, 3, 70), -np.inf, np.float32)
     x[..., 1, 3], x[..., 2, 69] = np.nan, np.finfo(np.float32).min
-    floats, _ = softmax(x, plain, hides=True)
+    floats, _ = softmax(x, form, hides=True)
     assert (floats[..., 0, :] == 0).all() and np.isnan(floats[..., 1, :]).all()
     assert (floats[..., 2, :69] == 0).all() and floats[..., 2, 69] == 1

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tests.x86_kernels import (
     PARTS,
     Codes,
+    Form,
     Image,
     Strides,
     Triple,
@@ -26,7 +27,7 @@ from tests.x86_kernels import (
     forms,
     random_codes,
     spans,
-    vnni,
+    vector_forms,
 )
 
 # --- Edges of a region.
@@ -61,7 +62,7 @@ def strides_of(x: torch.Tensor) -> Strides:
 @forms
 @shapes
 @layouts
-def test_quantize(layout: str, shape: tuple[int, ...], plain: bool) -> None:
+def test_quantize(layout: str, shape: tuple[int, ...], form: int) -> None:
     """The codes of the reference operator, bit for bit."""
     torch.manual_seed(0)
     x = LAYOUTS[layout](torch.randn(shape) * 3)
@@ -79,7 +80,7 @@ def test_quantize(layout: str, shape: tuple[int, ...], plain: bool) -> None:
             np.float32(zero_point),
             3,
             250,
-            plain,
+            form,
             part,
         )
         expected = torch.ops.jit_passes.quantize(x, scale, zero_point, 3, 250, torch.uint8)
@@ -88,14 +89,14 @@ def test_quantize(layout: str, shape: tuple[int, ...], plain: bool) -> None:
 
 
 @forms
-def test_quantize_by_hand(plain: bool) -> None:
+def test_quantize_by_hand(form: int) -> None:
     """Ties go to the even code, numbers beyond the codes are clipped, a NaN is the lowest code."""
     values = [0.5, 1.5, 2.5, -0.5, 254.5, 255.5, 1e30, -1e30, np.inf, -np.inf, np.nan, 3.0]
     for count in (len(values), 5 * len(values)):
         x = np.resize(np.array(values, np.float32), count)
         out = Image((1, 1, 1, 1, count))
         strides = Strides(count, count, count, count, 1)
-        call("quantize", x, strides, out, np.float32(1), np.float32(0), 1, 255, plain, 1)
+        call("quantize", x, strides, out, np.float32(1), np.float32(0), 1, 255, form, 1)
         expected = np.resize([1, 2, 2, 1, 254, 255, 255, 1, 255, 1, 1, 3], count)
         assert (out.codes.reshape(-1) == expected).all()
 
@@ -103,14 +104,14 @@ def test_quantize_by_hand(plain: bool) -> None:
 @forms
 @shapes
 @layouts
-def test_dequantize(layout: str, shape: tuple[int, ...], plain: bool) -> None:
+def test_dequantize(layout: str, shape: tuple[int, ...], form: int) -> None:
     rng = np.random.default_rng(6)
     n, c, d, h, w = shape
     codes = random_codes(rng, n, d, h, w, c)
     for border, gap, part in (((0,) * 6, 0, 1 << 40), ((1, 2, 1, 1, 0, 0), 0, 1), ((0,) * 6, 7, 2)):
         out = LAYOUTS[layout](torch.zeros(shape))
         image = Image.of(codes, border=border, gap=gap)
-        call("dequantize", image, out.numpy(), strides_of(out), np.float32(0.37), 9, plain, part)
+        call("dequantize", image, out.numpy(), strides_of(out), np.float32(0.37), 9, form, part)
         expected = (codes.astype(np.float32) - 9) * np.float32(0.37)
         assert (out.permute(0, 2, 3, 4, 1).numpy() == expected).all()
 
@@ -145,55 +146,55 @@ def operands(
 @forms
 @pairs
 @pytest.mark.parametrize("gap", [0, 3])
-def test_add(pair: Pair, gap: int, plain: bool) -> None:
+def test_add(pair: Pair, gap: int, form: int) -> None:
     a, b, out, x, y = operands(pair, gap)
     table = random_codes(np.random.default_rng(8), 256)
     scales = np.float32(0.71), np.float32(-0.433), np.float32(90.3)
     value = x * float(scales[0]) + y * float(scales[1]) + float(scales[2])
     for part in PARTS:
-        call("add", a, b, out, *scales, 11, 240, None, plain, part)
+        call("add", a, b, out, *scales, 11, 240, None, form, part)
         assert_rounds_to(out.codes, value, 11, 240)
         out.check()
     plainly = out.codes.copy()
-    call("add", a, b, out, *scales, 11, 240, table, plain, 1)
+    call("add", a, b, out, *scales, 11, 240, table, form, 1)
     assert (out.codes == table[plainly]).all()
-    call("add", b, a, out, scales[1], scales[0], scales[2], 11, 240, None, plain, 1)
+    call("add", b, a, out, scales[1], scales[0], scales[2], 11, 240, None, form, 1)
     assert_rounds_to(out.codes, value, 11, 240)
 
 
 @forms
 @pairs
 @pytest.mark.parametrize("gap", [0, 3])
-def test_multiply(pair: Pair, gap: int, plain: bool) -> None:
+def test_multiply(pair: Pair, gap: int, form: int) -> None:
     a, b, out, x, y = operands(pair, gap)
     table = random_codes(np.random.default_rng(8), 256)
     scale, offset = np.float32(0.0137), np.float32(121)
     value = (x - 100) * (y - 255) * float(scale) + float(offset)
     for part in PARTS:
-        call("multiply", a, b, out, 100, 255, scale, offset, 0, 255, None, plain, part)
+        call("multiply", a, b, out, 100, 255, scale, offset, 0, 255, None, form, part)
         assert_rounds_to(out.codes, value)
         out.check()
     plainly = out.codes.copy()
-    call("multiply", a, b, out, 100, 255, scale, offset, 0, 255, table, plain, 1)
+    call("multiply", a, b, out, 100, 255, scale, offset, 0, 255, table, form, 1)
     assert (out.codes == table[plainly]).all()
 
 
 @forms
-def test_rounding_of_sums(plain: bool) -> None:
+def test_rounding_of_sums(form: int) -> None:
     """All pairs of codes; sums of halves are exact, and ties go to the even code."""
     a, b = (x.astype(np.uint8).reshape(1, 1, 256, 256, 1) for x in np.indices((256, 256)))
     out = Image(a.shape)
     half = np.float32(0.5)
-    call("add", Image.of(a), Image.of(b), out, half, half, np.float32(-20), 0, 255, None, plain, 7)
+    call("add", Image.of(a), Image.of(b), out, half, half, np.float32(-20), 0, 255, None, form, 7)
     exact = (a.astype(np.int64) + b) / 2 - 20
     assert (out.codes == np.clip(np.round(exact), 0, 255)).all()
-    call("multiply", Image.of(a), Image.of(b), out, 9, 3, half, half, 5, 99, None, plain, 7)
+    call("multiply", Image.of(a), Image.of(b), out, 9, 3, half, half, 5, 99, None, form, 7)
     exact = (a.astype(np.int64) - 9) * (b.astype(np.int64) - 3) / 2 + 0.5
     assert (out.codes == np.clip(np.round(exact), 5, 99)).all()
 
 
-@vnni
-def test_forms_of_sums_agree() -> None:
+@vector_forms
+def test_forms_of_sums_agree(form: int) -> None:
     """For all pairs of codes, with scales as they come."""
     rng = np.random.default_rng(9)
     a, b = (x.astype(np.uint8).reshape(1, 1, 256, 256, 1) for x in np.indices((256, 256)))
@@ -202,25 +203,25 @@ def test_forms_of_sums_agree() -> None:
         m, k, offset = (np.float32(v) for v in rng.uniform(-1, 1, 3) * (1, 1, 200))
         for name, scales in (("add", (m, k, offset)), ("multiply", (100, 3, m / 50, offset))):
             plain, vector = Image(a.shape), Image(a.shape)
-            call(name, *images, plain, *scales, 0, 255, None, True, 7)
-            call(name, *images, vector, *scales, 0, 255, None, False, 7)
+            call(name, *images, plain, *scales, 0, 255, None, Form.PLAIN, 7)
+            call(name, *images, vector, *scales, 0, 255, None, form, 7)
             assert (plain.codes == vector.codes).all()
 
 
 @forms
 @pytest.mark.parametrize("shape", [(2, 1, 5, 7, 24), (1, 2, 3, 4, 65), (1, 1, 1, 1, 1000)], ids=str)
-def test_look_up(shape: tuple[int, int, int, int, int], plain: bool) -> None:
+def test_look_up(shape: tuple[int, int, int, int, int], form: int) -> None:
     """Also from one layout to the other, without a table, and in place."""
     rng = np.random.default_rng(10)
     codes, table = random_codes(rng, *shape), random_codes(rng, 256)
     for gap, border in ((0, (0,) * 6), (5, (0,) * 6), (0, (1, 1, 1, 1, 1, 1))):
         image, out = Image.of(codes), Image(shape, gap=gap, border=border)
-        call("look_up", image, out, table, plain, 2)
+        call("look_up", image, out, table, form, 2)
         assert (out.codes == table[codes]).all()
         out.check()
-        call("look_up", image, out, None, plain, 1)
+        call("look_up", image, out, None, form, 1)
         assert (out.codes == codes).all()
-        call("look_up", out, out, table, plain, 1)
+        call("look_up", out, out, table, form, 1)
         assert (out.codes == table[codes]).all()
         out.check()
 
@@ -303,7 +304,7 @@ def spans_of(pool: Pool, out: torch.Size) -> NDArray[np.int64]:
 @forms
 @pools
 @pytest.mark.parametrize("channels", [1, 24, 64, 131])
-def test_max_pool(pool: Pool, channels: int, plain: bool) -> None:
+def test_max_pool(pool: Pool, channels: int, form: int) -> None:
     codes = random_codes(np.random.default_rng(13), 2, *pool.size, channels)
     expected = F.max_pool3d(
         planar(codes), pool.kernel, pool.stride, pool.pad, pool.dilation, pool.ceil
@@ -316,7 +317,7 @@ def test_max_pool(pool: Pool, channels: int, plain: bool) -> None:
             out,
             spans_of(pool, expected.shape),
             *pool.dilation,
-            plain,
+            form,
             part,
         )
         assert (out.codes == expected.permute(0, 2, 3, 4, 1).numpy()).all()
@@ -326,7 +327,7 @@ def test_max_pool(pool: Pool, channels: int, plain: bool) -> None:
 @forms
 @averages
 @pytest.mark.parametrize("channels", [1, 24, 64, 131])
-def test_average_pool(pool: Pool, channels: int, plain: bool) -> None:
+def test_average_pool(pool: Pool, channels: int, form: int) -> None:
     codes = random_codes(np.random.default_rng(14), 2, *pool.size, channels)
     average = F.avg_pool3d(
         planar(codes) - 100, pool.kernel, pool.stride, pool.pad, pool.ceil, pool.include_pad
@@ -335,7 +336,7 @@ def test_average_pool(pool: Pool, channels: int, plain: bool) -> None:
     for part in PARTS:
         call(
             "average_pool", Image.of(codes), out, spans_of(pool, average.shape), 1.37,
-            *(100, 128, 0, 3, 251, plain, part),
+            *(100, 128, 0, 3, 251, form, part),
         )  # fmt: skip
         assert_rounds_to(out.codes, (average * 1.37 + 128).permute(0, 2, 3, 4, 1).numpy(), 3, 251)
         out.check()
@@ -352,37 +353,37 @@ ADAPTIVE: list[tuple[Triple, Triple]] = [
 
 @forms
 @pytest.mark.parametrize("size, out", ADAPTIVE, ids=str)
-def test_adaptive_pool(size: Triple, out: Triple, plain: bool) -> None:
+def test_adaptive_pool(size: Triple, out: Triple, form: int) -> None:
     codes = random_codes(np.random.default_rng(15), 2, *size, 70)
     average = F.adaptive_avg_pool3d(planar(codes), out)
     largest = F.adaptive_max_pool3d(planar(codes), out)
     all_spans = np.concatenate([spans(size[i], out[i]) for i in range(3)])
     found = Image((2, *out, 70))
-    call("average_pool", Image.of(codes), found, all_spans, 1.0, 0, 0, 0, 0, 255, plain, 1)
+    call("average_pool", Image.of(codes), found, all_spans, 1.0, 0, 0, 0, 0, 255, form, 1)
     assert_rounds_to(found.codes, average.permute(0, 2, 3, 4, 1).numpy())
-    call("max_pool", Image.of(codes), found, all_spans, 1, 1, 1, plain, 1)
+    call("max_pool", Image.of(codes), found, all_spans, 1, 1, 1, form, 1)
     assert (found.codes == largest.permute(0, 2, 3, 4, 1).numpy()).all()
 
 
 @forms
-def test_rounding_of_averages(plain: bool) -> None:
+def test_rounding_of_averages(form: int) -> None:
     """Averages of two are exact, ties go to the even code; a divisor of the caller's stands in."""
     codes = np.indices((256, 256)).astype(np.uint8).reshape(1, 2, 1, 256, 256)
     codes = codes.transpose(0, 2, 3, 1, 4).copy().reshape(1, 1, 512, 1, 256)
     out = Image((1, 1, 256, 1, 256))
     pairs_of = np.concatenate([spans(1, 1, 1), spans(512, 256, 2, 2), spans(1, 1, 1)])
     exact = codes.reshape(256, 2, 256).astype(np.int64).sum(1)
-    call("average_pool", Image.of(codes), out, pairs_of, 1.0, 0, 0, 0, 0, 255, plain, 1)
+    call("average_pool", Image.of(codes), out, pairs_of, 1.0, 0, 0, 0, 0, 255, form, 1)
     assert (out.codes.reshape(256, 256) == np.round(exact / 2)).all()
-    call("average_pool", Image.of(codes), out, pairs_of, 1.0, 0, 0, 4, 0, 255, plain, 1)
+    call("average_pool", Image.of(codes), out, pairs_of, 1.0, 0, 0, 4, 0, 255, form, 1)
     assert (out.codes.reshape(256, 256) == np.round(exact / 4)).all()
 
 
 @forms
-def test_sums_of_large_windows(plain: bool) -> None:
+def test_sums_of_large_windows(form: int) -> None:
     """More of the largest codes than 16 bits hold the sum of."""
     codes = np.full((1, 1, 20, 300, 65), 255, np.uint8)
     out = Image((1, 1, 1, 1, 65))
     whole = np.concatenate([spans(1, 1), spans(20, 1), spans(300, 1)])
-    call("average_pool", Image.of(codes), out, whole, 0.5, 0, 0, 0, 0, 255, plain, 1)
+    call("average_pool", Image.of(codes), out, whole, 0.5, 0, 0, 0, 0, 255, form, 1)
     assert (out.codes == 128).all()  # 127.5, the tie

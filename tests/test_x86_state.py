@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from tests.plans import Called, plan_of, reference
+from tests.plans import Called, Grid, plan_of, reference, traced
 
 
 class Net(nn.Module):
@@ -51,6 +51,19 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).chunk(3, 2)
         weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)), 2)
         return self.out(self.norm(weights @ v))
+
+
+class Windows(nn.Module):
+    """Six axes, axes that go round, and values that are repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = Grid(0.03, 131)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.roll(self.grid(x), (-1, 1), (1, 2)).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+        x = x.permute(0, 1, 3, 2, 4, 5).flatten(3, 4).flatten(0, 2)
+        return x.unsqueeze(1).expand(-1, 3, -1, -1).flatten(1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +227,39 @@ def test_mutated_states_of_attention() -> None:
     x = torch.randn(2, 7, 12)
     refused, ran = mutate(plan_of(reference(Attention(), [x, -x])), x, MUTATIONS)
     assert refused > 300 and ran > 30
+
+
+def test_mutated_states_of_windows() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 6, 5)
+    plan = plan_of(traced(Windows(), x))
+    kinds = {operator[0][0] for operator in plan.__getstate__()[0][2]}
+    assert {"roll", "unsqueeze", "expand", "permute"} <= kinds
+    refused, ran = mutate(plan, x, MUTATIONS)
+    assert refused > 300 and ran > 30
+
+
+WRONG = [
+    ("roll", [1], "1 attributes, and it has 2 to 10"),
+    ("roll", [1, 2, 3], "as far as 1 numbers say"),
+    ("roll", [1 << 40, 1], "a distance of"),
+    ("roll", [1, 9], "an axis of 9"),
+    ("unsqueeze", [9], "an axis of 9"),
+    ("expand", [-2], "a size of -2"),
+    ("expand", [1] * 6, "6 attributes, and it has 1 to 5"),
+    ("permute", [0, 1, 2, 3, 4, 5, 6], "7 attributes, and it has 1 to 6"),
+]
+
+
+@pytest.mark.parametrize(("kind", "numbers", "message"), WRONG)
+def test_wrong_moves(kind: str, numbers: list[int], message: str) -> None:
+    lists, scales, operators = plan_of(traced(Windows(), torch.randn(2, 4, 6, 5))).__getstate__()[0]
+    others = [
+        (texts, [*parts[:2], numbers] if texts[0] == kind else parts, tensors)
+        for texts, parts, tensors in operators
+    ]
+    with pytest.raises(RuntimeError, match=message):
+        restored((lists, scales, others))
 
 
 def mutate(plan: Any, x: Tensor, times: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -20,7 +21,21 @@ Codes = NDArray[np.uint8]
 
 _library = ctypes.CDLL(_C.__file__)
 _libc = ctypes.CDLL(None)
-HAS_VNNI = bool(_library.jit_passes_x86_vnni())
+
+
+class Form(IntEnum):
+    """Those of the kernels, in order; each is tested where the processor has its instructions."""
+
+    PLAIN = 0
+    AVX2 = 1
+    AVX_VNNI = 2
+    AVX512_VNNI = 3
+
+    def is_here(self) -> bool:
+        return bool(_library.jit_passes_x86_has_form(ctypes.c_int32(self)))
+
+
+FORMS = [form for form in Form if form.is_here()]
 
 
 def _structure(name: str, fields: str, kind: type) -> type[ctypes.Structure]:
@@ -177,7 +192,7 @@ class Convolution:
         pad: tuple[int, int, int] = (0, 0, 0),
         zero_point: int = 0,
         dense: bool = True,
-        plain: bool = False,
+        form: int = FORMS[-1],
     ) -> None:
         out_channels, kd, kh, kw, in_channels = weight.shape
         window = Window(
@@ -190,7 +205,7 @@ class Convolution:
         self.handle = ctypes.c_void_p(
             new(
                 *(convert(x) for x in (window, in_channels * groups, out_channels, weight)),
-                *(ctypes.c_int32(zero_point), convert(dense), convert(plain)),
+                *(ctypes.c_int32(zero_point), convert(dense), convert(int(form))),
             )
         )
         if not self.handle:
@@ -241,13 +256,9 @@ def spans(
 
 
 Triple = tuple[int, int, int]
-vnni = pytest.mark.skipif(not HAS_VNNI, reason="no AVX-512 VNNI here")
-FORMS = [
-    True,
-    pytest.param(False, marks=vnni),
-]
 PARTS = [1, 3, 1 << 40]
-forms = pytest.mark.parametrize("plain", FORMS, ids=lambda plain: "plain" if plain else "vnni")
+forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name.lower())
+vector_forms = pytest.mark.parametrize("form", FORMS[1:], ids=lambda form: form.name.lower())
 
 
 def random_codes(rng: np.random.Generator, *shape: int) -> Codes:

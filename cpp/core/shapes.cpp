@@ -1,5 +1,6 @@
 #include "shapes.h"
 
+#include "einsum.h"
 #include "operators.h"
 
 namespace jit_passes {
@@ -26,8 +27,8 @@ const auto to_kind = symbol("aten::to");
 bool keepsShape(const Node* node) {
   static const auto kinds = symbols(
       {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm",
-       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "jit_passes::quantize",
-       "jit_passes::dequantize"});
+       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "aten::roll",
+       "jit_passes::quantize", "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
   return kinds.count(node->kind()) || isDropout(node) || (isElementwise(node) && tensors == 1);
 }
@@ -46,8 +47,19 @@ bool broadcasts(const Node* node) {
          isTensor(node->input(0)) && isTensor(node->input(1));
 }
 
-bool isUnbound(const Node* node) {
-  return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;
+// The rank that unpacking `sizes[:-1]` tells.
+std::optional<int64_t> countedBut(const Node* slice) {
+  if (slice->kind() != aten::slice || !isNone(slice->input(1)) || constantNumber(slice->input(3)) != 1.0) {
+    return std::nullopt;
+  }
+  const auto end = constantNumber(slice->input(2));
+  for (const Use& use : slice->output()->uses()) {
+    if (use.user->kind() == prim::ListUnpack && end && *end < 0 &&
+        use.user->owningBlock() == slice->owningBlock()) {
+      return int64_t(use.user->outputs().size()) - static_cast<int64_t>(*end);
+    }
+  }
+  return std::nullopt;
 }
 
 // arange(end, ...), or arange(0, end, ...)
@@ -58,6 +70,10 @@ bool isCount(const Node* node) {
 }
 
 } // namespace
+
+bool isUnbound(const Node* node) {
+  return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;
+}
 
 bool isToFloat(const Node* node) {
   const auto* schema = node->kind() == to_kind ? node->maybeSchema() : nullptr;
@@ -91,6 +107,10 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
         // It is unpacked whenever the tensor is there.
         if (list.user->kind() == prim::ListUnpack && list.user->owningBlock() == node->owningBlock()) {
           return list.user->outputs().size();
+        }
+        if (const auto more = countedBut(list.user);
+            more && list.user->owningBlock() == node->owningBlock()) {
+          return more;
         }
       }
     }
@@ -134,6 +154,17 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   }
   if (isCount(node)) {
     return 1;
+  }
+  if (const auto labels = einsumLabels(node)) {
+    return labels->result.size();
+  }
+  if (node->kind() == aten::unsqueeze) {
+    const auto own = rank(node->input(0));
+    return own ? std::optional(*own + 1) : std::nullopt;
+  }
+  if (node->kind() == aten::expand) {
+    const auto sizes = ofList(node->input(1));
+    return sizes ? std::optional<int64_t>(sizes->size()) : std::nullopt;
   }
   if (node->kind() == aten::select || isUnbound(node)) {
     const auto own = rank(node->kind() == aten::select ? node->input(0) : node->input(0)->node()->input(0));
@@ -235,6 +266,9 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   if (keepsShape(node)) {
     return ofAxis(from, axis);
   }
+  if (const auto labels = einsumLabels(node); labels && axis < int64_t(labels->result.size())) {
+    return ofLabel(tensor, axis, *labels);
+  }
   if (isCount(node)) {
     const Extent end = ofNumber(node->input(node->inputs().size() - 5));
     const bool known = end.isNumber()        ? end.number >= 0
@@ -299,48 +333,14 @@ Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
                                         : Extent{unflatten->output(), -1};
 }
 
-// Of what only moves axes.
-std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
-  const Node* node = tensor->node();
-  const auto numbered = [&](const Value* value, int64_t rank) {
-    const auto number = integer(value);
-    return number ? (*number < 0 ? *number + rank : *number) : -1;
+// Of an axis of an einsum, which broadcasts.
+Extent Shapes::ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const {
+  const auto operands = tensor->node()->input(1)->node()->inputs();
+  const auto sizeIn = [&](size_t operand) {
+    const size_t own = (operand == 0 ? labels.a : labels.b).find(labels.result[axis]);
+    return own == std::string::npos ? Extent{nullptr, 1} : ofAxis(operands[operand], int64_t(own));
   };
-  const auto own = rank(tensor);
-  if (node->kind() == aten::transpose) {
-    const int64_t a = numbered(node->input(1), own.value_or(-8)),
-                  b = numbered(node->input(2), own.value_or(-8));
-    return a >= 0 && b >= 0 ? std::optional(ofAxis(
-                                  node->input(0), axis == a   ? b
-                                                  : axis == b ? a
-                                                              : axis))
-                            : std::nullopt;
-  }
-  if (node->kind() == aten::permute) {
-    const auto axes = constantInts(node->input(1));
-    return axes && axis < int64_t(axes->size()) ? std::optional(ofAxis(node->input(0), (*axes)[axis]))
-                                                : std::nullopt;
-  }
-  if (node->kind() == aten::select || isUnbound(node)) {
-    const Node* taken = node->kind() == aten::select ? node : node->input(0)->node();
-    const int64_t gone = numbered(taken->input(1), own.value_or(-8) + 1);
-    return gone >= 0 ? std::optional(ofAxis(taken->input(0), axis + (axis >= gone))) : std::nullopt;
-  }
-  const Node* list = node->kind() == prim::ListUnpack ? node->input(0)->node() : nullptr;
-  if (list && list->inputs().size() == 3 && movesData(list)) { // chunk, split and the like
-    const int64_t along = numbered(list->input(2), own.value_or(-8));
-    const Extent whole = along >= 0 ? ofAxis(list->input(0), axis) : Extent{tensor, axis};
-    if (along >= 0 && axis != along) {
-      return whole;
-    }
-    const int64_t parts = node->outputs().size();
-    const bool equal =
-        list->kind() == aten::chunk || integer(list->input(1)).value_or(0) * parts == whole.number;
-    return whole.isNumber() && equal && whole.number % parts == 0
-               ? std::optional(Extent{nullptr, whole.number / parts})
-               : std::nullopt;
-  }
-  return std::nullopt;
+  return broadcast(sizeIn(0), sizeIn(1), {tensor, axis});
 }
 
 // Of matrix products, attention, and what broadcasts.
@@ -367,9 +367,16 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
 // The features of a value, if a linear layer reads them whenever it is there.
 std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
   for (const Use& use : tensor->uses()) {
+    if (use.offset != 0 || use.user->owningBlock() != tensor->node()->owningBlock()) {
+      continue;
+    }
+    if (keepsShape(use.user)) {
+      if (const auto features = featuresRead(use.user->output())) {
+        return features;
+      }
+    }
     const auto weighted = weightedOperator(use.user);
-    if (weighted && weighted->spatial_dims == 0 && use.offset == 0 &&
-        use.user->owningBlock() == tensor->node()->owningBlock()) {
+    if (weighted && weighted->spatial_dims == 0) {
       if (const auto weight = known_.tensor(use.user->input(1)); weight && weight->dim() == 2) {
         return weight->size(1);
       }

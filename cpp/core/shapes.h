@@ -3,6 +3,7 @@
 // Convolutions and pools are taken to have a batch axis.
 #pragma once
 
+#include "einsum.h"
 #include "known_values.h"
 
 namespace jit_passes {
@@ -22,6 +23,9 @@ struct Extent {
 // Whether it gives its operand in float32, and changes nothing else.
 bool isToFloat(const Node* node);
 
+// Whether it gives the elements along an axis, each as a tensor.
+bool isUnbound(const Node* node);
+
 // Taken once, before any edit.
 class Shapes {
  public:
@@ -33,6 +37,10 @@ class Shapes {
   Extent ofAxis(const Value* tensor, int64_t axis) const { return ofAxis(tensor, axis, {tensor, axis}); }
   // The sizes that a reshape is given; -1 for the one that is open.
   std::optional<std::vector<Extent>> sizesGiven(const Value* tensor) const;
+  // The numbers of a list, if it is known how many there are.
+  std::optional<std::vector<Extent>> ofList(const Value* list) const;
+  // Of a size that is a quotient: the size that is divided, and by which number.
+  std::optional<std::pair<Extent, int64_t>> asQuotient(const Extent& extent) const;
   // The size of the last axis that a linear layer takes the tensor with.
   std::optional<int64_t> featuresRead(const Value* tensor) const;
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
@@ -53,8 +61,12 @@ class Shapes {
   Extent findExtent(const Value* tensor, int64_t axis) const;
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
+  Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
+  std::optional<Extent> ofExpanded(const Node* expand, int64_t axis) const;
+  std::optional<Extent> ofSlice(const Node* slice, int64_t axis, std::optional<int64_t> rank) const;
   Extent ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const;
-  std::optional<int64_t> ofQuotient(const Node* node) const;
+  std::optional<int64_t> ofArithmetic(const Node* node) const;
+  Extent ofElement(const Value* list, int64_t index, const Extent& otherwise) const;
 
   KnownValues known_;
   // Answers given so far, so that each value is looked at once.

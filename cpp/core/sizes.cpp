@@ -2,6 +2,30 @@
 #include "shapes.h"
 
 namespace jit_passes {
+namespace {
+
+constexpr int64_t kMostNumber = int64_t{1} << 30; // whose products fit
+
+bool isQuotient(const Node* node) {
+  const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;
+  const auto rounding =
+      node->kind() == aten::div && node->inputs().size() == 3 ? constantOf(node->input(2)) : std::nullopt;
+  return floors || (rounding && rounding->isString());
+}
+
+// A constant, also the tensor that traces make of a number.
+std::optional<int64_t> wholeNumber(const Value* value) {
+  const auto constant = constantOf(value);
+  if (constant && constant->isTensor()) {
+    const at::Tensor& tensor = constant->toTensor();
+    return tensor.dim() == 0 && at::isIntegralType(tensor.scalar_type(), false)
+               ? std::optional(tensor.item<int64_t>())
+               : std::nullopt;
+  }
+  return constant && constant->isInt() ? std::optional(constant->toInt()) : std::nullopt;
+}
+
+} // namespace
 
 std::optional<int64_t> Shapes::integer(const Value* value) {
   const auto number = constantNumber(value);
@@ -19,36 +43,70 @@ Extent Shapes::ofNumber(const Value* value) const {
   if (conversions.count(node->kind()) && node->inputs().size() == 1) {
     return ofNumber(node->input(0));
   }
-  if (const auto quotient = ofQuotient(node)) {
-    return {nullptr, *quotient};
+  if (const auto number = ofArithmetic(node)) {
+    return {nullptr, *number};
   }
   const Extent held{value, isTensor(value) ? Extent::kHeld : 0};
-  const Value* sizes = node->kind() == aten::size ? value : node->inputs().empty() ? nullptr : node->input(0);
-  if (sizes == nullptr || sizes->node()->kind() != aten::size || known_.isWritten(sizes)) {
-    return held;
+  if (node->kind() == aten::size && node->inputs().size() == 2) {
+    const auto axis = constantOf(node->input(1));
+    return axis && axis->isInt() && !known_.isWritten(value) ? ofAxis(node->input(0), axis->toInt(), held)
+                                                             : held;
   }
-  const Value* tensor = sizes->node()->input(0);
-  const Node* reader = value == sizes || node->kind() == aten::__getitem__ ? node : nullptr;
   if (node->kind() == prim::ListUnpack) {
-    return ofAxis(tensor, value->offset(), held);
+    return ofElement(node->input(0), value->offset(), held);
   }
-  const auto axis = reader && reader->inputs().size() == 2 ? constantOf(reader->input(1)) : std::nullopt;
-  return axis && axis->isInt() ? ofAxis(tensor, axis->toInt(), held) : held;
+  const auto index = node->kind() == aten::__getitem__ ? constantOf(node->input(1)) : std::nullopt;
+  return index && index->isInt() ? ofElement(node->input(0), index->toInt(), held) : held;
 }
 
-// `size // 4`, and what traced models have for it.
-std::optional<int64_t> Shapes::ofQuotient(const Node* node) const {
-  const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;
-  const auto rounding =
-      node->kind() == aten::div && node->inputs().size() == 3 ? constantOf(node->input(2)) : std::nullopt;
-  if (!floors && !(rounding && rounding->isString())) { // trunc and floor are one for sizes
+// Of a list that holds sizes of a tensor, or some of these from the first on; it has such an element.
+Extent Shapes::ofElement(const Value* list, int64_t index, const Extent& otherwise) const {
+  for (const Node* node = list->node(); !known_.isWritten(list); node = list->node()) {
+    if (node->kind() == aten::size && node->inputs().size() == 1) {
+      return ofAxis(node->input(0), index, otherwise);
+    }
+    if (node->kind() != aten::slice || index < 0) {
+      return otherwise;
+    }
+    const auto start = isNone(node->input(1)) ? std::optional<int64_t>(0) : integer(node->input(1));
+    if (!start || *start < 0 || integer(node->input(3)) != 1) {
+      return otherwise;
+    }
+    index += *start, list = node->input(0);
+  }
+  return otherwise;
+}
+
+std::optional<std::pair<Extent, int64_t>> Shapes::asQuotient(const Extent& extent) const {
+  const Node* node = extent.isNumber() ? nullptr : extent.value->node();
+  if (node == nullptr || !isQuotient(node) || (extent.number != 0 && extent.number != Extent::kHeld)) {
     return std::nullopt;
   }
-  const Extent size = ofNumber(node->input(0));
-  const auto divisor = integer(node->input(1));
-  return size.isNumber() && size.number >= 0 && divisor && *divisor > 0
-             ? std::optional(size.number / *divisor)
-             : std::nullopt;
+  const auto divisor = wholeNumber(node->input(1));
+  return divisor && *divisor > 0 ? std::optional(std::pair(ofNumber(node->input(0)), *divisor))
+                                 : std::nullopt;
+}
+
+// `2 * (size // 4)`, and what traced models have for it.
+std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
+  static const auto sums = symbols({"aten::add", "aten::sub"});
+  const bool divides = isQuotient(node), is_sum = sums.count(node->kind()) > 0;
+  if ((!divides && !is_sum && node->kind() != aten::mul) || node->inputs().size() < 2 ||
+      (is_sum && node->inputs().size() == 3 && integer(node->input(2)) != 1)) {
+    return std::nullopt;
+  }
+  const auto numberOf = [&](const Value* value) -> std::optional<int64_t> {
+    const Extent extent = ofNumber(value);
+    return extent.isNumber() ? std::optional(extent.number) : wholeNumber(value);
+  };
+  const auto a = numberOf(node->input(0)), b = a ? numberOf(node->input(1)) : std::nullopt;
+  if (!b || std::abs(*a) > kMostNumber || std::abs(*b) > kMostNumber) {
+    return std::nullopt;
+  }
+  if (divides) { // trunc and floor are one for sizes
+    return *a >= 0 && *b > 0 ? std::optional(*a / *b) : std::nullopt;
+  }
+  return node->kind() == aten::mul ? *a * *b : node->kind() == aten::add ? *a + *b : *a - *b;
 }
 
 // The sizes that a reshape is given; -1 for the one that is open.
@@ -57,19 +115,64 @@ std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const
   if (node->kind() != aten::reshape || known_.isWritten(node->input(1))) {
     return std::nullopt;
   }
+  return ofList(node->input(1));
+}
+
+// Of lists as scripts put them together: `x.shape[:-1] + [4, -1]`.
+std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
+  const Node* node = list->node();
   std::vector<Extent> sizes;
-  if (const auto constant = constantInts(node->input(1))) {
+  if (known_.isWritten(list)) {
+    return std::nullopt;
+  }
+  if (const auto constant = constantInts(list)) {
     for (const int64_t size : *constant) {
       sizes.push_back({nullptr, size});
     }
-  } else if (node->input(1)->node()->kind() == prim::ListConstruct) {
-    for (const Value* size : node->input(1)->node()->inputs()) {
+    return sizes;
+  }
+  if (node->kind() == prim::ListConstruct) {
+    for (const Value* size : node->inputs()) {
       sizes.push_back(ofNumber(size));
     }
-  } else {
+    return sizes;
+  }
+  static const auto copies = symbol("aten::list");
+  if (node->kind() == copies) {
+    return ofList(node->input(0));
+  }
+  if (node->kind() == aten::size && node->inputs().size() == 1) {
+    const auto own = rank(node->input(0));
+    for (int64_t axis = 0; axis < own.value_or(0); ++axis) {
+      sizes.push_back(ofAxis(node->input(0), axis));
+    }
+    return own ? std::optional(sizes) : std::nullopt;
+  }
+  const auto first =
+      node->kind() == aten::add || node->kind() == aten::slice ? ofList(node->input(0)) : std::nullopt;
+  if (!first) {
     return std::nullopt;
   }
-  return sizes;
+  if (node->kind() == aten::add) {
+    const auto second = ofList(node->input(1));
+    if (second) {
+      sizes = *first;
+      sizes.insert(sizes.end(), second->begin(), second->end());
+    }
+    return second ? std::optional(sizes) : std::nullopt;
+  }
+  const int64_t count = first->size();
+  const auto end = [&](size_t operand, int64_t otherwise) -> std::optional<int64_t> {
+    const auto number =
+        isNone(node->input(operand)) ? std::optional(otherwise) : integer(node->input(operand));
+    return number ? std::optional(std::clamp<int64_t>(*number < 0 ? *number + count : *number, 0, count))
+                  : number;
+  };
+  const auto from = end(1, 0), to = end(2, count);
+  return from && to && integer(node->input(3)) == 1
+             ? std::optional(
+                   std::vector<Extent>(first->begin() + *from, first->begin() + std::max(*from, *to)))
+             : std::nullopt;
 }
 
 } // namespace jit_passes

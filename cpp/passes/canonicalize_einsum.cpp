@@ -4,38 +4,18 @@
 //   aten::einsum("bij,bjd->bid", [%a, %b])                  ->  aten::matmul(%a, %b)
 //
 // where the labels of a batch come first, in the same order, in operands and result; one label is summed over, and the
-// others are those of rows and columns. Without a batch too. Other equations stay as they are. Along the summed label,
-// where einsum would repeat a size of 1, the product raises an error.
-#include "core/graph.h"
+// others are those of rows and columns. Without a batch too. Other equations stay as they are, and so do those of which
+// it is not known that both operands have one size along the summed label: einsum repeats a size of 1 there, and a
+// product raises an error.
+#include "core/einsum.h"
 #include "core/registry.h"
+#include "core/shapes.h"
 
 namespace jit_passes {
 namespace {
 
-// Labels of the operands and of the result. Nothing where an equation does not name all of them once each, and nothing
-// else.
-struct Labels {
-  std::string a, b, result;
-};
-
-std::optional<Labels> labelsOf(std::string equation) {
-  equation.erase(std::remove(equation.begin(), equation.end(), ' '), equation.end());
-  const size_t comma = equation.find(','), arrow = equation.find("->");
-  if (comma == std::string::npos || arrow == std::string::npos || comma > arrow) {
-    return std::nullopt;
-  }
-  const Labels labels{
-      equation.substr(0, comma), equation.substr(comma + 1, arrow - comma - 1), equation.substr(arrow + 2)};
-  const auto named = [](const std::string& text) {
-    const std::set<char> letters(text.begin(), text.end());
-    return letters.size() == text.size() &&
-           std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalpha(c) != 0; });
-  };
-  return named(labels.a) && named(labels.b) && named(labels.result) ? std::optional(labels) : std::nullopt;
-}
-
 // Whether the rows of the right operand are the columns of the product; nothing where it is no product of matrices.
-std::optional<bool> isTransposed(const Labels& labels) {
+std::optional<bool> isTransposed(const EinsumLabels& labels) {
   const auto& [a, b, result] = labels;
   if (a.size() < 2 || a.size() != b.size() || a.size() != result.size()) {
     return std::nullopt;
@@ -52,31 +32,32 @@ std::optional<bool> isTransposed(const Labels& labels) {
   return fits && matrix == std::string{column, summed} ? std::optional(true) : std::nullopt;
 }
 
-Value* productOf(Node* node) {
-  const auto equation = constantOf(node->input(0));
-  const Node* list = node->input(1)->node();
-  if (!equation || !equation->isString() || list->kind() != prim::ListConstruct ||
-      list->inputs().size() != 2 || list->output()->uses().size() != 1) {
-    return nullptr;
-  }
-  const auto labels = labelsOf(equation->toStringRef());
-  const auto transposed = labels ? isTransposed(*labels) : std::nullopt;
-  if (!transposed) {
-    return nullptr;
-  }
-  Value *a = list->input(0), *b = list->input(1);
-  if (*transposed) {
-    b = insertValue(
-        node, aten::transpose, {b, insertConstant(node, int64_t{-2}), insertConstant(node, int64_t{-1})},
-        node);
-  }
-  return insertValue(node, aten::matmul, {a, b}, node);
+// Whether the sizes along the label that is summed over are known to be one: einsum repeats a size of 1, and a product
+// does not.
+bool fits(const Shapes& shapes, const Node* list, const EinsumLabels& labels, bool transposed) {
+  const auto rank = static_cast<int64_t>(labels.a.size());
+  return shapes.ofAxis(list->input(0), rank - 1) ==
+         shapes.ofAxis(list->input(1), transposed ? rank - 1 : rank - 2);
 }
 
 bool canonicalizeEinsum(PassContext& context) {
-  static const auto einsum = symbol("aten::einsum");
-  return replaceNodes(
-      *context.graph(), [](Node* node) { return node->kind() == einsum ? productOf(node) : nullptr; });
+  const Shapes shapes(context);
+  std::vector<std::pair<Node*, bool>> products; // and whether the right operand is to be transposed
+  forEachNode(*context.graph(), [&](Node* node) {
+    const auto labels = einsumLabels(node);
+    const auto transposed = labels ? isTransposed(*labels) : std::nullopt;
+    if (transposed && fits(shapes, node->input(1)->node(), *labels, *transposed)) {
+      products.emplace_back(node, *transposed);
+    }
+  });
+  for (const auto& [node, transposed] : products) {
+    const Node* list = node->input(1)->node();
+    const auto number = [before = node](int64_t value) { return insertConstant(before, value); };
+    Value *a = list->input(0), *b = list->input(1);
+    b = transposed ? insertValue(node, aten::transpose, {b, number(-2), number(-1)}, node) : b;
+    replaceNode(node, insertValue(node, aten::matmul, {a, b}, node));
+  }
+  return !products.empty();
 }
 
 const RegisterPass canonicalize_einsum_pass{

@@ -17,6 +17,10 @@
 //
 //   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32 features   ->   aten::flatten(%x, 2, -1)
 //
+// Windows of an image are axes that fall into others, whose number is that of the size:
+//
+//   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])   ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
+//
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
 // tensors: these stay in their types.
 #include "core/graph.h"
@@ -93,6 +97,171 @@ std::optional<NamedAxes> joinedFeatures(
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
 
+// The numbers of a list, where all are constants, and one is open at most.
+std::optional<std::vector<int64_t>> constantParts(const Value* list) {
+  std::vector<int64_t> parts;
+  if (const auto known = constantInts(list)) {
+    parts = *known;
+  } else {
+    for (const Value* size : list->node()->inputs()) {
+      const auto number = constantOf(size);
+      if (!number || !number->isInt()) {
+        return std::nullopt;
+      }
+      parts.push_back(number->toInt());
+    }
+  }
+  return std::ranges::count(parts, -1) <= 1 && std::ranges::count(parts, 0) == 0 ? std::optional(parts)
+                                                                                 : std::nullopt;
+}
+
+// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of one
+// are some of the other.
+class Matching {
+ public:
+  Matching(const Shapes& shapes, Node* node, const std::vector<Extent>& to) : shapes_(shapes), to_(to) {
+    for (int64_t axis = 0; axis < *shapes.rank(node->input(0)); ++axis) {
+      from_.push_back(shapes.ofAxis(node->input(0), axis));
+    }
+    axes_ = from_.size(), sizes_ = to.size();
+  }
+
+  // The steps, the last axes first; nothing where some are left that do not tell how they become others.
+  std::optional<std::vector<Step>> run() {
+    while (axes_ > 0 && sizes_ > 0 && matchLast()) {
+    }
+    while (first_ < axes_ && first_of_to_ < sizes_ && matchFirst()) {
+    }
+    const int64_t axes = axes_ - first_, sizes = sizes_ - first_of_to_;
+    const auto open = std::count_if(to_.begin() + first_of_to_, to_.begin() + sizes_, [](const Extent& size) {
+      return !size.isNumber() || size.number < 0;
+    });
+    if ((axes == 0) != (sizes == 0) || (axes > 1 && sizes > 1) || (sizes > 1 && open > 1)) {
+      return std::nullopt;
+    }
+    const auto isFixed = [](const Extent& size) { return size.isNumber() && size.number >= 0; };
+    if (axes == 1 && sizes == 1 && isFixed(from_[first_]) && isFixed(to_[first_of_to_])) {
+      return std::nullopt; // two numbers that differ, which is an error
+    }
+    if (axes > 0 && (axes > 1 || sizes > 1)) {
+      add(first_, axes, first_of_to_, sizes);
+    }
+    std::ranges::sort(steps_, std::greater<>(), &Step::axis);
+    return steps_;
+  }
+
+ private:
+  // So many axes and sizes, from these on, are the same elements.
+  void add(int64_t axis, int64_t axes, int64_t size, int64_t sizes) {
+    if (axes > 1) {
+      steps_.push_back({aten::flatten, axis, axis + axes - 1});
+    }
+    if (sizes > 1) {
+      std::vector<int64_t> parts;
+      for (int64_t i = size; i < size + sizes; ++i) {
+        parts.push_back(to_[i].isNumber() ? to_[i].number : -1);
+      }
+      steps_.push_back({aten::unflatten, axis, parts});
+    }
+  }
+
+  // Whether a size is that of some neighbours together: `a // 4` and 4, or numbers.
+  bool isProduct(const Extent& whole, const Extent* begin, const Extent* end) const {
+    int64_t product = 1, quotients = 0;
+    std::optional<std::pair<Extent, int64_t>> quotient;
+    for (const Extent* size = begin; size != end; ++size) {
+      if (const auto found = shapes_.asQuotient(*size)) {
+        quotient = found, ++quotients;
+      } else if (!size->isNumber() || size->number <= 0) {
+        return false;
+      } else {
+        product *= std::min<int64_t>(size->number, kMost);
+        product = std::min<int64_t>(product, kMost);
+      }
+    }
+    return quotients == 1 ? quotient->first == whole && quotient->second == product
+                          : quotients == 0 && whole.isNumber() && whole.number == product;
+  }
+
+  // How many of the neighbours come to a size, and 0 if none do; those behind `at`, or in front.
+  int64_t countOf(
+      const Extent& whole, const std::vector<Extent>& of, int64_t low, int64_t high, bool last) const {
+    for (int64_t count = 2; count <= high - low; ++count) {
+      const Extent* begin = of.data() + (last ? high - count : low);
+      if (isProduct(whole, begin, begin + count)) {
+        return count;
+      }
+    }
+    return 0;
+  }
+
+  bool match(bool last) {
+    const int64_t axis = last ? axes_ - 1 : first_, size = last ? sizes_ - 1 : first_of_to_;
+    int64_t axes = 1, sizes = 1;
+    if (!(from_[axis] == to_[size])) {
+      sizes = countOf(from_[axis], to_, first_of_to_, sizes_, last);
+      axes = sizes == 0 ? countOf(to_[size], from_, first_, axes_, last) : 1;
+      sizes = sizes == 0 ? 1 : sizes;
+    }
+    if (axes == 0) {
+      return false;
+    }
+    (last ? axes_ : first_) += last ? -axes : axes;
+    (last ? sizes_ : first_of_to_) += last ? -sizes : sizes;
+    add(last ? axes_ : first_ - axes, axes, last ? sizes_ : first_of_to_ - sizes, sizes);
+    return true;
+  }
+
+  bool matchLast() { return match(true); }
+  bool matchFirst() { return match(false); }
+
+  static constexpr int64_t kMost = int64_t{1} << 31;
+
+  const Shapes& shapes_;
+  const std::vector<Extent>& to_;
+  std::vector<Extent> from_;
+  int64_t first_ = 0, first_of_to_ = 0, axes_, sizes_; // what is left of both
+  std::vector<Step> steps_;
+};
+
+// Behind norms and copies, which keep the shape.
+const Value* shapeSource(const Value* tensor) {
+  static const auto kinds = symbols({"aten::layer_norm", "aten::rms_norm", "aten::contiguous", "aten::relu"});
+  while (kinds.count(tensor->node()->kind())) {
+    tensor = tensor->node()->input(0);
+  }
+  return tensor;
+}
+
+// `list(x.shape[:-1]) + [4, -1]`, where nobody knows how many axes there are.
+std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
+  const Node *sum = node->input(1)->node(), *linear = node->input(0)->node();
+  static const auto list = symbol("aten::list");
+  const Node* slice = sum->kind() == aten::add ? sum->input(0)->node() : nullptr;
+  slice = slice != nullptr && slice->kind() == list ? slice->input(0)->node() : slice;
+  if (slice == nullptr || slice->kind() != aten::slice || !isNone(slice->input(1)) ||
+      constantNumber(slice->input(2)) != -1.0 || constantNumber(slice->input(3)) != 1.0) {
+    return std::nullopt;
+  }
+  const Node* sizes = slice->input(0)->node();
+  const std::initializer_list<const Value*> read{
+      sum->output(), sum->input(0), slice->output(), sizes->output(), sizes->input(0)};
+  for (const Value* written : read) {
+    if (shapes.isWritten(written)) {
+      return std::nullopt;
+    }
+  }
+  const bool same =
+      sizes->kind() == aten::size && sizes->inputs().size() == 1 &&
+      (sizes->input(0) == node->input(0) ||
+       (linear->kind() == aten::linear && shapeSource(sizes->input(0)) == shapeSource(linear->input(0))));
+  const auto parts = sum->input(1)->node()->kind() == prim::ListConstruct || isConstant(sum->input(1))
+                         ? constantParts(sum->input(1))
+                         : std::nullopt;
+  return same && parts && parts->size() > 1 ? std::optional(NamedAxes{node, {{aten::unflatten, -1, *parts}}})
+                                            : std::nullopt;
+}
+
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
       shapes.isWritten(node->input(0))) {
@@ -101,7 +270,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   const Value* from = node->input(0);
   const auto sizes = shapes.sizesGiven(node->output());
   if (!sizes) {
-    return std::nullopt;
+    return splitLast(shapes, node);
   }
   const auto rank = shapes.rank(from);
   if (!rank) {
@@ -132,7 +301,11 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
       std::count(parts.begin(), parts.end(), 0) == 0) {
     return NamedAxes{node, {{aten::unflatten, front, parts}}};
   }
-  return joinedFeatures(shapes, node, *sizes, front + 1, axes);
+  if (auto joined = joinedFeatures(shapes, node, *sizes, front + 1, axes)) {
+    return joined;
+  }
+  auto steps = Matching(shapes, node, *sizes).run();
+  return steps && !steps->empty() ? std::optional(NamedAxes{node, std::move(*steps)}) : std::nullopt;
 }
 
 // Returns whether its type did not know.

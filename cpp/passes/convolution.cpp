@@ -47,4 +47,18 @@ std::optional<Convolution> readConvolution(Node* node) {
   return std::nullopt;
 }
 
+Node* convolutionBehind(Value* value) {
+  while (true) {
+    Node* node = value->node();
+    if (const auto weighted = weightedOperator(node)) {
+      return weighted->spatial_dims > 0 ? node : nullptr;
+    }
+    if (!isElementwise(node) || std::ranges::count_if(node->inputs(), isTensor) != 1 ||
+        node->input(0)->uses().size() != 1 || node->input(0)->node()->owningBlock() != node->owningBlock()) {
+      return nullptr;
+    }
+    value = node->input(0);
+  }
+}
+
 } // namespace jit_passes

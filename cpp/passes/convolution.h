@@ -27,4 +27,8 @@ std::optional<Convolution> readConvolution(Node* node);
 
 constexpr int64_t kMostSpatialDims = 3;
 
+// The convolution that a value comes from, through functions of one tensor in its block, each the only reader of what
+// it reads; null if none.
+Node* convolutionBehind(Value* value);
+
 } // namespace jit_passes

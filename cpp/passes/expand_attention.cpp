@@ -11,7 +11,15 @@
 // A mask is added to the scores, one of bool as 0 and minus infinity: aten::where(%mask, 0, -inf). The dtype of one that
 // the model computes is known as it runs. A query may have no key then, which gives zeros: its shares are those of
 // aten::_safe_softmax. The mask of causal attention is made for the numbers of queries and keys:
-// %m = aten::triu(aten::full([queries, keys], -inf), 1).
+// %m = aten::triu(aten::full([queries, keys], -inf), 1). Where a model decides as it runs whether there is a mask, or
+// whether it is causal, 0 is added where there is none.
+//
+// Where several queries share a key, the heads of the queries are split into those of the keys and what shares one, so
+// that the product broadcasts over these and no key is repeated:
+//
+//   %l = aten::unflatten(%q, -3, [heads of %k, -1])
+//   %r = aten::unflatten(%t, -3, [-1, 1])
+//   %p = aten::matmul(%l, %r)
 //
 // PyTorch's formula multiplies both operands by the root of the scale. Here the scale is behind the product, where it
 // only changes the step of integers. In float the fused operator is faster, so this is no part of the canonical form.
@@ -37,9 +45,10 @@ constexpr float kHidden = -std::numeric_limits<float>::infinity();
 struct Expansion {
   Node* node;
   double scale;
-  std::optional<at::Tensor> mask = {}; // a constant
-  Extent queries = {}, keys = {};      // where it is causal
-  bool causal = false;
+  std::optional<at::Tensor> mask = {};    // a constant
+  Extent queries = {}, keys = {};         // where it is causal, or may be
+  std::optional<bool> causal = false;     // nothing where the model decides
+  int64_t key_heads = 0, value_heads = 0; // where queries share them
 };
 
 std::optional<double> scaleOf(const Shapes& shapes, const Node* node) {
@@ -51,13 +60,23 @@ std::optional<double> scaleOf(const Shapes& shapes, const Node* node) {
                                                     : std::nullopt;
 }
 
+bool mayGroup(const Node* node) {
+  return node->inputs().size() > kGrouped && constantBool(node->input(kGrouped)) != false;
+}
+
+bool isGrouped(const Node* node) { return mayGroup(node) && constantBool(node->input(kGrouped)) == true; }
+
+// The heads of the key, or of the value, that queries share.
+std::optional<int64_t> headsOf(const Shapes& shapes, const Node* node, size_t operand) {
+  const Extent heads = shapes.ofAxis(node->input(operand), -3);
+  return heads.isNumber() && heads.number > 0 ? std::optional(heads.number) : std::nullopt;
+}
+
 // Why a mask cannot be added to scores, or nothing.
 std::optional<std::string> unlikeSum(const std::optional<at::Tensor>& mask, const Node* node) {
-  if (!isTensor(node->input(kMask))) {
-    return "its mask may be None";
-  }
-  if (constantBool(node->input(kCausal)) != false) {
-    return "it has a mask and is causal, or may be";
+  const auto causal = constantBool(node->input(kCausal));
+  if (causal == true || (!causal && isTensor(node->input(kMask)))) {
+    return "it has a mask and is causal, or may be, which PyTorch refuses";
   }
   const bool other = mask && mask->scalar_type() != at::kBool && mask->scalar_type() != at::kFloat;
   return other ? std::optional<std::string>("its mask is neither bool nor float32") : std::nullopt;
@@ -73,14 +92,12 @@ std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes
     if (const auto reason = unlikeSum(known.tensor(node->input(kMask)), node)) {
       return reason;
     }
-  } else if (!constantBool(node->input(kCausal))) {
-    return "it may be causal";
   }
   if (constantNumber(node->input(kDropout)) != 0.0) {
     return "it drops weights, or may";
   }
-  if (node->inputs().size() > kGrouped && constantBool(node->input(kGrouped)) != false) {
-    return "several of its queries share a key, or may";
+  if (mayGroup(node) && (!isGrouped(node) || !headsOf(shapes, node, 1) || !headsOf(shapes, node, 2))) {
+    return "several of its queries share a key, or may, and the graph does not say how many keys there are";
   }
   if (!scaleOf(shapes, node)) {
     return "its scale is computed by the model, or the number of features that it follows from: give one of "
@@ -90,11 +107,18 @@ std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes
   return std::nullopt;
 }
 
-Value* insertSize(Node* before, const Extent& extent) {
+// Values that are made by now.
+struct Made {
+  std::unordered_map<const Value*, Value*> masks;   // by those that the model computes
+  std::unordered_map<const Value*, Value*> results; // of attention that is gone, whose sizes others ask for
+};
+
+Value* insertSize(Node* before, const Extent& extent, const Made& made) {
   if (extent.isNumber()) {
     return insertConstant(before, extent.number);
   }
-  auto* value = const_cast<Value*>(extent.value);
+  const auto gone = made.results.find(extent.value);
+  auto* value = gone == made.results.end() ? const_cast<Value*>(extent.value) : gone->second;
   if (!isTensor(value)) {
     return value;
   }
@@ -107,16 +131,16 @@ Value* insertSize(Node* before, const Extent& extent) {
 }
 
 // Minus infinity where a key comes behind the query.
-Value* insertCausalMask(const Expansion& attention) {
-  Node* node = attention.node;
+Value* insertCausalMask(const Expansion& attention, Node* node, const Made& made) {
   if (attention.queries.isNumber() && attention.keys.isNumber()) {
     return insertConstant(
         node, at::full({attention.queries.number, attention.keys.number}, kHidden, at::kFloat).triu(1));
   }
   Value* none = insertConstant(node, c10::IValue());
   Value* sizes = insertValue(
-      node, c10::prim::ListConstruct, {insertSize(node, attention.queries), insertSize(node, attention.keys)},
-      node, c10::ListType::ofInts());
+      node, c10::prim::ListConstruct,
+      {insertSize(node, attention.queries, made), insertSize(node, attention.keys, made)}, node,
+      c10::ListType::ofInts());
   Value* dtype = insertConstant(node, static_cast<int64_t>(at::kFloat));
   Value* hidden = insertConstant(node, static_cast<double>(kHidden));
   Value* full = insertValue(node, symbol("aten::full"), {sizes, hidden, dtype, none, none, none}, node);
@@ -131,10 +155,8 @@ Value* insertMask(Node* node, const at::Tensor& mask) {
                 : mask.detach().clone());
 }
 
-// The same of one that the model computes, right behind it: all layers that read it share the sum's operand.
-Value* insertComputedMask(Value* mask, const Node* like) {
-  Node* maker = mask->node();
-  Node* next = maker->kind() == prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next();
+// The same of one that the model computes, as a node in front of `next`.
+Value* insertComputedMask(Value* mask, Node* next, const Node* like) {
   Value* dtype = insertValue(next, prim::dtype, {mask}, like, c10::IntType::get());
   Value* boolean = insertConstant(next, static_cast<int64_t>(at::kBool));
   Value* hides = insertValue(next, aten::eq, {dtype, boolean}, like, c10::BoolType::get());
@@ -147,30 +169,87 @@ Value* insertComputedMask(Value* mask, const Node* like) {
   return branch->output();
 }
 
-void expand(const Expansion& attention, std::unordered_map<const Value*, Value*>& masks) {
+// Zero, added to scores that nothing hides.
+Value* insertNoMask(Node* next) { return insertConstant(next, at::zeros({1, 1}, at::kFloat)); }
+
+// Of a mask that may be None as well, right behind it: all layers that read it share the sum's operand.
+Value* insertSharedMask(Value* mask, const Node* like) {
+  Node* maker = mask->node();
+  Node* next = maker->kind() == prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next();
+  if (isTensor(mask)) {
+    return insertComputedMask(mask, next, like);
+  }
+  Value* none = insertConstant(next, c10::IValue());
+  Value* absent = insertValue(next, aten::__is__, {mask, none}, like, c10::BoolType::get());
+  Node* branch = insertNode(next, prim::If, {absent}, like);
+  Block* without = branch->addBlock();
+  without->registerOutput(insertNoMask(without->return_node()));
+  Block* with = branch->addBlock();
+  Node* end = with->return_node();
+  Value* given = insertValue(end, prim::unchecked_cast, {mask}, like, c10::TensorType::get());
+  with->registerOutput(insertComputedMask(given, end, like));
+  return branch->output();
+}
+
+// The addend of the scores, or nothing.
+Value* insertAddend(const Expansion& attention, Made& made) {
   Node* node = attention.node;
-  const auto insert = [&](const char* kind, const std::vector<Value*>& operands) {
-    return insertValue(node, symbol(kind), operands, node);
+  Value *mask = node->input(kMask), *added = nullptr;
+  if (attention.mask) {
+    added = insertMask(node, *attention.mask);
+  } else if (!isNone(mask)) {
+    Value*& shared = made.masks[mask];
+    added = shared = shared == nullptr ? insertSharedMask(mask, node) : shared;
+  }
+  if (attention.causal) {
+    return *attention.causal ? insertCausalMask(attention, node, made) : added;
+  }
+  Node* branch = insertNode(node, prim::If, {node->input(kCausal)}, node);
+  Block* hides = branch->addBlock();
+  Node* end = hides->return_node();
+  Value* causal = insertCausalMask(attention, end, made);
+  hides->registerOutput(
+      added == nullptr ? causal
+                       : insertValue(end, aten::add, {causal, added, insertConstant(end, int64_t{1})}, node));
+  Block* otherwise = branch->addBlock();
+  otherwise->registerOutput(added != nullptr ? added : insertNoMask(otherwise->return_node()));
+  return branch->output();
+}
+
+void expand(const Expansion& attention, Made& made) {
+  Node* node = attention.node;
+  const auto insert = [&](c10::Symbol kind, const std::vector<Value*>& operands) {
+    return insertValue(node, kind, operands, node);
   };
   const auto number = [&](int64_t axis) { return insertConstant(node, axis); };
-  Value* transposed = insert("aten::transpose", {node->input(1), number(-2), number(-1)});
-  Value* scores = insert("aten::matmul", {node->input(0), transposed});
-  scores = insert("aten::mul", {scores, insertConstant(node, attention.scale)});
-  Value* mask = node->input(kMask);
-  const bool masked = !isNone(mask);
-  if (attention.causal || masked) {
-    Value*& computed = masks[mask];
-    if (masked && !attention.mask && computed == nullptr) {
-      computed = insertComputedMask(mask, node);
-    }
-    mask = attention.causal ? insertCausalMask(attention)
-           : attention.mask ? insertMask(node, *attention.mask)
-                            : computed;
-    scores = insert("aten::add", {scores, mask, number(1)});
+  const auto split = [&](Value* value, const std::vector<int64_t>& parts) {
+    return insert(aten::unflatten, {value, number(-3), insertConstant(node, parts)});
+  };
+  const auto join = [&](Value* value) { return insert(aten::flatten, {value, number(-4), number(-3)}); };
+  Value *query = node->input(0), *value = node->input(2);
+  Value* transposed = insert(aten::transpose, {node->input(1), number(-2), number(-1)});
+  const int64_t key_heads = attention.key_heads, value_heads = attention.value_heads;
+  if (key_heads > 0) {
+    query = split(query, {key_heads, -1}), transposed = split(transposed, {-1, 1});
   }
-  const char* softmax = masked ? "aten::_safe_softmax" : "aten::softmax";
-  Value* weights = insert(softmax, {scores, number(-1), insertConstant(node, c10::IValue())});
-  replaceNode(node, insert("aten::matmul", {weights, node->input(2)}));
+  Value* scores = insert(aten::matmul, {query, transposed});
+  scores = insert(aten::mul, {scores, insertConstant(node, attention.scale)});
+  Value* added = insertAddend(attention, made);
+  const bool apart = key_heads > 0 && (added != nullptr || key_heads != value_heads);
+  scores = apart ? join(scores) : scores; // a mask has an axis for all heads
+  scores = added != nullptr ? insert(aten::add, {scores, added, number(1)}) : scores;
+  static const auto safe_softmax = symbol("aten::_safe_softmax");
+  Value* weights = insert(
+      isNone(node->input(kMask)) ? aten::softmax : safe_softmax,
+      {scores, number(-1), insertConstant(node, c10::IValue())});
+  if (key_heads > 0) {
+    weights = apart ? split(weights, {value_heads, -1}) : weights;
+    value = split(value, {-1, 1});
+  }
+  Value* result = insert(aten::matmul, {weights, value});
+  result = key_heads > 0 ? join(result) : result;
+  made.results.emplace(node->output(), result);
+  replaceNode(node, result);
 }
 
 bool expandAttention(PassContext& context) {
@@ -188,15 +267,18 @@ bool expandAttention(PassContext& context) {
     }
     Expansion& attention = expanded.emplace_back(Expansion{node, *scaleOf(shapes, node)});
     attention.mask = known.tensor(node->input(kMask));
-    if (*constantBool(node->input(kCausal))) {
-      attention.causal = true;
+    attention.causal = constantBool(node->input(kCausal));
+    if (isGrouped(node)) {
+      attention.key_heads = *headsOf(shapes, node, 1), attention.value_heads = *headsOf(shapes, node, 2);
+    }
+    if (attention.causal != false) {
       attention.queries = shapes.ofAxis(node->input(0), -2);
       attention.keys = shapes.ofAxis(node->input(1), -2);
     }
   }
-  std::unordered_map<const Value*, Value*> masks; // that the model computes
+  Made made;
   for (const Expansion& attention : expanded) {
-    expand(attention, masks);
+    expand(attention, made);
   }
   return !expanded.empty();
 }

@@ -95,6 +95,7 @@ Module joinMethods(const Module& original, const std::vector<std::pair<std::stri
   for (const auto& [name, part] : quantized) {
     callMethodOf(joined, name, part);
   }
+  shareEqual(joined);
   return joined;
 }
 

@@ -41,4 +41,7 @@ std::vector<SharedState> sharedState(const Module& module, const std::unordered_
 // the modules given for them, attributes quantized_<method>; others are copied.
 Module joinMethods(const Module& original, const std::vector<std::pair<std::string, Module>>& quantized);
 
+// Makes constants and packed parameters of its submodules one where they are equal: see share_equal.cpp.
+void shareEqual(const Module& module);
+
 } // namespace jit_passes

@@ -7,7 +7,16 @@
 //     block0(): prim::RaiseException(...)
 //
 // The check fails for inputs without a batch axis only; these then get a result instead of the
-// error. And what scripted adaptive pools check, which a convolution's result always is:
+// error. And what scripted batch norms in one dimension and adaptive pools check, which a convolution's
+// result always is:
+//
+//   %n : int = aten::dim(%y)           of a conv1d
+//   %b : bool = aten::ne(%n, 2)
+//   %c : bool = prim::If(%b)
+//     block0(): -> (aten::ne(aten::dim(%y), 3))
+//     block1(): -> (False)
+//    = prim::If(%c)
+//     block0(): prim::RaiseException(...)
 //
 //   %n : int = aten::len(aten::size(%y))
 //   %b : bool = aten::gt(%n, 2)
@@ -54,17 +63,31 @@ std::optional<WeightedOperator> convolutionBehind(const Value* value, bool may_b
   }
 }
 
+// How many dimensions more than a window a tensor is compared with that has those of a convolution's result.
+std::optional<double> comparedRank(const Value* differs) {
+  const Node* node = differs->node();
+  if (node->kind() != aten::ne || node->input(0)->node()->kind() != aten::dim) {
+    return std::nullopt;
+  }
+  const auto op = convolutionBehind(node->input(0)->node()->input(), false);
+  const auto number = op ? constantNumber(node->input(1)) : std::nullopt;
+  return number ? std::optional(*number - op->spatial_dims) : std::nullopt;
+}
+
+// With a batch axis there are two dimensions more, without it is one.
 bool isRankCheck(const Node* node) {
   if (node->kind() != prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
       !hasNoNodes(node->blocks().at(1))) {
     return false;
   }
-  const Node* differs = node->input()->node();
-  if (differs->kind() != aten::ne || differs->input(0)->node()->kind() != aten::dim) {
-    return false;
+  const Node* both = node->input()->node();
+  if (both->kind() != prim::If) {
+    return comparedRank(node->input()) == 2;
   }
-  const auto op = convolutionBehind(differs->input(0)->node()->input(), false);
-  return op && constantNumber(differs->input(1)) == op->spatial_dims + 2;
+  const Value* otherwise = both->blocks().at(1)->outputs()[node->input()->offset()];
+  const auto first = comparedRank(both->input());
+  const auto second = comparedRank(both->blocks().at(0)->outputs()[node->input()->offset()]);
+  return constantNumber(otherwise) == 0 && ((first == 1 && second == 2) || (first == 2 && second == 1));
 }
 
 bool alwaysHolds(const Node* node) {

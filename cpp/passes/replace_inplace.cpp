@@ -3,8 +3,8 @@
 //   %y = aten::relu_(%x)   ->   %y = aten::relu(%x)     when no other name of %x is read later
 //
 // A value that an operator has just made has no other name, whatever becomes of it later. Else PyTorch's alias analysis
-// decides, for which all that goes into a list or dict may share memory with all weights. What neither can prove stays
-// in place, and later passes leave those values in float.
+// decides, for which all that goes into a list or dict may share memory with all weights. A value of which neither can
+// prove it stays in place, and later passes leave those values in float.
 //
 // Two kinds stay in place, because the functional form is not the same operator:
 // - comparisons and logical operators, which then return bool;

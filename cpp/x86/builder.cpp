@@ -78,7 +78,9 @@ class Walk {
       refuseUnless(!reader_.isWritten(value), "something writes to its result");
       const auto type = value->type()->cast<c10::TensorType>();
       const size_t axes = type ? type->dim().value_or(0) : 0; // as far as they are known
-      refuseUnless(axes <= 5, "it gives ", axes, " axes, and a plan takes 5 at most");
+      refuseUnless(
+          int64_t(axes) <= kMostMovedAxes, "it gives ", axes, " axes, and a plan takes ", kMostMovedAxes,
+          " at most");
     }
     if (node->kind() == quantize) {
       visitQuantize(node);

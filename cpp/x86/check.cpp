@@ -95,7 +95,8 @@ class Checker {
       case Kind::TransposedConvolution: return checkConvolution(op);
       case Kind::Linear: checkWeights(op, 2); return checkSum(op);
       case Kind::DynamicLinear: checkDynamic(op); return checkWeights(op, 2);
-      case Kind::DynamicConvolution: checkDynamic(op); return checkConvolution(op);
+      case Kind::DynamicConvolution:
+      case Kind::DynamicTransposedConvolution: checkDynamic(op); return checkConvolution(op);
       case Kind::Function: return checkFunction(op);
       case Kind::Affine:
         checkWeights(op, 2);
@@ -120,14 +121,18 @@ class Checker {
       case Kind::GroupNorm: return checkNorm(op);
       case Kind::Constant:
         return require(
-            op.tensors[0].dim() <= 5 && between(op.tensors[0].numel(), 1, kMaxSize), "its sizes are none");
+            op.tensors[0].dim() <= kMostAxes && between(op.tensors[0].numel(), 1, kMaxSize),
+            "its sizes are none");
       case Kind::Softmax:
         require(op.attributes.size() < 2 || between(op.attributes[1], 0, 1), "what it hides is 0 or 1");
         return checkAxes(op, 0);
       case Kind::Concat:
       case Kind::Permute:
       case Kind::Transpose:
+      case Kind::Unsqueeze:
       case Kind::Flatten: return checkAxes(op, 0);
+      case Kind::Roll: return checkRoll(op);
+      case Kind::Expand: return each(op.attributes, -1, kMaxSize, "a size");
       case Kind::Reshape: return checkShape(op, 0);
       case Kind::Unflatten: return checkShape(op, 1);
       case Kind::Shuffle:
@@ -148,7 +153,7 @@ class Checker {
     require(
         between(a[A::Groups], 1, weight.size(0)) && weight.size(0) % a[A::Groups] == 0, weight.size(0),
         " results in ", a[A::Groups], " groups");
-    const bool transposed = op.kind == Kind::TransposedConvolution;
+    const bool transposed = isTransposed(op.kind);
     int64_t residues = 1;
     for (size_t i = 0; i < 3; ++i) {
       const int64_t kernel = weight.size(2 + i);
@@ -305,6 +310,13 @@ class Checker {
     require(from == 0 || between(op.attributes[0], -8, 7), "an axis of ", op.attributes[0]);
     require(std::count(sizes.begin(), sizes.end(), -1) <= 1, "more than one size is open");
     each(sizes, -1, kMaxSize, "a size");
+  }
+
+  void checkRoll(const Operator& op) {
+    const size_t axes = op.attributes.size() / 2;
+    require(op.attributes.size() % 2 == 0, "it is rolled as far as ", axes, " numbers say, along other axes");
+    each({op.attributes.begin(), op.attributes.begin() + axes}, -kMaxSize, kMaxSize, "a distance");
+    checkAxes(op, axes);
   }
 
   void checkAxes(const Operator& op, size_t from) {

@@ -85,7 +85,7 @@ Part convolve(const Program& program, const Lowered& lowered, const Step& step) 
 }
 
 Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out) {
-  if (op.kind != Kind::TransposedConvolution) {
+  if (!isTransposed(op.kind)) {
     return packed.kernel().border(in, out);
   }
   Border border;
@@ -101,7 +101,7 @@ std::vector<Part> convolveTransposed(const Program& program, const Lowered& lowe
   const auto residues = residuesOf(program.operators[step.index]);
   std::vector<Part> parts;
   for (size_t i = 0; i < residues.size(); ++i) {
-    const Placed y{residues[i].resultsOf(all.image), all.offset + residues[i].offsetIn(all.image), all.home};
+    const Placed y = resultsOf(residues[i], all);
     if (y.image.rows() * y.image.width > 0) {
       parts.push_back(convolution(layerOf(step, i), x, y));
     }

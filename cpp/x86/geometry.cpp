@@ -15,16 +15,25 @@ void widen(Border& border, const Border& by) {
 }
 
 Dims axisDims(const Sizes& sizes, int64_t axis) {
-  Dims dims;
-  size_t at = dims.size();
-  for (int64_t i = int64_t(sizes.size()) - 1; i >= 0; --i) {
+  std::vector<Dim> all;
+  for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
     if (i != axis) {
-      TORCH_CHECK(
-          at > 0, "a plan takes up to ", dims.size(), " axes besides that of the channels, got the shape ",
-          sizes);
-      dims[--at] = {sizes[i], i, 1};
+      all.push_back({sizes[i], i, 1});
     }
   }
+  Dims dims;
+  while (all.size() > dims.size() && int64_t(sizes.size()) > kMostAxes) {
+    size_t second = 1; // of two that have no axis in between
+    while (all[second].axis != all[second - 1].axis + 1) {
+      ++second;
+    }
+    all[second].size *= all[second - 1].size;
+    all.erase(all.begin() + second - 1);
+  }
+  TORCH_CHECK(
+      all.size() <= dims.size(), "a plan takes up to ", dims.size(),
+      " axes besides that of the channels, got the shape ", sizes);
+  std::copy(all.begin(), all.end(), dims.end() - all.size());
   return dims;
 }
 

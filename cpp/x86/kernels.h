@@ -7,19 +7,35 @@
 // is the number of parts in which a result can be computed, and `run(..., begin, end)` computes some of them:
 // the division never changes a result. Nothing is allocated in `run`.
 //
-// Each has a plain C++ form, which defines it and runs on any processor, and one for AVX-512 VNNI with the same
-// bits: sums are exact in int32, and each float step is one fused multiply-add or conversion in both.
+// Each has a plain C++ form, which defines it and runs on any processor, and forms for vector instructions with the same
+// bits: sums are exact in int32, and each float step is one fused multiply-add or conversion in all of them.
 #pragma once
 
 #include <cstdint>
 #include <new>
+#include <string>
 #include <vector>
 
 namespace jit_passes::x86 {
 
-enum class Form { Plain, Vnni };
-// Vnni where the processor has AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4 and later.
+// Levels of instructions, each of which includes those before:
+//
+//   plain         any processor; loops are compiled for each level of vector units (core/vectorize.h)
+//   avx2          AVX2 and FMA: Haswell, Zen, and later
+//   avx_vnni      and AVX-VNNI: Alder Lake, and later
+//   avx512_vnni   and AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4, and later, which may lack AVX-VNNI
+//
+// Where a kernel has no form for a level, it has that of the level before.
+enum class Form : int32_t { Plain, Avx2, AvxVnni, Avx512, Count };
+const char* nameOf(Form form);
+// Throws std::invalid_argument, which lists the names.
+Form formNamed(const std::string& name);
+bool hasForm(Form form);
+// The form of kernels that are made from now on: the last one that the processor has, or what `setBestForm` said, or what
+// the environment variable JIT_PASSES_X86_LEVEL said when it was first asked for. Throws std::invalid_argument where
+// that is no level, or the processor has no such instructions.
 Form bestForm();
+void setBestForm(Form form);
 
 // Kernels may read so many bytes behind the last one of an image or of its border, and never use them.
 constexpr int64_t kSlack = 64;
@@ -181,10 +197,11 @@ class Convolution {
   }
   void packPlain(const int8_t* weight);
   void packDepthwise(const int8_t* weight);
-  void packDepthwiseVnni(const int8_t* weight);
-  void packVnni(const int8_t* weight);
-  int64_t itemsDepthwiseVnni(const Image& out) const;
+  void packDepthwiseTiles(const int8_t* weight);
+  void packTiles(const int8_t* weight);
+  int64_t itemsDepthwiseTiles(const Image& out) const;
   int64_t itemsVnni(const Image& in, const Image& out, const Image* residual) const;
+  int64_t itemsAvx2(const Image& in, const Image& out, const Image* residual) const;
   template <typename How>
   void runAs(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
   template <typename How>
@@ -193,6 +210,10 @@ class Convolution {
   void runDepthwise(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
   template <typename How>
   void runDepthwiseVnni(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runDepthwiseAvx2(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runAvx2(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
   template <typename Finish>
   void runTiles(
       const Image& in, const Image& out, const Image* residual, Finish& finish, int64_t begin,

@@ -41,18 +41,21 @@ class Lowering : public Dynamics {
       for (const int64_t input : op.inputs) {
         uses_[input].push_back(index);
         const int64_t rank = sizes_[input].size();
-        if (op.kind == Kind::DynamicConvolution) {
+        if (isDynamic(op.kind) && isConvolution(op.kind)) {
           wanted_[input] = lastAxis(sizes_[input]); // whatever it is, its codes get another one
         } else if (const auto axis = channelAxis(op, rank)) {
           wanted_[input] = *axis;
         } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
           wanted_[input] = wanted_[op.output];
+        } else if (op.kind == Kind::Roll) {
+          wanted_[input] = restingAxis(op, rank);
         }
       }
     }
     for (size_t value = 0; value < count; ++value) {
       if (wanted_[value] == -2) {
-        wanted_[value] = sizes_[value].size() >= 4 ? 1 : lastAxis(sizes_[value]);
+        const size_t rank = sizes_[value].size();
+        wanted_[value] = rank == 4 || rank == 5 ? 1 : lastAxis(sizes_[value]);
       }
     }
     for (const int64_t output : program_.outputs) {
@@ -70,7 +73,8 @@ class Lowering : public Dynamics {
       case Kind::Convolution:
       case Kind::Linear: emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank)); return;
       case Kind::DynamicLinear:
-      case Kind::DynamicConvolution: return lowerDynamic(index);
+      case Kind::DynamicConvolution:
+      case Kind::DynamicTransposedConvolution: return lowerDynamic(index);
       case Kind::Function: {
         emit(Does::Apply, index, {primary_[op.inputs[0]]}, ownAxis(op));
         result_.steps.back().function = functionOf(op);
@@ -135,7 +139,9 @@ class Lowering : public Dynamics {
       emit(Does::Enter, index, {}, wanted_[op.output]);
       result_.steps.back().source = maker.attributes[0];
     } else {
-      emit(Does::Quantize, index, {primary_[op.inputs[0]]}, wanted_[op.output]);
+      const bool many =
+          int64_t(sizes_[op.output].size()) > kMostAxes; // which are gone through in their own order
+      emit(Does::Quantize, index, {primary_[op.inputs[0]]}, many ? ownAxis(op) : wanted_[op.output]);
     }
   }
 
@@ -296,6 +302,7 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::Convolution:
     case Kind::DynamicConvolution:
     case Kind::TransposedConvolution:
+    case Kind::DynamicTransposedConvolution:
     case Kind::MaxPool:
     case Kind::AveragePool:
     case Kind::AdaptiveAverage:

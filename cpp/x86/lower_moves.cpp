@@ -3,16 +3,33 @@
 namespace jit_passes::x86 {
 namespace {
 
+bool isRolled(const Operator& roll, int64_t axis, int64_t rank) {
+  const auto axes = roll.attributes.begin() + roll.attributes.size() / 2;
+  return std::any_of(
+      axes, roll.attributes.end(), [&](int64_t rolled) { return axisOf(rolled, rank) == axis; });
+}
+
 bool sameGrid(const Grid& a, const Grid& b) { return a.scale == b.scale && a.zero_point == b.zero_point; }
 
 } // namespace
+
+int64_t restingAxis(const Operator& roll, int64_t rank) {
+  int64_t axis = rank - 1;
+  while (axis >= 0 && isRolled(roll, axis, rank)) {
+    --axis;
+  }
+  return axis;
+}
 
 void Moves::lowerMove(size_t index) {
   switch (program_.operators[index].kind) {
     case Kind::Concat: return lowerConcat(index);
     case Kind::Flatten:
     case Kind::Reshape:
+    case Kind::Unsqueeze:
     case Kind::Unflatten: return lowerReshape(index);
+    case Kind::Expand: return lowerExpand(index);
+    case Kind::Roll: return lowerRoll(index);
     case Kind::Permute:
     case Kind::Transpose: return lowerPermute(index);
     case Kind::Shuffle: return lowerShuffle(index);
@@ -116,6 +133,29 @@ void Moves::lowerPermute(size_t index) {
   }
   emit(Does::Copy, index, {input}, wanted_[op.output]);
   result_.steps.back().axes = axes;
+}
+
+// Elements are repeated as they are read.
+void Moves::lowerExpand(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Sizes &from = sizes_[op.inputs[0]], &to = sizes_[op.output];
+  const int64_t more = int64_t(to.size()) - int64_t(from.size());
+  Sizes axes(to.size(), -1);
+  for (int64_t i = more; i < int64_t(to.size()); ++i) {
+    axes[i] = from[i - more] == to[i] ? i - more : -1;
+  }
+  const size_t input = primary_[op.inputs[0]];
+  const int64_t own = memory(input).axis;
+  emit(Does::Copy, index, {input}, own < 0 ? lastAxis(to) : own + more);
+  result_.steps.back().axes = axes;
+}
+
+// Along axes that are not innermost.
+void Moves::lowerRoll(size_t index) {
+  const Operator& op = program_.operators[index];
+  const int64_t own = memory(primary_[op.inputs[0]]).axis, rank = sizes_[op.output].size();
+  const int64_t axis = own >= 0 && !isRolled(op, own, rank) ? own : restingAxis(op, rank);
+  emit(Does::Roll, index, {want(op.inputs[0], axis)}, axis);
 }
 
 size_t Moves::slice(size_t whole, const Grid* grid, int64_t start, int64_t length) {

@@ -105,6 +105,9 @@ class Values {
   std::unordered_set<size_t> fused_;
 };
 
+// The last axis that is not rolled, or -1.
+int64_t restingAxis(const Operator& roll, int64_t rank);
+
 // Operators that only move codes.
 class Moves : public Values {
  protected:
@@ -121,6 +124,8 @@ class Moves : public Values {
   void lowerPad(size_t index);
   void lowerReshape(size_t index);
   void lowerPermute(size_t index);
+  void lowerExpand(size_t index);
+  void lowerRoll(size_t index);
   void lowerPart(size_t index);
   void lowerShuffle(size_t index);
   void rename(size_t index, size_t input, int64_t axis);

@@ -7,6 +7,9 @@ Sizes orderOf(const Operator& op, const std::vector<Sizes>& orders, const std::v
   const int64_t rank = sizes[op.output].size();
   Sizes order(rank);
   std::iota(order.begin(), order.end(), 0);
+  if (rank > kMostAxes) {
+    return order;
+  }
   switch (op.kind) {
     case Kind::Permute:
     case Kind::Transpose: {

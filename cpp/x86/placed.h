@@ -71,12 +71,14 @@ Part softmaxedFloats(const Operator& op, const Memory& from, const Memory* float
 // Of operators that are dynamic.
 Part measured(const Memory& from, const Memory& to);
 Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
-Part toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory);
+std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 
 // Of what only moves codes.
 Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);
 // Into a part of the result, where it is one of a concatenation.
 Part copied(const Step& step, const Memory& from, const Memory& to);
+// Of axes that go round.
+Part rolled(const Operator& op, const Memory& from, const Memory& to);
 // Of a constant, into the order that its memory has.
 Part loaded(const Operator& op, const Memory& to);
 Part interleaved(const Step& step, const std::vector<Memory>& memory);

@@ -88,6 +88,9 @@ std::vector<at::Tensor> Plan::run(
   Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
     floats.push_back(toFloat(inputs[i], i));
+    if (floats.back().dim() > kMostAxes) {
+      floats.back() = floats.back().contiguous();
+    }
     given.sizes.push_back(inputs[i].sizes().vec());
     given.contiguous.push_back(read_[i] && floats.back().is_contiguous());
   }

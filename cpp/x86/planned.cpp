@@ -76,8 +76,9 @@ Planned transposedConvolution(const Reader& reader, Node* node) {
   const auto more = reader.integers(node, "output_padding", Spatial);
   std::ranges::transform(before, more, after.begin(), std::minus());
   const auto bias = reader.bias(operandOf(node, "bias"), weight.size(0));
-  return windowed<Spatial>(
+  auto planned = windowed<Spatial>(
       reader, node, Kind::TransposedConvolution, before, after, {weight, scales.repeat({groups}), bias});
+  return withChoice(reader, node, std::move(planned));
 }
 
 Planned linear(const Reader& reader, Node* node) {
@@ -277,6 +278,10 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"unflatten", {unflatten, true}},
         {"permute", {permute, true}},
         {"transpose", {transpose, true}},
+        {"unsqueeze", {unsqueeze, true}},
+        {"expand", {expand, true}},
+        {"roll", {roll, true}},
+        {"neg", {negative, false}},
         {"channel_shuffle", {channelShuffle, true}},
         {"slice", {slice, true}},
         {"narrow", {narrow, true}},

@@ -14,7 +14,9 @@ Planned batchedProduct(const Reader&, Node* node) {
 }
 
 Planned softmax(const Reader& reader, Node* node) {
-  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
+  refuseUnless(
+      !reader.has(node, "dtype") || reader.operand(node, "dtype").toInt() == static_cast<int64_t>(at::kFloat),
+      "it changes the dtype");
   const bool hides = node->kind() != c10::aten::softmax;
   return {{Kind::Softmax, "", {}, 0, {reader.operand(node, "dim").toInt(), hides}, {}}, {node->input(0)}};
 }

@@ -48,7 +48,9 @@ Planned withChoice(const Reader& reader, const Node* node, Planned planned) {
           is(codes, "dtype", static_cast<int64_t>(at::kByte)) && is(choice, "quant_min", 0) &&
           is(choice, "quant_max", 255),
       "its input has other codes than those of uint8");
-  planned.op.kind = linear ? Kind::DynamicLinear : Kind::DynamicConvolution;
+  planned.op.kind = linear                          ? Kind::DynamicLinear
+                    : isTransposed(planned.op.kind) ? Kind::DynamicTransposedConvolution
+                                                    : Kind::DynamicConvolution;
   planned.op.attributes.insert(planned.op.attributes.end(), {per_row, static_cast<int64_t>(range)});
   planned.operands = {choice->input(0)};
   return planned;
@@ -76,6 +78,8 @@ Planned quotient(const Reader& reader, Node* node) {
   refuseUnless(std::isfinite(static_cast<float>(1 / *number)), "it divides by ", *number);
   return function(node, FloatFunction::Scale, {1 / *number});
 }
+
+Planned negative(const Reader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
 
 Planned clipping(Node* node, double low, double high) {
   return function(node, FloatFunction::Clip, {low, high});

@@ -12,6 +12,7 @@ Planned gelu(const Reader& reader, Node* node);
 // Functions without options.
 Planned namedFunction(const Reader& reader, Node* node);
 // By a number.
+Planned negative(const Reader& reader, Node* node);
 Planned quotient(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);
 

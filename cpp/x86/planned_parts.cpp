@@ -28,6 +28,22 @@ Planned transpose(const Reader& reader, Node* node) {
   return {{Kind::Transpose, "", {}, 0, axes, {}}, {node->input(0)}};
 }
 
+Planned unsqueeze(const Reader& reader, Node* node) {
+  return {{Kind::Unsqueeze, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+}
+
+Planned expand(const Reader& reader, Node* node) {
+  return {{Kind::Expand, "", {}, 0, reader.operand(node, "size").toIntVector(), {}}, {node->input(0)}};
+}
+
+Planned roll(const Reader& reader, Node* node) {
+  auto a = reader.operand(node, "shifts").toIntVector();
+  const auto axes = reader.operand(node, "dims").toIntVector();
+  refuseUnless(!axes.empty() && a.size() == axes.size(), "it rolls all elements as one row");
+  a.insert(a.end(), axes.begin(), axes.end());
+  return {{Kind::Roll, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
 Planned channelShuffle(const Reader& reader, Node* node) {
   return {{Kind::Shuffle, "", {}, 0, {1, reader.operand(node, "groups").toInt()}, {}}, {node->input(0)}};
 }

@@ -7,6 +7,9 @@ namespace jit_passes::x86 {
 
 Planned unflatten(const Reader& reader, Node* node);
 Planned transpose(const Reader& reader, Node* node);
+Planned unsqueeze(const Reader& reader, Node* node);
+Planned expand(const Reader& reader, Node* node);
+Planned roll(const Reader& reader, Node* node);
 Planned channelShuffle(const Reader& reader, Node* node);
 Planned slice(const Reader& reader, Node* node);
 Planned narrow(const Reader& reader, Node* node);

@@ -20,6 +20,8 @@ class Preparation {
       Phase phase = describe(program_, lowered_, step);
       if (step.does == Does::ConvolveTransposed) {
         phase.parts = convolveTransposed(program_, lowered_, step);
+      } else if (step.does == Does::ToFloats) {
+        phase.parts = toFloats(operatorOf(step), step, lowered_.memory);
       } else {
         phase.parts.push_back(partOf(step));
       }
@@ -51,6 +53,7 @@ class Preparation {
                                                              : resample(step);
       case Does::Pad: return padded(in(step), out(step), operatorOf(step).attributes);
       case Does::Copy: return copied(step, in(step), out(step));
+      case Does::Roll: return rolled(operatorOf(step), in(step), out(step));
       case Does::Load: return loaded(operatorOf(step), out(step));
       case Does::Interleave: return interleaved(step, lowered_.memory);
       case Does::Pack: return packedOperand(step, lowered_.memory);
@@ -61,13 +64,13 @@ class Preparation {
       case Does::Measure: return measured(in(step), out(step));
       case Does::QuantizeRows: return quantizedRows(operatorOf(step), step, lowered_.memory);
       case Does::QuantizeImage: return quantized(in(step), out(step), gridOf(step));
-      case Does::ToFloats: return toFloats(operatorOf(step), step, lowered_.memory);
       case Does::Apply: {
         const Dims dims = pixelDims(out(step).sizes, out(step).axis);
         return unary(step.function, image(in(step), dims), image(out(step), dims));
       }
       case Does::Exit: return exit(step);
       case Does::ConvolveTransposed:
+      case Does::ToFloats:
       case Does::Rename: break;
     }
     TORCH_INTERNAL_ASSERT(false, "no step");

@@ -13,7 +13,8 @@ struct Packed {
   std::shared_ptr<const std::vector<Convolution>> kernels;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
-  std::vector<int32_t> sums; // of the weights for each result, where its input is quantized as the plan runs
+  // Of the weights for each result, of one kernel after the other, where the input is quantized as the plan runs.
+  std::vector<int32_t> sums;
 
   const Convolution& kernel(size_t number = 0) const { return (*kernels)[number]; }
 };

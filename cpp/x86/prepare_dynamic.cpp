@@ -1,6 +1,7 @@
 // Phases of dynamic operators, and functions of float32.
 #include "dynamic.h"
 #include "placed.h"
+#include "transposed.h"
 
 namespace jit_passes::x86 {
 
@@ -52,7 +53,7 @@ std::optional<size_t> addendOf(const Step& step, const Operator& op) {
   return step.inputs.size() > own ? std::optional(step.inputs[own]) : std::nullopt;
 }
 
-Part toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
+std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
   const bool linear = isLinear(op.kind);
   const auto view = [&](size_t id) { return linear ? rowsOf(memory[id]) : image(memory[id]); };
   const Memory& codes = memory[step.inputs[0]];
@@ -66,23 +67,39 @@ Part toFloats(const Operator& op, const Step& step, const std::vector<Memory>& m
       linear ? 0 : memory[step.inputs[1]].offset,
       static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form))};
   const Packed& weights = *step.packed;
-  const SumsToFloats how{
-      weights.multiplier.data(),
-      weights.offset.data(),
-      weights.sums.data(),
-      nullptr,
-      dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
-      step.function};
-  return {
-      weights.kernel().items(x.image, y.image, residual ? &residual->image : nullptr),
-      [=, grids = codes.offset, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
-        const Image other = residual ? residual->in(call) : Image{};
-        const RowGrid one = linear ? RowGrid{} : grid.in(call);
-        SumsToFloats own = how;
-        own.grids = linear ? reinterpret_cast<const RowGrid*>(call.arena() + grids) : &one;
-        own.residual = residual ? &other : nullptr;
-        packed->kernel().run(x.in(call), y.in(call), own, begin, end);
-      }};
+  const int64_t outputs = op.tensors[kWeight].size(0);
+  const auto part = [&](size_t number, const Placed& to, const std::optional<Placed>& added) -> Part {
+    const SumsToFloats how{
+        weights.multiplier.data(),
+        weights.offset.data(),
+        weights.sums.data() + number * outputs,
+        nullptr,
+        dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
+        step.function};
+    return {
+        weights.kernel(number).items(x.image, to.image, added ? &added->image : nullptr),
+        [=, grids = codes.offset, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
+          const Image other = added ? added->in(call) : Image{};
+          const RowGrid one = linear ? RowGrid{} : grid.in(call);
+          SumsToFloats own = how;
+          own.grids = linear ? reinterpret_cast<const RowGrid*>(call.arena() + grids) : &one;
+          own.residual = added ? &other : nullptr;
+          packed->kernel(number).run(x.in(call), to.in(call), own, begin, end);
+        }};
+  };
+  if (!isTransposed(op.kind)) {
+    return {part(0, y, residual)};
+  }
+  std::vector<Part> parts;
+  const auto residues = residuesOf(op);
+  for (size_t i = 0; i < residues.size(); ++i) {
+    const Placed to = resultsOf(residues[i], y);
+    if (to.image.rows() * to.image.width > 0) {
+      parts.push_back(
+          part(i, to, residual ? std::optional(resultsOf(residues[i], *residual)) : std::nullopt));
+    }
+  }
+  return parts;
 }
 
 } // namespace jit_passes::x86

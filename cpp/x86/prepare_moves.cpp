@@ -17,6 +17,86 @@ Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& at
           }};
 }
 
+namespace {
+
+// An axis that a copy goes over: how many elements, and how many bytes they are apart.
+struct Along {
+  int64_t size, from, to;
+};
+
+// A copy of more axes than an image has. Items: all elements but those of the last axis, and the channels.
+Part copiedFar(const Sizes& sizes, const Sizes& strides, Placed x, const Memory& to) {
+  std::vector<Along> outer;
+  for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
+    const Along axis{sizes[i], strides[i], to.strides[i]};
+    Along* last = outer.empty() ? nullptr : &outer.back();
+    if (i == to.axis || axis.size == 1) {
+      continue;
+    }
+    if (last != nullptr && last->from == axis.size * axis.from && last->to == axis.size * axis.to) {
+      *last = {last->size * axis.size, axis.from, axis.to};
+    } else {
+      outer.push_back(axis);
+    }
+  }
+  if (outer.empty()) {
+    outer.push_back({1, 0, 0});
+  }
+  const int64_t bytes = to.bytes();
+  const Along channels =
+      to.axis < 0 ? Along{1, bytes, bytes} : Along{sizes[to.axis], strides[to.axis], bytes};
+  Placed y{{}, to.offset, to.home};
+  const Along row = outer.back();
+  outer.pop_back();
+  int64_t items = 1;
+  for (const Along& axis : outer) {
+    items *= axis.size;
+  }
+  const auto rowOf = [&](Placed& placed, int64_t pixel) {
+    placed.image = {};
+    placed.image.width = row.size, placed.image.pixel = pixel;
+    placed.image.channels = channels.size;
+  };
+  rowOf(x, row.from), rowOf(y, row.to);
+  return {items, [=](const Call& call, int64_t begin, int64_t end) {
+            const Image in = x.in(call), out = y.in(call);
+            for (int64_t index = begin; index < end; ++index) {
+              Image from = in, to = out;
+              int64_t rest = index;
+              for (size_t i = outer.size(); i-- > 0; rest /= outer[i].size) {
+                const int64_t at = rest % outer[i].size;
+                from.data += at * outer[i].from, to.data += at * outer[i].to;
+              }
+              copyAcross(from, channels.from, to, channels.to, bytes, 0, 1); // one row
+            }
+          }};
+}
+
+} // namespace
+
+Part rolled(const Operator& op, const Memory& from, const Memory& to) {
+  const Dims dims = axisDims(to.sizes, to.axis);
+  const int64_t rank = to.sizes.size(), count = op.attributes.size() / 2;
+  std::array<int64_t, 4> offset{};
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t axis = axisOf(op.attributes[count + i], rank);
+    for (size_t dim = 0; dim < dims.size(); ++dim) {
+      if (dims[dim].axis == axis && dims[dim].size > 0) {
+        offset[dim] += op.attributes[i] % dims[dim].size;
+      }
+    }
+  }
+  for (size_t dim = 0; dim < dims.size(); ++dim) {
+    const int64_t size = std::max<int64_t>(dims[dim].size, 1);
+    offset[dim] = (offset[dim] % size + size) % size;
+  }
+  Placed x = image(from, dims), y = image(to, dims);
+  x.image.channels *= to.bytes(), y.image.channels *= to.bytes();
+  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+            rollRows(x.in(call), offset, y.in(call), begin, end);
+          }};
+}
+
 Part copied(const Step& step, const Memory& from, const Memory& to) {
   Sizes all = from.sizes, all_strides = from.strides, sizes, strides;
   int64_t offset = from.offset;
@@ -25,9 +105,13 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
     offset += start * all_strides[axis];
     all[axis] = length, all_strides[axis] *= stride;
   }
-  for (const int64_t axis : step.axes) {
-    sizes.push_back(all[axis]);
-    strides.push_back(all_strides[axis]);
+  for (size_t i = 0; i < step.axes.size(); ++i) {
+    const int64_t axis = step.axes[i];
+    sizes.push_back(axis < 0 ? to.sizes[i] : all[axis]);
+    strides.push_back(axis < 0 ? 0 : all_strides[axis]);
+  }
+  if (int64_t(std::max(sizes.size(), all.size())) > kMostAxes) {
+    return copiedFar(sizes, strides, {{}, offset, from.home}, to);
   }
   const Dims dims = pixelDims(sizes, to.axis);
   const int64_t bytes = to.bytes(), channels = to.axis < 0 ? 1 : sizes[to.axis];

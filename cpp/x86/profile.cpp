@@ -9,7 +9,7 @@ std::string convolutionName(const Operator& op) {
   const auto& weight = op.tensors[kWeight];
   const int64_t groups = op.attributes[ConvolutionAttributes::Groups], spatial = op.attributes[0];
   std::ostringstream name;
-  name << (op.kind == Kind::TransposedConvolution ? "transposed " : isDynamic(op.kind) ? "dynamic " : "");
+  name << (isDynamic(op.kind) ? "dynamic " : "") << (isTransposed(op.kind) ? "transposed " : "");
   name
       << (groups == 1                                       ? "convolution "
           : groups == weight.size(0) && weight.size(1) == 1 ? "depthwise "
@@ -22,7 +22,7 @@ std::string convolutionName(const Operator& op) {
 
 // Each pixel of what a transposed convolution reads, or of what others give, takes all weights.
 int64_t productsOf(const Operator& op, const Memory& from, const Memory& to) {
-  const Memory& pixels = op.kind == Kind::TransposedConvolution ? from : to;
+  const Memory& pixels = isTransposed(op.kind) ? from : to;
   return countOf(pixels.sizes) / std::max<int64_t>(pixels.channels(), 1) * op.tensors[kWeight].numel();
 }
 

@@ -23,6 +23,9 @@ constexpr Grid kFloat32{1, 0, 0, 255, true};
 int64_t codeOf(float x, const Grid& grid);
 at::Tensor rescaled(const Grid& from, const Grid& to);
 
+// Axes of a tensor; operators that only move elements, or go over them one by one, take some more.
+constexpr int64_t kMostAxes = 5, kMostMovedAxes = 6;
+
 enum class Kind {
   Input,                 // float32; attributes: the number of an input of the plan
   Quantize,              // float32 to codes
@@ -33,7 +36,8 @@ enum class Kind {
           // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
   DynamicLinear,      // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
   DynamicConvolution, // the same of Convolution; attributes of both, one after the other
-  Function,           // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
+  DynamicTransposedConvolution, // the same of TransposedConvolution
+  Function, // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
   Affine,   // a factor and a number for each channel, of axis 1, of several values one after the other;
             // weights are -1, 0 or 1
   Table,    // a function of codes
@@ -49,13 +53,16 @@ enum class Kind {
   Unflatten,       // attributes: axis, the sizes that it becomes; at most one is -1, which is open
   Permute,         // attributes: axes
   Transpose,       // attributes: two axes
-  Shuffle,         // interleaves the parts of an axis; attributes: axis, number of parts of one size
-  Slice,           // attributes: axis, start, end, step, as Python has them
-  Narrow,          // attributes: axis, start, length, whether the axis goes, which is of length 1 then
-  Part,            // see PartAttributes
-  Pad,             // with zeros; attributes: before and behind, from the last axis on
-  ResizeNearest,   // attributes: spatial axes, sizes; or factors, which are tensors[0]
-  ResizeBilinear,  // the same for two axes, and behind them whether corners are aligned
+  Unsqueeze,       // attributes: where an axis of size 1 comes in
+  Expand,  // axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand
+  Roll,    // attributes: how far, of each axis that is rolled; then these axes
+  Shuffle, // interleaves the parts of an axis; attributes: axis, number of parts of one size
+  Slice,   // attributes: axis, start, end, step, as Python has them
+  Narrow,  // attributes: axis, start, length, whether the axis goes, which is of length 1 then
+  Part,    // see PartAttributes
+  Pad,     // with zeros; attributes: before and behind, from the last axis on
+  ResizeNearest,  // attributes: spatial axes, sizes; or factors, which are tensors[0]
+  ResizeBilinear, // the same for two axes, and behind them whether corners are aligned
   MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
   Softmax,       // attributes: axis, and 1 where minus infinities alone give zeros
   LayerNorm, // over the last axis, see NormTensors
@@ -141,11 +148,17 @@ struct Program {
   std::vector<int64_t> outputs; // values that it returns, codes dequantized
 };
 
+inline bool isTransposed(Kind kind) {
+  return kind == Kind::TransposedConvolution || kind == Kind::DynamicTransposedConvolution;
+}
 inline bool isConvolution(Kind kind) {
-  return kind == Kind::Convolution || kind == Kind::DynamicConvolution || kind == Kind::TransposedConvolution;
+  return kind == Kind::Convolution || kind == Kind::DynamicConvolution || isTransposed(kind);
 }
 inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
-inline bool isDynamic(Kind kind) { return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution; }
+inline bool isDynamic(Kind kind) {
+  return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution ||
+         kind == Kind::DynamicTransposedConvolution;
+}
 // They are the last ones.
 inline int64_t dynamicAttribute(const Operator& op, size_t which) {
   return op.attributes[op.attributes.size() - DynamicAttributes::Count + which];

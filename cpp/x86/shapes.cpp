@@ -1,15 +1,13 @@
 #include "shapes.h"
 
 #include "attention.h"
-#include "parts.h"
+#include "types.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-// More codes than that in one value are a mistake.
-constexpr int64_t kMaxCodes = int64_t{1} << 32;
-// Along an axis that is resized.
-constexpr int64_t kMaxResized = int64_t{1} << 24;
+constexpr int64_t kMaxCodes = int64_t{1} << 32;   // more in one value are a mistake
+constexpr int64_t kMaxResized = int64_t{1} << 24; // along an axis that is resized
 
 class Inference {
  public:
@@ -23,8 +21,13 @@ class Inference {
   }
 
   Sizes result() const {
+    const size_t most = mostAxes(op_.kind);
+    for (const Sizes* operand : operands_) {
+      require(operand->size() <= most, "takes ", most, " axes at most, and got the shape ", *operand);
+    }
     Sizes sizes = infer();
-    require(sizes.size() <= 5, "gives a tensor with ", sizes.size(), " axes; a plan takes 5 at most");
+    require(
+        sizes.size() <= most, "gives a tensor with ", sizes.size(), " axes; a plan takes ", most, " at most");
     int64_t codes = 1;
     for (const int64_t size : sizes) {
       // No factor is negative, and a product of two numbers below these limits does not overflow.
@@ -42,7 +45,8 @@ class Inference {
     switch (op_.kind) {
       case Kind::Convolution:
       case Kind::DynamicConvolution: return summed(convolution());
-      case Kind::TransposedConvolution: return transposedConvolution();
+      case Kind::TransposedConvolution:
+      case Kind::DynamicTransposedConvolution: return transposedConvolution();
       case Kind::Linear: return summed(linear());
       case Kind::DynamicLinear: return linear();
       case Kind::Add:
@@ -54,16 +58,19 @@ class Inference {
       case Kind::ResizeBilinear: return resized();
       case Kind::Mean: return mean();
       case Kind::Concat: return concat(op_.attributes[0]);
-      case Kind::Flatten: return flatten();
-      case Kind::Reshape: return reshaped(first(), op_.attributes);
-      case Kind::Unflatten: return unflatten();
+      case Kind::Flatten:
+      case Kind::Reshape:
+      case Kind::Unflatten:
       case Kind::Permute:
-      case Kind::Transpose: return permute();
-      case Kind::Shuffle: return shuffle();
+      case Kind::Transpose:
+      case Kind::Unsqueeze:
+      case Kind::Expand:
+      case Kind::Roll:
+      case Kind::Shuffle:
       case Kind::Slice:
       case Kind::Narrow:
-      case Kind::Part: return part();
-      case Kind::Pad: return pad();
+      case Kind::Part:
+      case Kind::Pad: return inferMoved(op_, first());
       case Kind::Affine: return affine();
       case Kind::MatrixProduct: return matrixProduct();
       case Kind::Softmax: checkAxis(op_.attributes[0], first().size()); return first();
@@ -263,89 +270,6 @@ class Inference {
     return sizes;
   }
 
-  Sizes flatten() const {
-    const int64_t rank = first().size();
-    require(rank > 0, "takes no number");
-    const int64_t begin = checkAxis(op_.attributes[0], rank), end = checkAxis(op_.attributes[1], rank);
-    require(begin <= end, "flattens the axes ", begin, " to ", end);
-    Sizes sizes(first().begin(), first().begin() + begin);
-    sizes.push_back(countOf(Sizes(first().begin() + begin, first().begin() + end + 1)));
-    sizes.insert(sizes.end(), first().begin() + end + 1, first().end());
-    return sizes;
-  }
-
-  Sizes reshaped(const Sizes& from, Sizes sizes) const {
-    const auto open = std::find(sizes.begin(), sizes.end(), -1);
-    const int64_t count = countOf(from);
-    __int128 known = 1; // a hostile shape must not wrap around
-    for (const int64_t size : sizes) {
-      known = std::min<__int128>(known * (size == -1 ? 1 : size), __int128{1} << 62);
-    }
-    const bool fits = open == sizes.end() ? known == count : known > 0 && count % known == 0;
-    require(fits, "got the shape ", first(), ", which is not ", op_.attributes);
-    if (open != sizes.end()) {
-      *open = count / static_cast<int64_t>(known);
-    }
-    return sizes;
-  }
-
-  Sizes unflatten() const {
-    const int64_t axis = checkAxis(op_.attributes[0], first().size());
-    const Sizes parts = reshaped({first()[axis]}, {op_.attributes.begin() + 1, op_.attributes.end()});
-    Sizes sizes(first().begin(), first().begin() + axis);
-    sizes.insert(sizes.end(), parts.begin(), parts.end());
-    sizes.insert(sizes.end(), first().begin() + axis + 1, first().end());
-    return sizes;
-  }
-
-  Sizes permute() const {
-    const int64_t rank = first().size();
-    require(
-        op_.kind == Kind::Transpose || int64_t(op_.attributes.size()) == rank, "takes ",
-        op_.attributes.size(), " axes, and got the shape ", first());
-    for (const int64_t axis : op_.attributes) {
-      checkAxis(axis, rank);
-    }
-    Sizes sizes;
-    std::vector<bool> seen(rank);
-    for (const int64_t from : permutationOf(op_, rank)) {
-      require(!seen[from], "has the axis ", from, " twice");
-      seen[from] = true;
-      sizes.push_back(first()[from]);
-    }
-    return sizes;
-  }
-
-  Sizes shuffle() const {
-    const int64_t axis = checkAxis(op_.attributes[0], first().size());
-    require(
-        first()[axis] % op_.attributes[1] == 0, "has ", op_.attributes[1], " parts, and got the shape ",
-        first());
-    return first();
-  }
-
-  Sizes part() const {
-    const Range range = rangeOf(op_, first());
-    Sizes sizes = first();
-    sizes[range.axis] = range.length;
-    if (op_.kind == Kind::Narrow
-            ? op_.attributes[3] != 0
-            : op_.kind == Kind::Part && op_.attributes[PartAttributes::How] == PartAttributes::Single) {
-      sizes.erase(sizes.begin() + range.axis);
-    }
-    return sizes;
-  }
-
-  Sizes pad() const {
-    Sizes sizes = first();
-    require(
-        op_.attributes.size() <= 2 * sizes.size(), "pads more axes than there are, got the shape ", first());
-    for (size_t i = 0; i < op_.attributes.size(); ++i) {
-      sizes[sizes.size() - 1 - i / 2] += op_.attributes[i];
-    }
-    return sizes;
-  }
-
   int64_t checkAxis(int64_t axis, int64_t rank) const {
     require(axis >= -rank && axis < rank, "works along axis ", axis, ", and got the shape ", first());
     return axisOf(axis, rank);
@@ -366,19 +290,6 @@ bool isReduced(const Operator& mean, int64_t axis, int64_t rank) {
   return std::any_of(mean.attributes.begin() + 1, mean.attributes.end(), [&](int64_t reduced) {
     return axisOf(reduced, rank) == axis;
   });
-}
-
-Sizes permutationOf(const Operator& op, int64_t rank) {
-  Sizes axes(rank);
-  std::iota(axes.begin(), axes.end(), 0);
-  if (op.kind == Kind::Transpose) {
-    std::swap(axes[axisOf(op.attributes[0], rank)], axes[axisOf(op.attributes[1], rank)]);
-    return axes;
-  }
-  std::transform(op.attributes.begin(), op.attributes.end(), axes.begin(), [&](int64_t axis) {
-    return axisOf(axis, rank);
-  });
-  return axes;
 }
 
 int64_t countOf(const Sizes& sizes) {

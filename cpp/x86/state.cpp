@@ -6,6 +6,51 @@ namespace {
 
 constexpr int64_t kFormat = 2;
 
+// Weights that are in a state which somebody holds. Plans of several methods may have the same ones: as one tensor, a
+// file has them once.
+class Held {
+ public:
+  // The tensor of that content that is held, or else the copy itself, which is known from then on.
+  at::Tensor shared(const at::Tensor& copy) {
+    const auto bytes = static_cast<size_t>(copy.nbytes());
+    if (bytes < kWorthIt) {
+      return copy;
+    }
+    const std::string_view content(static_cast<const char*>(copy.const_data_ptr()), bytes);
+    const size_t key = std::hash<std::string_view>()(content);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+    const auto [begin, end] = known_.equal_range(key);
+    for (auto entry = begin; entry != end; ++entry) {
+      if (const auto found = entry->second.lock()) {
+        const at::Tensor other(found);
+        if (other.scalar_type() == copy.scalar_type() && other.sizes() == copy.sizes() &&
+            std::memcmp(other.const_data_ptr(), copy.const_data_ptr(), bytes) == 0) {
+          return other;
+        }
+      }
+    }
+    known_.emplace(key, WeakTensor(copy.getIntrusivePtr()));
+    return copy;
+  }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, c10::UndefinedTensorImpl>;
+  static constexpr size_t kWorthIt = 256;
+
+  std::mutex mutex_;
+  std::unordered_multimap<size_t, WeakTensor> known_;
+};
+
+std::vector<at::Tensor> sharedCopiesOf(const std::vector<at::Tensor>& tensors) {
+  static Held held;
+  auto copies = copiesOf(tensors);
+  for (at::Tensor& copy : copies) {
+    copy = held.shared(copy);
+  }
+  return copies;
+}
+
 } // namespace
 
 std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors) {
@@ -27,7 +72,7 @@ State stateOf(const Program& program) {
   for (const Operator& op : program.operators) {
     operators.emplace_back(
         std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, copiesOf(op.tensors));
+        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, sharedCopiesOf(op.tensors));
   }
   return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
 }

@@ -1,8 +1,7 @@
 // Transposed convolution as convolutions of stride 1.
 #pragma once
 
-#include "kernels.h"
-#include "program.h"
+#include "placed.h"
 
 namespace jit_passes::x86 {
 
@@ -25,6 +24,10 @@ struct Residues {
   Image resultsOf(Image all) const;
   int64_t offsetIn(const Image& all) const;
 };
+
+inline Placed resultsOf(const Residues& residues, const Placed& all) {
+  return {residues.resultsOf(all.image), all.offset + residues.offsetIn(all.image), all.home};
+}
 
 // Of an operator of that kind, one for each of the convolutions that it falls into.
 std::vector<Residues> residuesOf(const Operator& op);

@@ -13,6 +13,7 @@ Types typesOf(Kind kind) {
     case Kind::Multiply: return Types::Mixed;
     case Kind::DynamicLinear:
     case Kind::DynamicConvolution:
+    case Kind::DynamicTransposedConvolution:
     case Kind::RmsNorm:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
@@ -26,6 +27,9 @@ Types typesOf(Kind kind) {
     case Kind::Unflatten:
     case Kind::Permute:
     case Kind::Transpose:
+    case Kind::Unsqueeze:
+    case Kind::Expand:
+    case Kind::Roll:
     case Kind::Slice:
     case Kind::Narrow:
     case Kind::Part:
@@ -43,6 +47,23 @@ bool hasFloats(Kind kind) {
 bool hasCodes(const Operator& op) {
   return typesOf(op.kind) != Types::Real &&
          (op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized);
+}
+
+int64_t mostAxes(Kind kind) {
+  switch (kind) {
+    case Kind::Input:
+    case Kind::Quantize:
+    case Kind::Dequantize:
+    case Kind::Table:
+    case Kind::Function:
+    case Kind::Flatten:
+    case Kind::Reshape:
+    case Kind::Unflatten:
+    case Kind::Unsqueeze:
+    case Kind::Permute:
+    case Kind::Transpose: return kMostMovedAxes;
+    default: return kMostAxes;
+  }
 }
 
 std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids) {

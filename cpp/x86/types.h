@@ -19,6 +19,8 @@ Types typesOf(Kind kind);
 // Whether there is a form of it that gives float32; that gives codes.
 bool hasFloats(Kind kind);
 bool hasCodes(const Operator& op);
+// Axes that its operands and its result may have.
+int64_t mostAxes(Kind kind);
 // The grid of a concatenation whose operands have one, but for their ends; nothing for others.
 std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids);
 // Whether operands and result have types that the kind takes, in as many channels, and a constant the dtype of its own.

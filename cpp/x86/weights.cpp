@@ -43,7 +43,7 @@ std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, 
         window, weight.size(1) * window.groups, weight.size(0), ordered.const_data_ptr<int8_t>(),
         static_cast<int32_t>(zero_point), dense);
   };
-  if (op.kind == Kind::TransposedConvolution) {
+  if (isTransposed(op.kind)) {
     for (const Residues& residues : residuesOf(op)) {
       const Window window = residues.window(op.attributes[ConvolutionAttributes::Groups]);
       auto taps = residues.taps(weight).flip({2, 3, 4});
@@ -59,6 +59,24 @@ std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, 
   return kernels;
 }
 
+// Of the weights for each result; of a transposed convolution, of what each of its kernels has of these.
+std::vector<int32_t> sumsOf(const Operator& op) {
+  std::vector<int32_t> sums;
+  const auto add = [&](const at::Tensor& weight) {
+    const auto own = weight.flatten(1).sum(1, false, at::kInt);
+    sums.insert(sums.end(), own.const_data_ptr<int32_t>(), own.const_data_ptr<int32_t>() + own.numel());
+  };
+  const at::Tensor& weight = op.tensors[kWeight];
+  if (isTransposed(op.kind)) {
+    for (const Residues& residues : residuesOf(op)) {
+      add(residues.taps(weight));
+    }
+  } else {
+    add(weight);
+  }
+  return sums;
+}
+
 // Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
 // zero points of their own: these become part of the numbers that it has for each channel.
 std::shared_ptr<const Packed> numbersOf(
@@ -70,8 +88,7 @@ std::shared_ptr<const Packed> numbersOf(
   auto packed = std::make_shared<Packed>(
       Packed{std::move(kernels), std::vector<float>(outputs), std::vector<float>(outputs), 0, {}});
   if (isDynamic(op.kind)) {
-    const auto sums = op.tensors[kWeight].flatten(1).sum(1, false, at::kInt);
-    packed->sums.assign(sums.const_data_ptr<int32_t>(), sums.const_data_ptr<int32_t>() + outputs);
+    packed->sums = sumsOf(op);
   }
   const double out_scale = static_cast<float>(out.scale);
   double own = 1, zero_of_residual = 0; // the factor of the result, and what the other's zero point adds
@@ -111,7 +128,7 @@ at::Tensor unpacked(const Convolution& kernel, const at::Tensor& taps) {
 void restore(const Operator& op, const Kernels& kernels) {
   const at::Tensor& weight = op.tensors[kWeight];
   at::Tensor whole;
-  if (op.kind == Kind::TransposedConvolution) {
+  if (isTransposed(op.kind)) {
     whole = at::empty(weight.sizes(), at::kChar);
     const auto residues = residuesOf(op);
     for (size_t i = 0; i < residues.size(); ++i) {

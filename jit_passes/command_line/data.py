@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from ..errors import JitPassesError, first_line, nearest, shortened
+from .counting import count_batches
 from .files import check_readable
 from .images import IMAGES, Images
 from .outcome import note
@@ -76,7 +78,7 @@ class Data:
 
     Args:
         sources: called anew for each pass.
-        total: number of batches; None where it is not known.
+        count: of batches, asked for once; None where it is not known.
         limit: at most so many.
         check: raises an error for a batch that the model does not take.
     """
@@ -84,13 +86,12 @@ class Data:
     def __init__(
         self,
         sources: Callable[[], Iterable[Batch]],
-        total: int | None,
+        count: Callable[[], int | None],
         limit: int | None,
         check: Callable[[Batch], None],
     ) -> None:
         self._sources, self._check, self._limit = sources, check, limit
-        known = [n for n in (total, limit) if n is not None]
-        self._total = None if total is None else min(known)
+        self._count = cache(count)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in islice(self._sources(), self._limit):
@@ -98,9 +99,10 @@ class Data:
             yield batch
 
     def __len__(self) -> int:
-        if self._total is None:
+        count = self._count()
+        if count is None:
             raise TypeError("the number of batches is not known")
-        return self._total
+        return count if self._limit is None else min(count, self._limit)
 
 
 def data_of(path: Path, size: int, limit: int | None, images: Images | None, method: Any) -> Data:
@@ -123,9 +125,9 @@ def data_of(path: Path, size: int, limit: int | None, images: Images | None, met
     if not path.is_dir():
         loaded = read(path)
         if not isinstance(loaded, Samples):
-            return Data(lambda: loaded, len(loaded), limit, check)
+            return Data(lambda: loaded, lambda: len(loaded), limit, check)
         total = math.ceil(loaded.count() / size)
-        return Data(lambda: loaded.batches(size), total, limit, check)
+        return Data(lambda: loaded.batches(size), lambda: total, limit, check)
     files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] != ".")
     pictures = [file for file in files if file.suffix.lower() in IMAGES]
     tensors = [file for file in files if file.suffix.lower() in SUFFIXES]
@@ -143,14 +145,14 @@ def data_of(path: Path, size: int, limit: int | None, images: Images | None, met
                 "0.229,0.224,0.225; --mean 0 --std 1 gives values from 0 to 1"
             )
         total = math.ceil(len(pictures) / size)
-        return Data(lambda: images.batches(pictures, size), total, limit, check)
+        return Data(lambda: images.batches(pictures, size), lambda: total, limit, check)
 
     def all_files() -> Iterator[Batch]:
         for file in tensors:
             found = read(file)
             yield from found.batches(size) if isinstance(found, Samples) else found
 
-    return Data(all_files, None, limit, check)
+    return Data(all_files, lambda: count_batches(tensors, size), limit, check)
 
 
 def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
@@ -182,7 +184,7 @@ def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
             values = [_random(spec, generator) for spec in specs if spec is not None]
             yield dict(zip(named, values, strict=True)) if named else tuple(values)
 
-    return Data(make, count, None, lambda batch: check_arguments(method, batch, "--random"))
+    return Data(make, lambda: count, None, lambda batch: check_arguments(method, batch, "--random"))
 
 
 def _random(spec: re.Match[str], generator: torch.Generator) -> torch.Tensor:

@@ -10,8 +10,8 @@ from .. import _C
 from ..errors import JitPassesError
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
-from ..stages.convert import read_places
 from ..stages.module import ModelStage, stage_of
+from ..stages.seen import read_places
 from .encoding import Encodings
 from .reading import encodings_of
 

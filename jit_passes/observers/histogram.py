@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ class Histogram(HistogramObserver):
     """Quantize the range with the least mean squared error over a histogram of all values."""
 
     name: ClassVar[str] = "histogram"
+    headroom: int = field(default=1024, kw_only=True)
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
@@ -44,6 +45,7 @@ class MeanSquaredError(HistogramObserver):
 
     name: ClassVar[str] = "mean_squared_error"
     factors: int = 100
+    headroom: int = field(default=1024, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.factors < 1:

@@ -72,11 +72,16 @@ class HistogramObserver(Observer):
 
     Attributes:
         bins: number of bins, at least two.
+        headroom: how many numbers a range has to rest on; of fewer it gets room beyond what was
+            seen, see headroom.py. With few codes, four for each code are enough. 0: none.
     """
 
     op: ClassVar[str] = "observe_histogram"
     bins: int = field(default=2048, kw_only=True)  # so that those of subclasses come first
+    headroom: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.bins < 2:
             raise ValueError(f"a histogram needs at least two bins, not {self.bins}")
+        if self.headroom < 0:
+            raise ValueError(f"headroom is a number of values, 0 or more, not {self.headroom}")

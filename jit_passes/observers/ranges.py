@@ -97,6 +97,8 @@ class Fixed(HistogramObserver):
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.high < math.inf:
             raise ValueError(f"[{self.low}, {self.high}] is not a finite range")
+        if self.headroom:
+            raise ValueError("a fixed range has no headroom: give it wider ends")
         super().__post_init__()
 
     def find_range(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .steps import BoundStep, PassCall, Step, bind, describe, name_of
 from .subject import ModuleSubject, Remark, Subject, check_script, wrap
 
 Options = Mapping[str, Mapping[str, Any]]
+Through = Callable[[Sequence[BoundStep]], Iterable[BoundStep]]  # gives all of them, in order
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Pipeline:
         dump: str | os.PathLike[str] | None = None,
         inplace: bool = False,
         verify: Inputs | None = None,
+        through: Through = iter,
     ) -> PipelineResult:
         """Run the steps.
 
@@ -87,6 +89,7 @@ class Pipeline:
             inplace: for a ScriptModule, make this very object the result, once all has gone well.
             verify: example inputs, a tuple or dict of arguments: compares outputs and gradients of
                 the result with those of the module, and raises an error where they differ.
+            through: what walks through the steps, a progress bar say.
 
         Raises:
             JitPassesError: there is no such pass, option or method, or an option has another type.
@@ -98,11 +101,11 @@ class Pipeline:
             check_script(module)
         if not isinstance(module, torch.jit.ScriptModule):
             subject = ModuleSubject(module, method)
-            records = self._run(steps, subject, dump)
+            records = self._run(steps, subject, dump, through)
             return PipelineResult(subject.module, tuple(records))
         subject = own(module, method)
         before = subject.text()
-        records = self._run(steps, subject, dump)
+        records = self._run(steps, subject, dump, through)
         done = tuple(record.name for record in records)
         result = hand_out(subject, module, f"pipeline '{self.name}'", done, verify, inplace)
         return PipelineResult(result, tuple(records), before, subject.text())
@@ -143,10 +146,14 @@ class Pipeline:
         ]
 
     def _run(
-        self, steps: list[BoundStep], subject: Subject, dump: str | os.PathLike[str] | None
+        self,
+        steps: list[BoundStep],
+        subject: Subject,
+        dump: str | os.PathLike[str] | None,
+        through: Through = iter,
     ) -> list[PassRecord]:
         run = _Run(self, subject, dump or os.environ.get("JIT_PASSES_DUMP"))
-        for step in steps:
+        for step in through(steps):
             run.step(step)
         run.finish()
         return run.records

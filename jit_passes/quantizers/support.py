@@ -156,6 +156,9 @@ class OperatorSupport:
             "weight_only", see `weights_alone`.
         dynamic: the specifications of its input in the mode dynamic, where the backend can do less
             than for others.
+        adds_batch_axis: of a convolution, whether its kernel takes batches alone: `convert` adds an
+            axis of one where data had none, and the lowering moves quantize in front of what takes
+            that off again, `raise_quantize`.
     """
 
     kind: str
@@ -176,6 +179,7 @@ class OperatorSupport:
     constants: bool = False
     modes: tuple[str, ...] = ("static",)
     dynamic: SpecSupport | None = None
+    adds_batch_axis: bool = False
 
     def is_activation(self, position: int, value: ValueView) -> bool:
         """Say whether an operand must be quantized: numbers of a table need not."""

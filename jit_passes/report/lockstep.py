@@ -122,7 +122,7 @@ class Lockstep:
         A float model computes a value once, and branches and loops may quantize it several times.
         """
         if len(ours) == len(theirs):
-            return ours
+            return [_in_batch(a, b) for a, b in zip(ours, theirs, strict=True)]
         if self._rounded:
             return ours * len(theirs) if len(ours) == 1 else None
         raise JitPassesError(
@@ -137,6 +137,11 @@ class Lockstep:
         codes = [codes_of(a, b, pair.site) for a, b in zip(ours, theirs, strict=True)]
         read = [value_of(code, pair.site) for code in codes] if self._rounded else ours
         return {**dict.fromkeys(pair.site.readers, read), pair.site.node: codes}
+
+
+def _in_batch(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Return the first model's value with a batch axis, where a kernel takes batches alone."""
+    return ours.unsqueeze(0) if (1, *ours.shape) == tuple(theirs.shape) else ours
 
 
 Outputs = list[tuple[str, Seen]]

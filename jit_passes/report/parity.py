@@ -12,9 +12,10 @@ from ..errors import JitPassesError, aligned, count_of
 from ..logs import timed
 from ..passes.subject import wrap
 from ..stages.batches import batches
-from ..stages.convert import digest_of, read_places
+from ..stages.convert import digest_of
 from ..stages.module import ModelStage, Report, stage_of
 from ..stages.recording import copy_of
+from ..stages.seen import read_places
 from ..tables import html_table
 from .lockstep import Kept, Lockstep, Pair, Seen, check_shapes
 from .places import Pairs, TrainedPlace, match, sites_of, trained_places

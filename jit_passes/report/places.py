@@ -12,8 +12,9 @@ from .. import _C
 from ..graph.view import GraphView, NodeView
 from ..specification.parameters import QParams
 from ..specification.place import Place
-from ..stages.convert import Groups, QuantizedPlace, refusals
+from ..stages.convert import Groups
 from ..stages.module import Report, by_position
+from ..stages.seen import QuantizedPlace, refusals
 from ..stages.values import DEQUANTIZE, QUANTIZE
 
 TABLE = "jit_passes::lookup_table"

@@ -24,7 +24,7 @@ def versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
-        "x86 kernels": "VNNI and VBMI" if _C.has_x86_kernels() else "plain",
+        "x86 kernels": _C.x86_level(),
         "engine": torch.backends.quantized.engine,
         "threads": torch.get_num_threads(),
     }

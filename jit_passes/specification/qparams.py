@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import JitPassesError
-from ..observers import ObserverState
+from ..observers import HistogramObserver, ObserverState
+from ..observers.headroom import widened
 from .derivation import derivation, find_derivation
 from .parameters import QParams
 from .specification import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
@@ -109,16 +110,27 @@ def power_of_two_at_least(value: float) -> float:
 
 
 def choose_qparams(
-    spec: QuantizationSpec, state: ObserverState, scales: tuple[int, ...] = (-1,)
+    spec: QuantizationSpec,
+    state: ObserverState,
+    scales: tuple[int, ...] = (-1,),
+    *,
+    sampled: bool = False,
 ) -> QParams:
     """Return the parameters that a specification gives for what its observer has seen.
 
-    Scales and zero points of channels have the shape `scales`.
+    Args:
+        spec: the specification.
+        state: what its observer has seen.
+        scales: the shape of scales and zero points of channels.
+        sampled: whether there may be other numbers than those seen; not of constants.
     """
     grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     if spec.ch_axis is None:
         spec = spec.for_range(float(state.range[0]))
         low, high = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.centred)
+        if sampled and isinstance(spec.observer, HistogramObserver):
+            codes = spec.quant_max - spec.quant_min + 1
+            low, high = widened(low, high, state, codes, spec.observer.headroom)
         scale, zero_point = affine_qparams(low, high, spec)
         return QParams(scale, zero_point, None, *grid)
     ranges = spec.observer.find_channel_ranges(state)

@@ -171,8 +171,9 @@ def annotate(
     made = description_of(quantizer)
     if made.get("mode") == AUTO and backend is not None and backend.capability.forms:
         assert isinstance(quantizer, BackendQuantizer)
-        if not quantizer.is_static(GraphView.of(module, method)):
-            made["forms"] = False  # a target's own are for integers
+        regions = backend.capability.dynamic_regions
+        if not regions and not quantizer.is_static(GraphView.of(module, method)):
+            made["forms"] = False  # a target's own are for what a region takes
     module, remarks = formed(module, method, backend, made)
     if refine is not None:
         quantizer = refine(quantizer, module)

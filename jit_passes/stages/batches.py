@@ -15,16 +15,19 @@ from ..errors import JitPassesError
 InputFn = Callable[[Any], Any]
 
 
-def progress_bar(name: str, progress: bool | None, unit: str = "batch") -> Callable[..., Any]:
+def progress_bar(
+    name: str, progress: bool | None, unit: str = "batch", delay: float = 0
+) -> Callable[..., Any]:
     """Return what shows how far a walk through batches is, and the time left, on stderr.
 
     Args:
         name: of the work.
         progress: whether to; None for terminals only.
         unit: what a step is.
+        delay: seconds before it is drawn, for work that seldom takes longer.
     """
     shown = sys.stderr.isatty() if progress is None else progress
-    return partial(tqdm, desc=name, unit=unit, disable=not shown)
+    return partial(tqdm, desc=name, unit=unit, disable=not shown, delay=delay)
 
 
 def batches(

@@ -11,12 +11,18 @@ from ..errors import JitPassesError
 from ..logs import timed
 from ..passes.subject import wrap
 from ..targets import Target, resolve_target
+from .batches import progress_bar
 from .module import ModelStage, stage_of
+
+MOMENT = 0.5  # seconds
 
 
 @timed
 def lower(
-    reference: torch.jit.ScriptModule, target: str | Target = "auto"
+    reference: torch.jit.ScriptModule,
+    target: str | Target = "auto",
+    *,
+    progress: bool | None = None,
 ) -> torch.jit.ScriptModule:
     """Return the model with dequantize, operator, quantize fused into the backend's operators.
 
@@ -25,6 +31,8 @@ def lower(
         target: the backend; "auto" for the one that the model was prepared for, which decided
             what is quantized and how. A `Target` lowers the model itself, also one of a class of
             your own.
+        progress: a progress bar, pass by pass, once it has taken a moment; None for one on
+            terminals only.
 
     Raises:
         JitPassesError: the model is not a reference model; the target is unknown, or another one
@@ -39,7 +47,8 @@ def lower(
             "to prepare and lower"
         )
     module = _C.clone(reference._c, report.method)
-    lowered = backend.lowering().run(module, report.method)
+    through = progress_bar("lower", progress, "pass", delay=MOMENT)
+    lowered = backend.lowering().run(module, report.method, through=through)
     reasons: dict[str, str] = {}
     for remark in lowered.remarks:
         reasons.setdefault(remark.name, remark.reason)

@@ -29,11 +29,14 @@ CANONICAL_FORM = (
     "canonicalize_convolution",
     "remove_rank_checks",
     "canonicalize_padding",
-    "canonicalize_einsum",
     "canonicalize_linear",
     "canonicalize_clamp",
     "canonicalize_view",
+    "canonicalize_einsum",  # sizes of reshapes say which are products
     "canonicalize_reshape",
+    "keep_leading_axes",
+    "fold_sizes",
+    "fold_constant_lists",
 )
 
 NORMALIZE = Pipeline(

@@ -39,8 +39,9 @@ targets = Target.registered
 def resolve_target(target: str | Target) -> Target:
     """Return the backend that a name stands for.
 
-    "auto" is the best one for this machine: `X86` where its processor has the instructions that the
-    kernels are made for (AVX-512 F, BW, VL, VNNI and VBMI), else `Stock`.
+    "auto" is the best one for this machine: `X86` where its processor multiplies int8 by itself
+    (AVX-VNNI, or AVX-512 F, BW, VL, VNNI and VBMI), else `Stock`. Kernels of `X86` for AVX2 alone
+    are exact, and slower than those of `Stock`, which have inputs of 7 bits there.
 
     Raises:
         JitPassesError: there is none of that name, or it cannot be had here.

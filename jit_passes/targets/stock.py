@@ -93,6 +93,7 @@ class Stock(Target):
                 "expand_recurrent",
                 "merge_conv_bias",
                 "pool_constants",
+                "raise_quantize",
                 "sink_dequantize",
                 "replicate_dequantize",
                 expand_cells(),

@@ -224,9 +224,10 @@ _ROWS = (
             f"aten::{kind}{n}d",
             _W,
             clips=CLIPS,
-            ranks=(n + 2, n + 2),
+            ranks=(n + 1, n + 2),
             check=_convolution,
             weights=weights,
+            adds_batch_axis=True,
         )
         for kind, weights in (("conv", None), ("conv_transpose", SHIFTED_WEIGHTS))
         for n in (1, 2, 3)

@@ -16,11 +16,11 @@ import torch
 from .. import _C
 from ..errors import first_line, warn
 from ..graph.traits import kinds
-from ..graph.view import NodeView, ValueView
+from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
-from ..quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .cell_rules import expand_cells
@@ -29,6 +29,7 @@ from .partition import CompileRegions
 from .stock import needs_reduced_range
 from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import RefusedOperator, Target
+from .x86_moves import MOST_AXES, moves, moves_of_codes, options, roll
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
 CLIPS = ("aten::relu", "aten::clamp")
@@ -38,12 +39,10 @@ FUNCTIONS = tuple(
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
-MOST_AXES = 5  # of a tensor
 FLOAT32 = 6  # as graphs have it
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
-KEEP_AXES = ("aten::contiguous", "aten::detach", "aten::alias", "aten::transpose", "aten::slice")
 HIDDEN = -100  # added to a score it leaves nothing of its share: exp(-100) is no number of float32
 WEIGHTS = SpecSupport(
     {"int8": (-127, 127)},
@@ -59,49 +58,6 @@ FIXED = {
     "aten::tanh": FixedQParamsQuantizationSpec(1 / 128, 128),
 }
 _OWN, _SHARED = Role.OWN, Role.SHARED
-
-
-def _options(node: NodeView) -> str | None:
-    return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
-
-
-def _axes(node: NodeView) -> str | None:
-    if reason := _options(node):
-        return reason
-    few = len(node.inputs[1].constant) <= MOST_AXES
-    return None if few else f"it gives more than {MOST_AXES} axes"
-
-
-def _unflatten(node: NodeView) -> str | None:
-    if reason := _options(node):
-        return reason
-    few = len(node.inputs[2].constant) < MOST_AXES and _axes_of(node.output) <= MOST_AXES
-    return None if few else f"it gives more than {MOST_AXES} axes"
-
-
-def _axes_of(value: ValueView) -> int:
-    """Return how many axes a value is known to have, or 0."""
-    maker = value.producer
-    if maker is None:
-        return 0
-    if maker.kind in ("aten::permute", "aten::reshape"):
-        sizes = maker.inputs[1]
-        made = sizes.producer.inputs if sizes.producer is not None else []
-        return len(sizes.constant if sizes.is_constant else made)
-    if maker.kind == "aten::unflatten" and maker.inputs[2].is_constant:
-        return _axes_of(maker.inputs[0]) + len(maker.inputs[2].constant) - 1
-    if maker.traits.weighted is not None and maker.traits.weighted.spatial_dims:
-        return maker.traits.weighted.spatial_dims + 2
-    same = maker.kind in KEEP_AXES or maker.kind.startswith("jit_passes::")
-    return _axes_of(maker.inputs[0]) if same or maker.traits.elementwise == 1 else 0
-
-
-def _of_few_axes(check: Check) -> Check:
-    def refusal(node: NodeView) -> str | None:
-        few = _axes_of(node.inputs[0]) <= MOST_AXES
-        return check(node) or (None if few else f"it reads more than {MOST_AXES} axes")
-
-    return refusal
 
 
 def _convolution(node: NodeView) -> str | None:
@@ -171,13 +127,13 @@ def _mean(node: NodeView) -> str | None:
 
 
 def _softmax(node: NodeView) -> str | None:
-    if reason := _options(node):
+    if reason := options(node):
         return reason
-    return None if node.operand("dtype").constant is None else "it changes the dtype"
+    return None if node.operand("dtype").constant in (None, FLOAT32) else "it changes the dtype"
 
 
 def _layer_norm(node: NodeView) -> str | None:
-    if reason := _options(node):
+    if reason := options(node):
         return reason
     shape, eps = node.operand("normalized_shape").constant, node.operand("eps").constant
     if len(shape) != 1:
@@ -204,20 +160,11 @@ def _batch_norm(node: NodeView) -> str | None:
 
 
 def _group_norm(node: NodeView) -> str | None:
-    if reason := _options(node):
+    if reason := options(node):
         return reason
     if node.operand("weight").constant is None:
         return "it has no weight"
     return None if node.operand("eps").constant > 0 else "it adds no number above 0 to the variance"
-
-
-def _pad(node: NodeView) -> str | None:
-    if reason := _options(node):
-        return reason
-    padding = node.inputs[1].constant
-    if len(padding) >= 2 * MOST_AXES:
-        return f"it pads all of {MOST_AXES} axes"
-    return None if min(padding) >= 0 else "it cuts values off"
 
 
 @cache
@@ -231,18 +178,19 @@ def _capability(integer_layer_norm: bool) -> Capability:
     per_tensor = tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith("per_tensor"))
     of_images = replace(dynamic, qschemes=per_tensor)
     rows = [
-        OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
+        OperatorSupport(kind, _OWN, ranks=RANKS, check=options, elementwise=True)
         for kind in functions
     ]
     rows += [
-        OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 2, n + 2),
+        OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 1, n + 2),
                         check=_convolution, modes=("static", "dynamic"), dynamic=of_images)
         for n in (1, 2, 3)
     ]  # fmt: skip
     rows += [
         *(
             OperatorSupport(f"aten::conv_transpose{n}d", Role.WEIGHTED, clips=CLIPS,
-                            ranks=(n + 2, n + 2), check=_transposed)
+                            ranks=(n + 1, n + 2), check=_transposed,
+                            modes=("static", "dynamic"), dynamic=of_images)
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
@@ -256,18 +204,18 @@ def _capability(integer_layer_norm: bool) -> Capability:
         ),
         OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_options_of_lists,
                         reads_parts=_joins_channels),
-        OperatorSupport("aten::max_pool3d", _SHARED, ranks=(5, 5), check=_options),
+        OperatorSupport("aten::max_pool3d", _SHARED, ranks=(4, 5), check=options),
         *(
-            OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 2, n + 2), check=_options)
+            OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 1, n + 2), check=options)
             for n in (2, 3)
         ),
         *(
-            OperatorSupport(f"aten::adaptive_avg_pool{n}d", _OWN, (0,), ranks=(n + 2, n + 2),
-                            check=_options)
+            OperatorSupport(f"aten::adaptive_avg_pool{n}d", _OWN, (0,), ranks=(n + 1, n + 2),
+                            check=options)
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
-        OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), _options),
+        OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), options),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
             for op in ("matmul", "bmm")
@@ -276,7 +224,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_batch_norm,
                         reads_parts=_joins_channels),
         OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, MOST_AXES), _group_norm),
-        *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
+        OperatorSupport("aten::roll", _SHARED, ranks=RANKS, check=roll),
+        *(OperatorSupport(kind, _SHARED, check=options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
     if integer_layer_norm:
@@ -284,46 +233,27 @@ def _capability(integer_layer_norm: bool) -> Capability:
             OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _integer_layer_norm,
                             begins=True)
         )  # fmt: skip
-    of_any_type = (
-        *("flatten", "contiguous", "detach", "alias", "transpose", "slice", "select", "narrow"),
-        *("chunk", "split", "split_with_sizes", "unbind"),
-        *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
-    )
-    moves: dict[str, Check] = {
-        **{f"aten::{kind}": _options for kind in of_any_type},
-        "aten::unflatten": _unflatten,
-        **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
-    }
-    moves = {kind: _of_few_axes(check) for kind, check in moves.items()}
     pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
     floats = {
-        **moves,
+        **moves(),
         **dict.fromkeys(NORMS, _layer_norm),
         "aten::mean": _mean,
-        **dict.fromkeys(pools, _options),
+        "aten::cat": _options_of_lists,
+        "aten::roll": roll,
+        "aten::neg": options,
+        **dict.fromkeys(pools, options),
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _by_number,
         "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
-        **dict.fromkeys((*FUNCTIONS, *CLIPS), _options),
+        **dict.fromkeys((*FUNCTIONS, *CLIPS), options),
         **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
     }
-    of_codes = (
-        "max_pool1d",
-        "max_pool2d",
-        "channel_shuffle",
-        "upsample_nearest2d",
-        "upsample_nearest3d",
-    )
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
         WEIGHTS,
-        moves={
-            **moves,
-            **{f"aten::{kind}": _options for kind in of_codes},
-            **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
-        },
+        moves={**moves(), **moves_of_codes()},
         floats=floats,
         begins=frozenset({*NORMS, *SOFTMAX}),
         forms=("expand_attention", "gather_rms_norm"),
@@ -336,7 +266,7 @@ def _options_of_lists(node: NodeView) -> str | None:
     maker = node.inputs[0].producer
     if maker is None or maker.kind != "prim::ListConstruct" or node.inputs[0].written:
         return "the list of its operands is made elsewhere"
-    return _options(node)
+    return options(node)
 
 
 def _joins_channels(node: NodeView) -> bool:
@@ -349,8 +279,10 @@ class X86(Target):
     """Plans of whole regions, computed by kernels of this package on plain integer tensors.
 
     uint8 activations, int8 weights with a scale for each output channel. A region is prepared for
-    the sizes of its inputs when they first come, and computed in one go. Kernels for AVX-512 VNNI
-    are taken where the processor has it, and give the same bits as the plain ones.
+    the sizes of its inputs when they first come, and computed in one go. Kernels have forms for
+    AVX-512 VNNI, for AVX-VNNI, for AVX2 and for any processor, which give the same bits. That of
+    the processor is taken; the environment variable JIT_PASSES_X86_LEVEL=avx2, one of plain, avx2,
+    avx_vnni and avx512_vnni, takes a lower one.
 
     Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
     layer norm, sums, gelu and attention between them. Linears and embeddings in the mode

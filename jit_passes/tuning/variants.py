@@ -25,10 +25,11 @@ from ..report.inspection import Inspection, inspection_of
 from ..stages.annotate import FROZEN, annotate, choose_quantizer
 from ..stages.batches import InputFn, batches, cloned
 from ..stages.calibrate import calibrate
-from ..stages.convert import convert, needs_data, plan_of
+from ..stages.convert import convert, plan_of
 from ..stages.lower import lower
 from ..stages.module import Report
 from ..stages.prepare import prepare_for
+from ..stages.seen import needs_data
 from ..stages.smooth import Smoother
 from ..targets import Target
 from .journal import Journal
@@ -199,7 +200,7 @@ class Variants:
             if not plan:
                 return self.metric.of_float
             if plan not in self._journal.scores:
-                score = self.metric.measure(lower(self.reference(prepared)))
+                score = self.metric.measure(lower(self.reference(prepared), progress=False))
                 self.seconds += time.perf_counter() - begin
                 self.evaluations += 1
                 self._journal.add(plan, score)
@@ -209,7 +210,7 @@ class Variants:
         """Return a variant, as `quantize_script` would make it."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JitPassesWarning)
-            return lower(self.reference(self._prepared(choices)))
+            return lower(self.reference(self._prepared(choices)), progress=False)
 
     def reference(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         """Return the reference model of a prepared one.

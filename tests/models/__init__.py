@@ -9,6 +9,7 @@ from . import (
     containers,
     control,
     convolutions,
+    detection,
     forms,
     functions,
     mutation,
@@ -43,6 +44,7 @@ CASES: list[Case] = [
     *recurrent.CASES,
     *shapes.CASES,
     *forms.CASES,
+    *detection.CASES,
 ]
 
 assert len({case.name for case in CASES}) == len(CASES), "two cases share a name"

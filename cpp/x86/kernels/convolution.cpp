@@ -10,17 +10,6 @@
 
 namespace jit_passes::x86 {
 
-Form bestForm() {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-  static const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-                           __builtin_cpu_supports("avx512vbmi");
-  return vnni ? Form::Vnni : Form::Plain;
-#else
-  return Form::Plain;
-#endif
-}
-
 JIT_PASSES_VECTORIZED void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& image,
     const Requantize& how) {
@@ -121,11 +110,10 @@ Convolution::Convolution(
     }
     start_[c] = -zero_point * sum;
   }
-  const bool vnni = form_ == Form::Vnni;
   if (depthwise()) {
-    vnni ? packDepthwiseVnni(weight) : packDepthwise(weight);
+    form_ == Form::Plain ? packDepthwise(weight) : packDepthwiseTiles(weight);
   } else {
-    vnni ? packVnni(weight) : packPlain(weight);
+    form_ == Form::Plain ? packPlain(weight) : packTiles(weight);
   }
 }
 
@@ -174,19 +162,25 @@ Border Convolution::border(const Image& in, const Image& out) const {
 }
 
 int64_t Convolution::items(const Image& in, const Image& out, const Image* residual) const {
-  if (form_ == Form::Plain) {
-    return out.rows();
+  if (depthwise()) {
+    return form_ == Form::Plain ? out.rows() : itemsDepthwiseTiles(out);
   }
-  return depthwise() ? itemsDepthwiseVnni(out) : itemsVnni(in, out, residual);
+  switch (form_) {
+    case Form::Plain: return out.rows();
+    case Form::Avx512: return itemsVnni(in, out, residual);
+    default: return itemsAvx2(in, out, residual);
+  }
 }
 
 template <typename How>
 void Convolution::runAs(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
-  const bool vnni = form_ == Form::Vnni;
-  if (depthwise()) {
-    vnni ? runDepthwiseVnni(in, out, how, begin, end) : runDepthwise(in, out, how, begin, end);
-  } else {
-    vnni ? runVnni(in, out, how, begin, end) : runPlain(in, out, how, begin, end);
+  const bool each = depthwise();
+  switch (form_) {
+    case Form::Plain:
+      return each ? runDepthwise(in, out, how, begin, end) : runPlain(in, out, how, begin, end);
+    case Form::Avx512:
+      return each ? runDepthwiseVnni(in, out, how, begin, end) : runVnni(in, out, how, begin, end);
+    default: return each ? runDepthwiseAvx2(in, out, how, begin, end) : runAvx2(in, out, how, begin, end);
   }
 }
 

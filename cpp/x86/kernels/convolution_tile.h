@@ -8,22 +8,14 @@
 // become codes there too: stored as such they would take 28 stores and loads.
 #pragma once
 
+#include "tile.h"
 #include "vnni.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
 
 namespace jit_passes::x86 {
 
-constexpr int64_t kHalf = 7, kLanes = 16, kMostRuns = 256;
-
-// The operands of one tile: addresses of both halves' first pixels, bytes between pixels, and from the end of each
-// run to the beginning of the next.
-struct Tile {
-  const uint8_t* half[2];
-  int64_t step;
-  const int64_t* jumps;
-  int64_t runs, quads;
-};
+constexpr int64_t kHalf = TwoHalves::kPixels, kLanes = 16;
 
 // The first pixel of a residual for each half, the bytes from one to the next, and its scale.
 struct TileResidual {
@@ -145,9 +137,9 @@ enum class Gives { Sums, Codes, BoundedCodes, AddedCodes, BoundedAddedCodes };
 // with each 16 bytes of input.
 template <int kPixels, int kColumns, Gives kGives>
 JIT_PASSES_VNNI void multiplyTile(
-    const Tile& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
+    const TileOf<TwoHalves>& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
     void* result) {
-  const uint8_t *first = tile.half[0] + channel, *second = tile.half[1] + channel;
+  const uint8_t *first = tile.part[0] + channel, *second = tile.part[1] + channel;
   const int64_t* jumps = tile.jumps;
   int64_t runs = tile.runs, left;
   asm volatile(
@@ -209,7 +201,8 @@ JIT_PASSES_VNNI void multiplyTile(
 
 // clang-format on
 
-using MultiplyTile = void (*)(const Tile&, int64_t, const int8_t*, const int8_t*, const int32_t*, void*);
+using MultiplyTile =
+    void (*)(const TileOf<TwoHalves>&, int64_t, const int8_t*, const int8_t*, const int32_t*, void*);
 template <Gives kGives, int kColumns>
 constexpr MultiplyTile kMultiplyTiles[kHalf] = {
     multiplyTile<1, kColumns, kGives>, multiplyTile<2, kColumns, kGives>, multiplyTile<3, kColumns, kGives>,

@@ -1,11 +1,10 @@
-// The loop of the convolution for AVX-512 VNNI over the tiles of an image.
+// The loop of the convolution over the tiles of an image, for all vector forms.
 #pragma once
 
 #include <algorithm>
 
-#include "convolution_tile.h"
-
-#ifdef JIT_PASSES_HAS_VNNI
+#include "tile.h"
+#include "x86/kernels.h"
 
 namespace jit_passes::x86 {
 
@@ -33,31 +32,33 @@ inline void joinRows(std::initializer_list<Image*> images) {
       join(&Image::images, &Image::image);
 }
 
-// Each row of the output in `parts` of `half` pixels, of which two make a tile.
+// Each row of the output in `parts` of `pixels`, of which some make a tile.
+template <typename Shape>
 struct TileParts {
   TileParts(const Window& window, const Image& in_image, const Image& out_image, const Image* other)
       : in(in_image), out(out_image), residual(other ? *other : out_image) {
     if (isPointwise(window, in, out)) {
       joinRows({&in, &out, &residual});
     }
-    parts = (out.width + kHalf - 1) / kHalf;
-    half = parts ? (out.width + parts - 1) / parts : 0;
-    tiles = (out.rows() * parts + 1) / 2;
+    parts = (out.width + Shape::kPixels - 1) / Shape::kPixels;
+    pixels = parts ? (out.width + parts - 1) / parts : 0;
+    tiles = (out.rows() * parts + Shape::kParts - 1) / Shape::kParts;
   }
 
   Image in, out, residual; // which is the output where there is none
-  int64_t parts, half, tiles;
+  int64_t parts, pixels, tiles;
 };
 
 // A part of a row, and where its pixels begin. Going on to the next one needs no divisions, which would take as
 // long as the products of a tile with few input channels.
+template <typename Shape>
 struct TilePlace {
-  TilePlace(const TileParts& work, const Window& window, int64_t part)
+  TilePlace(const TileParts<Shape>& work, const Window& window, int64_t part)
       : row(part / work.parts), part(part % work.parts) {
     enter(work, window);
   }
 
-  void next(const TileParts& work, const Window& window) {
+  void next(const TileParts<Shape>& work, const Window& window) {
     if (++part == work.parts) {
       part = 0;
       ++row;
@@ -66,8 +67,8 @@ struct TilePlace {
   }
 
   // The first pixel; the last part of a row overlaps the one before.
-  int64_t column(const TileParts& work) const {
-    return std::min(part * work.half, work.out.width - work.half);
+  int64_t column(const TileParts<Shape>& work) const {
+    return std::min(part * work.pixels, work.out.width - work.pixels);
   }
 
   int64_t row, part;
@@ -75,7 +76,7 @@ struct TilePlace {
   uint8_t* out = nullptr;
 
  private:
-  void enter(const TileParts& work, const Window& w) {
+  void enter(const TileParts<Shape>& work, const Window& w) {
     if (row == work.out.rows()) {
       return;
     }
@@ -87,34 +88,35 @@ struct TilePlace {
   }
 };
 
-// Where the results of a tile go: of each half the first pixel in the output and in a residual, its number among all
-// pixels, and how many pixels the part before has stored already.
-struct Target {
-  uint8_t* half[2];
-  const uint8_t* residual[2];
-  int64_t number[2], skip[2];
+// Where the results of a tile go: of each part the first pixel in the output and in a residual, its number among all
+// pixels, and how many pixels the part before has stored already. `count` parts exist.
+template <typename Shape>
+struct TargetOf {
+  uint8_t* out[Shape::kParts];
+  const uint8_t* residual[Shape::kParts];
+  int64_t number[Shape::kParts], skip[Shape::kParts];
+  int64_t count;
 };
 
 // A tile, and `count` output channels from `first` on.
+template <typename Shape>
 struct TileWork {
-  const Tile& tile;
-  int64_t pixels, columns, channel, first, count; // pixels of a half; the first input channel
+  const TileOf<Shape>& tile;
+  int64_t pixels, columns, channel, first, count; // pixels of a part; the first input channel
   const int8_t *weight, *ahead;
   const int32_t* start;
-
-  void multiply(Gives gives, void* result) const {
-    multiplyTileFor(gives, columns, pixels)(tile, channel, weight, ahead, start, result);
-  }
 };
 
-// `finish` has `enter(first, count)` for other channels than before, and `run(work, target)` for each tile. The larger
-// of weights and input is gone through once, and divided between threads.
+// `finish` has a `Shape`, `place()` for another tile than before, `enter(first, count)` for other channels, and
+// `run(work, target)` for each tile and block of channels. The larger of weights and input is gone through once, and
+// divided between threads.
 template <typename Finish>
 void Convolution::runTiles(
     const Image& in_image, const Image& out_image, const Image* other, Finish& finish, int64_t begin,
     int64_t end) const {
+  using Shape = typename Finish::Shape;
   const Window& w = window_;
-  const TileParts work(w, in_image, out_image, other);
+  const TileParts<Shape> work(w, in_image, out_image, other);
   const Image &in = work.in, &out = work.out;
   const bool by_block = static_cast<int64_t>(packed_.size()) > in.rows() * in.width * in.channels;
   const auto blocks = static_cast<int64_t>(blocks_.size());
@@ -129,32 +131,36 @@ void Convolution::runTiles(
   }
   jumps[runs_ - 1] = 0;
 
-  Tile tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
-  Target target{};
-  const auto setTile = [&](TilePlace& place) {
-    for (int64_t i = 0; i < 2; ++i) {
-      // The last tile's second half may not exist: it repeats the first one and is not stored.
+  TileOf<Shape> tile{{}, w.stride_w * in.pixel, jumps, runs_, quads_};
+  TargetOf<Shape> target{};
+  const auto setTile = [&](TilePlace<Shape>& place) {
+    target.count = 0;
+    for (int64_t i = 0; i < Shape::kParts; ++i) {
+      // The last tile's later parts may not exist: they repeat the first one and are not stored.
       const bool exists = place.row < out.rows();
       if (exists) {
         const int64_t x = place.column(work);
-        tile.half[i] = place.in + x * tile.step;
-        target.half[i] = place.out + x * out.pixel;
+        tile.part[i] = place.in + x * tile.step;
+        target.out[i] = place.out + x * out.pixel;
         target.residual[i] = place.residual + x * work.residual.pixel;
         target.number[i] = place.row * out.width + x;
-        target.skip[i] = place.part * work.half - x;
+        target.skip[i] = place.part * work.pixels - x;
+        ++target.count;
         place.next(work, w);
       } else {
-        tile.half[i] = tile.half[0], target.half[i] = target.half[0], target.skip[i] = work.half;
+        tile.part[i] = tile.part[0], target.out[i] = target.out[0], target.skip[i] = work.pixels;
         target.residual[i] = target.residual[0];
       }
     }
+    finish.place();
   };
 
   // While a block of weights is used, the tiles fetch the next one.
-  const int64_t block_bytes = runs_ * quads_ * 2 * kLanes * 4, fetched_by_tile = runs_ * (quads_ / 4) * 128;
+  const int64_t block_bytes = runs_ * quads_ * kBlockChannels * 4,
+                fetched_by_tile = runs_ * (quads_ / 4) * 128;
   const int64_t inner = by_block ? work.tiles : blocks;
   int64_t position = inner ? begin % inner : 0, outer = inner ? begin / inner : 0;
-  TilePlace place(work, w, 2 * (by_block ? position : outer));
+  TilePlace<Shape> place(work, w, Shape::kParts * (by_block ? position : outer));
   const Block* entered = nullptr;
   for (int64_t item = begin; item < end; ++item) {
     if (by_block || position == 0 || item == begin) {
@@ -169,19 +175,17 @@ void Convolution::runTiles(
       entered = &block;
     }
     finish.run(
-        TileWork{
-            tile, work.half, block.columns, block.in_channel, block.first, block.count, weight,
+        TileWork<Shape>{
+            tile, work.pixels, block.columns, block.in_channel, block.first, block.count, weight,
             fetch ? weight + block_bytes + fetched : weight,
-            start_.data() + (&block - blocks_.data()) * 2 * kLanes},
+            start_.data() + (&block - blocks_.data()) * kBlockChannels},
         target);
     if (++position == inner) {
       position = 0;
       ++outer;
-      place = by_block ? TilePlace(work, w, 0) : place;
+      place = by_block ? TilePlace<Shape>(work, w, 0) : place;
     }
   }
 }
 
 } // namespace jit_passes::x86
-
-#endif

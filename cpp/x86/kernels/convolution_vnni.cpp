@@ -5,14 +5,12 @@
 // row, which need not be neighbours of each other: so widths that are no multiple of 14 lose little. The last part
 // of a row overlaps the one before and is stored once.
 //
-// Weights: [block of 32 channels][run][four bytes][channel][4]; runs are filled up to fours with zeros, so what
-// lies behind a run does not count. The last block of a group has 16 channels if that is enough.
-//
 // Share of the peak, one thread, in the caches: 95 to 98 % for 3 x 3 with 64 channels or more, 90 to 95 % for 1 x 1
 // with 256 and more, 55 to 75 % with 32 to 64, where rounding and storing takes 66 cycles of a tile's 178 to 290.
 #include <algorithm>
 #include <cstring>
 
+#include "convolution_tile.h"
 #include "convolution_tiles.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
@@ -35,12 +33,12 @@ JIT_PASSES_VNNI Finish finishOf(const Requantize& requantize) {
 template <bool kFull>
 JIT_PASSES_VNNI void storeTile(
     const TileResult& result, int64_t pixels, int64_t first, int64_t count, const Finish& finish,
-    const Target& target, int64_t step) {
+    const TargetOf<TwoHalves>& target, int64_t step) {
   const auto lanes = static_cast<__mmask32>(firstLanes(count));
   const Rounding rounding = finish.rounding;
   const uint8_t* const table = finish.table;
   const int64_t skip0 = target.skip[0], skip1 = target.skip[1];
-  uint8_t *out0 = target.half[0] + first, *out1 = target.half[1] + first;
+  uint8_t *out0 = target.out[0] + first, *out1 = target.out[1] + first;
   const auto put = [&](uint8_t* out, __m256i codes)
                        __attribute__((always_inline, target("avx512vl,avx512bw"))) {
                          if constexpr (kFull) {
@@ -64,8 +62,8 @@ JIT_PASSES_VNNI void storeTile(
   }
 }
 
-using StoreTile =
-    void (*)(const TileResult&, int64_t, int64_t, int64_t, const Finish&, const Target&, int64_t);
+using StoreTile = void (*)(
+    const TileResult&, int64_t, int64_t, int64_t, const Finish&, const TargetOf<TwoHalves>&, int64_t);
 constexpr StoreTile kStoreTile[2] = {storeTile<false>, storeTile<true>};
 
 // Scales of a block, in a copy where the block has fewer channels.
@@ -80,6 +78,8 @@ void takeScales(const Requantize& requantize, int64_t first, int64_t count, Tile
 
 // See runTiles.
 struct TilesToCodes {
+  using Shape = TwoHalves;
+
   JIT_PASSES_VNNI TilesToCodes(
       const Requantize& requantize, bool bounded, int64_t residual_step, int64_t out_step)
       : how(requantize),
@@ -93,12 +93,14 @@ struct TilesToCodes {
     result.residual = {{}, residual_step, how.residual_multiplier};
   }
 
+  void place() {}
   void enter(int64_t first, int64_t count) { takeScales(how, first, count, result); }
 
-  void run(const TileWork& work, const Target& target) {
+  void run(const TileWork<Shape>& work, const TargetOf<Shape>& target) {
     result.residual.half[0] = target.residual[0] + work.first;
     result.residual.half[1] = target.residual[1] + work.first;
-    work.multiply(gives, &result);
+    multiplyTileFor(gives, work.columns, work.pixels)(
+        work.tile, work.channel, work.weight, work.ahead, work.start, &result);
     kStoreTile[work.count == 2 * kLanes](result, work.pixels, work.first, work.count, finish, target, step);
   }
 
@@ -109,60 +111,10 @@ struct TilesToCodes {
   TileResult result{};
 };
 
-// As many neighbouring groups as fill a register are one, with weights of 0 between them: that takes no more
-// products, since a register is multiplied as a whole.
-int64_t mergedGroups(int64_t groups, int64_t out_group) {
-  int64_t merged = 1;
-  for (int64_t i = 2; i * out_group <= kLanes; ++i) {
-    merged = groups % i == 0 ? i : merged;
-  }
-  return merged;
-}
-
 } // namespace
 
-void Convolution::packVnni(const int8_t* weight) {
-  const Window& w = window_;
-  const int64_t merged = mergedGroups(w.groups, out_channels_ / w.groups), groups = w.groups / merged;
-  const int64_t in_group = in_channels_ / groups, out_group = out_channels_ / groups;
-  const int64_t in_own = in_group / merged;
-  const bool joined = dense_ && groups == 1 && w.dilation_w == 1;
-  runs_ = joined ? w.kernel_d * w.kernel_h : w.taps();
-  const int64_t length = joined ? w.kernel_w * in_group : in_group;
-  quads_ = (length + 3) / 4;
-  if (runs_ > kMostRuns) {
-    form_ = Form::Plain;
-    packPlain(weight);
-    return;
-  }
-  AlignedVector<int32_t> start;
-  for (int64_t first = 0; first < out_channels_;) {
-    const int64_t group = first / out_group;
-    const int64_t count = std::min(2 * kLanes, (group + 1) * out_group - first);
-    const int64_t columns = count > kLanes ? 2 : 1;
-    blocks_.push_back({first, count, columns, group * in_group, static_cast<int64_t>(packed_.size())});
-    packed_.resize(packed_.size() + runs_ * quads_ * columns * kLanes * 4);
-    int8_t* to = packed_.data() + blocks_.back().weight;
-    for (int64_t c = 0; c < count; ++c) {
-      const int64_t own = (first + c) % out_group / (out_group / merged);
-      for (int64_t tap = 0; tap < w.taps(); ++tap) {
-        const int64_t run = joined ? tap / w.kernel_w : tap;
-        const int64_t begin = own * in_own + (joined ? tap % w.kernel_w * in_group : 0);
-        const int8_t* from = weight + ((first + c) * w.taps() + tap) * in_own;
-        for (int64_t i = begin; i < begin + in_own; ++i) {
-          to[((run * quads_ + i / 4) * columns * kLanes + c) * 4 + i % 4] = *from++;
-        }
-      }
-    }
-    start.resize(blocks_.size() * 2 * kLanes);
-    std::copy_n(start_.begin() + first, count, start.end() - 2 * kLanes);
-    first += count;
-  }
-  start_ = std::move(start);
-}
-
 int64_t Convolution::itemsVnni(const Image& in, const Image& out, const Image* residual) const {
-  return TileParts(window_, in, out, residual).tiles * static_cast<int64_t>(blocks_.size());
+  return TileParts<TwoHalves>(window_, in, out, residual).tiles * static_cast<int64_t>(blocks_.size());
 }
 
 JIT_PASSES_VNNI void Convolution::runVnni(
@@ -178,7 +130,6 @@ JIT_PASSES_VNNI void Convolution::runVnni(
 
 namespace jit_passes::x86 {
 
-void Convolution::packVnni(const int8_t* weight) { packPlain(weight); }
 int64_t Convolution::itemsVnni(const Image&, const Image&, const Image*) const { return 0; }
 void Convolution::runVnni(const Image&, const Image&, const Requantize&, int64_t, int64_t) const {}
 

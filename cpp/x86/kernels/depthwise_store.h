@@ -1,6 +1,7 @@
 // Depthwise kernels for AVX-512 VNNI make codes of their sums, or float32.
 #pragma once
 
+#include "depthwise.h"
 #include "plain.h"
 #include "vnni.h"
 
@@ -8,13 +9,7 @@
 
 namespace jit_passes::x86 {
 
-constexpr int64_t kWide = 64; // channels of a block
-
-// The channel of a block that dword `i` of its four registers is for.
-inline int64_t channelAt(int64_t i) {
-  const int64_t index = i / 16, lane = i % 16 / 4;
-  return 16 * lane + 4 * index + i % 4;
-}
+constexpr int64_t kWide = 64; // channels of a block of depthwise kernels
 
 struct Floats {
   __m512 v[4];
@@ -55,11 +50,16 @@ struct Stretch {
   int64_t out_step, residual_step, out_second, residual_second;
   int64_t count; // channels
   Floats scale, offset;
-  bool gives_floats;
   Floats zero; // of float32: int32 numbers, which sums are less
   __m512 residual_multiplier;
   Rounding rounding;
   const uint8_t* table;
+};
+
+// Scales and bounds that make codes of sums, apart from the stretch: no store through a pointer to bytes can change it.
+struct Scaling {
+  Floats scale, offset;
+  Rounding rounding;
 };
 
 // 32 channels of two pixels where the block is split.
@@ -82,39 +82,49 @@ JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch&
   }
 }
 
-template <bool kSplit>
-JIT_PASSES_VNNI_INLINE void storePixel(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
-  if (s.gives_floats) {
-    return storeFloats<kSplit>(sums, s, row, x);
-  }
-  const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
-  const auto half = static_cast<__mmask32>(lanes);
-  Floats offset = s.offset;
-  if (s.residual[row]) {
+// Sums become float32, codes, or codes of bounded sums alone, without a residual and a table. All is decided
+// when a stretch is compiled: branches for each pixel took a tenth of the time.
+enum class Ends { Floats, Codes, BareCodes };
+
+// Sums of two of a block's four registers, with the residual, as int16: half of a pixel's codes, not clipped yet.
+template <bool kSplit, Ends kEnds, int kFirst, int kCount>
+JIT_PASSES_VNNI_INLINE __m512i
+halfOf(const __m512i (&sums)[kCount], const Stretch& s, const Scaling& scaling, int row, int64_t x) {
+  constexpr int kFrom = kCount == 4 ? kFirst : 0; // the others are not there
+  __m512 v[2];
+  __m512 offset[2] = {scaling.offset.v[kFirst], scaling.offset.v[kFirst + 1]};
+  if (kEnds == Ends::Codes && s.residual[row]) {
+    const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
     const uint8_t* from = s.residual[row] + x * s.residual_step;
     __m512i residual;
     if constexpr (kSplit) {
+      const auto half = static_cast<__mmask32>(lanes);
       residual = _mm512_inserti64x4(
           _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(half, from)),
           _mm256_maskz_loadu_epi8(half, from + s.residual_second), 1);
     } else {
       residual = _mm512_maskz_loadu_epi8(lanes, from);
     }
-    for (int i = 0; i < 4; ++i) {
-      const __m512 other = _mm512_cvtepi32_ps(spread(residual, i));
-      offset.v[i] = _mm512_fmadd_ps(other, s.residual_multiplier, offset.v[i]);
+    for (int i = 0; i < 2; ++i) {
+      const __m512 other = _mm512_cvtepi32_ps(spread(residual, kFirst + i));
+      offset[i] = _mm512_fmadd_ps(other, s.residual_multiplier, offset[i]);
     }
   }
-  __m512 v[4];
-  for (int i = 0; i < 4; ++i) {
-    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), s.scale.v[i], offset.v[i]);
+  for (int i = 0; i < 2; ++i) {
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[kFrom + i]), scaling.scale.v[kFirst + i], offset[i]);
   }
-  __m512i codes = packCodes(v[0], v[1], v[2], v[3], s.rounding);
-  if (s.table) {
+  return packHalf(v[0], v[1], kEnds == Ends::BareCodes || scaling.rounding.bounded, scaling.rounding);
+}
+
+template <bool kSplit, Ends kEnds>
+JIT_PASSES_VNNI_INLINE void storeCodes(__m512i codes, const Stretch& s, int row, int64_t x) {
+  if (kEnds == Ends::Codes && s.table) {
     codes = lookUp(codes, loadTable(s.table));
   }
+  const auto lanes = static_cast<__mmask64>(firstLanes(s.count));
   uint8_t* out = s.out[row] + x * s.out_step;
   if constexpr (kSplit) {
+    const auto half = static_cast<__mmask32>(lanes);
     _mm256_mask_storeu_epi8(out, half, _mm512_castsi512_si256(codes));
     if (x >= s.second_begin) {
       _mm256_mask_storeu_epi8(out + s.out_second, half, _mm512_extracti64x4_epi64(codes, 1));
@@ -139,9 +149,7 @@ JIT_PASSES_VNNI inline void setScales(const Requantize& how, int64_t first, bool
   s.offset = mixed(how.offset + first, s.count, split);
 }
 
-JIT_PASSES_VNNI inline void setHow(const SumsToFloats& /*how*/, int64_t /*channels*/, Stretch& s) {
-  s.gives_floats = true;
-}
+inline void setHow(const SumsToFloats& /*how*/, int64_t /*channels*/, Stretch& /*s*/) {}
 
 JIT_PASSES_VNNI inline void setScales(const SumsToFloats& how, int64_t first, bool split, Stretch& s) {
   const auto [scale, zero_point] = how.grids[0];

@@ -11,11 +11,11 @@
 // A block has 64 channels. In the last one, if no more than 32 are left, the halves of a register take the left and
 // the right half of a row.
 //
-// Weights: [block][rows in fours][row of the output][column of the window][register][channel][4], with zeros where
-// the window of that row has none.
+// Weights: see depthwise_packing.cpp.
 //
-// Share of the peak, one thread, in the caches: 13 to 18 % for 3 x 3, 14 to 25 % for 5 x 5, 34 % for 7 x 7. Of 41
-// vector instructions per pixel and 64 channels, 12 are products for 3 x 3, 21 round and store the result.
+// Share of the peak, one thread, in the caches: 17 to 22 % for 3 x 3, 13 % with stride 2, 15 to 23 % for 5 x 5, 40 %
+// for 7 x 7. Of 36 vector instructions per pixel and 64 channels, 12 are products for 3 x 3, 17 round and store the
+// result.
 #include <algorithm>
 #include <cstring>
 
@@ -25,8 +25,6 @@
 
 namespace jit_passes::x86 {
 namespace {
-
-constexpr int64_t kMostFours = 64;
 
 template <bool kSplit>
 JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
@@ -39,43 +37,51 @@ JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
   }
 }
 
-// One column of four rows of the window, or of one: the four registers of the block.
-template <bool kSplit, bool kOneRow>
+// How a stretch is unrolled. `columns` is the width of a window without dilation, and 0 stands for any other one.
+// `registers` of a block's four are computed at a time, for so many pixels.
+struct Unroll {
+  int columns, stride, rows, pixels, registers;
+  bool split;
+  Ends ends;
+};
+
+// One column of four rows of the window, or of one: some of the four registers of the block.
+template <Unroll kUnroll, bool kOneRow, int kFirst>
 JIT_PASSES_VNNI_INLINE void takeColumn(
-    const uint8_t* column, const Stretch& s, const int64_t* rows, __m512i (&v)[4]) {
+    const uint8_t* column, const Stretch& s, const int64_t* rows, __m512i (&v)[kUnroll.registers]) {
+  constexpr bool kSplit = kUnroll.split;
   if constexpr (kOneRow) {
     const __m512i bytes = load<kSplit>(column + rows[0], s.second);
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      v[i] = spread(bytes, i);
+    for (int i = 0; i < kUnroll.registers; ++i) {
+      v[i] = spread(bytes, kFirst + i);
     }
     return;
   }
   const __m512i a = load<kSplit>(column + rows[0], s.second), b = load<kSplit>(column + rows[1], s.second);
   const __m512i c = load<kSplit>(column + rows[2], s.second), d = load<kSplit>(column + rows[3], s.second);
-  const __m512i ab0 = _mm512_unpacklo_epi8(a, b), ab1 = _mm512_unpackhi_epi8(a, b);
-  const __m512i cd0 = _mm512_unpacklo_epi8(c, d), cd1 = _mm512_unpackhi_epi8(c, d);
-  v[0] = _mm512_unpacklo_epi16(ab0, cd0);
-  v[1] = _mm512_unpackhi_epi16(ab0, cd0);
-  v[2] = _mm512_unpacklo_epi16(ab1, cd1);
-  v[3] = _mm512_unpackhi_epi16(ab1, cd1);
+  if constexpr (kFirst == 0) {
+    const __m512i ab = _mm512_unpacklo_epi8(a, b), cd = _mm512_unpacklo_epi8(c, d);
+    v[0] = _mm512_unpacklo_epi16(ab, cd), v[1] = _mm512_unpackhi_epi16(ab, cd);
+  }
+  if constexpr (kFirst + kUnroll.registers == 4) {
+    const __m512i ab = _mm512_unpackhi_epi8(a, b), cd = _mm512_unpackhi_epi8(c, d);
+    v[2 - kFirst] = _mm512_unpacklo_epi16(ab, cd), v[3 - kFirst] = _mm512_unpackhi_epi16(ab, cd);
+  }
 }
 
-// How a stretch is unrolled. `columns` is the width of a window without dilation, and 0 stands for any other one.
-struct Unroll {
-  int columns, stride, rows, pixels;
-  bool split;
-};
+template <Unroll kUnroll>
+using Sums = __m512i[kUnroll.rows][kUnroll.pixels][kUnroll.registers];
 
 // Adds the products of one interleaved column with one tap of each row, for one pixel.
 template <Unroll kUnroll>
 JIT_PASSES_VNNI_INLINE void addTap(
-    const __m512i (&v)[4], const int8_t* weight, int64_t set_bytes, int pixel,
-    __m512i (&sums)[kUnroll.rows][kUnroll.pixels][4]) {
+    const __m512i (&v)[kUnroll.registers], const int8_t* weight, int64_t set_bytes, int pixel,
+    Sums<kUnroll>& sums) {
 #pragma GCC unroll 2
   for (int row = 0; row < kUnroll.rows; ++row) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kUnroll.registers; ++i) {
       const __m512i w = _mm512_load_si512(weight + row * set_bytes + i * kWide);
       sums[row][pixel][i] = _mm512_dpbusd_epi32(sums[row][pixel][i], v[i], w);
     }
@@ -83,24 +89,23 @@ JIT_PASSES_VNNI_INLINE void addTap(
 }
 
 // Adds the products of four rows of the window, or of one, for neighbouring pixels.
-template <Unroll kUnroll, bool kOneRow>
+template <Unroll kUnroll, bool kOneRow, int kFirst>
 JIT_PASSES_VNNI_INLINE void addRows(
-    const Stretch& s, const uint8_t* in, const int64_t* rows, const int8_t* weight,
-    __m512i (&sums)[kUnroll.rows][kUnroll.pixels][4]) {
+    const Stretch& s, const uint8_t* in, const int64_t* rows, const int8_t* weight, Sums<kUnroll>& sums) {
   const int64_t set_bytes = 4 * kWide * s.columns;
-  __m512i v[4];
+  __m512i v[kUnroll.registers];
   if constexpr (kUnroll.columns == 0) {
     for (int64_t tap = 0; tap < s.columns; ++tap, weight += 4 * kWide) {
 #pragma GCC unroll 8
       for (int p = 0; p < kUnroll.pixels; ++p) {
-        takeColumn<kUnroll.split, kOneRow>(in + p * s.step + tap * s.tap, s, rows, v);
+        takeColumn<kUnroll, kOneRow, kFirst>(in + p * s.step + tap * s.tap, s, rows, v);
         addTap<kUnroll>(v, weight, set_bytes, p, sums);
       }
     }
   } else {
 #pragma GCC unroll 32
     for (int column = 0; column < (kUnroll.pixels - 1) * kUnroll.stride + kUnroll.columns; ++column) {
-      takeColumn<kUnroll.split, kOneRow>(in + column * s.tap, s, rows, v);
+      takeColumn<kUnroll, kOneRow, kFirst>(in + column * s.tap, s, rows, v);
 #pragma GCC unroll 8
       for (int p = 0; p < kUnroll.pixels; ++p) {
         const int tap = column - p * kUnroll.stride;
@@ -112,120 +117,134 @@ JIT_PASSES_VNNI_INLINE void addRows(
   }
 }
 
-// The pixels from x on; those before `skip` are stored already.
-template <Unroll kUnroll>
-JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, int64_t x, int64_t skip) {
-  __m512i sums[kUnroll.rows][kUnroll.pixels][4];
+// The sums of neighbouring pixels.
+template <Unroll kUnroll, int kFirst>
+JIT_PASSES_VNNI_INLINE void addWindow(const Stretch& s, const uint8_t* in, Sums<kUnroll>& sums) {
 #pragma GCC unroll 2
   for (int row = 0; row < kUnroll.rows; ++row) {
 #pragma GCC unroll 8
     for (int p = 0; p < kUnroll.pixels; ++p) {
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        sums[row][p][i] = _mm512_load_si512(s.start + 16 * i);
+      for (int i = 0; i < kUnroll.registers; ++i) {
+        sums[row][p][i] = _mm512_load_si512(s.start + 16 * (kFirst + i));
       }
     }
   }
-  const int8_t* weight = s.weight;
-  const uint8_t* in = s.in + x * s.step;
+  const int8_t* weight = s.weight + kFirst * kWide;
+  if constexpr (kUnroll.rows == 2) { // they share four rows
+    addRows<kUnroll, false, kFirst>(s, in, s.rows, weight, sums);
+    return;
+  }
   const int64_t full = s.last == 1 ? s.fours - 1 : s.fours;
   for (int64_t four = 0; four < full; ++four, weight += 4 * kWide * s.columns * s.sets) {
-    addRows<kUnroll, false>(s, in, s.rows + 4 * four, weight, sums);
+    addRows<kUnroll, false, kFirst>(s, in, s.rows + 4 * four, weight, sums);
   }
   if (full < s.fours) {
-    addRows<kUnroll, true>(s, in, s.rows + 4 * full, weight, sums);
+    addRows<kUnroll, true, kFirst>(s, in, s.rows + 4 * full, weight, sums);
+  }
+}
+
+// The pixels from x on; those before `skip` are stored already.
+template <Unroll kUnroll>
+JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scaling, int64_t x, int64_t skip) {
+  constexpr bool kAtOnce = kUnroll.registers == 4;
+  __m512i halves[kUnroll.rows][kUnroll.pixels];
+  Sums<kUnroll> sums;
+  addWindow<kUnroll, 0>(s, s.in + x * s.step, sums);
+  if constexpr (!kAtOnce) {
+#pragma GCC unroll 2
+    for (int row = 0; row < kUnroll.rows; ++row) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kUnroll.pixels; ++p) {
+        halves[row][p] = halfOf<kUnroll.split, kUnroll.ends, 0>(sums[row][p], s, scaling, row, x + p);
+        asm volatile("" : "+v"(halves[row][p])); // else g++ keeps the sums until the other half is there
+      }
+    }
+    addWindow<kUnroll, 2>(s, s.in + x * s.step, sums);
   }
 #pragma GCC unroll 2
   for (int row = 0; row < kUnroll.rows; ++row) {
 #pragma GCC unroll 8
     for (int p = 0; p < kUnroll.pixels; ++p) {
-      if (p >= skip) {
-        storePixel<kUnroll.split>(sums[row][p], s, row, x + p);
+      const auto& sum = sums[row][p];
+      if (p < skip) {
+        continue;
       }
+      if constexpr (kUnroll.ends == Ends::Floats) {
+        storeFloats<kUnroll.split>(sum, s, row, x + p);
+        continue;
+      }
+      if constexpr (kAtOnce) {
+        halves[row][p] = halfOf<kUnroll.split, kUnroll.ends, 0>(sum, s, scaling, row, x + p);
+      }
+      const __m512i other = halfOf<kUnroll.split, kUnroll.ends, 2>(sum, s, scaling, row, x + p);
+      const __m512i codes = joinHalves(halves[row][p], other, scaling.rounding);
+      storeCodes<kUnroll.split, kUnroll.ends>(codes, s, row, x + p);
     }
   }
 }
 
-template <int kColumns, int kStride, int kRows, bool kSplit>
+// Half of the registers for twice as many pixels take half as many loads of weights, and twice as many of columns, of
+// which two rows have few.
+template <int kColumns, int kStride, int kRows, bool kSplit, Ends kEnds>
 JIT_PASSES_VNNI void computeStretch(const Stretch& s, int64_t width) {
-  constexpr int kPixels = 4 / kRows;
-  if (width < kPixels) {
-    for (int64_t x = 0; x < width; ++x) {
-      computePixels<Unroll{kColumns, kStride, kRows, 1, kSplit}>(s, x, 0);
-    }
-    return;
+  constexpr int kRegisters = kEnds == Ends::BareCodes && kRows == 2 && kColumns > 0 ? 2 : 4;
+  constexpr int kMost = 16 / kRegisters / kRows, kFewer = kMost / 2;
+  const Scaling scaling{s.scale, s.offset, s.rounding};
+  int64_t x = 0;
+  for (; width >= kMost && x < width; x += kMost) {
+    const int64_t begin = std::min(x, width - kMost);
+    constexpr Unroll kUnroll{kColumns, kStride, kRows, kMost, kRegisters, kSplit, kEnds};
+    computePixels<kUnroll>(s, scaling, begin, x - begin);
   }
-  for (int64_t x = 0; x < width; x += kPixels) {
-    const int64_t begin = std::min(x, width - kPixels);
-    computePixels<Unroll{kColumns, kStride, kRows, kPixels, kSplit}>(s, begin, x - begin);
+  for (; width >= kFewer && x < width; x += kFewer) {
+    const int64_t begin = std::min(x, width - kFewer);
+    constexpr Unroll kUnroll{kColumns, kStride, kRows, kFewer, kRegisters, kSplit, kEnds};
+    computePixels<kUnroll>(s, scaling, begin, x - begin);
+  }
+  for (; x < width; ++x) {
+    constexpr Unroll kUnroll{kColumns, kStride, kRows, 1, kRegisters, kSplit, kEnds};
+    computePixels<kUnroll>(s, scaling, x, 0);
   }
 }
 
 using ComputeStretch = void (*)(const Stretch&, int64_t);
 
-template <int kRows, bool kSplit>
+template <int kRows, bool kSplit, Ends kEnds>
 ComputeStretch computeStretchFor(const Window& w) {
   const int64_t key = w.dilation_w == 1 ? 10 * w.kernel_w + w.stride_w : 0;
   if constexpr (kRows == 1) {
     switch (key) {
-      case 32: return computeStretch<3, 2, kRows, kSplit>;
-      case 51: return computeStretch<5, 1, kRows, kSplit>;
-      case 52: return computeStretch<5, 2, kRows, kSplit>;
-      case 71: return computeStretch<7, 1, kRows, kSplit>;
+      case 32: return computeStretch<3, 2, kRows, kSplit, kEnds>;
+      case 51: return computeStretch<5, 1, kRows, kSplit, kEnds>;
+      case 52: return computeStretch<5, 2, kRows, kSplit, kEnds>;
+      case 71: return computeStretch<7, 1, kRows, kSplit, kEnds>;
       default: break;
     }
   }
-  return key == 31 ? computeStretch<3, 1, kRows, kSplit> : computeStretch<0, 0, kRows, kSplit>;
+  return key == 31 ? computeStretch<3, 1, kRows, kSplit, kEnds> : computeStretch<0, 0, kRows, kSplit, kEnds>;
 }
 
-// Whether four rows of the image are enough for two rows of the output. Where they are not, the registers do not
-// suffice for two either.
-bool sharesRows(const Window& w) {
-  const bool neighbours = w.stride_h == 1 && w.dilation_h == 1 && w.kernel_d == 1;
-  return neighbours && w.kernel_h > 1 && w.kernel_h + 1 <= 4;
+// For a row of the output or two, and blocks that are split or not.
+struct Stretches {
+  ComputeStretch compute[2][2];
+};
+
+template <Ends kEnds>
+Stretches stretchesFor(const Window& w) {
+  return {
+      {{computeStretchFor<1, false, kEnds>(w), computeStretchFor<1, true, kEnds>(w)},
+       {computeStretchFor<2, false, kEnds>(w), computeStretchFor<2, true, kEnds>(w)}}};
 }
+
+Stretches stretchesOf(const Requantize& how, bool bounded, const Window& w) {
+  const bool is_bare = bounded && !how.residual && !how.table;
+  return is_bare ? stretchesFor<Ends::BareCodes>(w) : stretchesFor<Ends::Codes>(w);
+}
+
+Stretches stretchesOf(const SumsToFloats&, bool, const Window& w) { return stretchesFor<Ends::Floats>(w); }
 
 } // namespace
-
-void Convolution::packDepthwiseVnni(const int8_t* weight) {
-  const Window& w = window_;
-  const int64_t sets = sharesRows(w) ? 2 : 1;
-  const int64_t rows = w.kernel_d * w.kernel_h, fours = (rows + sets - 1 + 3) / 4, taps = w.taps();
-  if (fours > kMostFours) {
-    form_ = Form::Plain;
-    packDepthwise(weight);
-    return;
-  }
-  AlignedVector<int32_t> start;
-  for (int64_t first = 0; first < out_channels_; first += kWide) {
-    const int64_t count = std::min(kWide, out_channels_ - first);
-    const bool split = count <= kWide / 2;
-    blocks_.push_back({first, count, split ? 2 : 1, first, static_cast<int64_t>(packed_.size())});
-    packed_.resize(packed_.size() + fours * sets * w.kernel_w * kWide * 4);
-    start.resize(start.size() + kWide);
-    for (int64_t i = 0; i < kWide; ++i) {
-      const int64_t c = split ? channelAt(i) % (kWide / 2) : channelAt(i);
-      if (c >= count) {
-        continue;
-      }
-      start[start.size() - kWide + i] = start_[first + c];
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        for (int64_t set = 0; set < sets; ++set) {
-          const int64_t row = tap / w.kernel_w + set, column = row / 4 * sets + set;
-          packed_
-              [blocks_.back().weight + ((column * w.kernel_w + tap % w.kernel_w) * kWide + i) * 4 + row % 4] =
-                  weight[(first + c) * taps + tap];
-        }
-      }
-    }
-  }
-  start_ = std::move(start);
-}
-
-// An item is a block of channels of two rows.
-int64_t Convolution::itemsDepthwiseVnni(const Image& out) const {
-  return out.images * out.depth * ((out.height + 1) / 2) * static_cast<int64_t>(blocks_.size());
-}
 
 template <typename How>
 JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
@@ -236,16 +255,10 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   Stretch s{};
   s.sets = sharesRows(w) ? 2 : 1;
   const int64_t rows = w.kernel_d * w.kernel_h;
-  s.fours = (rows + s.sets - 1 + 3) / 4;
+  s.fours = foursOf(w);
   s.last = rows + s.sets - 1 - 4 * (s.fours - 1);
-  // Rows without weights are read too: for one row of the output these are rows of its own window, and for two
-  // those of both windows.
   int64_t offsets[2][4 * kMostFours];
-  for (int64_t row = 0; row < 4 * s.fours; ++row) {
-    const int64_t own = std::min(row, rows - 1), both = std::min(row, rows);
-    offsets[0][row] = own / w.kernel_h * w.dilation_d * in.plane + own % w.kernel_h * w.dilation_h * in.row;
-    offsets[1][row] = both * in.row;
-  }
+  setRowOffsets(w, in, offsets);
   s.step = w.stride_w * in.pixel;
   s.tap = w.dilation_w * in.pixel;
   s.columns = w.kernel_w;
@@ -256,9 +269,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   s.second_begin = half - shift;
   s.out_second = shift * s.out_step;
   s.residual_second = shift * s.residual_step;
-  const ComputeStretch compute[2][2] = {
-      {computeStretchFor<1, false>(w), computeStretchFor<1, true>(w)},
-      {computeStretchFor<2, false>(w), computeStretchFor<2, true>(w)}};
+  const Stretches stretches = stretchesOf(how, s.rounding.bounded, w);
   const auto blocks = static_cast<int64_t>(blocks_.size());
   const int64_t pairs = (out.height + 1) / 2;
   for (int64_t item = begin; item < end; ++item) {
@@ -279,7 +290,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
         s.out[i] = out.at(n, z, y + row + i, 0) + block.first * int64_t(kFloats ? sizeof(float) : 1);
         s.residual[i] = residual ? residual->at(n, z, y + row + i, 0) + block.first : nullptr;
       }
-      compute[together - 1][split](s, split ? half : out.width);
+      stretches.compute[together - 1][split](s, split ? half : out.width);
       for (int64_t i = 0; i < together; ++i) {
         finishRow(how, out, {n, z, y + row + i, 0}, block.first, block.count);
       }
@@ -293,8 +304,6 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
 
 namespace jit_passes::x86 {
 
-void Convolution::packDepthwiseVnni(const int8_t* weight) { packDepthwise(weight); }
-int64_t Convolution::itemsDepthwiseVnni(const Image& out) const { return out.rows(); }
 template <typename How>
 void Convolution::runDepthwiseVnni(const Image&, const Image&, const How&, int64_t, int64_t) const {}
 

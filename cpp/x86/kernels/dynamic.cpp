@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "convolution_tile.h"
 #include "convolution_tiles.h"
 #include "plain.h"
 
@@ -172,18 +173,27 @@ JIT_PASSES_VECTORIZED void addResidual(const float* residual, int64_t count, flo
 
 } // namespace
 
+void storeFloats(
+    const int32_t* sums, int64_t count, int64_t first, int64_t number, const float* residual, float* out,
+    const SumsToFloats& how) {
+  float floats[kPlainBlock];
+  floatsOfSums(sums, first, count, how.grids[how.per_row ? number : 0], how, floats);
+  how.function.run(floats, floats, count);
+  if (residual) {
+    addResidual(residual, count, floats);
+  }
+  std::copy_n(floats, count, out);
+}
+
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
     const SumsToFloats& how) {
   const auto& [n, z, y, x] = pixel;
-  const int64_t number = ((n * out.depth + z) * out.height + y) * out.width + x;
-  float floats[kPlainBlock];
-  floatsOfSums(sums, first, count, how.grids[how.per_row ? number : 0], how, floats);
-  how.function.run(floats, floats, count);
-  if (how.residual) {
-    addResidual(reinterpret_cast<const float*>(pixel.in(*how.residual)) + first, count, floats);
-  }
-  std::copy_n(floats, count, reinterpret_cast<float*>(pixel.in(out)) + first);
+  const auto* residual =
+      how.residual ? reinterpret_cast<const float*>(pixel.in(*how.residual)) + first : nullptr;
+  storeFloats(
+      sums, count, first, ((n * out.depth + z) * out.height + y) * out.width + x, residual,
+      reinterpret_cast<float*>(pixel.in(out)) + first, how);
 }
 
 #ifdef JIT_PASSES_HAS_VNNI
@@ -226,12 +236,16 @@ JIT_PASSES_VNNI_INLINE __m512 floatsOfSums(const int32_t* sums, const BlockScale
 // See runTiles. With a function, sums of a half pass through `floats`.
 class TilesToFloats {
  public:
+  using Shape = TwoHalves;
+
   TilesToFloats(const SumsToFloats& how, const Image& out) : how_(how), out_(out) {}
 
+  void place() {}
   JIT_PASSES_VNNI void enter(int64_t first, int64_t count) { block_ = scalesOf(how_, first, count); }
 
-  JIT_PASSES_VNNI void run(const TileWork& work, const Target& target) {
-    work.multiply(Gives::Sums, sums_);
+  JIT_PASSES_VNNI void run(const TileWork<Shape>& work, const TargetOf<Shape>& target) {
+    multiplyTileFor(Gives::Sums, work.columns, work.pixels)(
+        work.tile, work.channel, work.weight, work.ahead, work.start, sums_);
     for (int64_t i = 0; i < 2; ++i) {
       finishHalf(work, target, i);
     }
@@ -244,10 +258,11 @@ class TilesToFloats {
     const float* residual;
   };
 
-  Channels channelsOf(const TileWork& work, const Target& target, int64_t half, int64_t p) const {
+  Channels channelsOf(
+      const TileWork<Shape>& work, const TargetOf<Shape>& target, int64_t half, int64_t p) const {
     const uint8_t* residual = how_.residual ? target.residual[half] + p * how_.residual->pixel : nullptr;
     return {
-        reinterpret_cast<float*>(target.half[half] + p * out_.pixel) + work.first,
+        reinterpret_cast<float*>(target.out[half] + p * out_.pixel) + work.first,
         residual ? reinterpret_cast<const float*>(residual) + work.first : nullptr};
   }
 
@@ -259,7 +274,7 @@ class TilesToFloats {
     _mm512_mask_storeu_ps(to.out + i * kLanes, lanes, x);
   }
 
-  JIT_PASSES_VNNI void finishHalf(const TileWork& work, const Target& target, int64_t half) {
+  JIT_PASSES_VNNI void finishHalf(const TileWork<Shape>& work, const TargetOf<Shape>& target, int64_t half) {
     const int64_t skip = target.skip[half], pixels = work.pixels;
     const int32_t* sums = sums_ + half * 2 * kLanes;
     const bool direct = how_.function.which == FloatFunction::None;

@@ -26,6 +26,7 @@ inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
   const float n = shifted - kShift;
   const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
   float value = kTaylor[0];
+#pragma GCC unroll 8 // else loops of this have loops in them, and are not vectors
   for (size_t i = 1; i < std::size(kTaylor); ++i) {
     value = __builtin_fmaf(value, r, kTaylor[i]);
   }

@@ -22,7 +22,7 @@ void inParts(int64_t items, int64_t part, const Run& run) {
   }
 }
 
-Form formOf(bool plain) { return plain ? Form::Plain : bestForm(); }
+Form formOf(int32_t form) { return static_cast<Form>(form); }
 
 std::vector<Span> spansAt(const Span*& spans, int64_t count) {
   spans += count;
@@ -31,19 +31,34 @@ std::vector<Span> spansAt(const Span*& spans, int64_t count) {
 
 } // namespace
 
-JIT_PASSES_FACE bool jit_passes_x86_vnni() { return bestForm() == Form::Vnni; }
+JIT_PASSES_FACE bool jit_passes_x86_has_form(int32_t form) { return hasForm(formOf(form)); }
 
-// 20 * 64 multiply-adds in registers, `count` times: the peak.
-JIT_PASSES_FACE void jit_passes_x86_multiply_add(int64_t count) {
+// Multiply-adds in registers, `count` times, and how many these are each time: the peak of a form's instructions.
+JIT_PASSES_FACE int64_t jit_passes_x86_multiply_add(int64_t count, [[maybe_unused]] int32_t form) {
 #ifdef JIT_PASSES_HAS_VNNI
-  asm volatile(
-      "1: .irp sum,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19\n"
-      "vpdpbusd %%zmm28, %%zmm29, %%zmm\\sum\n"
-      ".endr\n"
-      "dec %0\n"
-      "jnz 1b\n"
-      : "+r"(count)::"cc", "memory");
+#define JIT_PASSES_LOOP(sums, body) \
+  "test %0, %0\n jz 2f\n1: .irp sum," sums "\n" body "\n.endr\ndec %0\njnz 1b\nvzeroupper\n2:\n"
+#define JIT_PASSES_TWELVE "0,1,2,3,4,5,6,7,8,9,10,11"
+  switch (formOf(form)) {
+    case Form::Avx512:
+      asm volatile(JIT_PASSES_LOOP(
+                       JIT_PASSES_TWELVE ",16,17,18,19,20,21,22,23", "vpdpbusd %%zmm28, %%zmm29, %%zmm\\sum")
+                   : "+r"(count)::"cc", "memory");
+      return 20 * 64;
+    case Form::AvxVnni:
+      asm volatile(JIT_PASSES_LOOP(JIT_PASSES_TWELVE, "%{vex%} vpdpbusd %%ymm12, %%ymm13, %%ymm\\sum")
+                   : "+r"(count)::"cc", "memory");
+      return 12 * 32;
+    case Form::Avx2:
+      asm volatile(
+          JIT_PASSES_LOOP(
+              JIT_PASSES_TWELVE, "vpmaddwd %%ymm12, %%ymm13, %%ymm14\nvpaddd %%ymm14, %%ymm\\sum, %%ymm\\sum")
+          : "+r"(count)::"cc", "memory");
+      return 12 * 16;
+    default: break;
+  }
 #endif
+  return 0 * count;
 }
 
 JIT_PASSES_FACE void jit_passes_x86_fill_border(const Image* image, const Border* border, uint8_t value) {
@@ -53,9 +68,9 @@ JIT_PASSES_FACE void jit_passes_x86_fill_border(const Image* image, const Border
 
 JIT_PASSES_FACE Convolution* jit_passes_x86_convolution(
     const Window* window, int64_t in_channels, int64_t out_channels, const int8_t* weight, int32_t zero_point,
-    bool dense, bool plain) {
+    bool dense, int32_t form) {
   try {
-    return new Convolution(*window, in_channels, out_channels, weight, zero_point, dense, formOf(plain));
+    return new Convolution(*window, in_channels, out_channels, weight, zero_point, dense, formOf(form));
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -78,17 +93,17 @@ JIT_PASSES_FACE void jit_passes_x86_convolution_run(
 
 JIT_PASSES_FACE void jit_passes_x86_quantize(
     const float* in, const Strides* strides, const Image* out, float inverse_scale, float zero_point,
-    int32_t low, int32_t high, bool plain, int64_t part) {
-  const Quantize quantize{inverse_scale, zero_point, low, high, formOf(plain)};
+    int32_t low, int32_t high, int32_t form, int64_t part) {
+  const Quantize quantize{inverse_scale, zero_point, low, high, formOf(form)};
   inParts(quantize.items(*out), part, [&](int64_t begin, int64_t end) {
     quantize.run(in, *strides, *out, begin, end);
   });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_dequantize(
-    const Image* in, float* out, const Strides* strides, float scale, int32_t zero_point, bool plain,
+    const Image* in, float* out, const Strides* strides, float scale, int32_t zero_point, int32_t form,
     int64_t part) {
-  const Dequantize dequantize{scale, zero_point, formOf(plain)};
+  const Dequantize dequantize{scale, zero_point, formOf(form)};
   inParts(dequantize.items(*in), part, [&](int64_t begin, int64_t end) {
     dequantize.run(*in, out, *strides, begin, end);
   });
@@ -96,24 +111,24 @@ JIT_PASSES_FACE void jit_passes_x86_dequantize(
 
 JIT_PASSES_FACE void jit_passes_x86_add(
     const Image* a, const Image* b, const Image* out, float a_multiplier, float b_multiplier, float offset,
-    int32_t low, int32_t high, const uint8_t* table, bool plain, int64_t part) {
-  const Add add{a_multiplier, b_multiplier, offset, low, high, table, formOf(plain)};
+    int32_t low, int32_t high, const uint8_t* table, int32_t form, int64_t part) {
+  const Add add{a_multiplier, b_multiplier, offset, low, high, table, formOf(form)};
   inParts(add.items(*out), part, [&](int64_t begin, int64_t end) { add.run(*a, *b, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_multiply(
     const Image* a, const Image* b, const Image* out, int32_t a_zero_point, int32_t b_zero_point,
-    float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table, bool plain,
+    float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table, int32_t form,
     int64_t part) {
-  const Multiply multiply{a_zero_point, b_zero_point, multiplier, offset, low, high, table, formOf(plain)};
+  const Multiply multiply{a_zero_point, b_zero_point, multiplier, offset, low, high, table, formOf(form)};
   inParts(multiply.items(*out), part, [&](int64_t begin, int64_t end) {
     multiply.run(*a, *b, *out, begin, end);
   });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_look_up(
-    const Image* in, const Image* out, const uint8_t* table, bool plain, int64_t part) {
-  const LookUp look_up{table, formOf(plain)};
+    const Image* in, const Image* out, const uint8_t* table, int32_t form, int64_t part) {
+  const LookUp look_up{table, formOf(form)};
   inParts(look_up.items(*out), part, [&](int64_t begin, int64_t end) { look_up.run(*in, *out, begin, end); });
 }
 
@@ -137,7 +152,7 @@ JIT_PASSES_FACE void jit_passes_x86_spans(
 // `spans`: those of the depth, the height and the width, one after the other.
 JIT_PASSES_FACE void jit_passes_x86_max_pool(
     const Image* in, const Image* out, const Span* spans, int64_t dilation_d, int64_t dilation_h,
-    int64_t dilation_w, bool plain, int64_t part) {
+    int64_t dilation_w, int32_t form, int64_t part) {
   const MaxPool pool{
       spansAt(spans, out->depth),
       spansAt(spans, out->height),
@@ -145,13 +160,13 @@ JIT_PASSES_FACE void jit_passes_x86_max_pool(
       dilation_d,
       dilation_h,
       dilation_w,
-      formOf(plain)};
+      formOf(form)};
   inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_average_pool(
     const Image* in, const Image* out, const Span* spans, double ratio, int32_t in_zero_point,
-    int32_t out_zero_point, int64_t divisor, int32_t low, int32_t high, bool plain, int64_t part) {
+    int32_t out_zero_point, int64_t divisor, int32_t low, int32_t high, int32_t form, int64_t part) {
   const AveragePool pool{
       spansAt(spans, out->depth),
       spansAt(spans, out->height),
@@ -162,7 +177,7 @@ JIT_PASSES_FACE void jit_passes_x86_average_pool(
       divisor,
       low,
       high,
-      formOf(plain)};
+      formOf(form)};
   inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
 }
 
@@ -176,9 +191,9 @@ JIT_PASSES_FACE int64_t jit_passes_x86_matrix_product_bytes(const Image* b, bool
 JIT_PASSES_FACE void jit_passes_x86_matrix_product(
     const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, int32_t a_zero_point,
     int32_t b_zero_point, float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table,
-    bool plain, int64_t part) {
-  const MatrixProduct product{transposed, a_zero_point, b_zero_point, multiplier,   offset,
-                              low,        high,         table,        formOf(plain)};
+    int32_t form, int64_t part) {
+  const MatrixProduct product{transposed, a_zero_point, b_zero_point, multiplier,  offset,
+                              low,        high,         table,        formOf(form)};
   inParts(
       product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
@@ -188,16 +203,16 @@ JIT_PASSES_FACE void jit_passes_x86_matrix_product(
 
 JIT_PASSES_FACE void jit_passes_x86_softmax(
     const Image* in, const Image* out, double in_scale, double out_scale, float offset, int32_t low,
-    int32_t high, bool plain, int64_t part) {
-  Softmax softmax(in_scale, out_scale, formOf(plain));
+    int32_t high, int32_t form, int64_t part) {
+  Softmax softmax(in_scale, out_scale, formOf(form));
   softmax.offset = offset, softmax.low_code = low, softmax.high_code = high;
   inParts(softmax.items(*out), part, [&](int64_t begin, int64_t end) { softmax.run(*in, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_layer_norm(
     const Image* in, const Image* out, const float* multiplier, const float* offset, double eps, int32_t low,
-    int32_t high, bool plain, int64_t part) {
-  const LayerNorm norm{multiplier, offset, eps, low, high, formOf(plain)};
+    int32_t high, int32_t form, int64_t part) {
+  const LayerNorm norm{multiplier, offset, eps, low, high, formOf(form)};
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }
 
@@ -219,21 +234,21 @@ JIT_PASSES_FACE void jit_passes_x86_add_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
     const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
-    double eps, bool centred, float inverse_scale, float zero_point, int32_t low, int32_t high, bool plain,
+    double eps, bool centred, float inverse_scale, float zero_point, int32_t low, int32_t high, int32_t form,
     int64_t part) {
-  const LayerNormFloats norm{weight,       bias, eps, centred, {inverse_scale, zero_point, low, high},
-                             formOf(plain)};
+  const LayerNormFloats norm{weight,      bias, eps, centred, {inverse_scale, zero_point, low, high},
+                             formOf(form)};
   inParts(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
 
 // Rows of `in` as codes, with their grids; `parts` has room for 64 extents.
 JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
-    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, bool plain,
+    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, int32_t form,
     int64_t part) {
   const Measure measure;
   inParts(measure.items(*in), part, [&](int64_t begin, int64_t end) { measure.run(*in, parts, begin, end); });
-  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), formOf(plain)};
+  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), formOf(form)};
   inParts(quantize.items(*in), part, [&](int64_t begin, int64_t end) {
     quantize.run(*in, parts, grids, codes, begin, end);
   });
@@ -242,18 +257,17 @@ JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
 JIT_PASSES_FACE void jit_passes_x86_convolution_run_floats(
     const Convolution* convolution, const Image* in, const Image* out, const float* scales, const float* bias,
     const int32_t* sums, const RowGrid* grids, bool per_row, int64_t function, float first, float second,
-    const Image* residual, bool plain, int64_t part) {
+    const Image* residual, int32_t form, int64_t part) {
   const auto which = static_cast<FloatFunction::Which>(function);
-  const SumsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(plain)}, residual};
+  const SumsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(form)}, residual};
   inParts(convolution->items(*in, *out, residual), part, [&](int64_t begin, int64_t end) {
     convolution->run(*in, *out, how, begin, end);
   });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_function(
-    const float* in, float* out, int64_t count, int64_t function, float first, float second, bool plain) {
-  FloatFunction{static_cast<FloatFunction::Which>(function), first, second, formOf(plain)}.run(
-      in, out, count);
+    const float* in, float* out, int64_t count, int64_t function, float first, float second, int32_t form) {
+  FloatFunction{static_cast<FloatFunction::Which>(function), first, second, formOf(form)}.run(in, out, count);
 }
 
 JIT_PASSES_FACE int64_t jit_passes_x86_float_product_bytes(const Image* b, bool transposed) {
@@ -261,9 +275,9 @@ JIT_PASSES_FACE int64_t jit_passes_x86_float_product_bytes(const Image* b, bool 
 }
 
 JIT_PASSES_FACE void jit_passes_x86_float_product(
-    const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, bool plain,
+    const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, int32_t form,
     int64_t part) {
-  const FloatProduct product{transposed, {}, formOf(plain)};
+  const FloatProduct product{transposed, {}, formOf(form)};
   inParts(
       product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
@@ -282,8 +296,8 @@ JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
     const Image* in, const Image* floats, const Image* codes, float inverse_scale, float zero_point,
-    int32_t low, int32_t high, bool hides, bool plain, int64_t part) {
-  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, hides, formOf(plain)};
+    int32_t low, int32_t high, bool hides, int32_t form, int64_t part) {
+  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, hides, formOf(form)};
   inParts(softmax.items(*in), part, [&](int64_t begin, int64_t end) {
     softmax.run(*in, floats, codes, begin, end);
   });

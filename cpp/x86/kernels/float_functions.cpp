@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "avx2.h"
 #include "exponential.h"
 #include "plain.h"
 #include "vnni.h"
@@ -163,10 +164,45 @@ JIT_PASSES_VNNI void geluVnni(const float* in, const Tail& tail, float* out, int
 constexpr auto geluVnni = geluPlain;
 #endif
 
+#ifdef JIT_PASSES_HAS_AVX2
+
+JIT_PASSES_AVX2_INLINE __m256 eightGelus(__m256 x, const Tail& tail) {
+  const __m256 a = _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x);
+  const __m256 place = // of a NaN, the last one
+      _mm256_min_ps(_mm256_mul_ps(a, _mm256_set1_ps(kPerUnit)), _mm256_set1_ps(kLastPlace));
+  const __m256i interval = _mm256_cvttps_epi32(place);
+  const __m256 r = _mm256_sub_ps(place, _mm256_cvtepi32_ps(interval));
+  __m256 p = Sixteen(tail.coefficients[kDegree]).at(interval);
+#pragma GCC unroll 8
+  for (int j = kDegree - 1; j >= 0; --j) {
+    p = _mm256_fmadd_ps(p, r, Sixteen(tail.coefficients[j]).at(interval));
+  }
+  p = _mm256_and_ps(p, _mm256_cmp_ps(a, _mm256_set1_ps(kTailEnd), _CMP_LT_OQ));
+  const __m256 positive = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ);
+  return _mm256_mul_ps(x, _mm256_blendv_ps(p, _mm256_sub_ps(_mm256_set1_ps(1), p), positive));
+}
+
+JIT_PASSES_AVX2 void geluAvx2(const float* in, const Tail& tail, float* out, int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm256_storeu_ps(out + i, eightGelus(_mm256_loadu_ps(in + i), tail));
+  }
+  if (i < count) {
+    float rest[8] = {};
+    std::copy_n(in + i, count - i, rest);
+    _mm256_storeu_ps(rest, eightGelus(_mm256_loadu_ps(rest), tail));
+    std::copy_n(rest, count - i, out + i);
+  }
+}
+
+#else
+constexpr auto geluAvx2 = geluPlain;
+#endif
+
 } // namespace
 
 void FloatFunction::run(const float* in, float* out, int64_t count) const {
-  const auto gelu = form == Form::Vnni ? geluVnni : geluPlain;
+  const auto gelu = form == Form::Plain ? geluPlain : form == Form::Avx512 ? geluVnni : geluAvx2;
   switch (which) {
     case Scale: return scaleFloats(in, first, out, count);
     case Clip: return clipFloats(in, first, second, out, count);

@@ -57,7 +57,7 @@ const float* floatsAt(
   return copies;
 }
 
-// The part that both forms have in common: from sums to results.
+// The part that all forms have in common: from sums to results.
 inline __attribute__((always_inline)) float normalFactor(float squares, int64_t count, double eps) {
   return static_cast<float>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(count) + eps));
 }
@@ -77,28 +77,51 @@ inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
   return sums[0];
 }
 
+// add(part, x) for each number and the part of the sum that it belongs to: whole blocks of parts are vectors.
+template <typename Add>
+inline __attribute__((always_inline)) void addToParts(
+    const float* in, int64_t count, float* parts, const Add& add) {
+  int64_t i = 0;
+  for (; i + kSumParts <= count; i += kSumParts) {
+    for (int64_t j = 0; j < kSumParts; ++j) {
+      parts[j] = add(parts[j], in[i + j]);
+    }
+  }
+  for (int64_t j = 0; i + j < count; ++j) {
+    parts[j] = add(parts[j], in[i + j]);
+  }
+}
+
+// Results go through a block, so that each loop is simple enough for vectors. Either of both may be null.
+inline __attribute__((always_inline)) void storeBlock(
+    const float* y, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
+  const float low = to.low, high = to.high, inverse = to.inverse_scale, zero_point = to.zero_point;
+  for (int64_t j = 0; floats && j < count; ++j) {
+    floats[j] = y[j];
+  }
+  for (int64_t j = 0; codes && j < count; ++j) {
+    codes[j] = codeOf(__builtin_fmaf(y[j], inverse, zero_point), low, high);
+  }
+}
+
 JIT_PASSES_VECTORIZED void normalizePlain(
     const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
   float parts[kSumParts] = {};
-  for (int64_t i = 0; norm.centred && i < count; ++i) {
-    parts[i % kSumParts] += in[i];
+  if (norm.centred) {
+    addToParts(in, count, parts, [](float part, float x) { return part + x; });
   }
   const float mean = sumOfParts(parts) / static_cast<float>(count);
   std::fill_n(parts, kSumParts, 0.0F);
-  for (int64_t i = 0; i < count; ++i) {
-    const float d = in[i] - mean;
-    parts[i % kSumParts] = __builtin_fmaf(d, d, parts[i % kSumParts]);
-  }
+  addToParts(in, count, parts, [&](float part, float x) { return __builtin_fmaf(x - mean, x - mean, part); });
   const float factor = normalFactor(sumOfParts(parts), count, norm.eps);
-  const float low = norm.codes.low, high = norm.codes.high;
-  for (int64_t i = 0; i < count; ++i) {
-    const float y = __builtin_fmaf((in[i] - mean) * factor, norm.weight[i], norm.bias[i]);
-    if (floats) {
-      floats[i] = y;
+  const float *const weight = norm.weight, *const bias = norm.bias;
+  float y[kSumParts];
+  for (int64_t i = 0; i < count; i += kSumParts) {
+    const int64_t some = count - i < kSumParts ? count - i : kSumParts;
+    for (int64_t j = 0; j < some; ++j) {
+      y[j] = __builtin_fmaf((in[i + j] - mean) * factor, weight[i + j], bias[i + j]);
     }
-    if (codes) {
-      codes[i] = codeOf(__builtin_fmaf(y, norm.codes.inverse_scale, norm.codes.zero_point), low, high);
-    }
+    storeBlock(y, some, norm.codes, floats ? floats + i : nullptr, codes ? codes + i : nullptr);
   }
 }
 
@@ -120,23 +143,19 @@ JIT_PASSES_VECTORIZED void softmaxFloats(
   }
   const float level = levelOf(*std::max_element(parts, parts + kSumParts), softmax.hides);
   std::fill_n(parts, kSumParts, 0.0F);
+  addToParts(in, count, parts, [&](float part, float x) {
+    const auto [value, power] = exponentialOf(x - level);
+    return __builtin_fmaf(value, power, part);
+  });
+  const float factor = inverseOf(sumOfParts(parts));
+  float y[kSumParts];
   for (int64_t i = 0; i < count; i += kSumParts) {
-    for (int64_t j = 0; j < std::min(kSumParts, count - i); ++j) {
+    const int64_t some = count - i < kSumParts ? count - i : kSumParts;
+    for (int64_t j = 0; j < some; ++j) {
       const auto [value, power] = exponentialOf(in[i + j] - level);
-      parts[j] = __builtin_fmaf(value, power, parts[j]);
+      y[j] = value * power * factor;
     }
-  }
-  const ToCodes& to = softmax.codes;
-  const float factor = inverseOf(sumOfParts(parts)), low = to.low, high = to.high;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto [value, power] = exponentialOf(in[i] - level);
-    const float y = value * power * factor;
-    if (floats) {
-      floats[i] = y;
-    }
-    if (codes) {
-      codes[i] = codeOf(__builtin_fmaf(y, to.inverse_scale, to.zero_point), low, high);
-    }
+    storeBlock(y, some, softmax.codes, floats ? floats + i : nullptr, codes ? codes + i : nullptr);
   }
 }
 
@@ -339,7 +358,7 @@ void MultiplyFloats::run(const Image& x, const Image& y, const Image& out, int64
 
 void SoftmaxFloats::run(
     const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? softmaxFloatsVnni : softmaxFloats;
+  const auto run = form == Form::Avx512 ? softmaxFloatsVnni : softmaxFloats;
   overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
     run(row, in.channels, *this, y, q);
   });
@@ -347,7 +366,7 @@ void SoftmaxFloats::run(
 
 void LayerNormFloats::run(
     const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? normalizeVnni : normalizePlain;
+  const auto run = form == Form::Avx512 ? normalizeVnni : normalizePlain;
   overRows(in, floats, to, begin, end, [&](const float* row, float* y, uint8_t* q) {
     run(row, in.channels, *this, y, q);
   });

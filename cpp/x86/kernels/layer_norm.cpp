@@ -13,14 +13,16 @@ JIT_PASSES_VECTORIZED void layerNormPlain(
     const uint8_t* in, int64_t count, const LayerNorm& norm, uint8_t* out) {
   int32_t sum = 0, squares = 0;
   for (int64_t i = 0; i < count; ++i) {
-    sum += in[i];
-    squares += in[i] * in[i];
+    const int16_t x = in[i]; // products of 16 bits are added in pairs
+    sum += x;
+    squares += x * x;
   }
-  const auto [factor, offset] = normalOf(sum, squares, count, norm.eps);
-  const float low = norm.low, high = norm.high;
+  const Normal normal = normalOf(sum, squares, count, norm.eps);
+  const float factor = normal.factor, offset = normal.offset, low = norm.low, high = norm.high;
+  const float *const multipliers = norm.multiplier, *const offsets = norm.offset;
   for (int64_t i = 0; i < count; ++i) {
     const float x = __builtin_fmaf(in[i], factor, offset);
-    out[i] = codeOf(__builtin_fmaf(x, norm.multiplier[i], norm.offset[i]), low, high);
+    out[i] = codeOf(__builtin_fmaf(x, multipliers[i], offsets[i]), low, high);
   }
 }
 
@@ -80,7 +82,7 @@ constexpr auto layerNormVnni = layerNormPlain;
 } // namespace
 
 void LayerNorm::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? layerNormVnni : layerNormPlain;
+  const auto run = form == Form::Avx512 ? layerNormVnni : layerNormPlain;
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < out.width; ++x) {
       run(in.rowAt(index) + x * in.pixel, out.channels, *this, out.rowAt(index) + x * out.pixel);

@@ -15,7 +15,7 @@ inline uint8_t codeOf(float v, float low, float high) {
   return static_cast<uint8_t>(static_cast<int32_t>(__builtin_rintf(above < high ? above : high)));
 }
 
-// x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that both forms
+// x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that all forms
 // round alike. A call takes 200 ns from the vector form: so it is none.
 struct Normal {
   float factor, offset;
@@ -63,6 +63,10 @@ void store(
     const Requantize& how);
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
+    const SumsToFloats& how);
+// Of the pixel with that number among all, whose channels from `first` on go to `out`; `residual` may be null.
+void storeFloats(
+    const int32_t* sums, int64_t count, int64_t first, int64_t number, const float* residual, float* out,
     const SumsToFloats& how);
 
 } // namespace jit_passes::x86

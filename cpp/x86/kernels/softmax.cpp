@@ -1,9 +1,12 @@
 // Softmax over channels.
+//
+// Exponentials are products of two of 16 numbers, which are permuted out of one register of 512 bits, or two of 256.
 #include "x86/attention.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "avx2.h"
 #include "plain.h"
 #include "vnni.h"
 
@@ -146,6 +149,76 @@ JIT_PASSES_VNNI void softmaxVnni(const uint8_t* in, int64_t count, const Softmax
 constexpr auto softmaxVnni = softmaxPlain;
 #endif
 
+#ifdef JIT_PASSES_HAS_AVX2
+
+// How far eight codes are below the largest one.
+JIT_PASSES_AVX2_INLINE __m256i eightBelow(__m128i largest, const uint8_t* codes) {
+  return _mm256_cvtepu8_epi32(
+      _mm_sub_epi8(largest, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
+}
+
+JIT_PASSES_AVX2_INLINE uint8_t largestOf32(const uint8_t* in, int64_t count) {
+  __m256i largest = _mm256_setzero_si256();
+  for (int64_t i = 0; i < count; i += 32) {
+    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    largest = _mm256_max_epu8(largest, _mm256_and_si256(firstBytes(count - i), some));
+  }
+  __m128i most = _mm_max_epu8(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+  most = _mm_max_epu8(most, _mm_srli_si128(most, 8));
+  most = _mm_max_epu8(most, _mm_srli_si128(most, 4));
+  most = _mm_max_epu8(most, _mm_srli_si128(most, 2));
+  most = _mm_max_epu8(most, _mm_srli_si128(most, 1));
+  return static_cast<uint8_t>(_mm_cvtsi128_si32(most));
+}
+
+// Bytes behind the last code are read, and those exponentials are 0.
+JIT_PASSES_AVX2 float sumOfExponentials(
+    const uint8_t* in, int64_t count, __m128i largest, const Sixteen& high, const Sixteen& low) {
+  __m256 sums[8] = {};
+  for (int64_t first = 0; first < count; first += kParts) {
+    const __m256i exist[2] = {
+        firstBytes(count - first), firstBytes(count - first > 32 ? count - first - 32 : 0)};
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const __m256i d = eightBelow(largest, in + first + 8 * i);
+      const __m128i half =
+          i % 4 < 2 ? _mm256_castsi256_si128(exist[i / 4]) : _mm256_extracti128_si256(exist[i / 4], 1);
+      const __m256i lanes = _mm256_cvtepi8_epi32(i % 2 ? _mm_srli_si128(half, 8) : half);
+      const __m256 value = _mm256_and_ps(high.at(_mm256_srli_epi32(d, 4)), _mm256_castsi256_ps(lanes));
+      sums[i] = _mm256_fmadd_ps(value, low.at(d), sums[i]);
+    }
+  }
+  const __m256 lower = _mm256_add_ps(_mm256_add_ps(sums[0], sums[2]), _mm256_add_ps(sums[4], sums[6]));
+  const __m256 upper = _mm256_add_ps(_mm256_add_ps(sums[1], sums[3]), _mm256_add_ps(sums[5], sums[7]));
+  const __m256 eight = _mm256_add_ps(lower, upper);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+JIT_PASSES_AVX2 void softmaxAvx2(const uint8_t* in, int64_t count, const Softmax& softmax, uint8_t* out) {
+  const __m128i largest = _mm_set1_epi8(static_cast<char>(largestOf32(in, count)));
+  Sixteen high(softmax.high);
+  const Sixteen low(softmax.low);
+  const float sum = sumOfExponentials(in, count, largest, high, low);
+  const __m256 factor = _mm256_set1_ps(softmax.inverse_scale / sum), offset = _mm256_set1_ps(softmax.offset);
+  high.lower = _mm256_mul_ps(high.lower, factor), high.upper = _mm256_mul_ps(high.upper, factor);
+  const Rounding256 rounding(softmax.low_code, softmax.high_code);
+  for (int64_t first = 0; first < count; first += 32) {
+    __m256 v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m256i d = eightBelow(largest, in + first + 8 * i);
+      v[i] = _mm256_fmadd_ps(high.at(_mm256_srli_epi32(d, 4)), low.at(d), offset);
+    }
+    storeFirst(out + first, roundToCodes(v, rounding), count - first);
+  }
+}
+
+#else
+constexpr auto softmaxAvx2 = softmaxPlain;
+#endif
+
 } // namespace
 
 Softmax::Softmax(double in_scale, double out_scale, Form form_of)
@@ -157,7 +230,7 @@ Softmax::Softmax(double in_scale, double out_scale, Form form_of)
 }
 
 void Softmax::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Vnni ? softmaxVnni : softmaxPlain;
+  const auto run = form == Form::Plain ? softmaxPlain : form == Form::Avx512 ? softmaxVnni : softmaxAvx2;
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < out.width; ++x) {
       run(in.rowAt(index) + x * in.pixel, out.channels, *this, out.rowAt(index) + x * out.pixel);

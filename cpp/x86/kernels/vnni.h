@@ -38,15 +38,22 @@ JIT_PASSES_VNNI_INLINE __m512i clampCodes(__m512i codes, const Rounding& roundin
   return _mm512_max_epu8(_mm512_min_epu8(codes, rounding.high), rounding.low);
 }
 
-// 64 codes, where the 16 of a register are four in each lane.
-JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
-  if (!rounding.bounded) {
+// 32 numbers rounded to int16, of each register four in each lane.
+JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool bounded, const Rounding& rounding) {
+  if (!bounded) {
     a = _mm512_min_ps(a, rounding.most), b = _mm512_min_ps(b, rounding.most);
-    c = _mm512_min_ps(c, rounding.most), d = _mm512_min_ps(d, rounding.most);
   }
-  const __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
-  const __m512i cd = _mm512_packs_epi32(_mm512_cvtps_epi32(c), _mm512_cvtps_epi32(d));
+  return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+}
+
+// 64 codes, where the 16 of a register are four in each lane.
+JIT_PASSES_VNNI_INLINE __m512i joinHalves(__m512i ab, __m512i cd, const Rounding& rounding) {
   return clampCodes(_mm512_packus_epi16(ab, cd), rounding);
+}
+
+JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
+  const __m512i ab = packHalf(a, b, rounding.bounded, rounding);
+  return joinHalves(ab, packHalf(c, d, rounding.bounded, rounding), rounding);
 }
 
 // 64 codes in the order of a, b, c and d.

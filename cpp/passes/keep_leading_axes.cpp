@@ -1,0 +1,79 @@
+// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them behind.
+//
+//   %n, %t = aten::size(%x)
+//   %r = aten::flatten(%x, 0, 1)
+//   %y = aten::linear(%r, %weight, %bias)              ->   %z = aten::linear(%x, %weight, %bias)
+//   %z = aten::reshape(%y, [%n, %t, features])
+//
+// GPT-2 has its layers so. Nobody else may read the rows that the layer gives.
+#include "core/graph.h"
+#include "core/registry.h"
+#include "core/shapes.h"
+
+namespace jit_passes {
+namespace {
+
+// The value that is flattened to the rows that a linear layer reads.
+const Value* flattenedRows(const Shapes& shapes, const Node* linear) {
+  const Node* flatten = linear->input(0)->node();
+  if (flatten->kind() != aten::flatten || constantNumber(flatten->input(1)) != 0.0) {
+    return nullptr;
+  }
+  const auto rank = shapes.rank(flatten->input(0));
+  const auto last = constantNumber(flatten->input(2));
+  const bool all = rank && *rank > 2 && last && (*last == -2.0 || *last == static_cast<double>(*rank - 2));
+  return all && !shapes.isWritten(flatten->input(0)) && !shapes.isWritten(flatten->output())
+             ? flatten->input(0)
+             : nullptr;
+}
+
+// Whether the node gives the rows of a layer back with the axes that were joined.
+bool readsRows(const Shapes& shapes, const Node* node) {
+  const Node* linear = node->kind() == aten::reshape ? node->input(0)->node() : nullptr;
+  if (linear == nullptr || linear->kind() != aten::linear || linear->output()->uses().size() != 1 ||
+      linear->owningBlock() != node->owningBlock() || shapes.isWritten(linear->output()) ||
+      shapes.isWritten(node->output())) {
+    return false;
+  }
+  const Value* from = flattenedRows(shapes, linear);
+  const auto sizes = from != nullptr ? shapes.sizesGiven(node->output()) : std::nullopt;
+  if (!sizes || static_cast<int64_t>(sizes->size()) != shapes.rank(from)) {
+    return false;
+  }
+  for (size_t axis = 0; axis + 1 < sizes->size(); ++axis) {
+    if (!((*sizes)[axis] == shapes.ofAxis(from, static_cast<int64_t>(axis)))) {
+      return false;
+    }
+  }
+  const Extent open{nullptr, -1}, features = shapes.ofAxis(linear->output(), -1);
+  return sizes->back() == open || sizes->back() == features;
+}
+
+bool keepLeadingAxes(PassContext& context) {
+  const Shapes shapes(context);
+  std::vector<Node*> found; // all of them before the first edit
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (readsRows(shapes, node)) {
+      found.push_back(node);
+    }
+  });
+  for (Node* node : found) {
+    Node* linear = node->input(0)->node();
+    Node* flatten = linear->input(0)->node();
+    linear->replaceInput(0, flatten->input(0)); // by now perhaps what another of them became
+    linear->output()->setType(node->output()->type());
+    replaceNode(node, linear->output());
+    if (!flatten->output()->hasUses()) {
+      flatten->destroy();
+    }
+  }
+  return !found.empty();
+}
+
+const RegisterPass keep_leading_axes_pass{
+    "keep_leading_axes",
+    "Let linear layers go over all axes that a model joins in front of them and splits behind.",
+    keepLeadingAxes, needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

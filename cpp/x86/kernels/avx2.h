@@ -1,0 +1,99 @@
+// Pieces that the forms for registers of 256 bits share.
+#pragma once
+
+#include "x86/kernels.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define JIT_PASSES_HAS_AVX2 1
+#include <immintrin.h>
+
+#define JIT_PASSES_AVX2 __attribute__((target("avx2,fma")))
+#define JIT_PASSES_AVX2_INLINE JIT_PASSES_AVX2 inline __attribute__((always_inline))
+
+namespace jit_passes::x86 {
+
+// Floats to codes as codeOf does it, in packs of 32. Packing saturates, so `low` and `high` are applied to bytes. Only
+// a float of 2^31 or more, which int32 does not hold, needs a float minimum first. `order` puts back what packing
+// within 128-bit lanes mixes up.
+struct Rounding256 {
+  JIT_PASSES_AVX2 Rounding256(int32_t low_code, int32_t high_code)
+      : most(_mm256_set1_ps(static_cast<float>(high_code))),
+        low(_mm256_set1_epi8(static_cast<char>(low_code))),
+        high(_mm256_set1_epi8(static_cast<char>(high_code))),
+        order(_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)) {}
+
+  __m256 most;
+  __m256i low, high, order;
+};
+
+// 32 codes, where the 8 of a register are four in each lane.
+JIT_PASSES_AVX2_INLINE __m256i packCodes(const __m256 (&v)[4], const Rounding256& rounding) {
+  __m256i whole[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    whole[i] = _mm256_cvtps_epi32(_mm256_min_ps(v[i], rounding.most));
+  }
+  const __m256i bytes =
+      _mm256_packus_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+  return _mm256_max_epu8(_mm256_min_epu8(bytes, rounding.high), rounding.low);
+}
+
+// 32 codes in the order of the registers.
+JIT_PASSES_AVX2_INLINE __m256i roundToCodes(const __m256 (&v)[4], const Rounding256& rounding) {
+  return _mm256_permutevar8x32_epi32(packCodes(v, rounding), rounding.order);
+}
+
+JIT_PASSES_AVX2_INLINE __m256 floatsOfSums(const int32_t* sums) {
+  return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums)));
+}
+
+JIT_PASSES_AVX2_INLINE __m256 eightFloatsOf(const uint8_t* codes) {
+  const __m128i some = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(some));
+}
+
+// All bits of the first `count` of 32 bytes, of which there may be none.
+JIT_PASSES_AVX2_INLINE __m256i firstBytes(int64_t count) {
+  alignas(64) static constexpr int8_t kOnes[64] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                                   -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                                   -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kOnes + 32 - (count < 32 ? count : 32)));
+}
+
+// The first `count` of 32 codes.
+JIT_PASSES_AVX2_INLINE void storeFirst(uint8_t* to, __m256i codes, int64_t count) {
+  if (count >= 32) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), codes);
+    return;
+  }
+  __m128i some = _mm256_castsi256_si128(codes);
+  if (count & 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), some);
+    some = _mm256_extracti128_si256(codes, 1), to += 16;
+  }
+  if (count & 8) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), some);
+    some = _mm_srli_si128(some, 8), to += 8;
+  }
+  auto rest = static_cast<uint64_t>(_mm_cvtsi128_si64(some));
+  for (int64_t i = 0; i < (count & 7); ++i, rest >>= 8) {
+    to[i] = static_cast<uint8_t>(rest);
+  }
+}
+
+// 16 floats, of which eight at a time are picked by the lowest four bits of a number each.
+struct Sixteen {
+  JIT_PASSES_AVX2 explicit Sixteen(const float* from)
+      : lower(_mm256_loadu_ps(from)), upper(_mm256_loadu_ps(from + 8)) {}
+
+  JIT_PASSES_AVX2_INLINE __m256 at(__m256i index) const {
+    const __m256 fourth_bit = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+    return _mm256_blendv_ps(
+        _mm256_permutevar8x32_ps(lower, index), _mm256_permutevar8x32_ps(upper, index), fourth_bit);
+  }
+
+  __m256 lower, upper;
+};
+
+} // namespace jit_passes::x86
+#endif

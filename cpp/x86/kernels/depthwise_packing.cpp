@@ -1,0 +1,59 @@
+// Weights of a depthwise convolution for all vector forms.
+//
+// A block has 64 channels for AVX-512 and 32 for registers of 256 bits. Bytes of four rows are interleaved within
+// 128-bit lanes: register i of four has the channels 16 L + 4 i to 16 L + 4 i + 3 in lane L. Weights and starts come in
+// that order.
+//
+// Weights: [block][rows in fours][row of the output][column of the window][register][channel][4], with zeros where
+// the window of that row has none. In the last block for AVX-512, if no more than 32 channels are left, the halves of
+// a register have the same ones.
+#include "depthwise.h"
+
+#include <algorithm>
+
+namespace jit_passes::x86 {
+
+void Convolution::packDepthwiseTiles(const int8_t* weight) {
+  const Window& w = window_;
+  const int64_t wide = form_ == Form::Avx512 ? 64 : 32, lane_bytes = 16;
+  const int64_t sets = sharesRows(w) ? 2 : 1, fours = foursOf(w), taps = w.taps();
+  const bool too_long = form_ == Form::Avx2 && fours * w.kernel_w > kMostFours;
+  if (fours > kMostFours || too_long) {
+    form_ = Form::Plain;
+    packDepthwise(weight);
+    return;
+  }
+  AlignedVector<int32_t> start;
+  for (int64_t first = 0; first < out_channels_; first += wide) {
+    const int64_t count = std::min(wide, out_channels_ - first);
+    const bool split = form_ == Form::Avx512 && count <= wide / 2;
+    blocks_.push_back({first, count, split ? 2 : 1, first, static_cast<int64_t>(packed_.size())});
+    packed_.resize(packed_.size() + fours * sets * w.kernel_w * wide * 4);
+    start.resize(start.size() + wide);
+    for (int64_t i = 0; i < wide; ++i) {
+      const int64_t index = i / (wide / 4), lane = i % (wide / 4) / 4;
+      const int64_t channel = lane_bytes * lane + 4 * index + i % 4;
+      const int64_t c = split ? channel % (wide / 2) : channel;
+      if (c >= count) {
+        continue;
+      }
+      start[start.size() - wide + i] = start_[first + c];
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        for (int64_t set = 0; set < sets; ++set) {
+          const int64_t row = tap / w.kernel_w + set, column = row / 4 * sets + set;
+          packed_
+              [blocks_.back().weight + ((column * w.kernel_w + tap % w.kernel_w) * wide + i) * 4 + row % 4] =
+                  weight[(first + c) * taps + tap];
+        }
+      }
+    }
+  }
+  start_ = std::move(start);
+}
+
+// An item is a block of channels of two rows.
+int64_t Convolution::itemsDepthwiseTiles(const Image& out) const {
+  return out.images * out.depth * ((out.height + 1) / 2) * static_cast<int64_t>(blocks_.size());
+}
+
+} // namespace jit_passes::x86

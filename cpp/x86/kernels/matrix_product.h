@@ -1,0 +1,68 @@
+// Common to all forms of products of two activations.
+//
+// Codes of the right operand become int8 by taking 128 off. They lie in blocks of 32 columns, each behind the 32
+// numbers with which its sums begin: for vector forms like weights of a convolution (convolution_packing.cpp), filled
+// up with zeros; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
+//
+//   sum of (a - z_a) (b - z_b) = sum of a b' + (K z_a z' - z_a sum of b') - z' sum of a
+//
+// where the bracket depends on the column only, and what is behind it on the row only.
+#pragma once
+
+#include <algorithm>
+
+#include "tile.h"
+#include "x86/attention.h"
+
+namespace jit_passes::x86 {
+
+constexpr int64_t kGroup = 16; // columns
+
+// The packed form of one matrix.
+struct PackedMatrix {
+  PackedMatrix(const MatrixProduct& product, const Image& b)
+      : products(product.products(b)),
+        columns(product.columns(b)),
+        quads((products + 3) / 4),
+        blocks((columns + kBlockChannels - 1) / kBlockChannels),
+        block_bytes(4 * kBlockChannels * (quads + 1)) {}
+
+  // Columns that exist, and groups of 16 that hold them.
+  int64_t count(int64_t block) const { return std::min(kBlockChannels, columns - block * kBlockChannels); }
+  int64_t groups(int64_t block) const { return count(block) > kGroup ? 2 : 1; }
+
+  int64_t products, columns, quads, blocks, block_bytes;
+};
+
+// The codes of a block's columns, `step` bytes from one to the next, and `stride` from row to row of the matrix.
+struct Columns {
+  const uint8_t* data;
+  int64_t step, stride;
+};
+
+// Rows of a tile that are neighbours, and where they go; the first `skip` are those of the part before.
+struct RowPart {
+  const uint8_t* in;
+  uint8_t* out;
+  int64_t skip;
+};
+
+template <typename Shape>
+struct RowTile {
+  RowPart parts[Shape::kParts];
+  int64_t count, rows, in_step, out_step; // parts that exist, and rows of each
+};
+
+// The vector forms. Packing is of one block, and `packed` are all blocks of a matrix.
+void packVnni(
+    const MatrixProduct& product, const PackedMatrix& form, int64_t block, const Columns& from, uint8_t* to);
+void packAvx2(
+    const MatrixProduct& product, const PackedMatrix& form, int64_t block, const Columns& from, uint8_t* to);
+void multiplyVnni(
+    const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
+    const RowTile<TwoHalves>& tile);
+void multiplyAvx2(
+    const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
+    const RowTile<SixPixels>& tile);
+
+} // namespace jit_passes::x86

@@ -1,0 +1,208 @@
+"""What data have shown at the places of a prepared model, or training has come to there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError, shortened
+from ..fake_quantizers import trained_qparams
+from ..graph.traits import NOTHING as UNKNOWN
+from ..graph.traits import TRAITS
+from ..observers import ObserverState
+from ..passes.pipeline import Pipeline
+from ..passes.subject import wrap
+from ..specification.parameters import QParams
+from ..specification.place import Place
+from ..specification.qparams import choose_qparams
+from ..specification.specification import GroupDerivation, QuantizationSpec
+from ..targets import Target
+from .module import ModelStage, Report, stage_of
+
+_NOTHING = "jit_passes::observe_nothing"
+
+# Out of training: batch norms are folded into weights, which are constants now.
+SETTLE = Pipeline(
+    "settle",
+    (
+        "restore_batch_norm",
+        "freeze",
+        "resolve_none_checks",
+        "remove_dropout",
+        "fold_deferred",
+        "fold_batch_norm",
+    ),
+)
+
+NO_DATA = {
+    ModelStage.PREPARED: "the model was not calibrated: call jit_passes.calibrate(model, data)",
+    ModelStage.QAT: (
+        "the model has not trained: no batch in training mode came by {names}, so no scale has "
+        "begun; run batches in training mode, and where these stand in branches, some that take "
+        "them"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class QuantizedPlace:
+    """A place at which convert quantizes, and what was found there.
+
+    Attributes:
+        place: what annotation has made of it.
+        reached: whether data came by; True for what is not looked at.
+        seen: whether data is known to have come by.
+        found: makes parameters out of what was seen, or trained.
+        dims: the lowest and highest number of dimensions seen, if that was noted.
+        node: index of its node in the graph that was read.
+        operands: of its node, by name: constants and attributes, others None.
+    """
+
+    place: Place
+    reached: bool
+    seen: bool
+    found: Callable[[], QParams]
+    dims: tuple[int, int] | None
+    node: int
+    operands: Mapping[str, Any]
+
+    @property
+    def constant(self) -> bool:
+        """Whether its numbers do not depend on the model's input."""
+        return isinstance(self.operands.get("x"), torch.Tensor)
+
+
+def read_places(
+    prepared: torch.jit.ScriptModule, report: Report
+) -> tuple[Any, list[QuantizedPlace]]:
+    """Return a copy of the module in which weights are constants, and its places.
+
+    Raises:
+        JitPassesError: another version of this package prepared the model.
+    """
+    module = _C.clone(prepared._c, report.method)
+    if report.stage is ModelStage.QAT:
+        wrap(module).eval()
+        module = SETTLE.run(module, report.method).module
+        return module, [_trained(*row) for row in _C.places(module, report.method)]
+    rows = _C.places(module, report.method)
+    ran = report.calibrated or any(_was_reached(op, operands) for _, op, operands in rows)
+    places = [_observed(*row, ran) for row in rows]
+    dynamic = {user for known in places if known.place.is_dynamic for user in known.place.users}
+    # Nothing waits for data there: its weight is quantized as in any other model without.
+    return module, [
+        replace(known, reached=True)
+        if known.place.is_parameter and known.place.owner in dynamic
+        else known
+        for known in places
+    ]
+
+
+def needs_data(prepared: torch.jit.ScriptModule) -> bool:
+    """Say whether a prepared model has to see data before it is converted: weights need none."""
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare first")
+    return not all(known.reached for known in read_places(prepared, report)[1])
+
+
+def check_seen(places: list[QuantizedPlace], report: Report) -> None:
+    """Raise a JitPassesError for a model that has seen no data; weights alone need none."""
+    seen = report.calibrated or any(known.seen for known in places)
+    if not seen and not all(known.reached for known in places):
+        unreached = [f"'{known.place.name}'" for known in places if not known.reached]
+        raise JitPassesError(NO_DATA[report.stage].format(names=shortened(unreached)))
+
+
+def _was_reached(op: str, operands: Mapping[str, Any]) -> bool:
+    """Say whether an observer has looked at something."""
+    if (reached := operands.get("reached")) is not None:
+        return bool(reached)
+    return op != _NOTHING and _state_of(operands).reached
+
+
+def _state_of(operands: Mapping[str, Any]) -> ObserverState:
+    return ObserverState(operands["range"], operands.get("histogram"))
+
+
+def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> QuantizedPlace:
+    place = Place.from_text(operands["spec"])
+    state, blind = _state_of(operands), op == _NOTHING
+    measured = "reached" in operands  # a constant, before any data
+    seen = _was_reached(op, operands)
+    reached = blind or seen or (measured and not ran)
+    noted = not blind and not measured and reached and state.range.dim() == 1
+
+    def found() -> QParams:
+        assert isinstance(place.spec, QuantizationSpec)
+        return choose_qparams(place.spec, state, place.scales or (-1,), sampled=not measured)
+
+    return QuantizedPlace(
+        place, reached, seen, found, state.ranks if noted else None, node, operands
+    )
+
+
+def _trained(node: int, kind: str, operands: dict[str, Any]) -> QuantizedPlace:
+    place = Place.from_text(operands["spec"])
+    short = kind.removeprefix("jit_passes::")
+    parameters = trained_qparams(short, operands, place.spec, place.method)
+    derived = isinstance(place.spec, GroupDerivation)
+    reached = parameters is not None or derived or place.is_dynamic
+    begins = operands.get("observe") is not True and not isinstance(operands["x"], torch.Tensor)
+
+    def found() -> QParams:
+        assert parameters is not None
+        return parameters
+
+    seen = begins and parameters is not None
+    return QuantizedPlace(place, reached, seen, found, None, node, operands)
+
+
+def refusals(places: list[QuantizedPlace]) -> dict[str, str]:
+    """Return, by name of the operator, why what was seen rules out that it is quantized."""
+    refused: dict[str, str] = {}
+    for known in places:
+        owner = known.place.owner or next(iter(known.place.users), "")
+        if reason := _refusal(known):
+            refused.setdefault(owner, reason)
+    return refused
+
+
+def _refusal(known: QuantizedPlace) -> str | None:
+    if known.place.is_parameter and known.operands.get("observe") is True and not known.constant:
+        return f"its {known.place.slot} is computed by the model, and measured each time"
+    if not known.place.owner:
+        return None
+    if not known.reached:
+        return "data never reached it"
+    if known.dims is not None:
+        lowest, highest = known.dims
+        allowed = known.place.ranks
+        if known.place.observed and not (allowed[0] <= lowest and highest <= allowed[1]):
+            seen = lowest if lowest < allowed[0] else highest
+            return f"its result has {seen} dimensions, and the backend does {_span(allowed)}"
+    return None
+
+
+def without_batch(places: list[QuantizedPlace], report: Report) -> dict[int, str]:
+    """Return the convolutions that saw inputs without a batch axis, and whose kernels need one.
+
+    By the ids of their results' places, the names of these results.
+    """
+    kinds = {row.name: f"aten::{row.kind}" for row in report.operators}
+    found = {}
+    for known in places:
+        place = known.place
+        kind = kinds.get(place.owner, "")
+        weighted = TRAITS.get(kind, UNKNOWN).weighted
+        if weighted and known.dims is not None and known.dims[0] == weighted.spatial_dims + 1:
+            row = Target.from_record(report.target).capability.operators.get(kind)
+            if row is not None and row.adds_batch_axis:
+                found[place.id] = place.name
+    return found
+
+
+def _span(ranks: tuple[int, int]) -> str:
+    return str(ranks[0]) if ranks[0] == ranks[1] else f"{ranks[0]} to {ranks[1]}"

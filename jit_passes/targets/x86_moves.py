@@ -1,0 +1,127 @@
+"""Which operators a plan of the target x86 has to move elements."""
+
+from __future__ import annotations
+
+from ..graph.view import NodeView, ValueView
+from ..quantizers.capability import is_constant_behind
+from ..quantizers.support import Check
+
+MOST_AXES = 5  # of a tensor
+MOST_MOVED = 6  # of one that is only cut into windows
+MOST_ROLLED = 3  # axes
+KEEP_AXES = ("aten::contiguous", "aten::detach", "aten::alias", "aten::transpose", "aten::slice")
+CUTS = (
+    *(f"aten::{name}" for name in ("reshape", "flatten", "unflatten", "unsqueeze")),
+    *(f"aten::{name}" for name in ("permute", "transpose", "contiguous", "detach", "alias")),
+)  # take tensors of MOST_MOVED axes
+
+
+def options(node: NodeView) -> str | None:
+    """Refuse options that the model computes."""
+    return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
+
+
+def _axes(node: NodeView) -> str | None:
+    if reason := options(node):
+        return reason
+    few = len(node.inputs[1].constant) <= MOST_MOVED
+    return None if few else f"it gives more than {MOST_MOVED} axes"
+
+
+def _unflatten(node: NodeView) -> str | None:
+    if reason := options(node):
+        return reason
+    few = len(node.inputs[2].constant) <= MOST_MOVED and axes_of(node.output) <= MOST_MOVED
+    return None if few else f"it gives more than {MOST_MOVED} axes"
+
+
+def _unsqueeze(node: NodeView) -> str | None:
+    few = axes_of(node.output) <= MOST_MOVED
+    return options(node) or (None if few else f"it gives more than {MOST_MOVED} axes")
+
+
+def _expand(node: NodeView) -> str | None:
+    if reason := options(node):
+        return reason
+    few = len(node.inputs[1].constant) <= MOST_AXES
+    return None if few else f"it gives more than {MOST_AXES} axes"
+
+
+def roll(node: NodeView) -> str | None:
+    """Refuse what goes over all elements as one row."""
+    if reason := options(node):
+        return reason
+    shifts, axes = node.inputs[1].constant, node.inputs[2].constant
+    few = len(shifts) == len(axes) and 0 < len({*axes}) <= MOST_ROLLED
+    return None if few else f"it rolls all elements as one row, or more than {MOST_ROLLED} axes"
+
+
+def axes_of(value: ValueView) -> int:
+    """Return how many axes a value is known to have, or 0."""
+    maker = value.producer
+    if maker is None:
+        return 0
+    if maker.kind in ("aten::permute", "aten::reshape", "aten::expand"):
+        sizes = maker.inputs[1]
+        made = sizes.producer.inputs if sizes.producer is not None else []
+        return len(sizes.constant if sizes.is_constant else made)
+    if maker.kind == "aten::unsqueeze":
+        before = axes_of(maker.inputs[0])
+        return before + (before > 0)
+    if maker.kind == "aten::unflatten" and maker.inputs[2].is_constant:
+        return axes_of(maker.inputs[0]) + len(maker.inputs[2].constant) - 1
+    if maker.traits.weighted is not None and maker.traits.weighted.spatial_dims:
+        return maker.traits.weighted.spatial_dims + 2
+    same = maker.kind in KEEP_AXES or maker.kind.startswith("jit_passes::")
+    return axes_of(maker.inputs[0]) if same or maker.traits.elementwise == 1 else 0
+
+
+def _of_few_axes(kind: str, check: Check) -> Check:
+    most = MOST_MOVED if kind in CUTS else MOST_AXES
+
+    def refusal(node: NodeView) -> str | None:
+        few = axes_of(node.inputs[0]) <= most
+        return check(node) or (None if few else f"it reads more than {most} axes")
+
+    return refusal
+
+
+def _pad(node: NodeView) -> str | None:
+    if reason := options(node):
+        return reason
+    padding = node.inputs[1].constant
+    if len(padding) >= 2 * MOST_AXES:
+        return f"it pads all of {MOST_AXES} axes"
+    return None if min(padding) >= 0 else "it cuts values off"
+
+
+def moves() -> dict[str, Check]:
+    """Return what only moves elements of any type, and why a node may be none of them."""
+    of_any_type = (
+        *("flatten", "contiguous", "detach", "alias", "transpose", "slice", "select", "narrow"),
+        *("chunk", "split", "split_with_sizes", "unbind"),
+        *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
+    )
+    checks: dict[str, Check] = {
+        **{f"aten::{kind}": options for kind in of_any_type},
+        "aten::unflatten": _unflatten,
+        "aten::unsqueeze": _unsqueeze,
+        "aten::expand": _expand,
+        **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
+    }
+    return {kind: _of_few_axes(kind, check) for kind, check in checks.items()}
+
+
+def moves_of_codes() -> dict[str, Check]:
+    """The same of integers alone."""
+    kinds = (
+        "max_pool1d",
+        "max_pool2d",
+        "channel_shuffle",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+    )
+    return {
+        **{f"aten::{kind}": options for kind in kinds},
+        **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
+    }

@@ -32,6 +32,21 @@ def pytest_configure() -> None:
     _builtins._register_builtin = register
 
 
+def pytest_pycollect_makemodule() -> None:
+    """Give what a test module draws while it is imported the same numbers in every run."""
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Give each test the same numbers in every run, alone and among others."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def short_collections() -> None:
     """Take what is alive out of garbage collection.

@@ -63,12 +63,16 @@ def _linear(per_channel: bool, reduce_range: bool, relu: bool) -> Any:
 
 
 @cache
-def fuse_dynamic() -> tuple[RuleSet, ...]:
-    """Return the steps of a lowering, parsed once: with a relu behind, then without."""
+def fuse_dynamic(*, saturates: bool = False) -> tuple[RuleSet, ...]:
+    """Return the steps of a lowering, parsed once: with a relu behind, then without.
+
+    A kernel that `saturates` adds pairs of products in int16, and gets inputs of 7 bits only.
+    """
+    ranges = (True,) if saturates else (True, False)
     return tuple(
         RuleSet(
             name,
-            tuple(_linear(a, b, relu) for a, b in product((True, False), repeat=2)),
+            tuple(_linear(a, b, relu) for a, b in product((True, False), ranges)),
         )
         for name, relu in (("fuse_dynamic_relu", True), ("fuse_dynamic", False))
     )

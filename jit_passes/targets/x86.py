@@ -22,6 +22,7 @@ from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
+from ..specification.recurrent import GATED
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .cell_rules import expand_cells
 from .dynamic_rules import fuse_dynamic
@@ -170,10 +171,11 @@ def _group_norm(node: NodeView) -> str | None:
 @cache
 def _capability(integer_layer_norm: bool) -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
-    dynamic = replace(
-        dynamic_inputs(needs_reduced_range(ENGINE)),
-        qschemes=DYNAMIC_SCHEMES,
-        range_forms=("fbgemm", "pytorch"),
+    dynamic, of_pytorch = (
+        replace(
+            dynamic_inputs(reduced), qschemes=DYNAMIC_SCHEMES, range_forms=("fbgemm", "pytorch")
+        )
+        for reduced in (False, needs_reduced_range(ENGINE))
     )
     per_tensor = tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith("per_tensor"))
     of_images = replace(dynamic, qschemes=per_tensor)
@@ -196,7 +198,9 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
                         weights_alone=WEIGHTS_ALONE, modes=("static", "dynamic", "weight_only")),
         *lookups(),
-        *recurrent(),
+        *(
+            replace(row, dynamic=of_pytorch) if row.kind in GATED else row for row in recurrent()
+        ),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
@@ -322,7 +326,7 @@ class X86(Target):
             "replicate_dequantize",
             expand_cells(),
             CompileRegions(self),
-            *fuse_dynamic(),
+            *fuse_dynamic(saturates=needs_reduced_range(ENGINE)),
             PassCall("fold_prepack", engine=ENGINE),
             "lower_weights",
             *CLEAN_UP,

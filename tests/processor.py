@@ -1,0 +1,23 @@
+"""The tests' view of the processor: kernels of `stock` without VNNI take activations of 7 bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+VNNI: bool = torch.cpu._is_vnni_supported()  # type: ignore[no-untyped-call]
+HIGHEST = 255 if VNNI else 127
+"""The largest code of an activation for the target `stock`, with any of its engines but qnnpack."""
+needs_vnni = pytest.mark.skipif(
+    not VNNI, reason="without VNNI, kernels add pairs of products in int16, where 8 bits overflow"
+)
+
+
+def bits_here(text: str) -> str:
+    """Return the bits of a report, as `w8a8`, as `stock` has them on this processor."""
+    return text if VNNI else text.replace("a8", "a7")
+
+
+def decibels_here(floor: float) -> float:
+    """Return a floor of SQNR for the bits of activations that `stock` has on this processor."""
+    return floor if VNNI else floor - 6.0

@@ -25,14 +25,15 @@ from jit_passes.quantizers.selection import clipped_output
 
 
 class EveryOperator(Quantizer):
-    """Quantizes every operator of the table on its own, whatever its neighbours are."""
+    """Quantizes every operator of the table on its own, to as many codes as the target has."""
 
     def __init__(self, target: jit_passes.targets.Stock) -> None:
         self.target = target
 
     def annotate(self, graph: GraphView) -> Annotations:
         annotations = Annotations()
-        activation = QuantizationSpec()
+        _, highest = self.target.capability.activations.grids["uint8"]
+        activation = QuantizationSpec(quant_max=highest)
         for node in graph.nodes:
             row = self.target.capability.operators.get(node.kind)
             absorbed = node in annotations
@@ -109,12 +110,18 @@ class Pair:
 
 
 def quantize_operator(
-    model: nn.Module, *inputs: Tensor, engine: str | None = None, trace: bool = True
+    model: nn.Module,
+    *inputs: Tensor,
+    engine: str | None = None,
+    trace: bool = True,
+    reduce_range: bool | None = None,
 ) -> Pair:
     """Return reference and lowered model of a module that is one operator."""
     model = model.eval()
     script = torch.jit.trace(model, inputs) if trace else torch.jit.script(model)
-    target = jit_passes.targets.Stock(engine=engine, integer_pools=True)
+    target = jit_passes.targets.Stock(
+        engine=engine, integer_pools=True, reduce_range=reduce_range
+    )  # fmt: skip
     prepared = jit_passes.prepare(script, quantizer=EveryOperator(target), target=target)
     jit_passes.calibrate(prepared, [tuple(inputs)], progress=False)
     reference = jit_passes.convert(prepared)

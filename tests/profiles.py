@@ -149,8 +149,8 @@ def saved(module: torch.jit.ScriptModule) -> bytes:
 
 
 def observe_with(observer: Observer) -> BackendQuantizer:
-    """The target's quantizer with another observer of activations."""
-    return TargetQuantizer(resolve_target("auto"), activation=QuantizationSpec(observer=observer))
+    """A target's quantizer with another observer of activations."""
+    return TargetQuantizer(resolve_target("x86"), activation=QuantizationSpec(observer=observer))
 
 
 def anonymous(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:

@@ -20,6 +20,7 @@ import torch
 from compare import Args, assert_arguments, assert_close, assert_same, call, clone, leaves
 from models import CASES, Case
 from models.case import FLOOR
+from processor import VNNI, decibels_here
 
 import jit_passes
 
@@ -115,8 +116,9 @@ def compare(case: Case, result: Result, args: Args, what: str) -> None:
         if case.floor is None or not result.int8:
             assert_same(left, right, what)
             continue
-        assert_close(left["output"], right["output"], case.floor, what)
-        assert_arguments(args, left["arguments"], right["arguments"], case.floor, what)
+        floor = decibels_here(case.floor)
+        assert_close(left["output"], right["output"], floor, what)
+        assert_arguments(args, left["arguments"], right["arguments"], floor, what)
 
 
 @everywhere
@@ -133,7 +135,9 @@ def test_stays_close_to_float(case: Case, frontend: str) -> None:
 def test_coverage_and_warnings(case: Case, frontend: str) -> None:
     """As many int8 operations as the table says, a reason for the rest, warnings that fit."""
     result = quantize(case, frontend)
-    assert len(result.int8) >= case.int8, str(jit_passes.coverage(result.quantized))
+    # Without VNNI, PyTorch's kernels are slower than float for some groups and windows.
+    slow = [row for row in result.rows if not VNNI and "slower than float" in row.reason]
+    assert len(result.int8) + len(slow) >= case.int8, str(jit_passes.coverage(result.quantized))
     for row in result.rows:
         assert row.dtype in ("int8", "float"), row
         assert isinstance(row.name, str) and row.kind and row.source, row

@@ -20,6 +20,7 @@ from jit_passes import (
     prepare_qat,
 )
 from jit_passes.fake_quantizers import LSQ
+from jit_passes.targets import Reference, Stock, Target
 from tests.compare import sqnr
 from tests.qat_nets import Net, Plain, Shared, Twice, batch
 
@@ -75,9 +76,9 @@ def begun(net: nn.Module, x: Tensor, **options: Any) -> torch.jit.ScriptModule:
     return model.eval()
 
 
-@pytest.mark.parametrize("target", ["stock", "reference"])
+@pytest.mark.parametrize("target", [Stock(reduce_range=False), Reference()], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", NETS)
-def test_eight_bits_begin_like_calibration(name: str, target: str) -> None:
+def test_eight_bits_begin_like_calibration(name: str, target: Target) -> None:
     """To within 1 dB of SQNR at the output. The paper's start has two bits less, 12 dB.
 
     Results of hardswish begin at -0.375. LSQ's codes are symmetric, so calibration's are here too.

@@ -491,7 +491,7 @@ def quantized_values(converted: Any) -> list[tuple[str, list[str]]]:
         (Whole(), "reference", "lsq"),
         (Whole(), "reference", "moving_average"),
         (BehindRelu(), "reference", "tqt"),
-        (ComposableQuantizer(X86Quantizer(), Custom()), "auto", "lsq"),
+        (ComposableQuantizer(X86Quantizer(reduce_range=False), Custom()), "auto", "lsq"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -113,7 +113,7 @@ else:
 # A configuration has options for everything, and rules for some layers. Later rules win, option by
 # option. This one saves weights: 6 bits in general, 8 in the first and last layer, where every
 # error counts, and 4 in one of the larger convolutions. One layer stays in float. The ranges of
-# activations follow from relative entropy.
+# activations are those with the least squared error.
 #
 # Modules go by their paths, which may be globs. Names need no quotes.
 
@@ -121,8 +121,8 @@ else:
 LAYERS = """\
 version: 1
 global:
-  input: {calibration: entropy}
-  output: {calibration: entropy}
+  input: {calibration: mean_squared_error}
+  output: {calibration: mean_squared_error}
   weight: {bits: 6}
 rules:
   - module: [conv1, fc]
@@ -198,7 +198,7 @@ assert "layers.yaml:5:12: " in message and "did you mean 'bits'" in message
 message = refusal("layer3.0.conv2", "layer3.0.conv3")
 assert "layers.yaml:9:5: module 'layer3.0.conv3' matches nothing" in message
 assert "'layer3.0.conv2'" in message
-refusal("entropy", "entropie")
+refusal("mean_squared_error", "mean_square_error")
 file.write_text(LAYERS)
 
 # %% [markdown]
@@ -208,9 +208,11 @@ file.write_text(LAYERS)
 # graph with the same numbers. Only the report differs: it says where the float layer was asked for.
 
 # %%
-entropy = TensorOptions(calibration=observer_of("entropy"))
+activation = TensorOptions(calibration=observer_of("mean_squared_error"))
 quantizer = BackendQuantizer(Reference())
-quantizer.set_global(LayerOptions(input=entropy, output=entropy, weight=TensorOptions(bits=6)))
+quantizer.set_global(
+    LayerOptions(input=activation, output=activation, weight=TensorOptions(bits=6))
+)
 for name in ("conv1", "fc"):
     quantizer.set_module_name(name, LayerOptions(weight=TensorOptions(bits=8)))
 quantizer.set_module_name("layer3.0.conv2", LayerOptions(weight=TensorOptions(bits=4)))

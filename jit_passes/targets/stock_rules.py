@@ -8,11 +8,14 @@ and `zero_point` are those of the result.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from ..passes.rule import Match, RewriteRule
+
+Check = Callable[[Match], bool | str]
 
 QUANTIZE = "jit_passes::quantize(%{0}, %scale, %zero_point, %low, %high, %dtype)"
 TAIL = ("scale", "zero_point", "low", "high", "dtype")
@@ -147,6 +150,24 @@ def saturates(match: Match) -> bool | str:
     return True
 
 
+def fixed_grids(engine: str) -> dict[str, tuple[float, int]]:
+    """Return scale and zero point of the results that have no others, by operator."""
+    fixed = {"aten::hardsigmoid": (1 / 256, 0), "aten::tanh": (2 / 256, 128)}
+    return {**fixed, "aten::sigmoid": (1 / 256, 0)} if engine == "qnnpack" else fixed
+
+
+def _has_grid(grid: tuple[float, int]) -> Check:
+    """Return the check of whether the result has the scale and zero point of the kernel's."""
+
+    def check(match: Match) -> bool | str:
+        wanted = tuple(match.constants[name] for name in ("scale", "zero_point"))
+        return (
+            wanted == grid or f"the kernel's result has scale and zero point {grid}, not {wanted}"
+        )
+
+    return check
+
+
 # Not None, which PyTorch's quantized batch norm refuses.
 TENSORS = ("gamma", "beta", "mean", "var")
 
@@ -165,6 +186,7 @@ def _rule(
     engine: str,
     clip: str = "",
     absorb: bool = True,
+    check: Check | None = None,
 ) -> Any:
     """Assemble pattern and replacement from the operator's lines, which define %y and %q."""
     clip_inputs = ["clip_low", "clip_high"] if clip == "clamp" else []
@@ -181,7 +203,7 @@ def _rule(
         "_".join(part for part in (name, clip) if part),
         f"{header}{body}{clip_line}  %q = {quantized}\n  return (%q)",
         f"{header}  {_for_engine(replacement, engine)}\n  return (%q)",
-        saturates if clip and absorb else None,
+        saturates if clip and absorb else check,
     )
     return rule.compile()
 
@@ -224,8 +246,11 @@ def _fusion_rules(fusion: Fusion, engine: str) -> list[Any]:
             operands[-1] = f"%{argument}_d"
     kind = fusion.call.split("(")[0]
     lines.append(f"  %y = {kind}({', '.join(operands)})\n")
-    make = _clipped_rules if fusion.clips else lambda *arguments: [_rule(*arguments)]
-    return make(kind.removeprefix("aten::"), inputs, "".join(lines), fusion.replacement, engine)
+    named = (kind.removeprefix("aten::"), inputs, "".join(lines), fusion.replacement, engine)
+    if fusion.clips:
+        return _clipped_rules(*named)
+    grid = fixed_grids(engine).get(kind)
+    return [_rule(*named, check=None if grid is None else _has_grid(grid))]
 
 
 def _weighted_rules(

@@ -16,6 +16,7 @@ from ..specification.grid import SCHEMES
 from ..specification.recurrent import CELLS, GATED, PLAIN, matrices_of
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
+from .stock_rules import fixed_grids
 
 
 def _constants(node: NodeView, *operands: int) -> str | None:
@@ -205,6 +206,10 @@ def recurrent() -> tuple[OperatorSupport, ...]:
     return (*layers, *(replace(row, kind=kind) for kind in CELLS))
 
 
+def _fixed(kind: str) -> FixedQParamsQuantizationSpec:
+    return FixedQParamsQuantizationSpec(*fixed_grids("qnnpack")[kind])
+
+
 CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
@@ -242,8 +247,8 @@ _ROWS = (
     OperatorSupport("aten::elu", _OWN, check=_elu),
     OperatorSupport("aten::softmax", _OWN, check=lambda node: _constants(node, 1, 2)),
     OperatorSupport("aten::sigmoid", _OWN),
-    OperatorSupport("aten::hardsigmoid", _FIXED, fixed=FixedQParamsQuantizationSpec(1 / 256, 0)),
-    OperatorSupport("aten::tanh", _FIXED, fixed=FixedQParamsQuantizationSpec(2 / 256, 128)),
+    OperatorSupport("aten::hardsigmoid", _FIXED, fixed=_fixed("aten::hardsigmoid")),
+    OperatorSupport("aten::tanh", _FIXED, fixed=_fixed("aten::tanh")),
     OperatorSupport("aten::clamp", _SHARED, check=_clamp),
     OperatorSupport("aten::avg_pool2d", _SHARED, ranks=(4, 4)),
     OperatorSupport("aten::avg_pool3d", _SHARED, ranks=(5, 5)),
@@ -259,7 +264,7 @@ def _ends_on_empty(node: NodeView) -> str | None:
 
 # QNNPACK's sigmoid has one output scale only.
 _QNNPACK_ROWS = (
-    OperatorSupport("aten::sigmoid", _FIXED, fixed=FixedQParamsQuantizationSpec(1 / 256, 0)),
+    OperatorSupport("aten::sigmoid", _FIXED, fixed=_fixed("aten::sigmoid")),
     OperatorSupport("aten::hardswish", _OWN, check=_ends_on_empty),
     OperatorSupport("aten::hardsigmoid", _FIXED, check=_ends_on_empty),
 )

@@ -249,8 +249,8 @@ def _fusion_rules(fusion: Fusion, engine: str) -> list[Any]:
     named = (kind.removeprefix("aten::"), inputs, "".join(lines), fusion.replacement, engine)
     if fusion.clips:
         return _clipped_rules(*named)
-    grid = fixed_grids(engine).get(kind)
-    return [_rule(*named, check=None if grid is None else _has_grid(grid))]
+    result = fixed_grids(engine).get(kind)
+    return [_rule(*named, check=None if result is None else _has_grid(result))]
 
 
 def _weighted_rules(

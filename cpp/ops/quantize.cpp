@@ -8,6 +8,9 @@
 // share a scale along the input axis, which is the other of the first two.
 // The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included, where torch 2.13
 // rounds the sum: see CodeOf. For int32 both round the product of x and 1 / scale.
+#include <algorithm>
+#include <limits>
+
 #include "core/vectorize.h"
 #include "rounding.h"
 
@@ -129,10 +132,10 @@ void checkQuantizable(
   checkRange(dtype, quant_min, quant_max);
   checkChannels(x, scales, zero_points, axis);
   TORCH_CHECK(x.is_floating_point(), "only floating-point tensors are quantized, got ", x.scalar_type());
-  const auto steps = scales.to(at::kFloat);
-  TORCH_CHECK(
-      at::logical_and(steps > 0, at::isfinite(steps)).all().item<bool>(),
-      "scales must be finite and above 0, got ", scales);
+  const auto steps = scales.to(at::kCPU, at::kFloat).contiguous();
+  const c10::ArrayRef<float> numbers(steps.const_data_ptr<float>(), steps.numel());
+  const auto is_usable = [](float step) { return step > 0 && step <= std::numeric_limits<float>::max(); };
+  TORCH_CHECK(std::ranges::all_of(numbers, is_usable), "scales must be finite and above 0, got ", scales);
 }
 
 at::Tensor quantizePerChannelByOperators(

@@ -4,6 +4,8 @@
 //
 // With the option `dequantize`, dequantize of constants is computed too: for what stayed float.
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -12,6 +14,7 @@ namespace {
 
 bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
+  const at::AutoDispatchBelowADInplaceOrView without_autograd; // which takes longer than small weights do
   return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
     if (!startsWith(node, "jit_passes::quantize") && !startsWith(node, "jit_passes::fake_quantize") &&
         !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -55,7 +57,7 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
 
 
 def _float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))
+    return ctypes.c_float(value).value
 
 
 def glow_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float, int]:
@@ -167,9 +169,9 @@ def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams], name: str)
         raise JitPassesError(
             f"{who} gave {shape}, and the specification's ch_axis is {spec.ch_axis}"
         )
-    if not bool((scales.isfinite() & (scales > 0)).all()):
+    if not _are_within(scales, math.ulp(0.0), sys.float_info.max):
         raise JitPassesError(f"{who} gave a scale that is not finite and above 0: {scale}")
-    if not bool(((spec.quant_min <= zero_points) & (zero_points <= spec.quant_max)).all()):
+    if not _are_within(zero_points, spec.quant_min, spec.quant_max):
         raise JitPassesError(
             f"{who} gave a zero point outside of [{spec.quant_min}, {spec.quant_max}]: {zero_point}"
         )
@@ -177,6 +179,13 @@ def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams], name: str)
     if spec.ch_axis is None:
         return QParams(float(scales), int(zero_points), None, *grid)
     return QParams(scales, zero_points.contiguous(), spec.ch_axis, *grid)
+
+
+def _are_within(values: torch.Tensor, low: float, high: float) -> bool:
+    if not values.numel():
+        return True
+    least, largest = (end.item() for end in values.aminmax())  # NaN, if there is one
+    return low <= least and largest <= high
 
 
 @derivation

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ from jit_passes.quantizer import (
 from jit_passes.targets import Reference, Stock
 from tests.compare import leaves
 from tests.outlying import WORDS, outlying
+from tests.processes import run_fresh
 from tests.processor import VNNI, bits_here, needs_vnni
 from tests.quantizing import seeded
 
-TESTS = Path(__file__).parent
 AVAILABLE = torch.backends.quantized.supported_engines
 ENGINES = [e for e in ("x86", "fbgemm", "onednn", "qnnpack") if e in AVAILABLE]
 TOLERANCE = 2e-6  # of the largest result: sums of products are rounded to float32 in another order
@@ -237,8 +235,7 @@ def test_a_file_needs_torch_alone(tmp_path: Path) -> None:
     file = str(tmp_path / "stock.pt")
     lowered.save(file)
     torch.save([{"file": file, "method": "forward", "args": (x,)}], tmp_path / "manifest.pt")
-    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
-    subprocess.run(command, check=True, cwd=TESTS, capture_output=True)
+    run_fresh(tmp_path / "manifest.pt")
     ((loaded,), wanted) = torch.load(tmp_path / "outputs.pt"), list(leaves(lowered(x)))
     assert [name for name, _ in loaded] == [name for name, _ in wanted]
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(loaded, wanted, strict=True))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,10 @@ import jit_passes
 from jit_passes.graph.view import GraphView
 from jit_passes.targets import Stock
 from tests.compare import leaves
+from tests.processes import run_fresh
 from tests.processor import HIGHEST, REDUCED, VNNI, bits_here, decibels_here, highest
 from tests.quantizing import seeded
 
-TESTS = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of its quantized tensors
 INPUT, HIDDEN = 16, 24
 
@@ -278,8 +276,7 @@ def test_files(tmp_path: Path) -> None:
     assert sizes[1] < 0.27 * sizes[0], sizes
     manifest = [{"file": str(tmp_path / "int8.pt"), "method": "forward", "args": (x,)}]
     torch.save(manifest, tmp_path / "manifest.pt")
-    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
-    subprocess.run(command, check=True, cwd=TESTS, capture_output=True)
+    run_fresh(tmp_path / "manifest.pt")
     ((_, loaded),) = torch.load(tmp_path / "outputs.pt")[0]
     with torch.no_grad():
         assert torch.equal(loaded, lowered(x))

@@ -8,9 +8,19 @@ import torch
 VNNI: bool = torch.cpu._is_vnni_supported()  # type: ignore[no-untyped-call]
 HIGHEST = 255 if VNNI else 127
 """The largest code of an activation for the target `stock`, with any of its engines but qnnpack."""
+BITS = HIGHEST.bit_length()
+"""Those of such an activation."""
 needs_vnni = pytest.mark.skipif(
     not VNNI, reason="without VNNI, kernels add pairs of products in int16, where 8 bits overflow"
 )
+
+REDUCED = [pytest.param(False, marks=needs_vnni, id="8_bits"), pytest.param(True, id="7_bits")]
+"""Values of `reduce_range` for kernels whose numbers are compared."""
+
+
+def highest(reduced: bool) -> int:
+    """Return the largest code of an activation, by `reduce_range`."""
+    return 127 if reduced else 255
 
 
 def bits_here(text: str) -> str:

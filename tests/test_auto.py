@@ -16,6 +16,7 @@ from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.quantizer import BackendQuantizer
 from jit_passes.targets import Stock
 from tests.outlying import DIMENSIONS, WIDTH, WORDS, Layer, outlying
+from tests.processor import BITS, bits_here
 from tests.quantizing import seeded
 
 TARGETS = ("reference", "stock", "x86")
@@ -259,7 +260,7 @@ def test_what_rules_say_wins() -> None:
         {"module": "layers.0", "mode": "static"},
         {"module": "layers.1", "keep_float": True},
         {"module": "layers.2.inside.up", "input": {"calibration": "entropy"}},
-        {"module": "layers.2.inside.down", "output": {"bits": 8}},
+        {"module": "layers.2.inside.down", "output": {"bits": BITS}},
         {"module": "layers.3.inside.up", "weight": {"bits": 4}},
         {"module": "table", "mode": "dynamic"},
     ]
@@ -273,7 +274,7 @@ def test_what_rules_say_wins() -> None:
     assert found["layers.2.up:linear"] == found["layers.2.down:linear"] == "static"
     assert found["layers.2.q:linear"] == found["layers.3.up:linear"] == "dynamic"
     bits = {row.name: row.bits for row in jit_passes.coverage(auto)}
-    assert bits["layers.3.inside.up:linear"] == "w4a8"
+    assert bits["layers.3.inside.up:linear"] == bits_here("w4a8")
     plain = {"version": 1, "global": {"mode": "static"}}
     static = jit_passes.quantize_script(
         model, CALIBRATION, config=plain, target="stock", progress=False

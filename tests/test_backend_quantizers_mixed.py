@@ -47,7 +47,8 @@ from jit_passes.quantizer import (
     from_nni,
 )
 from jit_passes.stages.module import REPORT
-from jit_passes.targets import Reference
+from jit_passes.targets import Reference, Stock
+from tests.processor import BITS
 
 
 class Block(nn.Module):
@@ -256,8 +257,14 @@ def test_the_same_file_from_nni() -> None:
 
 def test_inputs_and_weights_of_nni_on_kernels() -> None:
     """Results that NNI's list leaves out are quantized where the next operator reads them."""
-    entry = {"quant_types": ["weight", "input"], "quant_bits": 8, "op_types": ["Conv2d", "Linear"]}
+    entry = {"quant_types": ["weight", "input"], "op_types": ["Conv2d", "Linear"]}
     script = torch.jit.script(seeded(Layers))
-    int8 = jit_passes.quantize_script(script, images(), target="stock", config=from_nni([entry]))
-    rows = {row.name: row.dtype for row in jit_passes.coverage(int8)}
-    assert rows == dict.fromkeys(ALL, "int8") | {FC: "float"}  # nothing reads the last result
+    ways: list[tuple[Any, Any]] = [
+        (8, Stock(reduce_range=False)),
+        ({"weight": 8, "input": BITS}, "stock"),
+    ]
+    for bits, target in ways:
+        config = from_nni([{**entry, "quant_bits": bits}])
+        int8 = jit_passes.quantize_script(script, images(), target=target, config=config)
+        rows = {row.name: row.dtype for row in jit_passes.coverage(int8)}
+        assert rows == dict.fromkeys(ALL, "int8") | {FC: "float"}  # nothing reads the last result

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.targets import X86Quantizer
+from tests.processor import HIGHEST
 
 DATA = [torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 
@@ -386,7 +387,7 @@ def test_line_of_what_the_backend_cannot(
     model: torch.jit.ScriptModule, text: str, place: str
 ) -> None:
     """Which codes there are is known once there is a target; the line is still said."""
-    with refused(place, "zero_point is one of the codes 0 to 255, not 300"):
+    with refused(place, f"zero_point is one of the codes 0 to {HIGHEST}, not 300"):
         quantize(model, config=text)
 
 

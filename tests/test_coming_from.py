@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from tests.processor import bits_here
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "coming_from"
 PAGES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.md"))}
@@ -108,9 +109,10 @@ def test_our_calls(names: dict[str, Any]) -> None:
         for made in (results[i] for i in (0, 1, 2, 3, 4, 5, 7, 8, 9))
     ]
     whole, kept, entropy, narrow, dynamic, weights, tuned, trained, loaded = bits
-    assert whole == entropy == loaded == {"conv": ("w8a8", "static"), "head": ("w8a8", "static")}
+    eight, four = (bits_here(text) for text in ("w8a8", "w4a8"))
+    assert whole == entropy == loaded == {"conv": (eight, "static"), "head": (eight, "static")}
     assert kept["head"][0] == "float" and kept["conv"] == whole["conv"]
-    assert narrow["head"] == ("w4a8", "static")
+    assert narrow["head"] == (four, "static")
     assert dynamic["head"][1] == "dynamic"
     assert weights["head"][1] == "weight_only" and weights["head"][0].startswith("w4")
     assert tuned == whole  # nothing is lost, so nothing is otherwise

@@ -26,6 +26,7 @@ import jit_passes
 import jit_passes.command_line
 from jit_passes.command_line.main import cli
 from jit_passes.targets import Stock
+from tests.processor import bits_here
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_mode(run: Run, model: Path, tmp_path: Path) -> None:
     rows = {row["name"]: row for row in done.json["operators"]}
     assert (rows["head:linear"]["mode"], rows["conv:conv2d"]["dtype"]) == ("dynamic", "float")
     inspected = run("inspect", model, "--mode", "dynamic", "--target", "stock")
-    assert inspected.out.splitlines()[-1].split()[-2:] == ["w8a8", "dynamic"]
+    assert inspected.out.splitlines()[-1].split()[-2:] == [bits_here("w8a8"), "dynamic"]
     assert run("quantize", model, "--mode", "dynamo", "-o", output).code == 2
 
 
@@ -121,7 +122,7 @@ def test_inspect_says_what_made_a_file(run: Run, model: Path, data: Path, tmp_pa
     for words in (
         *("stage: lowered", "target: stock (engine=", "method: forward", "batches: 1"),
         *(f"jit_passes: {jit_passes.__version__}", f"torch: {torch.__version__}"),
-        *("configuration:\n  version: 1\n", "module: head", "1 w8a8, 1 in float"),
+        *("configuration:\n  version: 1\n", "module: head", f"1 {bits_here('w8a8')}, 1 in float"),
     ):
         assert words in shown.out, shown.out
     assert str(tmp_path) not in shown.out and os.sep + "tmp" not in shown.out

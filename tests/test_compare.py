@@ -20,6 +20,7 @@ from jit_passes.stages.annotate import formed
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import Reference
 from jit_passes.testing import random_modules
+from tests.processor import HIGHEST
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 BETWEEN = (*QUANTIZE, "jit_passes::dequantize", "jit_passes::dequantize_per_channel")
@@ -243,7 +244,7 @@ def test_clipping_is_found() -> None:
     model = Chain().eval()
     for conv in model.convs[:2]:
         x = torch.relu(conv(x))
-    step = 0.05 / 255
+    step = 0.05 / HIGHEST
     # The float model in canonical form computes these to within rounding of float32.
     assert first.clipped == pytest.approx(float((x > 0.05 + step / 2).float().mean()), abs=1e-3)
     assert first.steps == pytest.approx((float(x.max()) - 0.05) / step, rel=1e-2)

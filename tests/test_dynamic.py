@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,10 @@ from jit_passes.quantizer import (
 from jit_passes.targets import Reference, Stock
 from tests.compare import leaves
 from tests.outlying import WORDS, outlying
+from tests.processes import run_fresh
+from tests.processor import VNNI, bits_here, needs_vnni
 from tests.quantizing import seeded
 
-TESTS = Path(__file__).parent
 AVAILABLE = torch.backends.quantized.supported_engines
 ENGINES = [e for e in ("x86", "fbgemm", "onednn", "qnnpack") if e in AVAILABLE]
 TOLERANCE = 2e-6  # of the largest result: sums of products are rounded to float32 in another order
@@ -139,12 +138,16 @@ def test_the_reference_by_hand(tokenwise: bool, scheme: str) -> None:
     close(reference(x), by_hand(x, layer, tokenwise, scheme == "symmetric"))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("reduce_range", [False, True])
+KERNELS = [
+    pytest.param(engine, reduced, marks=() if reduced or engine == "qnnpack" else needs_vnni)
+    for engine in ENGINES
+    for reduced in ((False,) if engine == "qnnpack" else (False, True))  # which it ignores
+]
+
+
+@pytest.mark.parametrize(("engine", "reduce_range"), KERNELS)
 def test_lowered_computes_the_reference(engine: str, reduce_range: bool) -> None:
     """Shapes of 1 to 4 axes, of no batch and of none at all, and numbers of any size."""
-    if engine == "qnnpack" and reduce_range:
-        pytest.skip("PyTorch's qnnpack ignores reduce_range")
     target = Stock(engine=engine, reduce_range=reduce_range)
     reference = reference_of(seeded(Parallel), target, mode="dynamic")
     lowered = jit_passes.lower(reference)
@@ -184,14 +187,22 @@ def test_as_pytorch_computes(reduce_range: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 def test_as_good_as_quantize_dynamic() -> None:
-    """No further from float than PyTorch's own workflow: it has 7 bits, and weights per tensor."""
-    model = seeded(Net)
-    theirs = torch.ao.quantization.quantize_dynamic(model)
-    ours = jit_passes.quantize_script(script(model), mode="dynamic", target="stock")
-    x = torch.randn(200, 12)
+    """Nearer to float than PyTorch's own workflow: it has 7 bits, and weights per tensor."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 7)))
+    rows = seeded(lambda: nn.Linear(12, 20))
     with torch.no_grad():
-        errors = [float((found(x) - model(x)).square().mean()) for found in (ours, theirs)]
-    assert errors[0] < errors[1]
+        rows.weight.mul_(torch.logspace(0, -2, 20)[:, None])  # one scale is too coarse for most
+        rows.bias.zero_()
+    x = torch.randn(200, 12)
+    # With 7 bits here too, and rows of one size, nothing but the luck of rounding is between them.
+    for net, share in ((rows, 0.1), (model, 0.5 if VNNI else 1.05)):
+        theirs = torch.ao.quantization.quantize_dynamic(nn.Sequential(net))
+        ours = jit_passes.quantize_script(script(net), mode="dynamic", target="stock")
+        with torch.no_grad():
+            wanted = net(x)
+            size = wanted.square().mean(0)
+            errors = [float(((f(x) - wanted).square() / size).mean()) for f in (ours, theirs)]
+        assert errors[0] < share * errors[1]
 
 
 def test_one_choice_for_all_readers() -> None:
@@ -224,8 +235,7 @@ def test_a_file_needs_torch_alone(tmp_path: Path) -> None:
     file = str(tmp_path / "stock.pt")
     lowered.save(file)
     torch.save([{"file": file, "method": "forward", "args": (x,)}], tmp_path / "manifest.pt")
-    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
-    subprocess.run(command, check=True, cwd=TESTS, capture_output=True)
+    run_fresh(tmp_path / "manifest.pt")
     ((loaded,), wanted) = torch.load(tmp_path / "outputs.pt"), list(leaves(lowered(x)))
     assert [name for name, _ in loaded] == [name for name, _ in wanted]
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(loaded, wanted, strict=True))
@@ -248,7 +258,8 @@ def test_modes_mix(target: str) -> None:
     rows = {row.name.split(":")[0]: row for row in jit_passes.coverage(lowered)}
     modes = {"conv": "static", "body": "dynamic", "head": "dynamic"}
     assert {name: row.mode for name, row in rows.items()} == modes
-    assert {row.bits for row in rows.values()} == {"w8a8"}
+    bits = bits_here("w8a8") if target == "stock" else "w8a8"
+    assert {row.bits for row in rows.values()} == {bits}
     x = data[0]
     close(reference(x), model(x), 0.05)
     close(lowered(x), reference(x), BEHIND_OTHERS)

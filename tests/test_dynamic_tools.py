@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.export import encodings_of
+from jit_passes.targets import x86
+from tests.processor import bits_here
 from tests.quantizing import seeded
 from tests.test_dynamic import MIXED, Mixed, Net, close, kinds, script
 
@@ -54,9 +57,46 @@ def test_regions_and_inspection_agree(target: str) -> None:
     if inside:  # an inspection names functions, too
         assert set(inspection.regions[0]) >= {"conv:conv2d", "body:linear", "head:linear"}
     where = ["region", "1,"] if inside else []
+    bits = bits_here("w8a8") if target == "stock" else "w8a8"
     assert str(inspection).splitlines()[-1].split() == [
-        "head:linear", "aten::linear", "w8a8", *where, "dynamic",
+        "head:linear", "aten::linear", bits, *where, "dynamic",
     ]  # fmt: skip
+
+
+class Tagger(nn.Module):
+    """A recurrent layer and a linear, which read one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(16, 24), nn.Linear(16, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [tokens, batch, 24]."""
+        return self.rnn(x)[0] + self.head(x)
+
+
+@pytest.fixture(params=[False, True], ids=["vnni", "without"])
+def saturates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Whether PyTorch's kernels need inputs of 7 bits, as the target x86 sees it."""
+    monkeypatch.setattr(x86, "needs_reduced_range", lambda engine: request.param)
+    x86._capability.cache_clear()
+    yield request.param
+    x86._capability.cache_clear()
+
+
+def test_plans_have_8_bits_on_every_processor(saturates: bool) -> None:
+    """Their sums are exact; a layer that PyTorch computes has what its kernels can."""
+    model = script(seeded(Tagger))
+    converted = jit_passes.convert(jit_passes.prepare(model, target="x86", mode="dynamic"))
+    lowered = jit_passes.lower(converted)
+    for stage in (converted, lowered):
+        bits = {row.kind: (row.bits, row.mode) for row in jit_passes.coverage(stage)}
+        of_pytorch = "w8a7" if saturates else "w8a8"
+        assert bits == {"gru": (of_pytorch, "dynamic"), "linear": ("w8a8", "dynamic")}
+    if saturates:  # otherwise the processor may not be one for these kernels
+        x = torch.randn(5, 3, 16)
+        close(lowered(x), converted(x), 0.03)
+    assert not kinds(lowered, "aten::linear") and "aten::quantized_gru" in kinds(lowered)
 
 
 @pytest.mark.parametrize("target", ["reference", "stock"])

@@ -6,9 +6,6 @@ it; each result is made once and shared by the tests below.
 
 import copy
 import functools
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,13 +20,13 @@ from models.case import FLOOR
 from processor import VNNI, decibels_here
 
 import jit_passes
+from tests.processes import run_fresh
 
 TARGET = "stock"  # the one whose files load without the package
 CALIBRATION_BATCHES = 8
 CALIBRATION_BATCH = 16
 RUN_BATCH = 3
 RUN_SEED = 100  # calibration uses seeds 0 to 7
-TESTS = Path(__file__).parent
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,11 +190,7 @@ def check_without_the_package(
         with torch.no_grad():
             expected.append((name, list(leaves(call(module, args, case.method)))))
     torch.save(manifest, folder / "manifest.pt")
-    command = [sys.executable, str(TESTS / "fresh.py"), str(folder / "manifest.pt")]
-    # Sums of floats have other last bits on other numbers of threads.
-    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_fresh(folder / "manifest.pt")
     outputs = torch.load(folder / "outputs.pt", weights_only=True)
     assert len(outputs) == len(expected) > 0
     for (name, left), right in zip(expected, outputs, strict=True):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +13,9 @@ from test_freeze_calls import Swaps
 from torch import Tensor, nn
 
 import jit_passes
+from tests.processes import run_fresh
 from tests.quantizing import seeded
 
-TESTS = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of its quantized tensors
 TARGETS = ("stock", "reference", "x86")
 METHODS = ["encode", "decode"]
@@ -177,8 +175,7 @@ def test_a_file_loads_with_torch_alone(tmp_path: Path) -> None:
         [{"file": file, "method": name, "args": (x,)} for name, x in calls],
         tmp_path / "manifest.pt",
     )
-    command = [sys.executable, str(TESTS / "fresh.py"), str(tmp_path / "manifest.pt")]
-    subprocess.run(command, check=True, cwd=TESTS, capture_output=True)
+    run_fresh(tmp_path / "manifest.pt")
     with torch.no_grad():
         for (name, x), leaves in zip(calls, torch.load(tmp_path / "outputs.pt"), strict=True):
             found = getattr(joined, name)(x)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from jit_passes.report.steps import rounded
 from jit_passes.specification.parameters import QParams
 from jit_passes.training.prepare import prepare_qat
 from jit_passes.training.switches import disable_fake_quantize
+from tests.processes import run_python
 
 METHODS = ("moving_average", "lsq", "lsq_plus", "tqt")
 SHAPE = (4, 3, 12, 12)
@@ -430,7 +429,7 @@ def test_stripped_models_need_no_package(tmp_path: Path) -> None:
         "assert torch.equal(model(x), y) and 'jit_passes' not in sys.modules"
     )
     files = [str(tmp_path / "model.pt"), str(tmp_path / "case.pt")]
-    subprocess.run([sys.executable, "-c", code, *files], check=True, cwd=tmp_path)
+    run_python("-c", code, *files, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("loaded", [False, True], ids=["built", "loaded"])

@@ -52,7 +52,7 @@ class Annotates(Quantizer):
 
 
 def prepared(
-    function: Callable[[Annotations, NodeView, NodeView], None], target: str = "reference"
+    function: Callable[[Annotations, NodeView, NodeView], None], target: str | Stock = "reference"
 ) -> torch.jit.ScriptModule:
     torch.manual_seed(0)
     model = torch.jit.script(Residual().eval())
@@ -132,7 +132,7 @@ def test_what_the_target_does_not_have(where: str) -> None:
     name = "x -> conv:conv2d" if where == "operand" else "conv:conv2d"
     wanted = rf"'{name}' is to be int8 \[-128, 127\], and the target has uint8"
     with pytest.raises(JitPassesError, match=wanted):
-        prepared(annotate, target="stock")
+        prepared(annotate, target=Stock(reduce_range=False))
     assert prepared(annotate) is not None
 
 
@@ -144,7 +144,7 @@ def test_a_weight_that_the_target_does_not_have() -> None:
     with pytest.raises(
         JitPassesError, match=r"'conv.weight -> conv:conv2d' is to be int8 \[-128, 127\]"
     ):
-        prepared(annotate, target="stock")
+        prepared(annotate, target=Stock(reduce_range=False))
 
 
 def test_a_quantizer_for_another_target() -> None:

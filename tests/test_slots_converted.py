@@ -30,6 +30,7 @@ from jit_passes.graph.view import GraphView
 from jit_passes.observers import MovingAverageMinMax
 from jit_passes.quantizer import TensorOptions
 from jit_passes.targets import Reference, Stock
+from tests.processor import BITS, REDUCED
 
 PER_CHANNEL = TensorOptions(channelwise=True)
 NARROW = {
@@ -171,12 +172,13 @@ class Chain(nn.Module):
 
 
 @pytest.mark.parametrize("slots", [{}, {"bias": 16}], ids=["float_bias", "bias"])
-def test_stock(slots: dict[str, Any]) -> None:
+@pytest.mark.parametrize("reduced", REDUCED)
+def test_stock(reduced: bool, slots: dict[str, Any]) -> None:
     """Merged into PyTorch's operators; the file needs no package; at most a step of the sum."""
     torch.manual_seed(0)
-    uint8 = TensorOptions(dtype="uint8", scheme="affine")
+    uint8 = TensorOptions(dtype="uint8", bits=7 if reduced else 8, scheme="affine")
     weight = TensorOptions(scheme="symmetric")
-    target = Stock(reduce_range=False)
+    target = Stock(reduce_range=reduced)
     given = {"input": uint8, "weight": weight, "sum": uint8, "target": target, **slots}
     result = trained(torch.jit.script(Chain()), X, X, **given)
     converted = jit_passes.convert(result)
@@ -195,7 +197,7 @@ def test_stock(slots: dict[str, Any]) -> None:
 
 def test_stock_by_default() -> None:
     """Numbers of bits alone: the rest is what the target has that is nearest."""
-    result = trained(torch.jit.script(Chain()), X, input=8, weight=8, sum=8, target="stock")
+    result = trained(torch.jit.script(Chain()), X, input=BITS, weight=8, sum=BITS, target="stock")
     converted = jit_passes.convert(result)
     assert torch.equal(converted(X), result(X))
     assert kinds_of(jit_passes.lower(converted)).count("quantized::conv2d") == 2
@@ -206,10 +208,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"recipe": "graffitist"},
         "its correlation is quantized, and the",
     ),
-    "no_sum": ({"input": 8, "weight": 8}, "its sum is not quantized"),
+    "no_sum": ({"input": BITS, "weight": 8}, "its sum is not quantized"),
     "bits": ({"input": 4, "weight": 8, "sum": 8}, r"its input is to be uint8 \[0, 15\], and the"),
     "rounding": (
-        {"input": 8, "weight": TensorOptions(rounding="floor"), "sum": 8},
+        {"input": BITS, "weight": TensorOptions(rounding="floor"), "sum": BITS},
         "its weight is to be rounded floor, and the target has half_even",
     ),
 }
@@ -237,7 +239,7 @@ def test_some_are_refused() -> None:
             y = self.plain(x)
             return F.conv2d(y, self.gain * y.mean())
 
-    slots = {"input": 8, "weight": 8, "sum": 8, "target": "stock"}
+    slots = {"input": BITS, "weight": 8, "sum": BITS, "target": "stock"}
     with pytest.warns(JitPassesWarning, match="correlation: its weight is computed by the model"):
         result = trained(torch.jit.script(Both()), X, **slots)
     converted = jit_passes.convert(result)

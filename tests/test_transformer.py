@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.stages.normalize import normalize
+from tests.processor import decibels_here
 from tests.quantizing import seeded
 
 FUSED = (
@@ -131,7 +132,8 @@ def test_all_linears_are_int8(name: str, how: str, target: str) -> None:
         quantized = jit_passes.quantize_script(script, [inputs], mode="static", target=target)
     check_linears(quantized, MODELS[name][1])
     with torch.no_grad():
-        assert sqnr(model(*inputs), quantized(*inputs)) > 28
+        floor = decibels_here(28) if target == "stock" else 28
+        assert sqnr(model(*inputs), quantized(*inputs)) > floor
 
 
 def check_formula(name: str, given: tuple[Any, ...]) -> None:

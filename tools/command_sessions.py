@@ -19,11 +19,13 @@ from torch import nn
 
 from jit_passes.command_line import main
 
+# The same text on every processor: without VNNI activations have 7 bits by default.
+STOCK = "stock:engine=x86,reduce_range=false"
 # In this order, in one folder, as a person would type them.
 SESSIONS = {
-    "command_inspect": ["jit-passes inspect model.pt --target stock:engine=x86"],
+    "command_inspect": [f"jit-passes inspect model.pt --target {STOCK}"],
     "command_quantize": [
-        "jit-passes quantize model.pt --data calib.npz --target stock:engine=x86 -o int8.pt"
+        f"jit-passes quantize model.pt --data calib.npz --target {STOCK} -o int8.pt"
     ],
     "command_compare": [
         "jit-passes quantize model.pt --data calib.npz --config low.yaml --target reference "
@@ -45,8 +47,8 @@ SESSIONS = {
     ],
     "command_configured": [
         "cat layers.yaml",
-        "jit-passes quantize model.pt --data calib.npz --config layers.yaml "
-        "--target stock:engine=x86 -o int8.pt",
+        "jit-passes quantize model.pt --data calib.npz --config layers.yaml \\\n"
+        f"  --target {STOCK} -o int8.pt",
         "jit-passes inspect int8.pt",
     ],
     "command_profile": [
@@ -120,7 +122,7 @@ def outputs() -> dict[str, str]:
             for line in lines:
                 terminal.write(f"$ {line}\n")
                 written, begin = line.partition(" | head -"), terminal.tell()
-                program, *arguments = shlex.split(written[0])
+                program, *arguments = shlex.split(written[0].replace("\\\n", ""))
                 if program == "cat":
                     terminal.write(Path(arguments[0]).read_text())
                 elif program == "echo":

@@ -19,6 +19,7 @@ class Policy:
         capability: of the backend.
         activation: specification of activations.
         dynamic: specification of inputs in the mode dynamic; None where the backend has none.
+            Operators that have less than the backend's others get what they have of it.
         weight: specification of weights. Operators that have less than the backend's others get
             what they have of it: one scale for the whole tensor, fewer codes.
         equal_operands: operators whose operands must have the same parameters.
@@ -32,6 +33,12 @@ class Policy:
     equal_operands: tuple[str, ...] = ()
     unsigned: bool = False
     dynamic: QuantizationSpec | None = None
+
+    def dynamic_of(self, node: NodeView) -> QuantizationSpec:
+        """Return the specification of an operator's input in the mode dynamic."""
+        assert self.dynamic is not None
+        own = self.capability.operators[node.kind].dynamic
+        return self.dynamic if own is None else own.nearest(self.dynamic)
 
     def weight_of(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight."""

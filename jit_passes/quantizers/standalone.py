@@ -99,8 +99,7 @@ class Standalone:
             operand = node.position("weight")
             yield "weight", node.inputs[operand], operand, weight
             return
-        read, default = input_of(node), self.policy.dynamic
-        assert default is not None
+        read, default = input_of(node), self.policy.dynamic_of(node)
         options = self.resolved.of(node).input.updated(self.resolved.of_value(read))
         spec = options.apply(default, where=f"'{node.name}'")
         if spec is not None:

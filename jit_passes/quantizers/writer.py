@@ -221,8 +221,7 @@ class AnnotationWriter:
     def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
         default = self.policy.activation
         if self.is_dynamic(node):
-            assert self.policy.dynamic is not None
-            default = self.policy.dynamic
+            default = self.policy.dynamic_of(node)
         spec = options.apply(default, where=f"'{node.name}'")
         unsigned = self.policy.unsigned and isinstance(spec, QuantizationSpec)
         if not unsigned or can_be_negative(value, self.negative):

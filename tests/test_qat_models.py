@@ -11,6 +11,7 @@ import pytest
 import torch
 from compare import call, clone, leaves
 from models import BASIC, Case
+from processor import VNNI
 from qat_nets import METHODS, Model, batch, compiled, seeded
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 # Nothing is lowered, so what it has should not depend on the processor.
-TARGET = Stock(engine="onednn", reduce_range=False)
+TARGET = Stock(reduce_range=False)
 
 
 def step(model: Model, args: Any, method: str, optimizer: torch.optim.Optimizer) -> None:
@@ -71,6 +72,8 @@ def check(model: Model, args: Any, trainer: str, method: str = "forward") -> flo
     try:
         prepared = prepare_qat(model, fake_quantizer=trainer, target=TARGET, method=method)
     except JitPassesError as error:
+        if not VNNI and "is slower than float for these groups and window" in str(error):
+            pytest.skip("PyTorch has a fast kernel with VNNI only")
         assert any(text in str(error) for text in REFUSED), error
         return None
     prepared.train()

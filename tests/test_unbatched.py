@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.targets import Target
 from tests.compare import sqnr
 from tests.models.convolutions import conv
 
@@ -135,6 +137,24 @@ def test_batches_that_lose_their_axis(name: str) -> None:
                 # Convolutions in float add up in another order for one image than for several.
                 exact = target == "x86"
                 assert torch.equal(alone, first) if exact else sqnr(alone, first) > 40
+
+
+def test_the_target_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be one of a package of somebody else's."""
+    asked: list[Mapping[str, Any]] = []
+
+    class Counting:
+        @staticmethod
+        def from_record(record: Mapping[str, Any]) -> Target:
+            asked.append(record)
+            return Target.from_record(record)
+
+    monkeypatch.setattr("jit_passes.stages.seen.Target", Counting)
+    data = samples("residual")
+    for given, count in ((data, 1), ([torch.stack(data)], 0)):
+        asked.clear()
+        stages("residual", "stock", given)
+        assert len(asked) == count
 
 
 def test_memory_formats() -> None:

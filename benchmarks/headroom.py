@@ -1,4 +1,4 @@
-"""What headroom does for numbers that calibration has not seen.
+"""The effect of headroom on numbers that calibration has not seen.
 
     python -m benchmarks.headroom
 
@@ -92,7 +92,7 @@ def main() -> None:
                 f"{a.mean_excess(deviation):.2f} → {b.mean_excess(deviation):.2f} | "
                 f"{a.sqnr:.1f} → {b.sqnr:.1f} |"
             )
-        print(f"| {name} | {MANY} | | | {measure(draw, MANY, off).sqnr:.1f} |")
+        print(f"| {name} | {MANY:,} | | | {measure(draw, MANY, off).sqnr:.1f} |")
 
 
 if __name__ == "__main__":

@@ -249,15 +249,15 @@ def test_batches_are_counted_for_a_bar_alone(
     save_all(tmp_path / "data")
     loaded = torch.jit.load(model)
     data = data_of(tmp_path / "data", 2, None, None, loaded.forward)
-    counted: list[int] = []
+    counted: list[tuple[object, ...]] = []
 
-    def count(files: list[Path], size: int, limit: int | None) -> int:
-        counted.append(size)
+    def count(*arguments: object) -> int:
+        counted.append(arguments)
         return 11
 
     monkeypatch.setattr("jit_passes.command_line.data.count_batches", count)
     jit_passes.calibrate(jit_passes.prepare(loaded), data, progress=shown)
-    assert counted == [2] * shown
+    assert len(counted) == shown
 
 
 def test_plain_numbers_beside_tensors(tmp_path: Path) -> None:

@@ -32,11 +32,15 @@ def pytest_configure() -> None:
     _builtins._register_builtin = register
 
 
-def pytest_pycollect_makemodule() -> None:
-    """Give what a test module draws while it is imported the same numbers in every run."""
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Give what a test module draws while it is imported the same numbers in every run.
+
+    It is imported right behind this, whichever other modules are collected.
+    """
     import torch
 
-    torch.manual_seed(0)
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

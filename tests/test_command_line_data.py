@@ -18,6 +18,7 @@ from command_line import (  # noqa: F401  fixtures
 )
 from torch import Tensor
 
+import jit_passes
 from jit_passes import JitPassesError
 from jit_passes.command_line.counting import count_batches
 from jit_passes.command_line.data import Samples, data_of, random_data, read
@@ -228,6 +229,42 @@ def test_files_that_do_not_say(tmp_path: Path, model: Path) -> None:
         len(data)
     with pytest.raises(JitPassesError, match=r"no file of the form \.npy"):
         list(data)
+
+
+def test_no_more_files_are_counted_than_are_read(tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "data"
+    save_all(folder)
+    (folder / "g.npy").write_bytes(b"no array")
+    method = torch.jit.load(model).forward
+    assert len(data_of(folder, 2, 4, None, method)) == 4
+    with pytest.raises(TypeError, match="not known"):
+        len(data_of(folder, 2, 12, None, method))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_batches_are_counted_for_a_bar_alone(
+    shown: bool, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens all files."""
+    save_all(tmp_path / "data")
+    loaded = torch.jit.load(model)
+    data = data_of(tmp_path / "data", 2, None, None, loaded.forward)
+    counted: list[tuple[object, ...]] = []
+
+    def count(*arguments: object) -> int:
+        counted.append(arguments)
+        return 11
+
+    monkeypatch.setattr("jit_passes.command_line.data.count_batches", count)
+    jit_passes.calibrate(jit_passes.prepare(loaded), data, progress=shown)
+    assert len(counted) == shown
+
+
+def test_plain_numbers_beside_tensors(tmp_path: Path) -> None:
+    """They have no axis of samples, and each batch gets them."""
+    torch.save({"x": torch.randn(5, 3), "scale": 2.5, "flag": True}, tmp_path / "a.pt")
+    torch.save((torch.randn(4, 3), 2.5, True), tmp_path / "b.pt")
+    assert count_batches(sorted(tmp_path.iterdir()), 2) == 5
 
 
 def test_safetensors_are_counted(tmp_path: Path) -> None:

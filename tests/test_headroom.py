@@ -11,8 +11,18 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes.observers import Fixed, Histogram, MeanSquaredError, ObserverState, Percentile
+from jit_passes.observers import (
+    Fixed,
+    Histogram,
+    MeanSquaredError,
+    Observer,
+    ObserverState,
+    Percentile,
+    observer_of,
+)
 from jit_passes.observers.headroom import headroom
+from jit_passes.observers.observer import HistogramObserver
+from jit_passes.registered import UnknownError
 from jit_passes.specification.qparams import choose_qparams
 from jit_passes.specification.specification import QuantizationSpec
 from jit_passes.stages.prepare import fresh_range
@@ -106,10 +116,25 @@ def test_methods_that_say_so() -> None:
         for observer in (plain, asked)
     ]
     assert scales[0] == choose_qparams(replace(SPEC, observer=plain), state).scale < scales[1]
-    with pytest.raises(ValueError, match="headroom is a number of values, 0 or more, not -1"):
-        Histogram(headroom=-1)
-    with pytest.raises(ValueError, match="a fixed range has no headroom"):
-        Fixed(headroom=1024)
+
+
+def observers(kind: type[Observer] = HistogramObserver) -> list[type[Observer]]:
+    found = [known for child in kind.__subclasses__() for known in [child, *observers(child)]]
+    return [known for known in found if known.__module__.startswith("jit_passes.")]
+
+
+@pytest.mark.parametrize("kind", observers())
+def test_options_are_whole_numbers(kind: Any) -> None:
+    for bins in (0, 1, 64.0):
+        with pytest.raises(ValueError, match=f"at least two bins, not {bins}"):
+            kind(bins=bins)
+    if kind is Fixed:
+        with pytest.raises(UnknownError, match="fixed has no parameter 'headroom'"):
+            observer_of("fixed", headroom=1024)
+        return
+    for count in (-1, 10.5):
+        with pytest.raises(ValueError, match=f"number of values, 0 or more, not {count}"):
+            kind(headroom=count)
 
 
 class Small(nn.Module):

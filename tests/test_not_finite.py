@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
+from tests.compare import assert_codes
+from tests.plans import last_step
 
 BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,
@@ -42,8 +44,10 @@ def test_codes_of_what_is_not_finite(name: str, channels: int) -> None:
     bad, drawn = x.clone(), torch.rand_like(x)
     for low, value in ((0.0, torch.nan), (0.02, torch.inf), (0.04, -torch.inf)):
         bad[(drawn >= low) & (drawn < low + 0.02)] = value
-    results = [
-        jit_passes.quantize_script(model, [x], target=target, mode="static")(bad)
+    models = [
+        jit_passes.quantize_script(model, [x], target=target, mode="static")
         for target in ("reference", "x86")
     ]
-    assert torch.equal(*results) and results[0].isfinite().all() and results[0].std() > 0
+    results = [quantized(bad) for quantized in models]
+    assert all(result.isfinite().all() for result in results) and results[0].std() > 0
+    assert_codes(*results, last_step(models[0]))

@@ -487,7 +487,7 @@ def test_same_bits_again(method: str) -> None:
     for name, value in results[1][1].items():
         assert torch.equal(value, results[2][1][name]), name
     # Convolutions may add up in another order with another number of threads.
-    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-3)
 
 
 def test_deepcopies_train_apart() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,12 @@ def with_statistics(module: nn.Module) -> nn.Module:
     return module
 
 
-CONVOLUTIONS = {
-    "conv": nn.Conv2d(6, 8, 3),
-    "no_bias": nn.Conv2d(6, 8, 3, bias=False),
-    "groups": nn.Conv2d(6, 8, 3, groups=2),
-    "transposed": nn.ConvTranspose2d(6, 8, 3),
-    "transposed_groups": nn.ConvTranspose2d(6, 8, 3, stride=2, groups=2, bias=False),
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "conv": lambda: nn.Conv2d(6, 8, 3),
+    "no_bias": lambda: nn.Conv2d(6, 8, 3, bias=False),
+    "groups": lambda: nn.Conv2d(6, 8, 3, groups=2),
+    "transposed": lambda: nn.ConvTranspose2d(6, 8, 3),
+    "transposed_groups": lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, groups=2, bias=False),
 }
 
 
@@ -69,18 +69,20 @@ class Factor(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("layer", "axis", "permutations"),
+    ("make", "axis", "permutations"),
     [
-        (nn.Linear(12, 8), -1, []),
-        (nn.Linear(12, 8, bias=False), -3, [(0, 3, 1, 2)]),
-        (nn.Linear(12, 8), -2, [(0, 3, 1, 2), (0, 2, -3, -1), (3, 2, 1, 0), (0, 2, 1, 3)]),
-        (nn.Conv2d(6, 8, 3, groups=2), -3, []),
-        (nn.Conv2d(6, 8, 3), -1, [(0, 2, 3, 1)]),
+        (lambda: nn.Linear(12, 8), -1, []),
+        (lambda: nn.Linear(12, 8, bias=False), -3, [(0, 3, 1, 2)]),
+        (lambda: nn.Linear(12, 8), -2, [(0, 3, 1, 2), (0, 2, -3, -1), (3, 2, 1, 0), (0, 2, 1, 3)]),
+        (lambda: nn.Conv2d(6, 8, 3, groups=2), -3, []),
+        (lambda: nn.Conv2d(6, 8, 3), -1, [(0, 2, 3, 1)]),
     ],
 )
-def test_fold_scale(layer: nn.Module, axis: int, permutations: Sequence[Sequence[int]]) -> None:
+def test_fold_scale(
+    make: Callable[[], nn.Module], axis: int, permutations: Sequence[Sequence[int]]
+) -> None:
     """No factor is left, and the numbers are the same to float32 rounding."""
-    model = Factor(layer, axis, permutations).eval()
+    model = Factor(make(), axis, permutations).eval()
     x = torch.randn(2, 6, 7, 12)
     float_model = torch.jit.trace(model, x)
     unfolded = tuple(name for name in NORMALIZE.steps if name != "fold_scale")
@@ -100,7 +102,7 @@ def test_fold_batch_norm(name: str, affine: bool, how: str) -> None:
 
     Scripted modules check the rank in between, which is no other use of the numbers.
     """
-    convolution = CONVOLUTIONS[name]
+    convolution = CONVOLUTIONS[name]()
     norm = nn.BatchNorm2d(8, affine=affine)
     model = with_statistics(nn.Sequential(convolution, norm)).eval()
     float_model = torch.jit.trace(model, X) if how == "trace" else torch.jit.script(model)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.targets import Target
 from tests.compare import sqnr
 from tests.models.convolutions import conv
 
@@ -41,23 +43,40 @@ class Branched(nn.Module):
         return self.one(y) if bool(x.mean() > 100) else self.other(y)
 
 
-def sequence(*layers: nn.Module) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(*layers)
-
-
-HEAD = (nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(-3), nn.Linear(8, 3))
 # Shape of a sample, and how many operators are on integers, at least.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "line": (sequence(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Conv1d(8, 4, 1)), (4, 19), 2),
-    "images": (sequence(conv(), nn.ReLU(), nn.MaxPool2d(2), conv(8, 4)), (4, 12, 9), 2),
-    "space": (sequence(nn.Conv3d(4, 8, 3), nn.ReLU6(), nn.Conv3d(8, 4, 1)), (4, 6, 5, 7), 2),
-    "depthwise": (sequence(conv(), nn.Conv2d(8, 8, 3, padding=1, groups=8)), (4, 12, 9), 2),
-    "transposed": (sequence(conv(), nn.ReLU(), nn.ConvTranspose2d(8, 5, 3, 2)), (4, 8, 9), 2),
+    "line": (lambda: nn.Sequential(nn.Conv1d(4, 8, 3), nn.ReLU(), nn.Conv1d(8, 4, 1)), (4, 19), 2),
+    "images": (
+        lambda: nn.Sequential(conv(), nn.ReLU(), nn.MaxPool2d(2), conv(8, 4)),
+        (4, 12, 9),
+        2,
+    ),
+    "space": (
+        lambda: nn.Sequential(nn.Conv3d(4, 8, 3), nn.ReLU6(), nn.Conv3d(8, 4, 1)),
+        (4, 6, 5, 7),
+        2,
+    ),
+    "depthwise": (
+        lambda: nn.Sequential(conv(), nn.Conv2d(8, 8, 3, padding=1, groups=8)),
+        (4, 12, 9),
+        2,
+    ),
+    "transposed": (
+        lambda: nn.Sequential(conv(), nn.ReLU(), nn.ConvTranspose2d(8, 5, 3, 2)),
+        (4, 8, 9),
+        2,
+    ),
     "residual": (Residual, (4, 9, 8), 3),
-    "averages": (sequence(conv(), nn.AvgPool2d(2), conv(8, 4)), (4, 9, 8), 2),
-    "head": (sequence(conv(), *HEAD), (4, 9, 8), 1),
+    "averages": (lambda: nn.Sequential(conv(), nn.AvgPool2d(2), conv(8, 4)), (4, 9, 8), 2),
+    "head": (
+        lambda: nn.Sequential(
+            conv(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(-3), nn.Linear(8, 3)
+        ),
+        (4, 9, 8),
+        1,
+    ),
     "branch": (Branched, (4, 9, 8), 2),
-}  # fmt: skip
+}
 
 
 def stages(name: str, target: str, batches: list[Tensor]) -> tuple[torch.jit.ScriptModule, ...]:
@@ -114,7 +133,28 @@ def test_batches_that_lose_their_axis(name: str) -> None:
                     lowered(batch[0])
             else:
                 assert sqnr(lowered(batch[0]), model(batch[0])) > 25
-                assert torch.equal(lowered(batch[0]), lowered(batch)[0])
+                alone, first = lowered(batch[0]), lowered(batch)[0]
+                # Convolutions in float add up in another order for one image than for several.
+                exact = target == "x86"
+                assert torch.equal(alone, first) if exact else sqnr(alone, first) > 40
+
+
+def test_the_target_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be one of a package of somebody else's."""
+    asked: list[Mapping[str, Any]] = []
+
+    class Counting:
+        @staticmethod
+        def from_record(record: Mapping[str, Any]) -> Target:
+            asked.append(record)
+            return Target.from_record(record)
+
+    monkeypatch.setattr("jit_passes.stages.seen.Target", Counting)
+    data = samples("residual")
+    for given, count in ((data, 1), ([torch.stack(data)], 0)):
+        asked.clear()
+        stages("residual", "stock", given)
+        assert len(asked) == count
 
 
 def test_memory_formats() -> None:

@@ -42,7 +42,7 @@ def test_formula(shape: tuple[int, ...], dtype: torch.dtype, how: str) -> None:
     model = torch.jit.script(net) if how == "script" else torch.jit.trace(net, (q, k, v, visible))
     result = jit_passes.run_pass("expand_attention", model)
     assert "scaled_dot_product_attention" not in str(result.graph)
-    tolerance = 1e-14 if dtype == torch.float64 else 2e-6  # of sums of 7 numbers near 1
+    tolerance = 1e-14 if dtype == torch.float64 else 1e-5  # of sums of 7 numbers near 1
     for mask in (visible, added):
         expected = net(q, k, v, mask)
         assert (expected == 0).all(-1).any() == (visible.numel() > 7)

@@ -64,7 +64,13 @@ def shuffled(x: Tensor) -> Tensor:
     return x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
 
 
-FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
+LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "conv, dilated": (lambda: nn.Conv2d(8, 6, 3, padding=2, dilation=2), 6),
+    "conv, groups": (lambda: nn.Conv2d(8, 12, 3, stride=2, groups=4), 12),
+    "conv, depthwise": (lambda: nn.Conv2d(8, 8, 5, padding=2, groups=8), 8),
+    "conv, same": (lambda: nn.Conv2d(8, 6, (2, 4), padding="same"), 6),
+}
+FUNCTIONS: dict[str, tuple[Function, int]] = {
     "relu": (torch.relu, 8),
     "relu6": (F.relu6, 8),
     "hardswish": (F.hardswish, 8),
@@ -72,10 +78,6 @@ FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
     "x sigmoid(x)": (lambda x: x * torch.sigmoid(x), 8),
     "gelu and tanh": (lambda x: torch.tanh(F.gelu(x)), 8),
     "leaky_relu": (lambda x: F.leaky_relu(x, 0.1), 8),
-    "conv, dilated": (nn.Conv2d(8, 6, 3, padding=2, dilation=2), 6),
-    "conv, groups": (nn.Conv2d(8, 12, 3, stride=2, groups=4), 12),
-    "conv, depthwise": (nn.Conv2d(8, 8, 5, padding=2, groups=8), 8),
-    "conv, same": (nn.Conv2d(8, 6, (2, 4), padding="same"), 6),
     "sum": (lambda x: x + F.hardtanh(x), 8),
     "difference": (lambda x: F.max_pool2d(x, 3, 1, 1) - x, 8),
     "product": (lambda x: x * F.max_pool2d(x, 3, 1, 1), 8),
@@ -116,10 +118,15 @@ FUNCTIONS: dict[str, tuple[Function | nn.Module, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [*LAYERS, *FUNCTIONS])
 def test_operators(name: str) -> None:
     """All of the model is one plan; few values are a step from the reference model's."""
-    function, channels = FUNCTIONS[name]
+    function: Function | nn.Module
+    if name in LAYERS:
+        make, channels = LAYERS[name]
+        function = make()
+    else:
+        function, channels = FUNCTIONS[name]
     x = images()
     reference, lowered = stages(Around(function, channels), x)
     assert not kinds_of(lowered), str(jit_passes.partition(reference, "x86"))

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,20 +19,20 @@ from tests.plans import Grid, Weighted, plan_of, reference, traced
 from tests.test_x86_state import restored
 
 # Each way of packing: a layer and the sizes of its input.
-LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "linear": (nn.Linear(67, 45), (3, 67)),
-    "1x1": (nn.Conv2d(40, 50, 1), (2, 40, 5, 7)),
-    "3x3": (nn.Conv2d(17, 33, 3, padding=1), (1, 17, 9, 6)),
-    "few channels": (nn.Conv2d(3, 8, 7, 2, 3), (2, 3, 15, 13)),
-    "dilated": (nn.Conv2d(6, 10, 3, padding=2, dilation=2), (1, 6, 9, 9)),
-    "merged groups": (nn.Conv2d(16, 16, 3, groups=8), (1, 16, 6, 6)),
-    "large groups": (nn.Conv2d(80, 96, 3, groups=2), (1, 80, 5, 5)),
-    "depthwise": (nn.Conv2d(37, 37, 3, padding=1, groups=37), (1, 37, 8, 8)),
-    "wide depthwise": (nn.Conv2d(70, 70, 5, 2, 2, groups=70), (1, 70, 11, 11)),
-    "one axis": (nn.Conv1d(9, 12, 5, padding=2), (2, 9, 20)),
-    "one channel": (nn.Conv1d(21, 21, 7, padding=3, groups=21), (2, 21, 30)),
-    "three axes": (nn.Conv3d(5, 7, 3, padding=1), (1, 5, 4, 6, 5)),
-    "many taps": (nn.Conv2d(2, 3, 40), (1, 2, 41, 40)),
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(67, 45), (3, 67)),
+    "1x1": (lambda: nn.Conv2d(40, 50, 1), (2, 40, 5, 7)),
+    "3x3": (lambda: nn.Conv2d(17, 33, 3, padding=1), (1, 17, 9, 6)),
+    "few channels": (lambda: nn.Conv2d(3, 8, 7, 2, 3), (2, 3, 15, 13)),
+    "dilated": (lambda: nn.Conv2d(6, 10, 3, padding=2, dilation=2), (1, 6, 9, 9)),
+    "merged groups": (lambda: nn.Conv2d(16, 16, 3, groups=8), (1, 16, 6, 6)),
+    "large groups": (lambda: nn.Conv2d(80, 96, 3, groups=2), (1, 80, 5, 5)),
+    "depthwise": (lambda: nn.Conv2d(37, 37, 3, padding=1, groups=37), (1, 37, 8, 8)),
+    "wide depthwise": (lambda: nn.Conv2d(70, 70, 5, 2, 2, groups=70), (1, 70, 11, 11)),
+    "one axis": (lambda: nn.Conv1d(9, 12, 5, padding=2), (2, 9, 20)),
+    "one channel": (lambda: nn.Conv1d(21, 21, 7, padding=3, groups=21), (2, 21, 30)),
+    "three axes": (lambda: nn.Conv3d(5, 7, 3, padding=1), (1, 5, 4, 6, 5)),
+    "many taps": (lambda: nn.Conv2d(2, 3, 40), (1, 2, 41, 40)),
 }
 
 
@@ -42,8 +43,8 @@ def tensors(plan: Any) -> list[Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_state_is_the_same_after_packing(name: str) -> None:
     torch.manual_seed(0)
-    layer, sizes = LAYERS[name]
-    model = nn.Sequential(Grid(0.02, 130), Weighted(layer), Grid(0.1, 120))
+    make, sizes = LAYERS[name]
+    model = nn.Sequential(Grid(0.02, 130), Weighted(make()), Grid(0.1, 120))
     codes = model[1].codes
     x = torch.randn(sizes)
     plan = plan_of(traced(model, x))

@@ -63,7 +63,9 @@ assert profile.values["relu:relu"].count == 512 * 8 * 16 * 16  # images, channel
 # %% [markdown]
 # Its file is YAML. An entry has the smallest and largest value, the lowest and highest number of
 # dimensions, and the histogram, whose bins have a power of two as width. Two whole numbers and the
-# counts are all there is to it. `min` and `max` may be edited by hand.
+# counts are all there is to it. `min` and `max` may be edited by hand. Where a value has fewer than
+# 1024 numbers, its range gets headroom beyond the edited ends, too: `range: [low, high]` in a
+# configuration says exactly what the range is.
 
 # %%
 temporary = tempfile.TemporaryDirectory()

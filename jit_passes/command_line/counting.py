@@ -15,10 +15,15 @@ from numpy.lib import format as npy
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def count_batches(files: Iterable[Path], size: int) -> int | None:
-    """Return the number of batches of so many samples; None where a file does not say."""
+def count_batches(files: Iterable[Path], size: int, limit: int | None = None) -> int | None:
+    """Return the number of batches of so many samples; None where a file does not say.
+
+    From the limit on no more are counted, and no more files are opened.
+    """
     total = 0
     for file in files:
+        if limit is not None and total >= limit:
+            return limit
         try:
             found = _batches_in(file, size)
         except Exception:  # whoever reads it says what is wrong with it
@@ -26,7 +31,7 @@ def count_batches(files: Iterable[Path], size: int) -> int | None:
         if found is None:
             return None
         total += found
-    return total
+    return total if limit is None else min(total, limit)
 
 
 def _batches_in(file: Path, size: int) -> int | None:
@@ -64,7 +69,8 @@ def _of_torch(file: Path) -> Sequence[Sequence[int]] | int:
         return len(loaded)
     if isinstance(loaded, Mapping):
         loaded = tuple(loaded.values())
-    return [t.shape for t in (loaded if isinstance(loaded, tuple) else (loaded,))]
+    # Plain numbers and flags have no axis of samples.
+    return [getattr(t, "shape", ()) for t in (loaded if isinstance(loaded, tuple) else (loaded,))]
 
 
 _READERS = {

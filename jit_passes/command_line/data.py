@@ -152,7 +152,7 @@ def data_of(path: Path, size: int, limit: int | None, images: Images | None, met
             found = read(file)
             yield from found.batches(size) if isinstance(found, Samples) else found
 
-    return Data(all_files, lambda: count_batches(tensors, size), limit, check)
+    return Data(all_files, lambda: count_batches(tensors, size, limit), limit, check)
 
 
 def random_data(texts: Sequence[str], count: int, method: Any) -> Data:

@@ -13,7 +13,7 @@ from .observer import ObserverState
 # clipping in proportion less.
 PER_CODE = 4
 # From so many numbers on, all of one sign, no number of the other sign is expected: it has a
-# chance of 1 % where both signs are alike, 2**(1 - n). That is the sign test.
+# chance of 1 % where both signs are alike, 2**(1 - n), by the sign test.
 ONE_SIGN = 8
 _LARGEST = torch.finfo(torch.float32).max
 

@@ -79,6 +79,7 @@ class Percentile(HistogramObserver):
     def __post_init__(self) -> None:
         if not 50 < self.percentile <= 100:
             raise ValueError(f"percentile is in (50, 100], not {self.percentile}")
+        super().__post_init__()
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

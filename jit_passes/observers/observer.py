@@ -81,7 +81,7 @@ class HistogramObserver(Observer):
     headroom: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
-            raise ValueError(f"a histogram needs at least two bins, not {self.bins}")
-        if self.headroom < 0:
-            raise ValueError(f"headroom is a number of values, 0 or more, not {self.headroom}")
+        if not isinstance(self.bins, int) or self.bins < 2:
+            raise ValueError(f"a histogram needs at least two bins, not {self.bins!r}")
+        if not isinstance(self.headroom, int) or self.headroom < 0:
+            raise ValueError(f"headroom is a number of values, 0 or more, not {self.headroom!r}")

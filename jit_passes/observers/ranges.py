@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -93,12 +93,11 @@ class Fixed(HistogramObserver):
     name: ClassVar[str] = "fixed"
     low: float = -1.0
     high: float = 1.0
+    headroom: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.high < math.inf:
             raise ValueError(f"[{self.low}, {self.high}] is not a finite range")
-        if self.headroom:
-            raise ValueError("a fixed range has no headroom: give it wider ends")
         super().__post_init__()
 
     def find_range(

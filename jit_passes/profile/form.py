@@ -23,7 +23,8 @@ VALUE_KEYS = (
 HEADER = """\
 # Ranges and histograms of a model's values: jit_passes.Profile.load("{name}").
 # Bin i of a histogram counts the x with floor(x / 2^exponent) = offset + i; empty bins at both ends
-# are left out. min and max may be edited: what lies outside then counts at the ends.
+# are left out. min and max may be edited: what lies outside then counts at the ends. A value with
+# fewer than 1024 numbers gets headroom beyond them: "range:" in a configuration is exact.
 """
 BEYOND_FLOAT32 = 3.4028235677973366e38  # what is below rounds to the largest float32 at most
 _Dumper = cast(type[yaml.SafeDumper], getattr(yaml, "CSafeDumper", yaml.SafeDumper))

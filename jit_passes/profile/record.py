@@ -115,6 +115,9 @@ class Profile:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as YAML, which can be read and edited: ranges in particular.
 
+        A range that was edited by hand still gets headroom where fewer than 1024 numbers were
+        counted; `range: [low, high]` in a configuration is exact.
+
         Raises:
             OSError: the file cannot be written.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,9 @@ def progress_bar(
 ) -> Callable[..., Any]:
     """Return what shows how far a walk through batches is, and the time left, on stderr.
 
+    It takes what to walk through, and a function that returns the number of steps, or None: that is
+    asked only where the bar is drawn, since it may have to look into many files.
+
     Args:
         name: of the work.
         progress: whether to; None for terminals only.
@@ -27,7 +29,12 @@ def progress_bar(
         delay: seconds before it is drawn, for work that seldom takes longer.
     """
     shown = sys.stderr.isatty() if progress is None else progress
-    return partial(tqdm, desc=name, unit=unit, disable=not shown, delay=delay)
+
+    def walk(steps: Iterable[Any], total: Callable[[], int | None] | None = None) -> Any:
+        count = total() if shown and total is not None else None
+        return tqdm(steps, desc=name, unit=unit, total=count, disable=not shown, delay=delay)
+
+    return walk
 
 
 def batches(
@@ -59,7 +66,7 @@ def batches(
         found = type(data).__name__
         raise JitPassesError(f"{what} is an iterable of batches, got {found}") from None
     empty = True
-    for item in items if through is None else through(items, total=_length_of(data)):
+    for item in items if through is None else through(items, total=lambda: _length_of(data)):
         empty = False
         batch = item if input_fn is None else input_fn(item)
         if isinstance(batch, dict):

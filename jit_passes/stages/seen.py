@@ -1,4 +1,4 @@
-"""What data have shown at the places of a prepared model, or training has come to there."""
+"""The numbers that data have shown at the places of a prepared model, or that training found."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..graph.traits import TRAITS
 from ..observers import ObserverState
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
+from ..quantizers.support import OperatorSupport
 from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..specification.qparams import choose_qparams
@@ -192,13 +193,17 @@ def without_batch(places: list[QuantizedPlace], report: Report) -> dict[int, str
     By the ids of their results' places, the names of these results.
     """
     kinds = {row.name: f"aten::{row.kind}" for row in report.operators}
+    support: Mapping[str, OperatorSupport] | None = None
     found = {}
     for known in places:
         place = known.place
         kind = kinds.get(place.owner, "")
         weighted = TRAITS.get(kind, UNKNOWN).weighted
         if weighted and known.dims is not None and known.dims[0] == weighted.spatial_dims + 1:
-            row = Target.from_record(report.target).capability.operators.get(kind)
+            # It may be in a package of somebody else's, which most models do not need here.
+            if support is None:
+                support = Target.from_record(report.target).capability.operators
+            row = support.get(kind)
             if row is not None and row.adds_batch_axis:
                 found[place.id] = place.name
     return found

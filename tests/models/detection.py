@@ -1,4 +1,4 @@
-"""What detectors do around their convolutions, in plain operators: boxes, regions, pyramids."""
+"""Parts of detectors around their convolutions, in plain operators: boxes, regions, pyramids."""
 
 import torch
 from torch import Tensor, nn

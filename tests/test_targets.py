@@ -76,6 +76,14 @@ class WeightedAs(Quantizer):
         return annotations
 
 
+def test_what_to_do_about_7_bits() -> None:
+    """Asked for 8 bits, a target that has 7 says which one has more."""
+    script, target = torch.jit.script(nn.Linear(4, 4).eval()), Stock(reduce_range=True)
+    config = {"version": 1, "global": {"input": {"bits": 8}}}
+    with pytest.warns(JitPassesWarning, match=r"has uint8 \[0, 127\] \(.*target='x86' has them\)"):
+        jit_passes.prepare(script, target=target, config=config, mode="static")
+
+
 TRANSPOSED = (
     lambda: nn.ConvTranspose2d(4, 4, 3, bias=False),
     WEIGHT,

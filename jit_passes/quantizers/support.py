@@ -44,6 +44,7 @@ class SpecSupport:
         roundings: how it rounds.
         groups: whether a channel may have a scale for each group of its inputs.
         range_forms: whose formulas choose parameters, where that is part of its kernels.
+        why: why it has no other codes, and what to do, for messages.
     """
 
     grids: Mapping[str, tuple[int, int]]
@@ -52,6 +53,7 @@ class SpecSupport:
     roundings: tuple[str, ...] = ("half_even",)
     groups: bool = False
     range_forms: tuple[str, ...] = RANGE_FORMS
+    why: str = ""
 
     def __str__(self) -> str:
         """Return dtypes and schemes in one line."""
@@ -96,7 +98,8 @@ class SpecSupport:
         whole = (spec.quant_min, spec.quant_max) == (low, high)
         if not (whole if self.whole else low <= spec.quant_min and spec.quant_max <= high):
             can = " or ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
-            return f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}], and the target has {can}"
+            wanted = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}]"
+            return f"{wanted}, and the target has {can}{self.why and f' ({self.why})'}"
         if spec.qscheme not in self.qschemes:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:

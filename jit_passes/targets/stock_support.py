@@ -299,12 +299,21 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
         for kind, row in rows.items()
         if (integer_pools or kind not in MEANS) and not (reduce_range and row.role is Role.FIXED)
     }
-    highest = 127 if reduce_range else 255
-    activations = SpecSupport({"uint8": (0, highest)}, PER_TENSOR, whole=True)
+    activations = SpecSupport(_codes(reduce_range), PER_TENSOR, whole=True, why=_why(reduce_range))
     return Capability(operators, activations, WEIGHTS, dynamic=dynamic_inputs(reduce_range))
 
 
 def dynamic_inputs(reduce_range: bool) -> SpecSupport:
     """Return what `quantized::linear_dynamic` makes of its input."""
-    codes = {"uint8": (0, 127 if reduce_range else 255)}
-    return SpecSupport(codes, ("per_tensor_affine",), whole=True, range_forms=("fbgemm",))
+    return SpecSupport(
+        _codes(reduce_range), ("per_tensor_affine",), whole=True, range_forms=("fbgemm",),
+        why=_why(reduce_range),
+    )  # fmt: skip
+
+
+def _codes(reduce_range: bool) -> dict[str, tuple[int, int]]:
+    return {"uint8": (0, 127 if reduce_range else 255)}
+
+
+def _why(reduce_range: bool) -> str:
+    return "8 bits overflow in PyTorch's kernels here; target='x86' has them" * reduce_range

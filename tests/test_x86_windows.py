@@ -166,3 +166,22 @@ def test_attention_within_windows_is_one_plan(mode: str, how: str) -> None:
             expected = net(x)
             assert sqnr(expected, lowered(x)) > sqnr(expected, reference(x)) - 0.5 > 28
     assert lowered(torch.zeros(0, 3, 8, 12)).shape == (0, 8, 8, 12)
+
+
+STRIDED: dict[str, Any] = {
+    "one behind": lambda: torch.randn(3, 4, 1, 4, 4, 4).transpose(1, 2),
+    "one in front": lambda: torch.randn(1, 2, 4, 4, 4, 4).transpose(0, 1),
+    "far apart": lambda: torch.randn(3, 8, 4, 2, 4, 4)[:, :1].transpose(0, 1),
+    "all of one": lambda: torch.randn(1, 1, 1, 7, 1, 1).permute(3, 0, 1, 2, 4, 5),
+    "none": lambda: torch.randn(1, 2, 4, 0, 4, 4).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_of_axes_of_one(name: str) -> None:
+    """An input of six axes is contiguous whatever the stride of an axis of size 1 is."""
+    torch.manual_seed(0)
+    x = STRIDED[name]()
+    grid = Grid(0.031, 131)
+    (got,) = plan_of(traced(grid, x)).run([x])
+    assert x.dim() == 6 and torch.equal(got, grid(x))

@@ -138,9 +138,13 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   const Node* node = tensor->node();
   const auto weighted = weightedOperator(node);
   if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
-    return spatial + 2;
+    return batched_ ? std::optional(spatial + 2) : rank(node->input(0));
   }
-  if (keepsShape(node) || weighted || node->kind() == aten::transpose || node->kind() == aten::slice ||
+  if (weighted) {
+    const auto own = rank(node->input(0));
+    return own;
+  }
+  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
       node->kind() == attention) {
     return rank(node->input(0));
   }
@@ -320,17 +324,6 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     }
   }
   return {tensor, axis};
-}
-
-// The size that is left open, of those that an axis is split into.
-Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
-  const Extent whole = ofAxis(unflatten->input(0), axis);
-  int64_t others = 1;
-  for (const int64_t size : constantOf(unflatten->input(2))->toIntVector()) {
-    others *= size < 0 ? 1 : size;
-  }
-  return whole.isNumber() && others > 0 ? Extent{nullptr, whole.number / others}
-                                        : Extent{unflatten->output(), -1};
 }
 
 // Of an axis of an einsum, which broadcasts.

@@ -1,6 +1,6 @@
 // Knowledge of tensors' shapes before a model runs: ranks, and which sizes are equal or numbers.
 //
-// Convolutions and pools are taken to have a batch axis.
+// Convolutions and pools are taken to have a batch axis, unless a pass asks for what is certain.
 #pragma once
 
 #include "einsum.h"
@@ -29,7 +29,8 @@ bool isUnbound(const Node* node);
 // Taken once, before any edit.
 class Shapes {
  public:
-  explicit Shapes(const PassContext& context) : known_(context) {}
+  // With `batched`, operands of convolutions and pools have a batch axis, whatever the graph knows of them.
+  explicit Shapes(const PassContext& context, bool batched = true) : known_(context), batched_(batched) {}
 
   std::optional<int64_t> rank(const Value* tensor) const;
   Extent ofNumber(const Value* value) const;
@@ -69,6 +70,7 @@ class Shapes {
   Extent ofElement(const Value* list, int64_t index, const Extent& otherwise) const;
 
   KnownValues known_;
+  bool batched_;
   // Answers given so far, so that each value is looked at once.
   mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;

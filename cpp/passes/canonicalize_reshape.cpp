@@ -22,7 +22,7 @@
 //   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])   ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
-// tensors: these stay in their types.
+// tensors: these stay in their types, as far as they are certain.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -320,15 +320,15 @@ bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
 
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
-  const Shapes shapes(context);
+  const Shapes shapes(context), certain(context, /*batched=*/false);
   bool changed = false;
   std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
   forEachNode(*graph, [&](Node* node) {
     if (auto named = namedAxes(shapes, node)) {
       found.push_back(std::move(*named));
-      keepRank(node->output(), shapes.rank(node->output()));
+      keepRank(node->output(), certain.rank(node->output()));
     } else if (node->kind() == aten::size) {
-      changed |= keepRank(node->input(0), shapes.rank(node->input(0)));
+      changed |= keepRank(node->input(0), certain.rank(node->input(0)));
     }
   });
   for (const auto& [node, steps] : found) {

@@ -123,7 +123,8 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   }
   for (const Use& use : tensor->uses()) {
     const auto weighted = weightedOperator(use.user);
-    const bool keeps = keepsShape(use.user) || (weighted && weighted->spatial_dims == 0);
+    const bool keeps =
+        keepsShape(use.user) || (weighted && weighted->spatial_dims == 0 && weightRank(use.user) != 1);
     if (keeps && use.offset == 0 && use.user->owningBlock() == node->owningBlock()) {
       if (const auto own = rank(use.user->output())) {
         return own;
@@ -142,7 +143,7 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   }
   if (weighted) {
     const auto own = rank(node->input(0));
-    return own;
+    return own ? std::optional(*own - (weightRank(node) == 1)) : std::nullopt;
   }
   if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
       node->kind() == attention) {
@@ -199,6 +200,11 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   return std::nullopt;
 }
 
+std::optional<int64_t> Shapes::weightRank(const Node* linear) const {
+  const auto weight = known_.tensor(linear->input(1));
+  return weight ? std::optional(weight->dim()) : rank(linear->input(1));
+}
+
 // The rank that a reader takes.
 std::optional<int64_t> Shapes::rankRead(const Use& use) const {
   const Node* reader = use.user;
@@ -246,7 +252,7 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
     const auto linear = weightedOperator(tensor->node());
     if (!own && axis == -1 && linear && linear->spatial_dims == 0) {
       const auto weight = known_.tensor(tensor->node()->input(1));
-      return weight ? Extent{nullptr, weight->size(0)} : opaque;
+      return weight && weight->dim() == 2 ? Extent{nullptr, weight->size(0)} : opaque;
     }
     if (!own || axis + *own < 0) {
       return opaque;
@@ -301,9 +307,10 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   } else if (const auto own = rank(tensor)) {
     const auto weighted = weightedOperator(node);
     const auto weight = weighted ? known_.tensor(node->input(1)) : std::nullopt;
+    const bool is_vector = weight && weight->dim() == 1; // of a linear layer, and the result has no channels
     const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node),
                   channels = *own - 1 - spatial;
-    if ((weighted || spatial) && (axis < channels || (!weighted && axis == channels))) {
+    if ((weighted || spatial) && (axis < channels || ((!weighted || is_vector) && axis == channels))) {
       return ofAxis(from, axis);
     }
     if (weight && axis == channels && !weighted->transposed) {

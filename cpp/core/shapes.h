@@ -44,6 +44,8 @@ class Shapes {
   std::optional<std::pair<Extent, int64_t>> asQuotient(const Extent& extent) const;
   // The size of the last axis that a linear layer takes the tensor with.
   std::optional<int64_t> featuresRead(const Value* tensor) const;
+  // Axes of a linear layer's weight: one, and the layer gives a number for each row.
+  std::optional<int64_t> weightRank(const Node* linear) const;
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:

@@ -263,7 +263,10 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
   if (!added) {
     return known->second;
   }
-  const Extent found = findExtent(tensor, axis);
+  Extent found = findExtent(tensor, axis);
+  if (found.value != nullptr && known_.isWritten(found.value)) {
+    found = {tensor, axis}; // of a shape that is another one before the write, and behind it
+  }
   return extents_[{tensor, axis}] = found;
 }
 
@@ -366,6 +369,9 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
 
 // The features of a value, if a linear layer reads them whenever it is there.
 std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
+  if (known_.isWritten(tensor)) {
+    return std::nullopt; // of another shape, perhaps, when it is read
+  }
   for (const Use& use : tensor->uses()) {
     if (use.offset != 0 || use.user->owningBlock() != tensor->node()->owningBlock()) {
       continue;

@@ -97,24 +97,6 @@ std::optional<NamedAxes> joinedFeatures(
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
 
-// The numbers of a list, where all are constants, and one is open at most.
-std::optional<std::vector<int64_t>> constantParts(const Value* list) {
-  std::vector<int64_t> parts;
-  if (const auto known = constantInts(list)) {
-    parts = *known;
-  } else {
-    for (const Value* size : list->node()->inputs()) {
-      const auto number = constantOf(size);
-      if (!number || !number->isInt()) {
-        return std::nullopt;
-      }
-      parts.push_back(number->toInt());
-    }
-  }
-  return std::ranges::count(parts, -1) <= 1 && std::ranges::count(parts, 0) == 0 ? std::optional(parts)
-                                                                                 : std::nullopt;
-}
-
 // Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of one
 // are some of the other.
 class Matching {
@@ -224,10 +206,11 @@ class Matching {
   std::vector<Step> steps_;
 };
 
-// Behind norms and copies, which keep the shape.
-const Value* shapeSource(const Value* tensor) {
+// Behind norms and copies, which keep the shape. What is written to may have had another one.
+const Value* shapeSource(const Shapes& shapes, const Value* tensor) {
   static const auto kinds = symbols({"aten::layer_norm", "aten::rms_norm", "aten::contiguous", "aten::relu"});
-  while (kinds.count(tensor->node()->kind())) {
+  while (kinds.count(tensor->node()->kind()) && !shapes.isWritten(tensor) &&
+         !shapes.isWritten(tensor->node()->input(0))) {
     tensor = tensor->node()->input(0);
   }
   return tensor;
@@ -244,6 +227,9 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
     return std::nullopt;
   }
   const Node* sizes = slice->input(0)->node();
+  if (sizes->kind() != aten::size || sizes->inputs().size() != 1) {
+    return std::nullopt;
+  }
   const std::initializer_list<const Value*> read{
       sum->output(), sum->input(0), slice->output(), sizes->output(), sizes->input(0)};
   for (const Value* written : read) {
@@ -251,15 +237,16 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
       return std::nullopt;
     }
   }
-  const bool same =
-      sizes->kind() == aten::size && sizes->inputs().size() == 1 &&
-      (sizes->input(0) == node->input(0) ||
-       (linear->kind() == aten::linear && shapeSource(sizes->input(0)) == shapeSource(linear->input(0))));
-  const auto parts = sum->input(1)->node()->kind() == prim::ListConstruct || isConstant(sum->input(1))
-                         ? constantParts(sum->input(1))
-                         : std::nullopt;
-  return same && parts && parts->size() > 1 ? std::optional(NamedAxes{node, {{aten::unflatten, -1, *parts}}})
-                                            : std::nullopt;
+  const bool same = sizes->input(0) == node->input(0) ||
+                    (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
+                     shapeSource(shapes, sizes->input(0)) == shapeSource(shapes, linear->input(0)));
+  const auto given = same ? shapes.ofList(sum->input(1)) : std::nullopt;
+  std::vector<int64_t> parts;
+  for (const Extent& size : given.value_or(std::vector<Extent>())) {
+    parts.push_back(size.isNumber() ? size.number : 0);
+  }
+  const bool fits = parts.size() > 1 && std::ranges::count(parts, -1) <= 1 && !std::ranges::count(parts, 0);
+  return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, parts}}}) : std::nullopt;
 }
 
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {

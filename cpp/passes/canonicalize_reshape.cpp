@@ -121,6 +121,9 @@ class Matching {
     if ((axes == 0) != (sizes == 0) || (axes > 1 && sizes > 1) || (sizes > 1 && open > 1)) {
       return std::nullopt;
     }
+    if ((splits_ || joins_) && (axes > 0 || (splits_ && joins_))) {
+      return std::nullopt; // 4 times `a // 4` may be less than `a`, and others may make up for that
+    }
     const auto isFixed = [](const Extent& size) { return size.isNumber() && size.number >= 0; };
     if (axes == 1 && sizes == 1 && isFixed(from_[first_]) && isFixed(to_[first_of_to_])) {
       return std::nullopt; // two numbers that differ, which is an error
@@ -165,7 +168,7 @@ class Matching {
                           : quotients == 0 && whole.isNumber() && whole.number == product;
   }
 
-  // How many of the neighbours come to a size, and 0 if none do; those behind `at`, or in front.
+  // How many of the neighbours in [low, high) come to a size, and 0 if none do: the last ones, or the first.
   int64_t countOf(
       const Extent& whole, const std::vector<Extent>& of, int64_t low, int64_t high, bool last) const {
     for (int64_t count = 2; count <= high - low; ++count) {
@@ -188,6 +191,8 @@ class Matching {
     if (axes == 0) {
       return false;
     }
+    splits_ = splits_ || (sizes > 1 && !from_[axis].isNumber()); // else by numbers, which are exact
+    joins_ = joins_ || (axes > 1 && !to_[size].isNumber());
     (last ? axes_ : first_) += last ? -axes : axes;
     (last ? sizes_ : first_of_to_) += last ? -sizes : sizes;
     add(last ? axes_ : first_ - axes, axes, last ? sizes_ : first_of_to_ - sizes, sizes);
@@ -203,6 +208,7 @@ class Matching {
   const std::vector<Extent>& to_;
   std::vector<Extent> from_;
   int64_t first_ = 0, first_of_to_ = 0, axes_, sizes_; // what is left of both
+  bool splits_ = false, joins_ = false;                // into quotients, or of them
   std::vector<Step> steps_;
 };
 

@@ -62,6 +62,7 @@ class Shapes {
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
   Extent findExtent(const Value* tensor, int64_t axis) const;
+  Extent findNumber(const Value* value) const;
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
   Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
@@ -76,6 +77,7 @@ class Shapes {
   // Answers given so far, so that each value is looked at once.
   mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
+  mutable std::unordered_map<const Value*, int64_t> numbers_;
 };
 
 } // namespace jit_passes

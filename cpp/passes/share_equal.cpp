@@ -24,7 +24,7 @@ bool append(std::string& key, const at::Tensor& tensor) {
     return true;
   }
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.has_storage() ||
-      tensor.requires_grad()) {
+      tensor.requires_grad() || tensor.is_conj() || tensor.is_neg()) { // whose bytes are not its numbers
     return false;
   }
   append(key, static_cast<int64_t>(tensor.scalar_type()));

@@ -12,6 +12,9 @@
 namespace jit_passes::x86 {
 namespace {
 
+// Rows of the left operand are widened whole.
+static_assert((kMostCodeProducts + 3) / 4 * 4 <= kMostWidened);
+
 JIT_PASSES_AVX2_INLINE __m128i load128(const uint8_t* from) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }

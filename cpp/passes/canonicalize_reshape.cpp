@@ -12,14 +12,15 @@
 //   %y = aten::linear(%x, ...)
 //   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
 //
-// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either side
-// has as many elements then, whatever the graph knows of them.
+// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either
+// side has as many elements then, whatever the graph knows of them.
 //
-//   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32 features   ->   aten::flatten(%x, 2, -1)
+//   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32   ->   aten::flatten(%x, 2, -1)
 //
 // Windows of an image are axes that fall into others, whose number is that of the size:
 //
-//   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])   ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
+//   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
+//     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
 // tensors: these stay in their types, as far as they are certain.
@@ -97,8 +98,8 @@ std::optional<NamedAxes> joinedFeatures(
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
 
-// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of one
-// are some of the other.
+// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of
+// one are some of the other.
 class Matching {
  public:
   Matching(const Shapes& shapes, Node* node, const std::vector<Extent>& to) : shapes_(shapes), to_(to) {

@@ -1,4 +1,5 @@
-// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them behind.
+// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them
+// behind.
 //
 //   %n, %t = aten::size(%x)
 //   %r = aten::flatten(%x, 0, 1)

@@ -76,13 +76,13 @@ bool append(std::string& key, const IValue& value) {
   return true;
 }
 
-// What PyTorch's kernels take, which no operator changes.
+// Packed parameters of PyTorch's kernels; no operator changes them.
 bool isPacked(const IValue& value) {
   return value.isObject() && value.type()->annotation_str().starts_with("__torch__.torch.classes.quantized.");
 }
 
 // One of each content.
-class Pool {
+class ByContent {
  public:
   // Whether it put another one in its place.
   bool share(IValue& value) {
@@ -110,7 +110,7 @@ class Pool {
 } // namespace
 
 void shareEqual(const Module& module) {
-  Pool pool;
+  ByContent pool;
   for (const Module& part : module.modules()) {
     for (const auto& method : part.get_methods()) {
       forEachNode(*method.graph(), [&](Node* node) {

@@ -164,12 +164,12 @@ class WidenedTile {
         to += 4 * from.quads, in += 4 * from.quads + from.jumps[run];
       }
     }
-    tile_.runs = 1, tile_.quads = codes / 2, tile_.jumps = &no_jump_;
+    tile_.runs = 1, tile_.quads = codes / 2, tile_.jumps = &kNoJump;
     return tile_;
   }
 
  private:
-  static constexpr int64_t no_jump_ = 0;
+  static constexpr int64_t kNoJump = 0;
   TileOf<SixPixels> tile_{};
   alignas(64) int16_t codes_[SixPixels::kParts * (kMostWidened + 32)];
 };

@@ -2,8 +2,8 @@
 // (depthwise_vnni.cpp), in blocks of 32 channels.
 //
 // Four rows of the window are interleaved byte by byte, so that 32 bits are four taps of one channel. With AVX-VNNI
-// they are multiplied as they are. AVX2 alone takes even and odd bytes apart, as 16 bits, and has two products of pairs;
-// weights are taken apart alike, once for a block and two rows of the output.
+// they are multiplied as they are. AVX2 alone takes even and odd bytes apart, as 16 bits, and has two products of
+// pairs; weights are taken apart alike, once for a block and two rows of the output.
 //
 // Two rows of the output that are neighbours share interleaved columns where four rows are enough for both; else two
 // pixels do.

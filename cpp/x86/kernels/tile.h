@@ -1,4 +1,4 @@
-// The tiles of all forms have in common: some pixels, in parts of neighbours of a row, by a block of channels.
+// Tiles of all forms: some pixels, in parts of neighbours of a row, by a block of channels.
 #pragma once
 
 #include <cstdint>

@@ -85,6 +85,16 @@ class Vector(nn.Module):
         return F.linear(x.flatten(0, 1), self.weight).reshape(n, t, -1), y.size(-1)
 
 
+class Powers(nn.Module):
+    """Two powers of one number, whose shapes are those of the exponents."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        a, b = 2.0**x, 2.0**y
+        n, _ = a.shape
+        m, _ = b.shape
+        return b.reshape(n, 2, -1), m
+
+
 class Sums(nn.Module):
     """A number that is a sum of itself, again and again."""
 
@@ -110,6 +120,7 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
     "remainder": (Remainder, (torch.randn(2, 3, 6, 6),)),
     "no remainder": (Remainder, (torch.randn(2, 3, 8, 6),)),
     "exchange": (Exchange, (torch.randn(2, 3, 6, 6),)),
+    "powers": (Powers, (torch.randn(2, 8), torch.randn(4, 4))),
     "vector": (Vector, (torch.randn(2, 3, 8),)),
 }
 

@@ -23,16 +23,6 @@ int64_t spatialOf(const Node* node) {
 
 const auto to_kind = symbol("aten::to");
 
-// Whether the result has the shape of the first operand.
-bool keepsShape(const Node* node) {
-  static const auto kinds = symbols(
-      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm",
-       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "aten::roll",
-       "jit_passes::quantize", "jit_passes::dequantize"});
-  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
-  return kinds.count(node->kind()) || isDropout(node) || (isElementwise(node) && tensors == 1);
-}
-
 const auto attention = symbol("aten::scaled_dot_product_attention");
 
 // The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
@@ -70,6 +60,16 @@ bool isCount(const Node* node) {
 }
 
 } // namespace
+
+bool keepsShape(const Node* node) {
+  static const auto kinds = symbols(
+      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm",
+       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "aten::roll",
+       "jit_passes::quantize", "jit_passes::dequantize"});
+  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
+  return kinds.count(node->kind()) || isDropout(node) ||
+         (isElementwise(node) && tensors == 1 && isTensor(node->input(0)));
+}
 
 bool isUnbound(const Node* node) {
   return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;

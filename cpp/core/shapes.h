@@ -20,6 +20,9 @@ struct Extent {
   bool isNumber() const { return value == nullptr; }
 };
 
+// Whether the result has the shape of the first operand, which is a tensor.
+bool keepsShape(const Node* node);
+
 // Whether it gives its operand in float32, and changes nothing else.
 bool isToFloat(const Node* node);
 

@@ -213,10 +213,9 @@ class Matching {
   std::vector<Step> steps_;
 };
 
-// Behind norms and copies, which keep the shape. What is written to may have had another one.
+// Behind what keeps the shape. A value that is written to may have had another one.
 const Value* shapeSource(const Shapes& shapes, const Value* tensor) {
-  static const auto kinds = symbols({"aten::layer_norm", "aten::rms_norm", "aten::contiguous", "aten::relu"});
-  while (kinds.count(tensor->node()->kind()) && !shapes.isWritten(tensor) &&
+  while (keepsShape(tensor->node()) && !shapes.isWritten(tensor) &&
          !shapes.isWritten(tensor->node()->input(0))) {
     tensor = tensor->node()->input(0);
   }

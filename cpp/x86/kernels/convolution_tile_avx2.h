@@ -158,7 +158,7 @@ class WidenedTile {
       for (int64_t run = 0; run < from.runs; ++run) {
         // Bytes that are written behind a run are written again with the next one.
         for (int64_t i = 0; i < 4 * from.quads; i += 16) {
-          const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
+          const __m128i some = load128(in + i);
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_cvtepu8_epi16(some));
         }
         to += 4 * from.quads, in += 4 * from.quads + from.jumps[run];

@@ -30,10 +30,6 @@ struct Stretch256 {
   const int32_t* start;
 };
 
-JIT_PASSES_AVX2_INLINE __m256i load256(const void* from) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
-
 JIT_PASSES_AVX2_INLINE void takeColumn256(const uint8_t* column, const int64_t* rows, __m256i (&v)[4]) {
   const __m256i a = load256(column + rows[0]), b = load256(column + rows[1]);
   const __m256i c = load256(column + rows[2]), d = load256(column + rows[3]);

@@ -18,6 +18,19 @@ struct SixPixels {
 };
 constexpr int64_t kSixChannels = 16;
 
+// Rows of so many pixels in `parts` of `pixels`, of which some make a tile; the last part of a row overlaps the one
+// before.
+template <typename Shape>
+struct Division {
+  Division() = default;
+  explicit Division(int64_t width, int64_t rows = 1)
+      : parts((width + Shape::kPixels - 1) / Shape::kPixels),
+        pixels(parts ? (width + parts - 1) / parts : 0),
+        tiles((rows * parts + Shape::kParts - 1) / Shape::kParts) {}
+
+  int64_t parts = 0, pixels = 0, tiles = 0;
+};
+
 // So many codes of a pixel are widened for AVX2 at most.
 constexpr int64_t kMostWidened = 16512;
 

@@ -380,3 +380,37 @@ def test_state_of_methods_is_their_own() -> None:
     with torch.no_grad():
         first, second = joined(x), joined.other(x)
         assert torch.allclose(joined(x), first + 1) and torch.allclose(joined.other(x), second + 2)
+
+
+@pytest.mark.parametrize("lazy", ["conjugate", "negative"])
+def test_views_of_other_numbers_are_not_shared(lazy: str) -> None:
+    """A conjugate and a negative have the bytes of what they are of."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.numbers = torch.arange(1.0, 9.0)
+            if lazy == "conjugate":
+                self.numbers = torch.complex(self.numbers, self.numbers)
+            turn = torch.conj if lazy == "conjugate" else torch._neg_view
+            self.turned = turn(self.numbers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).sum() * self.numbers
+
+        @torch.jit.export
+        def other(self, x: Tensor) -> Tensor:
+            return self.linear(x).sum() * self.turned
+
+    x = torch.randn(3, 8)
+    script = torch.jit.script(seeded(Turned))
+    joined = jit_passes.quantize_script(
+        script, {"forward": [x], "other": [x]}, methods=["forward", "other"], target="stock",
+        progress=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        for name in ("forward", "other"):
+            torch.testing.assert_close(
+                getattr(joined, name)(x), getattr(script, name)(x), rtol=0.1, atol=0.1
+            )

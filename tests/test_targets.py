@@ -80,7 +80,9 @@ def test_what_to_do_about_7_bits() -> None:
     """Asked for 8 bits, a target that has 7 says which one has more."""
     script, target = torch.jit.script(nn.Linear(4, 4).eval()), Stock(reduce_range=True)
     config = {"version": 1, "global": {"input": {"bits": 8}}}
-    with pytest.warns(JitPassesWarning, match=r"has uint8 \[0, 127\] \(.*target='x86' has them\)"):
+    with pytest.warns(
+        jit_passes.JitPassesWarning, match=r"has uint8 \[0, 127\] \(.*target='x86' has them\)"
+    ):
         jit_passes.prepare(script, target=target, config=config, mode="static")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
+from jit_passes import _C
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.test_x86_parts import assert_all_equal
@@ -166,3 +167,91 @@ def test_attention_within_windows_is_one_plan(mode: str, how: str) -> None:
             expected = net(x)
             assert sqnr(expected, lowered(x)) > sqnr(expected, reference(x)) - 0.5 > 28
     assert lowered(torch.zeros(0, 3, 8, 12)).shape == (0, 8, 8, 12)
+
+
+STRIDED: dict[str, Any] = {
+    "one behind": lambda: torch.randn(3, 4, 1, 4, 4, 4).transpose(1, 2),
+    "one in front": lambda: torch.randn(1, 2, 4, 4, 4, 4).transpose(0, 1),
+    "far apart": lambda: torch.randn(3, 8, 4, 2, 4, 4)[:, :1].transpose(0, 1),
+    "all of one": lambda: torch.randn(1, 1, 1, 7, 1, 1).permute(3, 0, 1, 2, 4, 5),
+    "none": lambda: torch.randn(1, 2, 4, 0, 4, 4).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_of_axes_of_one(name: str) -> None:
+    """An input of six axes is contiguous whatever the stride of an axis of size 1 is."""
+    torch.manual_seed(0)
+    x = STRIDED[name]()
+    grid = Grid(0.031, 131)
+    (got,) = plan_of(traced(grid, x)).run([x])
+    assert x.dim() == 6 and torch.equal(got, grid(x))
+
+
+class Many(nn.Module):
+    """Six axes between linear layers, and an operator of five axes at most that reads them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.last, self.inner = (nn.Linear(16, 16) for _ in range(3))
+        self.norm = nn.LayerNorm(16)
+
+    def work(self, x: Tensor) -> Tensor:
+        if self.kind == "layer_norm":
+            return self.norm(x)
+        if self.kind == "softmax":
+            return x.softmax(-1)
+        if self.kind == "add":
+            return torch.relu(x) + self.norm.weight
+        if self.kind == "sub":
+            return torch.relu(x) - self.norm.weight
+        if self.kind == "mean":
+            return x + x.mean(-1, keepdim=True)
+        if self.kind == "matmul":
+            return x.reshape(2, 2, 4, 2, 4, 16) @ x.transpose(-2, -1) @ x
+        if self.kind == "cat":
+            return torch.cat([x[..., 3:], x[..., :3]], -1)
+        if self.kind == "roll":
+            return torch.roll(x, (1,), (2,))
+        return self.inner(x) if self.kind == "linear" else torch.tanh(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).reshape(2, 2, 4, 2, 4, 16)
+        return self.last(self.work(y).reshape(2, 8, 8, 16))
+
+
+KINDS = ["layer_norm", "softmax", "add", "sub", "mean", "matmul", "cat", "roll", "linear", "tanh"]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_of_fewer_axes(kind: str, mode: str) -> None:
+    """They stay outside of plans, and plans run."""
+    torch.manual_seed(0)
+    net = Many(kind).eval()
+    data = [torch.randn(2, 8, 8, 16) for _ in range(2)]
+    given = data if mode == "static" else None
+    lowered = jit_passes.quantize_script(torch.jit.script(net), given, mode=mode, target="x86")
+    if mode == "dynamic":  # in the other, what is not quantized keeps its neighbours in float
+        assert len(plans_in(lowered)) == (1 if kind == "tanh" else 2)
+    assert plans_in(lowered)
+    with torch.no_grad():
+        assert sqnr(net(data[0]), lowered(data[0])) > 20
+
+
+@pytest.mark.parametrize("kind", [*KINDS[:-2], "unsqueeze"])
+def test_plans_that_no_input_fits(kind: str) -> None:
+    """Where a target asks for one, building it says which operator it is."""
+
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.many = Many(kind)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.hardswish(x).reshape(2, 2, 4, 2, 4, 16)
+            return x.unsqueeze(0) if kind == "unsqueeze" else self.many.work(x)
+
+    with pytest.raises(_C.RefusedOperator, match=r"axes at most"):
+        plan_of(traced(Region(), torch.randn(2, 8, 8, 16)))

@@ -66,6 +66,17 @@ std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
   return std::nullopt;
 }
 
+// The size that is left open, of those that an axis is split into.
+Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
+  const Extent whole = ofAxis(unflatten->input(0), axis);
+  int64_t others = 1;
+  for (const int64_t size : constantOf(unflatten->input(2))->toIntVector()) {
+    others *= size < 0 ? 1 : size;
+  }
+  return whole.isNumber() && others > 0 ? Extent{nullptr, whole.number / others}
+                                        : Extent{unflatten->output(), -1};
+}
+
 std::optional<Extent> Shapes::ofExpanded(const Node* expand, int64_t axis) const {
   const auto sizes = ofList(expand->input(1));
   if (!sizes || axis >= int64_t(sizes->size())) {

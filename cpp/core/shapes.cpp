@@ -23,16 +23,6 @@ int64_t spatialOf(const Node* node) {
 
 const auto to_kind = symbol("aten::to");
 
-// Whether the result has the shape of the first operand.
-bool keepsShape(const Node* node) {
-  static const auto kinds = symbols(
-      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm",
-       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "aten::roll",
-       "jit_passes::quantize", "jit_passes::dequantize"});
-  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
-  return kinds.count(node->kind()) || isDropout(node) || (isElementwise(node) && tensors == 1);
-}
-
 const auto attention = symbol("aten::scaled_dot_product_attention");
 
 // The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
@@ -70,6 +60,16 @@ bool isCount(const Node* node) {
 }
 
 } // namespace
+
+bool keepsShape(const Node* node) {
+  static const auto kinds = symbols(
+      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::batch_norm",
+       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "aten::roll",
+       "jit_passes::quantize", "jit_passes::dequantize"});
+  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
+  return kinds.count(node->kind()) || isDropout(node) ||
+         (isElementwise(node) && tensors == 1 && isTensor(node->input(0)));
+}
 
 bool isUnbound(const Node* node) {
   return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;
@@ -123,7 +123,8 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   }
   for (const Use& use : tensor->uses()) {
     const auto weighted = weightedOperator(use.user);
-    const bool keeps = keepsShape(use.user) || (weighted && weighted->spatial_dims == 0);
+    const bool keeps =
+        keepsShape(use.user) || (weighted && weighted->spatial_dims == 0 && weightRank(use.user) != 1);
     if (keeps && use.offset == 0 && use.user->owningBlock() == node->owningBlock()) {
       if (const auto own = rank(use.user->output())) {
         return own;
@@ -138,9 +139,13 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   const Node* node = tensor->node();
   const auto weighted = weightedOperator(node);
   if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
-    return spatial + 2;
+    return batched_ ? std::optional(spatial + 2) : rank(node->input(0));
   }
-  if (keepsShape(node) || weighted || node->kind() == aten::transpose || node->kind() == aten::slice ||
+  if (weighted) {
+    const auto own = rank(node->input(0));
+    return own ? std::optional(*own - (weightRank(node) == 1)) : std::nullopt;
+  }
+  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
       node->kind() == attention) {
     return rank(node->input(0));
   }
@@ -195,6 +200,11 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   return std::nullopt;
 }
 
+std::optional<int64_t> Shapes::weightRank(const Node* linear) const {
+  const auto weight = known_.tensor(linear->input(1));
+  return weight ? std::optional(weight->dim()) : rank(linear->input(1));
+}
+
 // The rank that a reader takes.
 std::optional<int64_t> Shapes::rankRead(const Use& use) const {
   const Node* reader = use.user;
@@ -242,7 +252,7 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
     const auto linear = weightedOperator(tensor->node());
     if (!own && axis == -1 && linear && linear->spatial_dims == 0) {
       const auto weight = known_.tensor(tensor->node()->input(1));
-      return weight ? Extent{nullptr, weight->size(0)} : opaque;
+      return weight && weight->dim() == 2 ? Extent{nullptr, weight->size(0)} : opaque;
     }
     if (!own || axis + *own < 0) {
       return opaque;
@@ -253,7 +263,10 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
   if (!added) {
     return known->second;
   }
-  const Extent found = findExtent(tensor, axis);
+  Extent found = findExtent(tensor, axis);
+  if (found.value != nullptr && known_.isWritten(found.value)) {
+    found = {tensor, axis}; // of a shape that is another one before the write, and behind it
+  }
   return extents_[{tensor, axis}] = found;
 }
 
@@ -297,9 +310,10 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   } else if (const auto own = rank(tensor)) {
     const auto weighted = weightedOperator(node);
     const auto weight = weighted ? known_.tensor(node->input(1)) : std::nullopt;
+    const bool is_vector = weight && weight->dim() == 1; // of a linear layer, and the result has no channels
     const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node),
                   channels = *own - 1 - spatial;
-    if ((weighted || spatial) && (axis < channels || (!weighted && axis == channels))) {
+    if ((weighted || spatial) && (axis < channels || ((!weighted || is_vector) && axis == channels))) {
       return ofAxis(from, axis);
     }
     if (weight && axis == channels && !weighted->transposed) {
@@ -320,17 +334,6 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     }
   }
   return {tensor, axis};
-}
-
-// The size that is left open, of those that an axis is split into.
-Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
-  const Extent whole = ofAxis(unflatten->input(0), axis);
-  int64_t others = 1;
-  for (const int64_t size : constantOf(unflatten->input(2))->toIntVector()) {
-    others *= size < 0 ? 1 : size;
-  }
-  return whole.isNumber() && others > 0 ? Extent{nullptr, whole.number / others}
-                                        : Extent{unflatten->output(), -1};
 }
 
 // Of an axis of an einsum, which broadcasts.
@@ -366,6 +369,9 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
 
 // The features of a value, if a linear layer reads them whenever it is there.
 std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
+  if (known_.isWritten(tensor)) {
+    return std::nullopt; // of another shape, perhaps, when it is read
+  }
   for (const Use& use : tensor->uses()) {
     if (use.offset != 0 || use.user->owningBlock() != tensor->node()->owningBlock()) {
       continue;

@@ -1,6 +1,6 @@
 // Knowledge of tensors' shapes before a model runs: ranks, and which sizes are equal or numbers.
 //
-// Convolutions and pools are taken to have a batch axis.
+// Convolutions and pools are taken to have a batch axis, unless a pass asks for what is certain.
 #pragma once
 
 #include "einsum.h"
@@ -20,6 +20,9 @@ struct Extent {
   bool isNumber() const { return value == nullptr; }
 };
 
+// Whether the result has the shape of the first operand, which is a tensor.
+bool keepsShape(const Node* node);
+
 // Whether it gives its operand in float32, and changes nothing else.
 bool isToFloat(const Node* node);
 
@@ -29,7 +32,8 @@ bool isUnbound(const Node* node);
 // Taken once, before any edit.
 class Shapes {
  public:
-  explicit Shapes(const PassContext& context) : known_(context) {}
+  // With `batched`, operands of convolutions and pools have a batch axis, whatever the graph knows of them.
+  explicit Shapes(const PassContext& context, bool batched = true) : known_(context), batched_(batched) {}
 
   std::optional<int64_t> rank(const Value* tensor) const;
   Extent ofNumber(const Value* value) const;
@@ -43,6 +47,8 @@ class Shapes {
   std::optional<std::pair<Extent, int64_t>> asQuotient(const Extent& extent) const;
   // The size of the last axis that a linear layer takes the tensor with.
   std::optional<int64_t> featuresRead(const Value* tensor) const;
+  // Axes of a linear layer's weight: one, and the layer gives a number for each row.
+  std::optional<int64_t> weightRank(const Node* linear) const;
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:
@@ -59,6 +65,7 @@ class Shapes {
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
   Extent findExtent(const Value* tensor, int64_t axis) const;
+  Extent findNumber(const Value* value) const;
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
   Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
@@ -69,9 +76,11 @@ class Shapes {
   Extent ofElement(const Value* list, int64_t index, const Extent& otherwise) const;
 
   KnownValues known_;
+  bool batched_;
   // Answers given so far, so that each value is looked at once.
   mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
+  mutable std::unordered_map<const Value*, int64_t> numbers_;
 };
 
 } // namespace jit_passes

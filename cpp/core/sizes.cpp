@@ -34,6 +34,17 @@ std::optional<int64_t> Shapes::integer(const Value* value) {
 }
 
 Extent Shapes::ofNumber(const Value* value) const {
+  if (const auto known = numbers_.find(value); known != numbers_.end()) {
+    return {nullptr, known->second};
+  }
+  const Extent found = findNumber(value);
+  if (found.isNumber()) { // others may become known by the rank of a tensor, which may be in the making
+    numbers_.emplace(value, found.number);
+  }
+  return found;
+}
+
+Extent Shapes::findNumber(const Value* value) const {
   const Node* node = value->node();
   static const auto conversions =
       symbols({"prim::NumToTensor", "aten::Int", "aten::ScalarImplicit", "aten::IntImplicit"});

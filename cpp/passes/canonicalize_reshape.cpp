@@ -12,17 +12,18 @@
 //   %y = aten::linear(%x, ...)
 //   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
 //
-// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either side
-// has as many elements then, whatever the graph knows of them.
+// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either
+// side has as many elements then, whatever the graph knows of them.
 //
-//   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32 features   ->   aten::flatten(%x, 2, -1)
+//   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32   ->   aten::flatten(%x, 2, -1)
 //
 // Windows of an image are axes that fall into others, whose number is that of the size:
 //
-//   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])   ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
+//   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
+//     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
-// tensors: these stay in their types.
+// tensors: these stay in their types, as far as they are certain.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -97,26 +98,8 @@ std::optional<NamedAxes> joinedFeatures(
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
 
-// The numbers of a list, where all are constants, and one is open at most.
-std::optional<std::vector<int64_t>> constantParts(const Value* list) {
-  std::vector<int64_t> parts;
-  if (const auto known = constantInts(list)) {
-    parts = *known;
-  } else {
-    for (const Value* size : list->node()->inputs()) {
-      const auto number = constantOf(size);
-      if (!number || !number->isInt()) {
-        return std::nullopt;
-      }
-      parts.push_back(number->toInt());
-    }
-  }
-  return std::ranges::count(parts, -1) <= 1 && std::ranges::count(parts, 0) == 0 ? std::optional(parts)
-                                                                                 : std::nullopt;
-}
-
-// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of one
-// are some of the other.
+// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of
+// one are some of the other.
 class Matching {
  public:
   Matching(const Shapes& shapes, Node* node, const std::vector<Extent>& to) : shapes_(shapes), to_(to) {
@@ -138,6 +121,9 @@ class Matching {
     });
     if ((axes == 0) != (sizes == 0) || (axes > 1 && sizes > 1) || (sizes > 1 && open > 1)) {
       return std::nullopt;
+    }
+    if ((splits_ || joins_) && (axes > 0 || (splits_ && joins_))) {
+      return std::nullopt; // 4 times `a // 4` may be less than `a`, and others may make up for that
     }
     const auto isFixed = [](const Extent& size) { return size.isNumber() && size.number >= 0; };
     if (axes == 1 && sizes == 1 && isFixed(from_[first_]) && isFixed(to_[first_of_to_])) {
@@ -183,7 +169,7 @@ class Matching {
                           : quotients == 0 && whole.isNumber() && whole.number == product;
   }
 
-  // How many of the neighbours come to a size, and 0 if none do; those behind `at`, or in front.
+  // How many of the neighbours in [low, high) come to a size, and 0 if none do: the last ones, or the first.
   int64_t countOf(
       const Extent& whole, const std::vector<Extent>& of, int64_t low, int64_t high, bool last) const {
     for (int64_t count = 2; count <= high - low; ++count) {
@@ -206,6 +192,8 @@ class Matching {
     if (axes == 0) {
       return false;
     }
+    splits_ = splits_ || (sizes > 1 && !from_[axis].isNumber()); // else by numbers, which are exact
+    joins_ = joins_ || (axes > 1 && !to_[size].isNumber());
     (last ? axes_ : first_) += last ? -axes : axes;
     (last ? sizes_ : first_of_to_) += last ? -sizes : sizes;
     add(last ? axes_ : first_ - axes, axes, last ? sizes_ : first_of_to_ - sizes, sizes);
@@ -221,13 +209,14 @@ class Matching {
   const std::vector<Extent>& to_;
   std::vector<Extent> from_;
   int64_t first_ = 0, first_of_to_ = 0, axes_, sizes_; // what is left of both
+  bool splits_ = false, joins_ = false;                // into quotients, or of them
   std::vector<Step> steps_;
 };
 
-// Behind norms and copies, which keep the shape.
-const Value* shapeSource(const Value* tensor) {
-  static const auto kinds = symbols({"aten::layer_norm", "aten::rms_norm", "aten::contiguous", "aten::relu"});
-  while (kinds.count(tensor->node()->kind())) {
+// Behind what keeps the shape. A value that is written to may have had another one.
+const Value* shapeSource(const Shapes& shapes, const Value* tensor) {
+  while (keepsShape(tensor->node()) && !shapes.isWritten(tensor) &&
+         !shapes.isWritten(tensor->node()->input(0))) {
     tensor = tensor->node()->input(0);
   }
   return tensor;
@@ -244,6 +233,9 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
     return std::nullopt;
   }
   const Node* sizes = slice->input(0)->node();
+  if (sizes->kind() != aten::size || sizes->inputs().size() != 1) {
+    return std::nullopt;
+  }
   const std::initializer_list<const Value*> read{
       sum->output(), sum->input(0), slice->output(), sizes->output(), sizes->input(0)};
   for (const Value* written : read) {
@@ -251,15 +243,16 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
       return std::nullopt;
     }
   }
-  const bool same =
-      sizes->kind() == aten::size && sizes->inputs().size() == 1 &&
-      (sizes->input(0) == node->input(0) ||
-       (linear->kind() == aten::linear && shapeSource(sizes->input(0)) == shapeSource(linear->input(0))));
-  const auto parts = sum->input(1)->node()->kind() == prim::ListConstruct || isConstant(sum->input(1))
-                         ? constantParts(sum->input(1))
-                         : std::nullopt;
-  return same && parts && parts->size() > 1 ? std::optional(NamedAxes{node, {{aten::unflatten, -1, *parts}}})
-                                            : std::nullopt;
+  const bool same = sizes->input(0) == node->input(0) ||
+                    (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
+                     shapeSource(shapes, sizes->input(0)) == shapeSource(shapes, linear->input(0)));
+  const auto given = same ? shapes.ofList(sum->input(1)) : std::nullopt;
+  std::vector<int64_t> parts;
+  for (const Extent& size : given.value_or(std::vector<Extent>())) {
+    parts.push_back(size.isNumber() ? size.number : 0);
+  }
+  const bool fits = parts.size() > 1 && std::ranges::count(parts, -1) <= 1 && !std::ranges::count(parts, 0);
+  return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, parts}}}) : std::nullopt;
 }
 
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
@@ -320,15 +313,15 @@ bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
 
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
-  const Shapes shapes(context);
+  const Shapes shapes(context), certain(context, /*batched=*/false);
   bool changed = false;
   std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
   forEachNode(*graph, [&](Node* node) {
     if (auto named = namedAxes(shapes, node)) {
       found.push_back(std::move(*named));
-      keepRank(node->output(), shapes.rank(node->output()));
+      keepRank(node->output(), certain.rank(node->output()));
     } else if (node->kind() == aten::size) {
-      changed |= keepRank(node->input(0), shapes.rank(node->input(0)));
+      changed |= keepRank(node->input(0), certain.rank(node->input(0)));
     }
   });
   for (const auto& [node, steps] : found) {

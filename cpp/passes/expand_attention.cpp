@@ -8,8 +8,8 @@
 //   %w = aten::softmax(%s, -1, None)
 //   %y = aten::matmul(%w, %v)
 //
-// A mask is added to the scores, one of bool as 0 and minus infinity: aten::where(%mask, 0, -inf). The dtype of one that
-// the model computes is known as it runs. A query may have no key then, which gives zeros: its shares are those of
+// A mask is added to the scores, one of bool as 0 and minus infinity: aten::where(%mask, 0, -inf). The dtype of one
+// that the model computes is known as it runs. A query may have no key then, which gives zeros: its shares are those of
 // aten::_safe_softmax. The mask of causal attention is made for the numbers of queries and keys:
 // %m = aten::triu(aten::full([queries, keys], -inf), 1). Where a model decides as it runs whether there is a mask, or
 // whether it is causal, 0 is added where there is none.

@@ -1,13 +1,14 @@
 // Replace sizes that the graph knows by numbers.
 //
-//   %c : int = aten::size(%x, 2), of what a linear layer of 16 features gives   ->   %c : int = prim::Constant[value=16]()
-//   %y = aten::slice(%x, 2, 0, %c // 2, 1)                                      ->   aten::slice(%x, 2, 0, 8, 1)
+//   %c : int = aten::size(%x, 2), of what a layer of 16 features gives   ->   %c : int = prim::Constant[value=16]()
+//   %y = aten::slice(%x, 2, 0, %c // 2, 1)                               ->   aten::slice(%x, 2, 0, 8, 1)
 //
 // An axis that is repeated as often as it is long stays as it is:
 //
 //   %y = aten::expand(%x, [aten::size(%x, 0), 4, -1], %no)                      ->   aten::expand(%x, [-1, 4, -1], %no)
 //
-// Only tensors that would be refused could have other sizes.
+// Only tensors that would be refused could have other sizes. Convolutions and pools take data with a batch axis and
+// without one, so only their operands say how many axes there are.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -41,7 +42,7 @@ bool isComputedNumber(const Value* value) {
 
 bool foldSizes(PassContext& context) {
   const auto graph = context.graph();
-  const Shapes shapes(context);
+  const Shapes shapes(context, /*batched=*/false);
   std::vector<std::pair<Value*, int64_t>> numbers; // all of them before the first edit, as others go by them
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
   forEachNode(*graph, [&](Node* node) {

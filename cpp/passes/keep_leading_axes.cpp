@@ -1,11 +1,13 @@
-// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them behind.
+// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them
+// behind.
 //
 //   %n, %t = aten::size(%x)
 //   %r = aten::flatten(%x, 0, 1)
 //   %y = aten::linear(%r, %weight, %bias)              ->   %z = aten::linear(%x, %weight, %bias)
 //   %z = aten::reshape(%y, [%n, %t, features])
 //
-// GPT-2 has its layers so. Nobody else may read the rows that the layer gives.
+// GPT-2 has its layers so. Nobody else may read the rows that the layer gives, and its weight is a matrix: with a
+// vector a layer gives one axis less.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -32,7 +34,7 @@ bool readsRows(const Shapes& shapes, const Node* node) {
   const Node* linear = node->kind() == aten::reshape ? node->input(0)->node() : nullptr;
   if (linear == nullptr || linear->kind() != aten::linear || linear->output()->uses().size() != 1 ||
       linear->owningBlock() != node->owningBlock() || shapes.isWritten(linear->output()) ||
-      shapes.isWritten(node->output())) {
+      shapes.isWritten(node->output()) || shapes.weightRank(linear) != 2) {
     return false;
   }
   const Value* from = flattenedRows(shapes, linear);

@@ -44,7 +44,7 @@ bool onlyRaises(const Block* block) {
 bool hasNoNodes(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
 
 // The convolution whose result has as many dimensions as the value; or no more, where sums may broadcast it.
-std::optional<WeightedOperator> convolutionBehind(const Value* value, bool may_broadcast) {
+std::optional<WeightedOperator> rankGiver(const Value* value, bool may_broadcast) {
   while (true) {
     const Node* node = value->node();
     const std::string_view name = node->kind().toQualString();
@@ -63,18 +63,18 @@ std::optional<WeightedOperator> convolutionBehind(const Value* value, bool may_b
   }
 }
 
-// How many dimensions more than a window a tensor is compared with that has those of a convolution's result.
+// The number that a tensor's rank is compared with, less the spatial axes of the convolution behind it.
 std::optional<double> comparedRank(const Value* differs) {
   const Node* node = differs->node();
   if (node->kind() != aten::ne || node->input(0)->node()->kind() != aten::dim) {
     return std::nullopt;
   }
-  const auto op = convolutionBehind(node->input(0)->node()->input(), false);
+  const auto op = rankGiver(node->input(0)->node()->input(), false);
   const auto number = op ? constantNumber(node->input(1)) : std::nullopt;
   return number ? std::optional(*number - op->spatial_dims) : std::nullopt;
 }
 
-// With a batch axis there are two dimensions more, without it is one.
+// With a batch axis there are two more, without one there is one.
 bool isRankCheck(const Node* node) {
   if (node->kind() != prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
       !hasNoNodes(node->blocks().at(1))) {
@@ -102,7 +102,7 @@ bool alwaysHolds(const Node* node) {
   if (size == nullptr || size->kind() != c10::aten::size || size->inputs().size() != 1) {
     return false;
   }
-  const auto op = convolutionBehind(size->input(), true);
+  const auto op = rankGiver(size->input(), true);
   return op && static_cast<double>(op->spatial_dims + 1) > *dims; // a batch axis may be missing
 }
 

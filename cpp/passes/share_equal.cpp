@@ -24,7 +24,7 @@ bool append(std::string& key, const at::Tensor& tensor) {
     return true;
   }
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.has_storage() ||
-      tensor.requires_grad()) {
+      tensor.requires_grad() || tensor.is_conj() || tensor.is_neg()) { // whose bytes are not its numbers
     return false;
   }
   append(key, static_cast<int64_t>(tensor.scalar_type()));
@@ -76,13 +76,13 @@ bool append(std::string& key, const IValue& value) {
   return true;
 }
 
-// What PyTorch's kernels take, which no operator changes.
+// Packed parameters of PyTorch's kernels; no operator changes them.
 bool isPacked(const IValue& value) {
   return value.isObject() && value.type()->annotation_str().starts_with("__torch__.torch.classes.quantized.");
 }
 
 // One of each content.
-class Pool {
+class ByContent {
  public:
   // Whether it put another one in its place.
   bool share(IValue& value) {
@@ -110,7 +110,7 @@ class Pool {
 } // namespace
 
 void shareEqual(const Module& module) {
-  Pool pool;
+  ByContent pool;
   for (const Module& part : module.modules()) {
     for (const auto& method : part.get_methods()) {
       forEachNode(*method.graph(), [&](Node* node) {

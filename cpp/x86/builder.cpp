@@ -76,11 +76,9 @@ class Walk {
     }
     for (const Value* value : node->outputs()) {
       refuseUnless(!reader_.isWritten(value), "something writes to its result");
-      const auto type = value->type()->cast<c10::TensorType>();
-      const size_t axes = type ? type->dim().value_or(0) : 0; // as far as they are known
+      const int64_t axes = axesOf(value);
       refuseUnless(
-          int64_t(axes) <= kMostMovedAxes, "it gives ", axes, " axes, and a plan takes ", kMostMovedAxes,
-          " at most");
+          axes <= kMostMovedAxes, "it gives ", axes, " axes, and a plan takes ", kMostMovedAxes, " at most");
     }
     if (node->kind() == quantize) {
       visitQuantize(node);
@@ -109,6 +107,7 @@ class Walk {
     op.output = addValue(grid);
     try {
       checkForm(op);
+      axes_.push_back(checkAxes(op, axes_));
     } catch (const c10::Error& error) {
       throw RefusedOperator(error.what_without_backtrace(), op.name);
     }
@@ -150,6 +149,7 @@ class Walk {
     if (added) {
       known->second =
           emit({Kind::Input, value->debugName(), {}, 0, {found - inputs.begin() - 1}, {}}, {}, kFloat32);
+      axes_.back() = axesOf(value);
     }
     return known->second;
   }
@@ -362,6 +362,7 @@ class Walk {
   Block* block_;
   const NodeNames& names_;
   Program program_;
+  std::vector<int64_t> axes_;                         // of its values: see checkAxes
   std::unordered_map<const Value*, Stored> codes_;    // of codes
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes; or float32
   std::unordered_map<const Value*, int64_t> inputs_;  // of what the region takes

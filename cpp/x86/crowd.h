@@ -8,10 +8,10 @@
 
 namespace jit_passes::x86 {
 
-// Where a thread comes late in two of a few calls, calls leave one thread more out for a while. In a call behind a pause it
-// was asleep, which is no sign. Then a call tries with one more again; if that is late too, or a later one soon is, it is longer until
-// the next try. Any threads may ask and tell at once: what is lost then is a better guess. Times are nanoseconds of a
-// clock that only grows.
+// Where a thread comes late in two of a few calls, calls leave one thread more out for a while. In a call behind a
+// pause it was asleep, which is no sign. Then a call tries with one more again; if that is late too, or a later one
+// soon is, it is longer until the next try. Any threads may ask and tell at once: what is lost then is a better guess.
+// Times are nanoseconds of a clock that only grows.
 class Crowd {
  public:
   // How many threads a call should take, of so many that it could have.

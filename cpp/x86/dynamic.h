@@ -45,8 +45,8 @@ struct QuantizeRows {
       const Image& in, const Extent* parts, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const;
 };
 
-// How sums of products of codes and weights become float32, for the pixel m, counted through all images, and the channel
-// c. All pixels have one grid, but for rows of linear layers.
+// How sums of products of codes and weights become float32, for the pixel m, counted through all images, and the
+// channel c. All pixels have one grid, but for rows of linear layers.
 //
 //   x = fma(float(sum - zero_point[m] sums[c]), scale[m] scales[c], bias[c])
 //   y = function(x) + residual                                       a residual has the shape of the output

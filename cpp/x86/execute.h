@@ -43,8 +43,9 @@ struct Phase {
 
 // One parallel region for all phases, one after the other. Threads claim what a phase falls into: one that has none
 // left waits for those who compute busily for a moment, and then sleeps; one that comes late holds nobody up but at the
-// end, and calls take fewer threads for a while (crowd.h). Results are the same for any number of threads. On one thread
-// within a parallel region, and in a process that was forked after a call. `nanoseconds`, where there is one, gets the time of each phase.
+// end, and calls take fewer threads for a while (crowd.h). Results are the same for any number of threads. On one
+// thread within a parallel region, and in a process that was forked after a call. `nanoseconds`, where there is one,
+// gets the time of each phase.
 void execute(
     const std::vector<Phase>& phases, const Call& call, int threads,
     std::vector<int64_t>* nanoseconds = nullptr);

@@ -1,6 +1,6 @@
-// Kernels of float32. See kernels.h for what holds for all kernels: of an image of float32, strides are in bytes too, and
-// `channels` counts floats. They have the bits of PyTorch's operators, but for exponentials, gelu, and sums of more than
-// two numbers, which PyTorch adds up in another order.
+// Kernels of float32. See kernels.h for what holds for all kernels: of an image of float32, strides are in bytes too,
+// and `channels` counts floats. They have the bits of PyTorch's operators, but for exponentials, gelu, and sums of more
+// than two numbers, which PyTorch adds up in another order.
 #pragma once
 
 #include "kernels.h"

@@ -7,8 +7,8 @@
 // is the number of parts in which a result can be computed, and `run(..., begin, end)` computes some of them:
 // the division never changes a result. Nothing is allocated in `run`.
 //
-// Each has a plain C++ form, which defines it and runs on any processor, and forms for vector instructions with the same
-// bits: sums are exact in int32, and each float step is one fused multiply-add or conversion in all of them.
+// Each has a plain C++ form, which defines it and runs on any processor, and forms for vector instructions with the
+// same bits: sums are exact in int32, and each float step is one fused multiply-add or conversion in all of them.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@
 
 namespace jit_passes::x86 {
 
-// Levels of instructions, each of which includes those before:
+// Levels of instructions. Each includes those before, but for the last one, which may lack AVX-VNNI:
 //
 //   plain         any processor; loops are compiled for each level of vector units (core/vectorize.h)
 //   avx2          AVX2 and FMA: Haswell, Zen, and later
 //   avx_vnni      and AVX-VNNI: Alder Lake, and later
-//   avx512_vnni   and AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4, and later, which may lack AVX-VNNI
+//   avx512_vnni   and AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4, and later
 //
 // Where a kernel has no form for a level, it has that of the level before.
 enum class Form : int32_t { Plain, Avx2, AvxVnni, Avx512, Count };
@@ -31,9 +31,9 @@ const char* nameOf(Form form);
 // Throws std::invalid_argument, which lists the names.
 Form formNamed(const std::string& name);
 bool hasForm(Form form);
-// The form of kernels that are made from now on: the last one that the processor has, or what `setBestForm` said, or what
-// the environment variable JIT_PASSES_X86_LEVEL said when it was first asked for. Throws std::invalid_argument where
-// that is no level, or the processor has no such instructions.
+// The form of kernels that are made from now on: the last one that the processor has, or what `setBestForm` said, or
+// what the environment variable JIT_PASSES_X86_LEVEL said when it was first asked for. Throws std::invalid_argument
+// where that is no level, or the processor has no such instructions.
 Form bestForm();
 void setBestForm(Form form);
 
@@ -43,8 +43,8 @@ constexpr int64_t kSlack = 64;
 // So many products at most make a sum, which int32 holds whatever they are.
 constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1;
 
-// Codes, or float32 (floats.h), [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column to the next,
-// `row`, `plane` (used where depth > 1) and `image`. `pixel` is larger than `channels` in a slice of a
+// Codes, or float32 (floats.h), [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column
+// to the next, `row`, `plane` (used where depth > 1) and `image`. `pixel` is larger than `channels` in a slice of a
 // concatenation, `row` larger than width * pixel where a border surrounds the image, and strides of 0
 // broadcast an operand. A sequence has height 1. A matrix has height 1 too: its rows are columns of the image.
 struct Image {

@@ -80,8 +80,8 @@ struct Step {
   // Of Copy and Interleave: of each operand, undefined where its codes stay. Of others, the table where it is no
   // operator's.
   std::vector<at::Tensor> own_tables = {};
-  // Of Copy and Product: an axis of the result is that axis of the operand, or -1 where elements are repeated; and where
-  // in the result it begins.
+  // Of Copy and Product: an axis of the result is that axis of the operand, or -1 where elements are repeated; and
+  // where in the result it begins.
   Sizes axes = {};
   int64_t along = 0, start = 0;
   std::optional<Range> range = {}; // of the operand
@@ -135,8 +135,8 @@ struct Dim {
 };
 using Dims = std::array<Dim, 4>;
 
-// All axes but that of the channels, the last one being columns. Of more than `kMostAxes`, some count as one: memory has
-// them side by side, and so have tensors that are contiguous.
+// All axes but that of the channels, the last one being columns. Of more than `kMostAxes`, some count as one: memory
+// has them side by side, and so have tensors that are contiguous.
 Dims axisDims(const Sizes& sizes, int64_t axis);
 // The same for what works pixel by pixel: where there are few rows, the last axis is divided into some.
 Dims pixelDims(const Sizes& sizes, int64_t axis);

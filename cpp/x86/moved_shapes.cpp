@@ -135,14 +135,11 @@ class MovedSizes {
     return sizes;
   }
 
-  int64_t checkAxis(int64_t axis, int64_t rank) const {
-    require(axis >= -rank && axis < rank, "works along axis ", axis, ", and got the shape ", from_);
-    return axisOf(axis, rank);
-  }
+  int64_t checkAxis(int64_t axis, int64_t rank) const { return x86::checkAxis(op_, axis, rank, from_); }
 
   template <typename... Message>
   void require(bool condition, const Message&... message) const {
-    TORCH_CHECK(condition, op_.name, " (", nameOf(op_.kind), ") ", message...);
+    x86::require(op_, condition, message...);
   }
 
   const Operator& op_;

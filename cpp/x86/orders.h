@@ -7,8 +7,8 @@ namespace jit_passes::x86 {
 
 // Of each output, its axes from the outermost in memory on, as PyTorch's operators would leave them: a permutation
 // is a view, and what works element by element keeps the order of its operands. Float operators behind the plan see
-// by it whether `contiguous` copies, or gives another name of what is written in place. Tensors of more than `kMostAxes`
-// are contiguous.
+// by it whether `contiguous` copies, or gives another name of what is written in place. Tensors of more than
+// `kMostAxes` are contiguous.
 std::vector<Sizes> outputOrders(const Program& program, const std::vector<Sizes>& sizes);
 
 // The strides of a dense tensor whose axes lie so.

@@ -86,8 +86,9 @@ Part interleaved(const Step& step, const std::vector<Memory>& memory);
 Part blended(const Operator& op, const Memory& from, const Memory& to);
 
 // Of transformers.
-Part packedOperand(const Step& step, const std::vector<Memory>& memory);
-Part product(const Step& step, const std::vector<Memory>& memory);
+// Both with kernels of one form: `product` reads what `packedOperand` has packed.
+Part packedOperand(const Step& step, const std::vector<Memory>& memory, Form form);
+Part product(const Step& step, const std::vector<Memory>& memory, Form form);
 Part softmaxed(const Step& step, const Memory& from, const Memory& to);
 Part normalized(const Operator& op, const Step& step, const Memory& from, const Memory& to);
 

@@ -88,8 +88,10 @@ std::vector<at::Tensor> Plan::run(
   Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
     floats.push_back(toFloat(inputs[i], i));
+    // Some of so many axes count as one. An axis of size 1 may have any stride and leave a tensor contiguous, and two
+    // in one go by the stride of the inner: a view of one row has the strides that its sizes say.
     if (floats.back().dim() > kMostAxes) {
-      floats.back() = floats.back().contiguous();
+      floats.back() = floats.back().contiguous().flatten().view(inputs[i].sizes());
     }
     given.sizes.push_back(inputs[i].sizes().vec());
     given.contiguous.push_back(read_[i] && floats.back().is_contiguous());

@@ -11,8 +11,8 @@ Planned withChoice(const Reader& reader, const Node* node, Planned planned);
 Planned gelu(const Reader& reader, Node* node);
 // Functions without options.
 Planned namedFunction(const Reader& reader, Node* node);
-// By a number.
 Planned negative(const Reader& reader, Node* node);
+// By a number.
 Planned quotient(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);
 

@@ -56,8 +56,8 @@ class Preparation {
       case Does::Roll: return rolled(operatorOf(step), in(step), out(step));
       case Does::Load: return loaded(operatorOf(step), out(step));
       case Does::Interleave: return interleaved(step, lowered_.memory);
-      case Does::Pack: return packedOperand(step, lowered_.memory);
-      case Does::Product: return product(step, lowered_.memory);
+      case Does::Pack: return packedOperand(step, lowered_.memory, form_);
+      case Does::Product: return product(step, lowered_.memory, form_);
       case Does::Softmax: return softmax(step);
       case Does::Normalize: return normalize(step);
       case Does::NormalizeGroups: return normalized(operatorOf(step), step, in(step), out(step));
@@ -322,6 +322,7 @@ class Preparation {
   const Program& program_;
   Lowered lowered_;
   int64_t& scratch_;
+  const Form form_ = bestForm(); // of kernels that read what others have packed
 };
 
 } // namespace

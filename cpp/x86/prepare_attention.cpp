@@ -24,7 +24,7 @@ double ratio(const Grid& grid) { return static_cast<float>(grid.scale); }
 
 } // namespace
 
-Part packedOperand(const Step& step, const std::vector<Memory>& memory) {
+Part packedOperand(const Step& step, const std::vector<Memory>& memory, Form form) {
   const Memory &from = memory[step.inputs[0]], &to = memory[step.output];
   const View view = viewOf(from, step.views[0]);
   bool transposed = false;
@@ -35,14 +35,15 @@ Part packedOperand(const Step& step, const std::vector<Memory>& memory) {
             }};
   };
   if (from.grid->is_float) {
-    return part(FloatProduct{transposed});
+    return part(FloatProduct{transposed, {}, form});
   }
   MatrixProduct kernel{transposed};
+  kernel.form = form;
   kernel.a_zero_point = memory[step.inputs[1]].grid->zero_point, kernel.b_zero_point = from.grid->zero_point;
   return part(kernel);
 }
 
-Part product(const Step& step, const std::vector<Memory>& memory) {
+Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
   const Memory &left = memory[step.inputs[0]], &right = memory[step.inputs[1]];
   const Memory &packed = memory[step.inputs[2]], &to = memory[step.output];
   const View left_view = viewOf(left, step.views[0]), right_view = viewOf(right, step.views[1]);
@@ -63,9 +64,10 @@ Part product(const Step& step, const std::vector<Memory>& memory) {
             }};
   };
   if (to.grid->is_float) {
-    return part(FloatProduct{transposed, step.function});
+    return part(FloatProduct{transposed, step.function, form});
   }
   MatrixProduct kernel{transposed};
+  kernel.form = form;
   kernel.a_zero_point = left.grid->zero_point, kernel.b_zero_point = right.grid->zero_point;
   kernel.multiplier = ratio(*left.grid) * ratio(*right.grid) / ratio(*step.grid);
   kernel.offset = step.grid->zero_point;

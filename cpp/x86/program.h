@@ -72,8 +72,8 @@ enum class Kind {
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
-// the last ones; the others are those of an axis of size 1. Transposed convolutions cut paddings off their result, where
-// that behind may be negative.
+// the last ones; the others are those of an axis of size 1. Transposed convolutions cut paddings off their result,
+// where that behind may be negative.
 struct ConvolutionAttributes {
   enum : size_t {
     Spatial,

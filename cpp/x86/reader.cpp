@@ -25,6 +25,11 @@ bool isDequantize(const Node* node) {
 
 } // namespace
 
+int64_t axesOf(const Value* tensor) {
+  const auto type = tensor->type()->cast<c10::TensorType>();
+  return type ? static_cast<int64_t>(type->dim().value_or(0)) : 0;
+}
+
 std::optional<c10::IValue> Reader::find(const Value* value) const {
   if (isConstant(value)) {
     return torch::jit::toIValue(value);

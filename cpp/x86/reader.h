@@ -21,6 +21,9 @@ void refuseUnless(bool condition, const Message&... message) {
   }
 }
 
+// Axes of a tensor by its type, and 0 where that does not say.
+int64_t axesOf(const Value* tensor);
+
 // Codes of a dtype: `shift` is added to them where they are stored, and to their zero point.
 struct Codes {
   Grid grid;

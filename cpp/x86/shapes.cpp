@@ -270,14 +270,11 @@ class Inference {
     return sizes;
   }
 
-  int64_t checkAxis(int64_t axis, int64_t rank) const {
-    require(axis >= -rank && axis < rank, "works along axis ", axis, ", and got the shape ", first());
-    return axisOf(axis, rank);
-  }
+  int64_t checkAxis(int64_t axis, int64_t rank) const { return x86::checkAxis(op_, axis, rank, first()); }
 
   template <typename... Message>
   void require(bool condition, const Message&... message) const {
-    TORCH_CHECK(condition, op_.name, " (", nameOf(op_.kind), ") ", message...);
+    x86::require(op_, condition, message...);
   }
 
   const Operator& op_;
@@ -285,6 +282,11 @@ class Inference {
 };
 
 } // namespace
+
+int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& of) {
+  require(op, axis >= -rank && axis < rank, "works along axis ", axis, ", and got the shape ", of);
+  return axisOf(axis, rank);
+}
 
 bool isReduced(const Operator& mean, int64_t axis, int64_t rank) {
   return std::any_of(mean.attributes.begin() + 1, mean.attributes.end(), [&](int64_t reduced) {

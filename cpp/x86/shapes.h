@@ -20,6 +20,15 @@ Sizes inferMoved(const Operator& op, const Sizes& from);
 // The axis from 0 on of one that may count from the end.
 inline int64_t axisOf(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
 
+// An error that names the operator.
+template <typename... Message>
+void require(const Operator& op, bool condition, const Message&... message) {
+  TORCH_CHECK(condition, op.name, " (", nameOf(op.kind), ") ", message...);
+}
+
+// The same of an axis that the operator works along, of a tensor of so many axes.
+int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& of);
+
 // Whether the axis is one that a mean goes over.
 bool isReduced(const Operator& mean, int64_t axis, int64_t rank);
 

@@ -7,7 +7,8 @@ namespace {
 constexpr int64_t kFormat = 2;
 
 // Weights that are in a state which somebody holds. Plans of several methods may have the same ones: as one tensor, a
-// file has them once.
+// file has them once. So states are for reading: who writes to a tensor of one may change others. Plans hold none of
+// these tensors, and make copies of what they are given.
 class Held {
  public:
   // The tensor of that content that is held, or else the copy itself, which is known from then on.

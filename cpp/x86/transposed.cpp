@@ -1,12 +1,12 @@
-// A pixel i and a tap k add to the result o = i * stride - padding + k * dilation. So results with the same remainder of
-// o + padding by the stride have the same taps. With g = gcd(stride, dilation) these are k = first_tap + m * stride / g,
-// and tap m of the result o = first + j * stride reads the pixel
+// A pixel i and a tap k add to the result o = i * stride - padding + k * dilation. So results with the same remainder
+// of o + padding by the stride have the same taps. With g = gcd(stride, dilation) these are k = first_tap + m * stride
+// / g, and tap m of the result o = first + j * stride reads the pixel
 //
 //   i = j + base - m * dilation / g,   base = (first + padding - first_tap * dilation) / stride
 //
 // With m counted from the last tap on, that is a convolution of stride 1 with the dilation dilation / g and the padding
-// (count - 1) * dilation / g - base, which is negative where the first pixels are not read. No tap reaches results whose
-// remainder is no multiple of g, or whose first tap is beyond the window: a tap of zeros stands for none.
+// (count - 1) * dilation / g - base, which is negative where the first pixels are not read. No tap reaches results
+// whose remainder is no multiple of g, or whose first tap is beyond the window: a tap of zeros stands for none.
 #include "transposed.h"
 
 #include <numeric>

@@ -1,6 +1,7 @@
 #include "types.h"
 
 #include "attention.h"
+#include "shapes.h"
 
 namespace jit_passes::x86 {
 
@@ -49,6 +50,37 @@ bool hasCodes(const Operator& op) {
          (op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized);
 }
 
+namespace {
+
+// Of an operator whose first operand has so many axes at least, and that of the most so many.
+int64_t leastAxes(const Operator& op, int64_t first, int64_t most) {
+  const auto& a = op.attributes;
+  switch (op.kind) {
+    case Kind::Reshape:
+    case Kind::Permute:
+    case Kind::Expand: return a.size();
+    case Kind::Constant: return op.tensors[0].dim();
+    case Kind::Add:
+    case Kind::Multiply: return most;
+    case Kind::MatrixProduct: return 0;
+    default: break;
+  }
+  if (first == 0) {
+    return 0;
+  }
+  switch (op.kind) {
+    case Kind::Unflatten: return first + int64_t(a.size()) - 2;
+    case Kind::Unsqueeze: return first + 1;
+    case Kind::Flatten: return std::max<int64_t>(first - axisOf(a[1], first) + axisOf(a[0], first), 0);
+    case Kind::Mean: return a[0] ? first : std::max<int64_t>(first + 1 - int64_t(a.size()), 0);
+    case Kind::Narrow: return first - a[3];
+    case Kind::Part: return first - (a[PartAttributes::How] == PartAttributes::Single);
+    default: return first;
+  }
+}
+
+} // namespace
+
 int64_t mostAxes(Kind kind) {
   switch (kind) {
     case Kind::Input:
@@ -64,6 +96,19 @@ int64_t mostAxes(Kind kind) {
     case Kind::Transpose: return kMostMovedAxes;
     default: return kMostAxes;
   }
+}
+
+int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes) {
+  int64_t most = 0; // of an operand
+  for (const int64_t input : op.inputs) {
+    most = std::max(most, axes[input]);
+  }
+  const int64_t first = op.inputs.empty() ? 0 : axes[op.inputs[0]], result = leastAxes(op, first, most);
+  TORCH_CHECK(
+      std::max(most, result) <= mostAxes(op.kind), op.name, " (", nameOf(op.kind), ") takes and gives ",
+      mostAxes(op.kind), " axes at most, and would get ", most, " and give ", result,
+      ": join some of them in front of it");
+  return result;
 }
 
 std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids) {

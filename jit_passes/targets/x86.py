@@ -30,15 +30,21 @@ from .partition import CompileRegions
 from .stock import needs_reduced_range
 from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import RefusedOperator, Target
-from .x86_moves import MOST_AXES, moves, moves_of_codes, options, roll
+from .x86_moves import (
+    CLIPS,
+    FUNCTIONS,
+    MOST_AXES,
+    NORMS,
+    SOFTMAX,
+    SUMS,
+    moves,
+    moves_of_codes,
+    of_few_axes,
+    options,
+    roll,
+)
 
 ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
-CLIPS = ("aten::relu", "aten::clamp")
-FUNCTIONS = tuple(
-    f"aten::{name}" for name in ("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish")
-)  # of float32
-SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
-NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 FLOAT32 = 6  # as graphs have it
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
@@ -239,7 +245,6 @@ def _capability(integer_layer_norm: bool) -> Capability:
         )  # fmt: skip
     pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
     floats = {
-        **moves(),
         **dict.fromkeys(NORMS, _layer_norm),
         "aten::mean": _mean,
         "aten::cat": _options_of_lists,
@@ -251,14 +256,14 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
         **dict.fromkeys((*FUNCTIONS, *CLIPS), options),
-        **dict.fromkeys(("aten::add", "aten::sub", "aten::mul"), _floats),
+        **dict.fromkeys(SUMS, _floats),
     }
     return Capability(
         {row.kind: row for row in rows},  # what is spelled out comes after, and wins
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
         WEIGHTS,
         moves={**moves(), **moves_of_codes()},
-        floats=floats,
+        floats={**moves(), **of_few_axes(floats)},
         begins=frozenset({*NORMS, *SOFTMAX}),
         forms=("expand_attention", "gather_rms_norm"),
         dynamic=dynamic,

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..graph.view import NodeView, ValueView
 from ..quantizers.capability import is_constant_behind
 from ..quantizers.support import Check
 
 MOST_AXES = 5  # of a tensor
-MOST_MOVED = 6  # of one that is only cut into windows
+MOST_MOVED = 6  # of one that is only cut into windows, or gone over number by number
 MOST_ROLLED = 3  # axes
-KEEP_AXES = ("aten::contiguous", "aten::detach", "aten::alias", "aten::transpose", "aten::slice")
+FUNCTIONS = tuple(
+    f"aten::{name}" for name in ("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish")
+)  # of float32
+CLIPS = ("aten::relu", "aten::clamp")
+NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
+SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
+SUMS = ("aten::add", "aten::sub", "aten::mul")  # and products, which broadcast
+KEEP_AXES = (
+    *(f"aten::{name}" for name in ("contiguous", "detach", "alias", "transpose", "slice")),
+    *(f"aten::{name}" for name in ("roll", "to", "neg", "div", "linear")),
+    *NORMS,
+    *SOFTMAX,
+)
 CUTS = (
     *(f"aten::{name}" for name in ("reshape", "flatten", "unflatten", "unsqueeze")),
     *(f"aten::{name}" for name in ("permute", "transpose", "contiguous", "detach", "alias")),
+    *("aten::to", "aten::neg", "aten::div", *FUNCTIONS, *CLIPS),
 )  # take tensors of MOST_MOVED axes
 
 
@@ -72,15 +87,23 @@ def axes_of(value: ValueView) -> int:
         return axes_of(maker.inputs[0]) + len(maker.inputs[2].constant) - 1
     if maker.traits.weighted is not None and maker.traits.weighted.spatial_dims:
         return maker.traits.weighted.spatial_dims + 2
+    if maker.kind in SUMS:
+        return max(axes_of(operand) for operand in maker.inputs[:2])
     same = maker.kind in KEEP_AXES or maker.kind.startswith("jit_passes::")
     return axes_of(maker.inputs[0]) if same or maker.traits.elementwise == 1 else 0
+
+
+def of_few_axes(checks: Mapping[str, Check]) -> dict[str, Check]:
+    """Return checks that refuse operands with more axes than an operator of a plan takes."""
+    return {kind: _of_few_axes(kind, check) for kind, check in checks.items()}
 
 
 def _of_few_axes(kind: str, check: Check) -> Check:
     most = MOST_MOVED if kind in CUTS else MOST_AXES
 
     def refusal(node: NodeView) -> str | None:
-        few = axes_of(node.inputs[0]) <= most
+        operands = node.inputs[: 2 if kind in (*SUMS, "aten::matmul") else 1]
+        few = all(axes_of(operand) <= most for operand in operands)
         return check(node) or (None if few else f"it reads more than {most} axes")
 
     return refusal
@@ -109,7 +132,7 @@ def moves() -> dict[str, Check]:
         "aten::expand": _expand,
         **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
     }
-    return {kind: _of_few_axes(kind, check) for kind, check in checks.items()}
+    return of_few_axes(checks)
 
 
 def moves_of_codes() -> dict[str, Check]:

@@ -1,7 +1,7 @@
 // Pieces that the forms for registers of 256 bits share.
 #pragma once
 
-#include "x86/kernels.h"
+#include "plain.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define JIT_PASSES_HAS_AVX2 1
@@ -11,6 +11,21 @@
 #define JIT_PASSES_AVX2_INLINE JIT_PASSES_AVX2 inline __attribute__((always_inline))
 
 namespace jit_passes::x86 {
+
+JIT_PASSES_AVX2_INLINE __m256i load256(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
+
+JIT_PASSES_AVX2_INLINE __m128i load128(const void* from) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(from));
+}
+
+// For AVX-512 too, whose functions need not have FMA.
+__attribute__((target("avx"), always_inline)) inline float sumOfEight(__m256 eight) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
 
 // Floats to codes as codeOf does it, in packs of 32. Packing saturates, so `low` and `high` are applied to bytes. Only
 // a float of 2^31 or more, which int32 does not hold, needs a float minimum first. `order` puts back what packing
@@ -43,9 +58,7 @@ JIT_PASSES_AVX2_INLINE __m256i roundToCodes(const __m256 (&v)[4], const Rounding
   return _mm256_permutevar8x32_epi32(packCodes(v, rounding), rounding.order);
 }
 
-JIT_PASSES_AVX2_INLINE __m256 floatsOfSums(const int32_t* sums) {
-  return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums)));
-}
+JIT_PASSES_AVX2_INLINE __m256 floatsOfSums(const int32_t* sums) { return _mm256_cvtepi32_ps(load256(sums)); }
 
 JIT_PASSES_AVX2_INLINE __m256 eightFloatsOf(const uint8_t* codes) {
   const __m128i some = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
@@ -57,7 +70,7 @@ JIT_PASSES_AVX2_INLINE __m256i firstBytes(int64_t count) {
   alignas(64) static constexpr int8_t kOnes[64] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
                                                    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
                                                    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kOnes + 32 - (count < 32 ? count : 32)));
+  return load256(kOnes + 32 - (count < 32 ? count : 32));
 }
 
 // The first `count` of 32 codes.
@@ -79,6 +92,13 @@ JIT_PASSES_AVX2_INLINE void storeFirst(uint8_t* to, __m256i codes, int64_t count
   for (int64_t i = 0; i < (count & 7); ++i, rest >>= 8) {
     to[i] = static_cast<uint8_t>(rest);
   }
+}
+
+// The first `count` of 32 floats as codes, by way of the table where there is one.
+JIT_PASSES_AVX2_INLINE void putCodes(
+    uint8_t* to, const __m256 (&v)[4], const Rounding256& rounding, int64_t count, const uint8_t* table) {
+  storeFirst(to, roundToCodes(v, rounding), count);
+  lookUpInPlace(to, count, table);
 }
 
 // 16 floats, of which eight at a time are picked by the lowest four bits of a number each.

@@ -58,9 +58,7 @@ class SixToCodes {
         }
         v[i] = _mm256_fmadd_ps(floatsOfSums(sums + 8 * i), _mm256_loadu_ps(multiplier + 8 * i), with);
       }
-      uint8_t* out = target.out[p] + first;
-      storeFirst(out, roundToCodes(v, rounding), count);
-      lookUpInPlace(out, count, table);
+      putCodes(target.out[p] + first, v, rounding, count, table);
     }
   }
 

@@ -129,8 +129,8 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   "vcvtps2dq %%zmm" #sum ", %%zmm" #sum "\n"
 
 // Results of a tile. As sums: [pixel of a half][half][channel]. As codes, in a TileResult: in lanes of 16 bytes,
-// four of the first 16 channels and four of the others, of the first half, then of the second. Bounded: no scaled sum is
-// 2^31 or above. Added: a residual is added before they are rounded.
+// four of the first 16 channels and four of the others, of the first half, then of the second. Bounded: no scaled sum
+// is 2^31 or above. Added: a residual is added before they are rounded.
 enum class Gives { Sums, Codes, BoundedCodes, AddedCodes, BoundedAddedCodes };
 
 // Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched

@@ -158,18 +158,18 @@ class WidenedTile {
       for (int64_t run = 0; run < from.runs; ++run) {
         // Bytes that are written behind a run are written again with the next one.
         for (int64_t i = 0; i < 4 * from.quads; i += 16) {
-          const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i));
+          const __m128i some = load128(in + i);
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_cvtepu8_epi16(some));
         }
         to += 4 * from.quads, in += 4 * from.quads + from.jumps[run];
       }
     }
-    tile_.runs = 1, tile_.quads = codes / 2, tile_.jumps = &no_jump_;
+    tile_.runs = 1, tile_.quads = codes / 2, tile_.jumps = &kNoJump;
     return tile_;
   }
 
  private:
-  static constexpr int64_t no_jump_ = 0;
+  static constexpr int64_t kNoJump = 0;
   TileOf<SixPixels> tile_{};
   alignas(64) int16_t codes_[SixPixels::kParts * (kMostWidened + 32)];
 };

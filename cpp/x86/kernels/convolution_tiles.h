@@ -32,21 +32,18 @@ inline void joinRows(std::initializer_list<Image*> images) {
       join(&Image::images, &Image::image);
 }
 
-// Each row of the output in `parts` of `pixels`, of which some make a tile.
+// The rows of an output.
 template <typename Shape>
-struct TileParts {
+struct TileParts : Division<Shape> {
   TileParts(const Window& window, const Image& in_image, const Image& out_image, const Image* other)
       : in(in_image), out(out_image), residual(other ? *other : out_image) {
     if (isPointwise(window, in, out)) {
       joinRows({&in, &out, &residual});
     }
-    parts = (out.width + Shape::kPixels - 1) / Shape::kPixels;
-    pixels = parts ? (out.width + parts - 1) / parts : 0;
-    tiles = (out.rows() * parts + Shape::kParts - 1) / Shape::kParts;
+    Division<Shape>::operator=(Division<Shape>(out.width, out.rows()));
   }
 
   Image in, out, residual; // which is the output where there is none
-  int64_t parts, pixels, tiles;
 };
 
 // A part of a row, and where its pixels begin. Going on to the next one needs no divisions, which would take as

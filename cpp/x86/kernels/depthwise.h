@@ -5,7 +5,7 @@
 
 namespace jit_passes::x86 {
 
-// So many groups of four rows a window has at most, and for AVX2 so many times the columns of a row of it.
+// The most groups of four rows that a window has, and for AVX2 the most of these times the columns of a row of it.
 constexpr int64_t kMostFours = 64;
 
 // Whether four rows of the image are enough for two rows of the output. Where they are not, the registers do not

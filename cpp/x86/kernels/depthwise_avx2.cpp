@@ -2,8 +2,8 @@
 // (depthwise_vnni.cpp), in blocks of 32 channels.
 //
 // Four rows of the window are interleaved byte by byte, so that 32 bits are four taps of one channel. With AVX-VNNI
-// they are multiplied as they are. AVX2 alone takes even and odd bytes apart, as 16 bits, and has two products of pairs;
-// weights are taken apart alike, once for a block and two rows of the output.
+// they are multiplied as they are. AVX2 alone takes even and odd bytes apart, as 16 bits, and has two products of
+// pairs; weights are taken apart alike, once for a block and two rows of the output.
 //
 // Two rows of the output that are neighbours share interleaved columns where four rows are enough for both; else two
 // pixels do.
@@ -29,10 +29,6 @@ struct Stretch256 {
   const int8_t* weight; // for AVX2 alone in 16 bits
   const int32_t* start;
 };
-
-JIT_PASSES_AVX2_INLINE __m256i load256(const void* from) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
-}
 
 JIT_PASSES_AVX2_INLINE void takeColumn256(const uint8_t* column, const int64_t* rows, __m256i (&v)[4]) {
   const __m256i a = load256(column + rows[0]), b = load256(column + rows[1]);

@@ -29,8 +29,8 @@ JIT_PASSES_VECTORIZED void dequantizeRun(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// So many floats ahead are fetched: an input that the caller has just made is in no cache of this core. Half of the time of
-// eight images without.
+// So many floats ahead are fetched: an input that the caller has just made is in no cache of this core. Half of the
+// time of eight images without.
 constexpr int64_t kFetched = 512;
 
 // The second operand of a maximum is taken where the first is a NaN.

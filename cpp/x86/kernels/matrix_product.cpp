@@ -72,18 +72,6 @@ void multiplyPlain(
   }
 }
 
-// The rows of a matrix in `parts` of so many, of which some make a tile; the last one overlaps the one before.
-template <typename Shape>
-struct Rows {
-  explicit Rows(int64_t count)
-      : count(count),
-        parts((count + Shape::kPixels - 1) / Shape::kPixels),
-        of_part(parts ? (count + parts - 1) / parts : 0),
-        tiles((parts + Shape::kParts - 1) / Shape::kParts) {}
-
-  int64_t count, parts, of_part, tiles;
-};
-
 // The image of a batch, where one may stand for all.
 int64_t matrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
   const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
@@ -99,20 +87,20 @@ void runRows(
     const MatrixProduct& product, MultiplyRows<Shape> multiply, const Image& a, const Image& b,
     const uint8_t* packed, const Image& out, int64_t begin, int64_t end) {
   const PackedMatrix matrix(product, b);
-  const Rows<Shape> rows(out.width);
+  const Division<Shape> rows(out.width);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t index = item / rows.tiles, first = item % rows.tiles * Shape::kParts;
     const int64_t y = index % out.height, z = index / out.height % out.depth;
     const int64_t n = index / out.height / out.depth;
     const uint8_t* from = a.rowAt(matrixOf(a, n, z, y));
     const int64_t count = std::min(Shape::kParts, rows.parts - first);
-    RowTile<Shape> tile{{}, count, rows.of_part, a.pixel, out.pixel};
+    RowTile<Shape> tile{{}, count, rows.pixels, a.pixel, out.pixel};
     for (int64_t i = 0; i < Shape::kParts; ++i) {
       // A part that does not exist repeats the first one, and is not stored.
       const int64_t part = i < count ? first + i : first;
-      const int64_t row = std::min(part * rows.of_part, rows.count - rows.of_part);
+      const int64_t row = std::min(part * rows.pixels, out.width - rows.pixels);
       tile.parts[i] = {
-          from + row * a.pixel, out.at(n, z, y, row), i < count ? part * rows.of_part - row : rows.of_part};
+          from + row * a.pixel, out.at(n, z, y, row), i < count ? part * rows.pixels - row : rows.pixels};
     }
     multiply(product, matrix, packed + matrixOf(b, n, z, y) * matrix.blocks * matrix.block_bytes, tile);
   }
@@ -141,7 +129,9 @@ void MatrixProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t
 }
 
 int64_t MatrixProduct::items(const Image& out) const {
-  return out.rows() * (takesSix(form) ? Rows<SixPixels>(out.width).tiles : Rows<TwoHalves>(out.width).tiles);
+  const int64_t tiles =
+      takesSix(form) ? Division<SixPixels>(out.width).tiles : Division<TwoHalves>(out.width).tiles;
+  return out.rows() * tiles;
 }
 
 void MatrixProduct::run(

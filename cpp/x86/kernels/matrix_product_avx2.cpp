@@ -12,9 +12,8 @@
 namespace jit_passes::x86 {
 namespace {
 
-JIT_PASSES_AVX2_INLINE __m128i load128(const uint8_t* from) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-}
+// Rows of the left operand are widened whole.
+static_assert((kMostCodeProducts + 3) / 4 * 4 <= kMostWidened);
 
 // Rows `k` to `k + 3` of 16 neighbouring columns, of which `rows` exist: four bytes of each column.
 JIT_PASSES_AVX2_INLINE void fourRowsOfSixteen(
@@ -120,8 +119,7 @@ JIT_PASSES_AVX2 void packGroup(
 JIT_PASSES_AVX2 int32_t sumOfRow(const uint8_t* codes, int64_t count) {
   __m256i sums = _mm256_setzero_si256();
   for (int64_t i = 0; i < count; i += 32) {
-    const __m256i some = _mm256_and_si256(
-        firstBytes(count - i), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + i)));
+    const __m256i some = _mm256_and_si256(firstBytes(count - i), load256(codes + i));
     sums = _mm256_add_epi64(sums, _mm256_sad_epu8(some, _mm256_setzero_si256()));
   }
   const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
@@ -140,12 +138,10 @@ JIT_PASSES_AVX2 void storeSixRows(
     __m256 v[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const __m256i sum = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 8 * i));
-      v[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sum, of_row)), multiplier, offset);
+      const __m256i sum = _mm256_add_epi32(load256(sums + 8 * i), of_row);
+      v[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), multiplier, offset);
     }
-    uint8_t* out = tile.parts[p].out + first;
-    storeFirst(out, roundToCodes(v, rounding), count);
-    lookUpInPlace(out, count, table);
+    putCodes(tile.parts[p].out + first, v, rounding, count, table);
   }
 }
 

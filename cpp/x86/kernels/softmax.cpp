@@ -79,10 +79,7 @@ JIT_PASSES_VNNI_INLINE uint8_t largestOf(const uint8_t* in, int64_t count) {
 
 JIT_PASSES_VNNI_INLINE float sumOf(__m512 parts) {
   const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(parts), 1));
-  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(parts), upper);
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  return sumOfEight(_mm256_add_ps(_mm512_castps512_ps256(parts), upper));
 }
 
 // A block of 64 codes; of the last one, `count` exist.
@@ -160,7 +157,7 @@ JIT_PASSES_AVX2_INLINE __m256i eightBelow(__m128i largest, const uint8_t* codes)
 JIT_PASSES_AVX2_INLINE uint8_t largestOf32(const uint8_t* in, int64_t count) {
   __m256i largest = _mm256_setzero_si256();
   for (int64_t i = 0; i < count; i += 32) {
-    const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    const __m256i some = load256(in + i);
     largest = _mm256_max_epu8(largest, _mm256_and_si256(firstBytes(count - i), some));
   }
   __m128i most = _mm_max_epu8(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
@@ -190,10 +187,7 @@ JIT_PASSES_AVX2 float sumOfExponentials(
   }
   const __m256 lower = _mm256_add_ps(_mm256_add_ps(sums[0], sums[2]), _mm256_add_ps(sums[4], sums[6]));
   const __m256 upper = _mm256_add_ps(_mm256_add_ps(sums[1], sums[3]), _mm256_add_ps(sums[5], sums[7]));
-  const __m256 eight = _mm256_add_ps(lower, upper);
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+  return sumOfEight(_mm256_add_ps(lower, upper));
 }
 
 JIT_PASSES_AVX2 void softmaxAvx2(const uint8_t* in, int64_t count, const Softmax& softmax, uint8_t* out) {

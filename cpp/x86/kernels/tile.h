@@ -1,4 +1,4 @@
-// The tiles of all forms have in common: some pixels, in parts of neighbours of a row, by a block of channels.
+// Tiles of all forms: some pixels, in parts of neighbours of a row, by a block of channels.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,19 @@ struct SixPixels {
   static constexpr int64_t kParts = 6, kPixels = 1;
 };
 constexpr int64_t kSixChannels = 16;
+
+// Rows of so many pixels in `parts` of `pixels`, of which some make a tile; the last part of a row overlaps the one
+// before.
+template <typename Shape>
+struct Division {
+  Division() = default;
+  explicit Division(int64_t width, int64_t rows = 1)
+      : parts((width + Shape::kPixels - 1) / Shape::kPixels),
+        pixels(parts ? (width + parts - 1) / parts : 0),
+        tiles((rows * parts + Shape::kParts - 1) / Shape::kParts) {}
+
+  int64_t parts = 0, pixels = 0, tiles = 0;
+};
 
 // So many codes of a pixel are widened for AVX2 at most.
 constexpr int64_t kMostWidened = 16512;

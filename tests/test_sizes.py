@@ -1,0 +1,146 @@
+"""Sizes of tensors: where the graph does not tell them, passes leave a model what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jit_passes
+from jit_passes.stages.normalize import normalize
+
+STEPS = 40
+
+
+class Unbatched(nn.Module):
+    """A convolution takes data without a batch axis too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y / y.size(1)
+
+
+class Written(nn.Module):
+    """A list that changes in a branch."""
+
+    def forward(self, x: Tensor, swaps: bool) -> Tensor:
+        tail = [4, 8]
+        if swaps:
+            tail[0] = 8
+            tail[1] = 4
+        return x.reshape(x.shape[:-1] + tail)
+
+
+class Given(nn.Module):
+    """A list that the caller gives."""
+
+    def forward(self, x: Tensor, shape: list[int]) -> Tensor:
+        return x.reshape(shape[:-1] + [4, 8])  # noqa: RUF005
+
+
+class Remainder(nn.Module):
+    """The last axis takes what windows leave of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        n, c, h, _ = y.shape
+        return y.reshape(n, c, h // 4, 4, -1)
+
+
+class Exchange(nn.Module):
+    """What windows leave of one axis is what they lack of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        n, c, h, w = y.shape
+        y = y[:, :, :, : w // 4 * 4].reshape(n, c, h, w // 4, 4)
+        return y.reshape(n, c, h // 4, 4, w)
+
+
+class Vector(nn.Module):
+    """A linear layer whose weight is a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        n, t, _ = x.shape
+        y = F.linear(x, self.weight)
+        return F.linear(x.flatten(0, 1), self.weight).reshape(n, t, -1), y.size(-1)
+
+
+class Powers(nn.Module):
+    """Two powers of one number, whose shapes are those of the exponents."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+        a, b = 2.0**x, 2.0**y
+        n, _ = a.shape
+        m, _ = b.shape
+        return b.reshape(n, 2, -1), m
+
+
+class Sums(nn.Module):
+    """A number that is a sum of itself, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.steps = nn.Linear(3, 5), STEPS
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        c = y.size(-1)
+        for _ in range(self.steps):
+            c = c + c - c
+        return y * c
+
+
+CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
+    "unbatched": (Unbatched, (torch.randn(4, 19),)),
+    "batched": (Unbatched, (torch.randn(2, 4, 19),)),
+    "written": (Written, (torch.randn(2, 3, 32), True)),
+    "not written": (Written, (torch.randn(2, 3, 32), False)),
+    "given": (Given, (torch.randn(2, 3, 32), [2, 3, 32])),
+    "given otherwise": (Given, (torch.randn(2, 3, 32), [3, 2, 32])),
+    "remainder": (Remainder, (torch.randn(2, 3, 6, 6),)),
+    "no remainder": (Remainder, (torch.randn(2, 3, 8, 6),)),
+    "exchange": (Exchange, (torch.randn(2, 3, 6, 6),)),
+    "powers": (Powers, (torch.randn(2, 8), torch.randn(4, 4))),
+    "vector": (Vector, (torch.randn(2, 3, 8),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_result_is_the_same(name: str) -> None:
+    made, inputs = CASES[name]
+    torch.manual_seed(0)
+    script = torch.jit.script(made().eval())
+    module = normalize(script._c).module
+    with torch.no_grad():
+        torch.testing.assert_close(module.forward(*inputs), script(*inputs), rtol=0, atol=0)
+
+
+def test_sums_of_sums() -> None:
+    """Each is looked at once: with 40 steps there are 3^40 ways to the first one."""
+    torch.manual_seed(0)
+    model, x = Sums().eval(), torch.randn(2, 3)
+    module = normalize(torch.jit.script(model)._c).module
+    kinds = [node.kind for node in jit_passes.GraphView.of(module).nodes]
+    assert "prim::Loop" not in kinds and "aten::sub" not in kinds
+    with torch.no_grad():
+        assert torch.equal(module.forward(x), model(x))

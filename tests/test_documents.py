@@ -102,7 +102,7 @@ def test_commands() -> None:
     found = 0
     for path in DOCUMENTS:
         for _, code in FENCE.findall(path.read_text(encoding="utf-8")):
-            for line in COMMAND.findall(code):
+            for line in COMMAND.findall(code.replace("\\\n", "")):
                 words = shlex.split(line.partition(" | ")[0])
                 name, command, rest = cli.resolve_command(click.Context(cli), words)
                 assert command is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from functools import cache
@@ -110,7 +111,7 @@ def test_the_recipe_survives_being_pasted(
     make: Callable[[], nn.Module], seed: int, bits: int
 ) -> None:
     """The result is as good as the float model, but for a few digits."""
-    model = trained(make, seed)
+    model = copy.deepcopy(trained(make, seed))  # training goes on with its parameters
     wanted = accuracy(model)
     assert wanted > 0.9
     names = {

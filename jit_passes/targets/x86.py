@@ -179,7 +179,10 @@ def _capability(integer_layer_norm: bool) -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
     dynamic, of_pytorch = (
         replace(
-            dynamic_inputs(reduced), qschemes=DYNAMIC_SCHEMES, range_forms=("fbgemm", "pytorch")
+            dynamic_inputs(reduced),
+            qschemes=DYNAMIC_SCHEMES,
+            range_forms=("fbgemm", "pytorch"),
+            why="",
         )
         for reduced in (False, needs_reduced_range(ENGINE))
     )

@@ -14,11 +14,13 @@
 namespace jit_passes {
 namespace {
 
-// Whether the rows of the right operand are the columns of the product; nothing where it is no product of matrices.
-std::optional<bool> isTransposed(const EinsumLabels& labels) {
+// A product of matrices, whose right operand is as it is or transposed: its rows are the columns of the product then.
+enum class Product { kNone, kPlain, kTransposed };
+
+Product productOf(const EinsumLabels& labels) {
   const auto& [a, b, result] = labels;
   if (a.size() < 2 || a.size() != b.size() || a.size() != result.size()) {
-    return std::nullopt;
+    return Product::kNone;
   }
   const size_t batch = a.size() - 2;
   const std::string common = a.substr(0, batch);
@@ -27,9 +29,9 @@ std::optional<bool> isTransposed(const EinsumLabels& labels) {
                     result[batch] == row && column != row && column != summed && row != summed;
   const std::string matrix = b.substr(batch);
   if (fits && matrix == std::string{summed, column}) {
-    return false;
+    return Product::kPlain;
   }
-  return fits && matrix == std::string{column, summed} ? std::optional(true) : std::nullopt;
+  return fits && matrix == std::string{column, summed} ? Product::kTransposed : Product::kNone;
 }
 
 // Whether the sizes along the label that is summed over are known to be one: einsum repeats a size of 1, and a product
@@ -45,9 +47,10 @@ bool canonicalizeEinsum(PassContext& context) {
   std::vector<std::pair<Node*, bool>> products; // and whether the right operand is to be transposed
   forEachNode(*context.graph(), [&](Node* node) {
     const auto labels = einsumLabels(node);
-    const auto transposed = labels ? isTransposed(*labels) : std::nullopt;
-    if (transposed && fits(shapes, node->input(1)->node(), *labels, *transposed)) {
-      products.emplace_back(node, *transposed);
+    const Product product = labels ? productOf(*labels) : Product::kNone;
+    const bool transposed = product == Product::kTransposed;
+    if (product != Product::kNone && fits(shapes, node->input(1)->node(), *labels, transposed)) {
+      products.emplace_back(node, transposed);
     }
   });
   for (const auto& [node, transposed] : products) {

@@ -90,16 +90,16 @@ def quantize_script(
         method: the method to quantize. The result has this one only.
         methods: several methods to quantize, in place of `method`. The result has all methods of
             the model; the others compute in float what they did, by weights of their own. Each
-            quantized method is a module, `quantized_<method>`. A rule of `config` that is for some
-            of the methods needs `allow_unmatched`.
+            quantized method is a module, `quantized_<method>`. State that methods have in common,
+            such as that of a stream and a method that resets it, is one, `common_state`. A rule of
+            `config` that is for some of the methods needs `allow_unmatched`.
         input_fn: makes a batch of inputs out of what `calibration_data` gives.
 
     Returns:
         The int8 model. `coverage` tells what became int8 and why the rest did not.
 
     Raises:
-        JitPassesError: the model or the data do not allow it; the message says what to do. Of
-            several methods, none that is quantized may use what another one changes.
+        JitPassesError: the model or the data do not allow it; the message says what to do.
 
     Warns:
         JitPassesWarning: without data, operators stay in float that need some.
@@ -113,13 +113,14 @@ def quantize_script(
     elif method != "forward":
         raise JitPassesError("method or methods: one of the two")
     else:
-        names = check_methods(model, methods)
+        names, state = check_methods(model, methods)
         data = by_method(calibration_data, names, "calibration_data")
         profiles = by_method(profile, names, "profile")
         parts: dict[str, torch.jit.ScriptModule] = {}
         for name in names:
             try:
-                parts[name] = quantized(data.get(name), profiles.get(name), method=name)
+                given = data.get(name), profiles.get(name)
+                parts[name] = quantized(*given, method=name, state=state)
             except JitPassesError as error:
                 raise JitPassesError(f"the method '{name}': {error}") from error
         result = join_methods(model, parts)
@@ -133,7 +134,7 @@ def _quantized(
     model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
     quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
     smooth: str | float | None, strict: bool, progress: bool | None, method: str,
-    input_fn: InputFn | None,
+    input_fn: InputFn | None, state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized: see `quantize_script`."""
     if calibration_data is not None and profile is not None:
@@ -151,7 +152,9 @@ def _quantized(
     if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
         strength = None if isinstance(smooth, str) else smooth
         smoother = Smoother(strength, calibration_data, input_fn, progress)
-    prepared = prepare_for(model, backend, chosen, smoother=smoother, strict=strict, method=method)
+    prepared = prepare_for(
+        model, backend, chosen, smoother=smoother, strict=strict, method=method, state=state
+    )
     if profile is not None:
         fill(prepared, profile)
     elif calibration_data is not None:

@@ -261,24 +261,123 @@ class Cached(nn.Module):
         return self.calls
 
 
-def test_shared_state() -> None:
-    """A method that uses what another one changes cannot be apart from it; two in float can."""
-    data = [torch.randn(2, 4)]
-    model = torch.jit.script(Cached(aliased=True).eval())
-    for methods in (METHODS, ["encode"], ["decode"]):
-        given = dict.fromkeys(methods, data)
-        with pytest.raises(jit_passes.JitPassesError, match="'encode' changes the attribute") as e:
-            jit_passes.quantize_script(model, given, methods=methods)
-        assert "'view', which 'decode' uses too" in str(e.value)
-    with pytest.raises(jit_passes.JitPassesError, match="'count' changes the attribute 'calls'"):
-        jit_passes.quantize_script(model, methods=["counted"])
-    apart = torch.jit.script(Cached(aliased=False).eval())
-    joined = jit_passes.quantize_script(apart, {"encode": data, "decode": data}, methods=METHODS)
-    assert [joined.count(), joined.counted(), joined.count()] == [1, 1, 2]
-    assert [apart.counted(), joined.counted()] == [0, 2]
-    joined.encode(data[0])
-    assert torch.equal(joined.quantized_encode.cache, joined.encode(data[0]))
-    assert not apart.cache.any()
+@pytest.mark.parametrize("methods", [METHODS, ["encode"], ["decode"]])
+@pytest.mark.parametrize("aliased", [False, True])
+def test_state_in_common(methods: list[str], aliased: bool) -> None:
+    """What a method writes to is there for others, under another name too, quantized or not."""
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    model = torch.jit.script(seeded(lambda: Cached(aliased)))
+    joined = jit_passes.quantize_script(model, methods=methods, mode="dynamic", target="stock")
+    assert hasattr(joined, "common_state") == aliased
+    loaded = torch.jit.load(io.BytesIO(saved(joined)))
+    with torch.no_grad():
+        for found in (joined, loaded):  # in deep copies of PyTorch, no memory is under two names
+            before, encoded = found.decode(y), found.encode(x)
+            wanted = before + encoded[:1] if aliased else before
+            torch.testing.assert_close(found.decode(y), wanted, rtol=0, atol=1e-6)
+    assert not model.cache.any()
+
+
+def test_a_number_that_another_method_changes() -> None:
+    """It is no constant of a method that only reads it; two methods in float are as they were."""
+    model = torch.jit.script(Cached(aliased=False).eval())
+    for methods in (["counted"], ["count"], ["count", "counted"]):
+        joined = jit_passes.quantize_script(model, methods=methods, target="stock")
+        assert [joined.count(), joined.counted(), joined.count()] == [1, 1, 2]
+        assert [model.counted(), joined.counted()] == [0, 2]
+    apart = jit_passes.quantize_script(model, {"encode": [torch.randn(2, 4)]}, methods=["encode"])
+    assert [apart.count(), apart.counted(), apart.count()] == [1, 1, 2]
+
+
+class Detector(nn.Module):
+    """A detector of speech that hears a stream, one chunk a call, at two rates; `reset` ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+        self.slow, self.fast = Ear(32), Ear(64)
+        self.rate = 0
+
+    def forward(self, x: Tensor, rate: int) -> Tensor:
+        if self.rate != rate:
+            self.reset()
+        if len(self.memory.context) == 0:
+            self.memory.context = torch.zeros(x.shape[0], 8)
+        heard = torch.cat([self.memory.context, x], 1)
+        ear_state = self.memory.state
+        if rate == 16:
+            y, state = self.fast(heard, ear_state)
+        else:
+            y, state = self.slow(heard, ear_state)
+        self.memory.state = state
+        self.memory.context = x[:, -8:]
+        self.rate = rate
+        return y
+
+    @torch.jit.export
+    def reset(self) -> None:
+        self.memory.context, self.memory.state = torch.zeros(0), torch.zeros(0)
+        self.rate = 0
+
+    @torch.jit.export
+    def last_rate(self) -> int:
+        return self.rate
+
+
+class Memory(nn.Module):
+    """What a stream has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.context, self.state = torch.zeros(0), torch.zeros(0)
+
+
+class Ear(nn.Module):
+    """Convolutions and a cell, which takes its last state or none."""
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv1d(1, 16, 8, 4), nn.ReLU(), nn.Conv1d(16, 24, 3, 2))
+        self.cell, self.head = nn.LSTMCell(24, 24), nn.Conv1d(24, 1, 1)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.relu(self.convs(x[:, None])).mean(2)
+        if len(state):
+            h, c = self.cell(y, (state[0], state[1]))
+        else:
+            h, c = self.cell(y)
+        return torch.sigmoid(self.head(torch.relu(h)[:, :, None])), torch.stack([h, c])
+
+
+def heard(model: Any, chunks: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return torch.stack([model(chunk, 16) for chunk in chunks])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", ["auto", "dynamic"])
+@pytest.mark.parametrize("methods", [["forward"], ["forward", "reset"]])
+def test_a_stream_and_its_reset(target: str, mode: str, methods: list[str]) -> None:
+    """A method in float resets what the quantized one left, also behind a file."""
+    script = torch.jit.script(seeded(Detector))
+    chunks = [torch.randn(2, 64) for _ in range(6)]
+    data = {"forward": [(chunk, 16) for chunk in chunks]}
+    joined = jit_passes.quantize_script(
+        script, data, methods=methods, target=target, mode=mode, progress=False
+    )
+    loaded = torch.jit.load(io.BytesIO(saved(joined)))
+    wanted = heard(script, chunks)
+    for found in (joined, copy.deepcopy(joined), loaded):
+        first = heard(found, chunks)
+        assert close(first, wanted, 30.0) and found.last_rate() == 16
+        assert not torch.equal(heard(found, chunks), first)
+        found.reset()
+        assert found.last_rate() == 0
+        assert torch.equal(heard(found, chunks), first)
+    rows = {row.name: row for row in jit_passes.coverage(joined, "forward")}
+    for name in ("fast.cell:lstm_cell", "fast.cell:lstm_cell#1"):
+        assert (rows[name].dtype, rows[name].mode) == ("int8", "dynamic"), rows[name]
+    assert list(joined.common_state.memory.state.shape) == [2, 2, 24]
 
 
 def test_what_cannot_be() -> None:

@@ -177,6 +177,60 @@ def test_traced_as_scripted(kind: str, options: dict[str, Any]) -> None:
         assert sqnr(both[0](*x), both[1](*x)) > 130
 
 
+class Clamped(nn.Module):
+    """Writes to a state that the cell gave, and that it reads in the next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(INPUT, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = torch.zeros(x.shape[1], self.cell.hidden_size)
+        for t in range(x.shape[0]):
+            h, c = self.cell(x[t], (h, c))
+            c.clamp_(-0.2, 0.2)
+        return h + c
+
+
+class Kept(nn.Module):
+    """Writes to a state between where it is put into a list and where the cell reads that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(INPUT, HIDDEN)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        cell, states = self.cell, [h, c]
+        h.mul_(0.5)
+        x = x.clone()
+        x.add_(0.25)
+        h, c = torch._VF.lstm_cell(
+            x, states, cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+        )
+        return h + c
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_states_that_are_written(target: str) -> None:
+    """A write to a result is no obstacle; one that a rule cannot follow leaves a float cell."""
+    model = seeded(Clamped)
+    quantized = jit_passes.quantize_script(torch.jit.script(model), target=target, progress=False)
+    (row,) = jit_passes.coverage(quantized)
+    assert row.dtype == "int8", row
+    x = torch.randn(6, 4, INPUT)
+    with torch.no_grad():
+        assert sqnr(quantized(x), model(x)) > 26
+    script = torch.jit.script(seeded(Kept))
+    quantized = jit_passes.quantize_script(script, target=target, progress=False)
+    args = (torch.randn(4, INPUT), torch.rand(4, HIDDEN), torch.randn(4, HIDDEN))
+    with torch.no_grad():
+        wanted = script(*(value.clone() for value in args))
+        assert sqnr(quantized(*(value.clone() for value in args)), wanted) > 26
+    if target == "stock":
+        (row,) = jit_passes.coverage(quantized)
+        assert row.dtype == "float" and "no operator that quantizes" in row.reason, row
+
+
 @pytest.mark.parametrize("target", ["reference", "stock", "x86"])
 @pytest.mark.parametrize(("kind", "options"), CELLS, ids=IDS)
 def test_in_loops(kind: str, options: dict[str, Any], target: str) -> None:

@@ -20,6 +20,7 @@ class AliasCheck {
         rule_(rule),
         match_(match),
         point_(point),
+        before_(*rule.pattern.graph, AliasClasses::Inputs::Distinct, kindsOf(rule, match)),
         within_(*rule.replacement, AliasClasses::Inputs::Distinct, kindsOf(rule, match)) {
     for (const auto& [wanted, node] : match.nodes) {
       inside_.insert(node);
@@ -138,7 +139,8 @@ class AliasCheck {
   }
 
   // A result that shares memory with an operand or another result, before or after, must not be written
-  // to; where nobody else sees the operand, it does not matter.
+  // to; where nobody else sees the operand, it does not matter. What shares memory because the model leads
+  // one into the other elsewhere, such as a state into the next step, does so before and after.
   std::string checkResults() {
     const auto outputs = rule_.pattern.graph->outputs();
     const auto replacements = rule_.replacement->outputs();
@@ -148,13 +150,15 @@ class AliasCheck {
     });
     for (size_t i = 0; i < outputs.size(); ++i) {
       const Value* result = match_.values.at(outputs[i]);
-      bool shares =
-          std::ranges::any_of(seen, [&](const Value* input) { return aliases_.mayAlias(result, input); });
+      bool shares = false;
+      for (const Value* input : rule_.pattern.graph->inputs()) {
+        shares |= sees(input, seen) && before_.mayAlias(outputs[i], input);
+      }
       for (const Value* input : rule_.replacement->inputs()) {
         shares |= sees(input, seen) && within_.mayAlias(replacements[i], input);
       }
       for (size_t j = 0; j < outputs.size(); ++j) {
-        shares |= j != i && (aliases_.mayAlias(result, match_.values.at(outputs[j])) ||
+        shares |= j != i && (before_.mayAlias(outputs[i], outputs[j]) ||
                              within_.mayAlias(replacements[i], replacements[j]));
       }
       if (!shares) {
@@ -192,7 +196,7 @@ class AliasCheck {
   const Rule& rule_;
   const Match& match_;
   const Node* point_;
-  AliasClasses within_; // of the replacement
+  AliasClasses before_, within_; // of the pattern and of the replacement
   NodeSet inside_;
   std::unordered_map<std::string, const Value*> named_;
   std::vector<const Value*> inputs_;

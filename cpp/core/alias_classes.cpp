@@ -54,8 +54,12 @@ bool putsTogether(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-// append, insert, pop and the like change what a list or dict holds, and no tensor.
-bool changesContainersOnly(const Node* node) {
+// append, insert, pop and the like change what a list or dict holds, and assigning to an attribute what an object
+// holds: no tensor.
+bool changesHoldersOnly(const Node* node) {
+  if (node->kind() == prim::SetAttr) {
+    return true;
+  }
   const auto* schema = node->maybeSchema();
   if (schema == nullptr || !schema->is_mutable()) {
     return false;
@@ -355,7 +359,7 @@ std::vector<Node*> AliasClasses::writersOf(const Value* value) {
   collect(classOf(value), seen);
   for (const size_t index : seen) {
     for (Node* writer : classes_[index].writers) {
-      if (!isTensor(value) || !changesContainersOnly(writer)) {
+      if (!isTensor(value) || !changesHoldersOnly(writer)) {
         writers.push_back(writer);
       }
     }

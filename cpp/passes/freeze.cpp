@@ -1,6 +1,7 @@
 // Make the module a graph of one method: calls inlined, attributes that the method neither assigns
 // nor writes to turned into constants, branches on them resolved. An attribute that it does change stays
-// one, at the path that it had, of a module that has nothing else.
+// one, at the path that it had, of a module that has nothing else. So does one that the option `state` names, since
+// another method changes it.
 //
 //   %conv : Conv2d = prim::GetAttr[name="conv"](%self)
 //   %w : Tensor = prim::GetAttr[name="weight"](%conv)      ->   %conv.weight : Tensor = prim::Constant[value=...]()
@@ -46,8 +47,11 @@ struct Binding {
 
 class Freezer {
  public:
-  Freezer(const Module& module, const std::string& method)
-      : module_(module), method_(method), graph_(module.get_method(method).graph()->copy()) {}
+  Freezer(const Module& module, const std::string& method, std::set<Attribute> state = {})
+      : module_(module),
+        method_(method),
+        graph_(module.get_method(method).graph()->copy()),
+        state_(std::move(state)) {}
 
   // Nothing when the graph does with modules what cannot be followed.
   std::optional<Module> run() {
@@ -184,8 +188,9 @@ class Freezer {
     });
   }
 
+  // By the graph, or by other methods.
   std::set<Attribute> assigned() {
-    std::set<Attribute> result;
+    auto result = state_;
     forEachAttribute(
         prim::SetAttr, [&](Node*, const Binding&, const Attribute& attribute) { result.insert(attribute); });
     return result;
@@ -342,8 +347,24 @@ class Freezer {
   Module module_;
   std::string method_;
   std::shared_ptr<Graph> graph_;
+  std::set<Attribute> state_; // that other methods change
   std::unordered_map<const Value*, Binding> bindings_;
 };
+
+std::set<Attribute> attributesAt(const Module& module, const c10::IValue& paths) {
+  std::set<Attribute> attributes;
+  for (const IValue& each : paths.toListRef()) {
+    const auto& path = each.toStringRef();
+    const auto end = path.rfind('.');
+    const auto owner = attributeAt(module, end == std::string::npos ? "" : path.substr(0, end));
+    const auto name = path.substr(end + 1); // npos + 1 is 0
+    TORCH_CHECK(
+        owner && owner->isObject() && owner->toObjectRef().type()->hasAttribute(name),
+        "the module has no attribute '", path, "'");
+    attributes.insert({owner->toObject().get(), name});
+  }
+  return attributes;
+}
 
 // For modules in loops, in lists and behind branches.
 Module freezeByPyTorch(const Module& module, const std::string& method) {
@@ -357,7 +378,8 @@ Module freezeByPyTorch(const Module& module, const std::string& method) {
 }
 
 bool freeze(PassContext& context) {
-  const auto frozen = Freezer(context.module(), context.method()).run();
+  const auto state = attributesAt(context.module(), context.option("state"));
+  const auto frozen = Freezer(context.module(), context.method(), state).run();
   context.module() = frozen ? *frozen : freezeByPyTorch(context.module(), context.method());
   return true;
 }
@@ -369,7 +391,8 @@ std::optional<std::string> checkInlined(const PassContext& context) {
 
 const RegisterInvariant inlined{"inlined", "No calls of methods or functions.", checkInlined};
 const RegisterPass freeze_pass{
-    "freeze", "Inline everything into one graph with constant parameters.", freeze, {}, ensures("inlined")};
+    "freeze",           "Inline everything into one graph with constant parameters.", freeze, {},
+    ensures("inlined"), takes({{"state", "list[str]", c10::List<std::string>()}})};
 
 } // namespace
 

@@ -9,14 +9,6 @@
 namespace jit_passes {
 namespace {
 
-using AliasedValues = c10::IValue::HashAliasedIValues;
-
-AliasedValues partsOf(const c10::IValue& value) {
-  AliasedValues parts;
-  value.getSubValues(parts);
-  return parts;
-}
-
 std::shared_ptr<Graph> graphOfArguments(const Graph& like) {
   auto graph = std::make_shared<Graph>();
   for (const Value* argument : like.inputs()) {
@@ -40,38 +32,6 @@ void callMethodOf(Module& joined, const std::string& method, const Module& quant
 
 } // namespace
 
-std::vector<SharedState> sharedState(const Module& module, const std::unordered_set<std::string>& quantized) {
-  std::vector<SharedState> found;
-  std::map<std::string, MethodState> states;
-  for (const auto& method : module.get_methods()) {
-    if (auto state = stateOf(module, method.name())) {
-      states.emplace(method.name(), std::move(*state));
-    } else {
-      found.push_back({"", method.name(), ""});
-    }
-  }
-  for (const auto& [writer, state] : states) {
-    AliasedValues memory;
-    for (const auto& attribute : state.changed) {
-      attribute.value().getSubValues(memory);
-    }
-    for (const auto& [user, other] : states) {
-      if (writer == user || quantized.count(writer) + quantized.count(user) == 0) {
-        continue;
-      }
-      for (const auto& [attribute, path] : other.used) {
-        const auto value = attribute.value();
-        const auto in_memory = [&](const auto& part) { return memory.count(part) > 0; };
-        if (!value.isModule() &&
-            (state.changed.count(attribute) > 0 || std::ranges::any_of(partsOf(value), in_memory))) {
-          found.push_back({path, writer, user});
-        }
-      }
-    }
-  }
-  return found;
-}
-
 Module joinMethods(const Module& original, const std::vector<std::pair<std::string, Module>>& quantized) {
   Methods methods;
   std::set<Attribute> kept{{original._ivalue().get(), "training"}}; // what train() and eval() set
@@ -92,9 +52,12 @@ Module joinMethods(const Module& original, const std::vector<std::pair<std::stri
     return kept.count({&owner, name}) > 0;
   };
   Module joined = rebuildModule(original, methods, keep, Values::Copied);
+  std::unordered_set<std::string> names;
   for (const auto& [name, part] : quantized) {
     callMethodOf(joined, name, part);
+    names.insert(name);
   }
+  shareState(original, commonState(original, names), joined, quantized);
   shareEqual(joined);
   return joined;
 }

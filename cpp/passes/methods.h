@@ -28,14 +28,21 @@ struct MethodState {
 // Nothing where the method picks modules as it runs.
 std::optional<MethodState> stateOf(const Module& module, const std::string& method);
 
-// An attribute that one method changes and another one uses.
-struct SharedState {
-  std::string path; // "" where it cannot be told what `writer` does
-  std::string writer, user;
+// State that methods have in common, where one of them at least is quantized apart from the others: attributes that one
+// changes and another uses, and all that shares memory with these.
+struct CommonState {
+  std::map<Attribute, std::string> attributes; // each with a path
+  // A method that picks modules as it runs, or uses such an attribute in a branch that runs on its own, so that it
+  // cannot be told what it does; "" for none.
+  std::string opaque;
 };
+CommonState commonState(const Module& module, const std::unordered_set<std::string>& quantized);
 
-// Those that keep methods from being quantized apart from others.
-std::vector<SharedState> sharedState(const Module& module, const std::unordered_set<std::string>& quantized);
+// Moves that state of methods into one module, which becomes an attribute of the joined module and of those that its
+// quantized methods were given.
+void shareState(
+    const Module& original, const CommonState& state, Module& joined,
+    const std::vector<std::pair<std::string, Module>>& quantized);
 
 // A module with all methods of the original, which shares nothing with it. Those that are given are called in
 // the modules given for them, attributes quantized_<method>; others are copied.

@@ -305,12 +305,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("clone", [](const Module& module) { return cloneModule(module); });
   m.def("clone", [](const Module& module, const std::string& method) { return cloneModule(module, method); });
   m.def("join_methods", &joinMethods);
-  m.def("shared_state", [](const Module& module, const std::unordered_set<std::string>& quantized) {
-    std::vector<std::tuple<std::string, std::string, std::string>> found;
-    for (const auto& state : sharedState(module, quantized)) {
-      found.emplace_back(state.path, state.writer, state.user);
+  m.def("common_state", [](const Module& module, const std::unordered_set<std::string>& quantized) {
+    const auto state = commonState(module, quantized);
+    std::vector<std::string> paths;
+    for (const auto& [attribute, path] : state.attributes) {
+      paths.push_back(path);
     }
-    return found;
+    std::ranges::sort(paths);
+    return std::pair(paths, state.opaque);
   });
   m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });
   m.def("restore_state", [](const Module& module, const Module& copy, const std::string& method) {

@@ -85,7 +85,18 @@ NEXT = {
     ModelStage.REFERENCE: "lower",
     ModelStage.LOWERED: "this one as it is",
 }
-FROZEN = Mode(check_module, lambda model, method: normalize(model._c, method).module)
+
+
+def frozen(state: Sequence[str] = ()) -> Mode:
+    """Return the mode of models that do not train.
+
+    Args:
+        state: paths of attributes that are no constants, since other methods change them.
+    """
+    return Mode(check_module, lambda model, method: normalize(model._c, method, state).module)
+
+
+FROZEN = frozen()
 
 
 @dataclass(frozen=True)

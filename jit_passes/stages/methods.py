@@ -13,11 +13,14 @@ from ..passes.subject import check_script, wrap
 from .module import PART, check_module
 
 
-def check_methods(model: Any, methods: Any) -> tuple[str, ...]:
-    """Return the names of methods that can be quantized, each apart from all others.
+def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of methods to quantize, and the state that methods have in common.
+
+    That is the paths of attributes that one method changes and another one uses, one of the two
+    being quantized.
 
     Raises:
-        JitPassesError: they are not names of methods, or one method uses what another one changes.
+        JitPassesError: they are not names of methods, or nothing tells what a method changes.
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
         raise JitPassesError(f"methods is a list of names of methods, got {methods!r}")
@@ -30,18 +33,18 @@ def check_methods(model: Any, methods: Any) -> tuple[str, ...]:
             )
     for name in model._c._method_names():
         check_script(model, name)
-    for path, writer, user in _C.shared_state(model._c, set(methods)):
-        if not path:
-            raise JitPassesError(
-                f"the method '{writer}' picks modules as it runs, so nothing tells what it "
-                "changes: quantize one method alone, with method="
-            )
+    state, opaque = _C.common_state(model._c, set(methods))
+    if opaque and state:
         raise JitPassesError(
-            f"'{writer}' changes the attribute '{path}', which '{user}' uses too, and a quantized "
-            "method has state of its own: make it an argument and a result of the methods, or "
-            "leave both out of `methods`"
+            f"the method '{opaque}' uses '{state[0]}', which another method uses too, in a branch "
+            "that runs on its own (torch.jit.fork): quantize one method alone, with method="
         )
-    return tuple(dict.fromkeys(methods))
+    if opaque:
+        raise JitPassesError(
+            f"the method '{opaque}' picks modules as it runs, so nothing tells what it changes: "
+            "quantize one method alone, with method="
+        )
+    return tuple(dict.fromkeys(methods)), tuple(state)
 
 
 def by_method(given: Any, methods: Sequence[str], what: str) -> Mapping[str, Any]:
@@ -68,6 +71,8 @@ def join_methods(
     model: torch.jit.ScriptModule, parts: Mapping[str, torch.jit.ScriptModule]
 ) -> torch.jit.ScriptModule:
     """Return a copy of the model in which some methods are those of other modules.
+
+    State that methods have in common is in a module of its own, `common_state`.
 
     Args:
         model: what `check_methods` has passed; it is not touched.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,9 +81,12 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
     return subject.module
 
 
-def normalize(module: Any, method: str = "forward") -> PipelineResult:
-    """Return a module with one method, whose graph is inlined, frozen and in canonical form."""
-    return NORMALIZE.run(module, method)
+def normalize(module: Any, method: str = "forward", state: Sequence[str] = ()) -> PipelineResult:
+    """Return a module with one method, whose graph is inlined, frozen and in canonical form.
+
+    Attributes at the paths of `state` stay attributes.
+    """
+    return NORMALIZE.run(module, method, options={"freeze": {"state": list(state)}})
 
 
 def normalized_graph(model: torch.jit.ScriptModule, method: str = "forward") -> GraphView:

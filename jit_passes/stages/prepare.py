@@ -20,7 +20,7 @@ from ..specification.place import Place
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
-from .annotate import FROZEN, annotate, choose_quantizer
+from .annotate import annotate, choose_quantizer, frozen
 from .module import ModelStage
 from .smooth import STRENGTH, Smoother
 
@@ -78,11 +78,12 @@ def prepare_for(
     smoother: Smoother | None = None,
     strict: bool = False,
     method: str = "forward",
+    state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:
-    """Return what `prepare` does, smoothed if that is asked for."""
+    """Return what `prepare` does, smoothed if that is asked for, with state that others change."""
     with stage("prepare"):
         annotated = annotate(
-            model, method, FROZEN, quantizer, backend, change=smoother, strict=strict
+            model, method, frozen(state), quantizer, backend, change=smoother, strict=strict
         )
         if smoother is not None and smoother.names:
             strength = STRENGTH if smoother.strength is None else smoother.strength

@@ -101,6 +101,7 @@ class Stock(Target):
                 *fuse_dynamic(),
                 RuleSet("fuse_quantized", rules(engine)),
                 "fuse_cat",
+                "undo_dynamic",
                 "remark_float",
                 PassCall("lower_weights", bfloat16=self.bfloat16_weights),
                 PassCall("fold_quantized_constants", dequantize=True),

@@ -422,3 +422,32 @@ def test_bad_input() -> None:
             lowered(wrong)
     assert torch.equal(lowered(x), expected)
     assert torch.equal(lowered(x.transpose(2, 3).contiguous().transpose(2, 3)), expected)
+
+
+class Residuals(nn.Module):
+    """Layers of which each adds to what the ones before gave: 2^40 ways lead through 40."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(8) for _ in range(layers)])
+        self.linears = nn.ModuleList([nn.Linear(8, 8) for _ in range(layers)])
+        self.scales = nn.ParameterList([torch.full((8,), 0.2) for _ in range(layers)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, linear, scale in zip(self.norms, self.linears, self.scales, strict=True):
+            x = x + scale * F.gelu(linear(norm(x)))
+        return x
+
+
+def test_each_value_is_looked_at_once() -> None:
+    """A transformer of many layers is a plan too, and not after all ways through its sums."""
+    model = Residuals(40).eval()
+    x = torch.randn(2, 5, 8)
+    traced = torch.jit.trace(model, x)
+    for mode in ("static", "dynamic"):
+        quantized = jit_passes.quantize_script(
+            traced, [x, x.flip(1)], target="x86", mode=mode, progress=False
+        )
+        assert len(jit_passes.coverage(quantized).int8) == 40
+        noise = (quantized(x) - model(x)).square().sum()
+        assert 10 * (model(x).square().sum() / noise).log10() > 25

@@ -38,6 +38,7 @@ class ValueView:
         dtype: a tensor's dtype, if the graph knows.
         producer: the node that makes it; None for inputs of the graph and of blocks.
         uses: (node, operand index) of all uses but those as a result.
+        least_axes: how many axes a target has found it to have at least; None before it has looked.
     """
 
     id: int
@@ -51,6 +52,7 @@ class ValueView:
     dtype: torch.dtype | None = None
     producer: NodeView | None = None
     uses: list[tuple[NodeView, int]] = field(default_factory=list)
+    least_axes: int | None = None
 
     def __repr__(self) -> str:
         """Return its name, or the constant; the neighbours would be the whole graph."""

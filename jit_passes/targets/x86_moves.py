@@ -72,25 +72,44 @@ def roll(node: NodeView) -> str | None:
 
 
 def axes_of(value: ValueView) -> int:
-    """Return how many axes a value is known to have, or 0."""
+    """Return how many axes a value is known to have, or 0.
+
+    Each value is looked at once: there are as many ways through sums as the power of two of these.
+    """
+    pending = [value]
+    while pending:
+        last = pending[-1]
+        operands, more = _axes_from(last)
+        unknown = [operand for operand in operands if operand.least_axes is None]
+        if last.least_axes is None and unknown:
+            pending += unknown
+            continue
+        if last.least_axes is None:
+            most = max([operand.least_axes or 0 for operand in operands], default=0)
+            last.least_axes = most + more if most or not operands else 0
+        pending.pop()
+    return value.least_axes or 0
+
+
+def _axes_from(value: ValueView) -> tuple[list[ValueView], int]:
+    """Return what has as many axes, or fewer by a number; without such values, the number alone."""
     maker = value.producer
     if maker is None:
-        return 0
+        return [], 0
     if maker.kind in ("aten::permute", "aten::reshape", "aten::expand"):
         sizes = maker.inputs[1]
         made = sizes.producer.inputs if sizes.producer is not None else []
-        return len(sizes.constant if sizes.is_constant else made)
+        return [], len(sizes.constant if sizes.is_constant else made)
     if maker.kind == "aten::unsqueeze":
-        before = axes_of(maker.inputs[0])
-        return before + (before > 0)
+        return maker.inputs[:1], 1
     if maker.kind == "aten::unflatten" and maker.inputs[2].is_constant:
-        return axes_of(maker.inputs[0]) + len(maker.inputs[2].constant) - 1
+        return maker.inputs[:1], len(maker.inputs[2].constant) - 1
     if maker.traits.weighted is not None and maker.traits.weighted.spatial_dims:
-        return maker.traits.weighted.spatial_dims + 2
+        return [], maker.traits.weighted.spatial_dims + 2
     if maker.kind in SUMS:
-        return max(axes_of(operand) for operand in maker.inputs[:2])
+        return maker.inputs[:2], 0
     same = maker.kind in KEEP_AXES or maker.kind.startswith("jit_passes::")
-    return axes_of(maker.inputs[0]) if same or maker.traits.elementwise == 1 else 0
+    return (maker.inputs[:1], 0) if same or maker.traits.elementwise == 1 else ([], 0)
 
 
 def of_few_axes(checks: Mapping[str, Check]) -> dict[str, Check]:

@@ -31,6 +31,7 @@ RESOLVED = {
     "copy": "a = [x]; b = a.copy(); b.append(x + 1); a.append(x + 2); return cat(a), cat(b)",
     "list()": "a = [x]; b = list(a); a.append(x + 1); return cat(a), cat(b)",
     "sum": "a = [x]; b = a + [x + 1]; a.append(x + 2); return cat(a), cat(b)",
+    "plus nothing": "a = [x, x + n]; b: T = []; return cat(a + b), cat(b + a)",
     "plus itself": "a = [x]; a.append(x + 1); b = a + a; b.append(x); return cat(a), cat(b)",
     "+=": "a = [x]; b = a; a += [x + 1]; return cat(a), cat(b)",
     "extend": "a = [x]; b = [x + 1]; a.extend(b); b.append(x); a.extend(b); return cat(a)",
@@ -245,3 +246,44 @@ def test_dense_net_training(net: nn.Module) -> None:
     for model in (torch.jit.script(net), torch.jit.trace(net, x, check_trace=False)):
         qat = jit_passes.prepare_qat(model, target="x86")
         assert not kinds(qat._c) & WRITES - {"aten::add_"}  # it counts batches
+
+
+class Aggregated(nn.Module):
+    """A node of a deep layer aggregation, whose children are none by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.root = nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: Tensor, children: list[Tensor] | None = None) -> Tensor:
+        children = [] if children is None else children
+        y = torch.relu(self.first(x))
+        features = [torch.relu(self.second(y)), y] + children
+        return self.root(torch.cat(features, 1)) + features[0]
+
+
+class Tree(nn.Module):
+    """Calls it without children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = Aggregated()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.node(x)
+
+
+@pytest.mark.parametrize("target", ["x86", "stock", "reference"])
+def test_no_children(target: str) -> None:
+    """A sum of lists is no sum of tensors, and gone where it is known."""
+    model = Tree().eval()
+    x = torch.randn(2, 3, 9, 9)
+    quantized = jit_passes.quantize_script(
+        torch.jit.script(model), [x, -x], target=target, progress=False
+    )
+    assert len(jit_passes.coverage(quantized).int8) == 3
+    assert target != "x86" or "aten::cat" not in operators(quantized._c)
+    with torch.no_grad():
+        noise = (quantized(x) - model(x)).square().sum()
+        assert 10 * (model(x).square().sum() / noise).log10() > 25

@@ -93,6 +93,16 @@ class Lists {
     return found == known_.end() ? nullptr : &found->second;
   }
 
+  // Of a list that is followed, or is an empty constant.
+  std::optional<Elements> elementsOf(const Value* list) {
+    if (const Known* known = find(list)) {
+      return known->elements;
+    }
+    const auto constant = constantOf(list);
+    return constant && constant->isList() && constant->toListRef().empty() ? std::optional(Elements())
+                                                                           : std::nullopt;
+  }
+
   // Whether it is done: nothing needs the node any more.
   bool resolveNode(Node* node) {
     for (size_t i = 1; i < node->inputs().size(); ++i) {
@@ -100,8 +110,14 @@ class Lists {
         settle(node->input(i), node, false); // an element that is a list itself
       }
     }
-    Known* list = node->inputs().empty() ? nullptr : find(node->input(0));
-    return list != nullptr && (write(node, *list) || read(node, list->elements));
+    if (node->inputs().empty()) {
+      return false;
+    }
+    if (Known* list = find(node->input(0)); list != nullptr && write(node, *list)) {
+      return true;
+    }
+    const auto elements = elementsOf(node->input(0));
+    return elements && read(node, *elements);
   }
 
   bool write(Node* node, Known& list) {
@@ -175,8 +191,12 @@ class Lists {
     if (node->kind() == aten::list || node->kind() == aten::copy) {
       return elements;
     }
-    if (const Known* other = node->kind() == aten::add ? find(node->input(1)) : nullptr) {
-      elements.insert(elements.end(), other->elements.begin(), other->elements.end());
+    if (node->kind() == aten::add) {
+      const auto other = elementsOf(node->input(1));
+      if (!other) {
+        return std::nullopt;
+      }
+      elements.insert(elements.end(), other->begin(), other->end());
       return elements;
     }
     if (node->kind() != aten::slice) {

@@ -211,6 +211,8 @@ class Selection:
 
         Its operands must be quantized already: of others it is not known that they are float.
         """
+        if not node.output.is_tensor:
+            return "it gives no tensor"  # a sum of lists
         values = [value for _, _, value in self.operands(node)]
         if not values:
             return "it has no operand"

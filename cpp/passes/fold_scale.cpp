@@ -6,6 +6,7 @@
 //
 // Only where the multiplication alone uses the result's values. Dropout that does nothing is gone before.
 #include "core/alias.h"
+#include "core/batch_norm.h"
 #include "core/graph.h"
 #include "core/operators.h"
 #include "core/registry.h"

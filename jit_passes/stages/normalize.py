@@ -26,6 +26,7 @@ CANONICAL_FORM = (
     *_STRAIGHT,
     "resolve_lists",
     "fold_constant_lists",
+    "fold_dtypes",
     "spell_out_weights",
     "canonicalize_convolution",
     "remove_rank_checks",

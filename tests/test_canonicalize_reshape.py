@@ -76,8 +76,29 @@ class Sizes(nn.Module):
         return z.reshape(y.size(0), 2, 3, y.size(-2), y.size(-1)).flatten(0, 1)
 
 
+class Pyramid(nn.Module):
+    """A detector's head: boxes at several levels in a row, with the batch size of one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.mixed = nn.Conv2d(16, 8, 1)
+        self.heads = nn.ModuleList(nn.Conv2d(8, 6, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = self.stem(x)
+        small = self.down(large)
+        up = F.interpolate(small, scale_factor=2.0, mode="nearest")
+        large = self.mixed(torch.cat([up, large], 1))
+        first, second = large.chunk(2, 1)
+        small = self.down(torch.cat([second, first], 1))
+        levels = [self.heads[0](large), self.heads[1](small)]
+        return torch.cat([level.view(levels[0].shape[0], 6, -1) for level in levels], 2)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "shuffle": Shuffle, "gate": Gate, "head": Head, "tokens": Tokens, "sizes": Sizes,
+    "pyramid": Pyramid,
 }  # fmt: skip
 LEFT = {"sizes": {"aten::reshape", "aten::size"}}
 

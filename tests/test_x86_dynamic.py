@@ -106,6 +106,36 @@ def test_numbers_that_are_not_finite(scheme: str) -> None:
         assert found[2].isnan().all() and bool(found[0].isnan().any()) == ("tensor" in scheme)
 
 
+class Windows(nn.Module):
+    """A layer over windows of an image, whose number only the running model knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor, size: int) -> Tensor:
+        b, h, w, c = x.shape
+        x = x.reshape(b, h // size, size, w // size, size, c).transpose(2, 3)
+        return self.out(F.gelu(self.qkv(x))).transpose(2, 3).reshape(b, h, w, -1)
+
+
+@pytest.mark.parametrize("tokenwise", [False, True])
+def test_six_axes(tokenwise: bool) -> None:
+    """Their rows are rows as others are."""
+    model = Windows().eval()
+    script = torch.jit.script(model)
+    config = {"version": 1, "global": {"input": {"tokenwise": tokenwise}}}
+    prepared = jit_passes.prepare(script, target="x86", mode="dynamic", config=config)
+    reference = jit_passes.convert(prepared)
+    lowered = jit_passes.lower(reference)
+    assert len(jit_passes.coverage(lowered).int8) == 2
+    with torch.no_grad():
+        for shape in ((2, 8, 4, 16), (1, 2, 2, 16), (3, 4, 8, 16)):
+            x = torch.randn(shape)
+            close(lowered(x, 2), reference(x, 2), BEHIND_OTHERS)
+            assert sqnr(model(x, 2), lowered(x, 2)) > 34
+
+
 class Shared(nn.Module):
     """Three linears that read one value, functions behind them, and what reads codes."""
 

@@ -41,6 +41,9 @@ std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
   if (node->kind() == aten::expand) {
     return ofExpanded(node, axis);
   }
+  if (node->kind() == aten::cat) {
+    return ofConcatenated(node, axis, numbered(node->input(1), own.value_or(-8)));
+  }
   if (node->kind() == aten::slice && isTensor(tensor)) {
     return ofSlice(node, axis, own);
   }
@@ -75,6 +78,27 @@ Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
   }
   return whole.isNumber() && others > 0 ? Extent{nullptr, whole.number / others}
                                         : Extent{unflatten->output(), -1};
+}
+
+// Along all other axes, its operands have one size.
+std::optional<Extent> Shapes::ofConcatenated(const Node* cat, int64_t axis, int64_t along) const {
+  const Node* list = cat->input(0)->node();
+  if (along < 0 || list->kind() != prim::ListConstruct || isWritten(cat->input(0)) ||
+      list->inputs().empty()) {
+    return std::nullopt;
+  }
+  Extent whole{nullptr, 0};
+  for (const Value* element : list->inputs()) {
+    const Extent own = ofAxis(element, axis);
+    if (axis != along) {
+      return own;
+    }
+    if (!own.isNumber()) {
+      return std::nullopt;
+    }
+    whole.number += own.number;
+  }
+  return whole;
 }
 
 std::optional<Extent> Shapes::ofExpanded(const Node* expand, int64_t axis) const {

@@ -10,11 +10,16 @@ namespace {
 int64_t spatialOf(const Node* node) {
   static const auto kinds = [] {
     std::unordered_map<c10::Symbol, int64_t> found;
-    for (const char* name : {"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool"}) {
+    for (const char* name :
+         {"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_nearest"}) {
       for (int64_t axes = 1; axes <= 3; ++axes) {
         found.emplace(symbol(c10::str("aten::", name, axes, "d")), axes);
       }
     }
+    found.emplace(symbol("aten::upsample_linear1d"), 1);
+    found.emplace(symbol("aten::upsample_bilinear2d"), 2);
+    found.emplace(symbol("aten::upsample_bicubic2d"), 2);
+    found.emplace(symbol("aten::upsample_trilinear3d"), 3);
     return found;
   }();
   const auto found = kinds.find(node->kind());

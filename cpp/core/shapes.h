@@ -69,6 +69,7 @@ class Shapes {
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
   Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
+  std::optional<Extent> ofConcatenated(const Node* cat, int64_t axis, int64_t along) const;
   std::optional<Extent> ofExpanded(const Node* expand, int64_t axis) const;
   std::optional<Extent> ofSlice(const Node* slice, int64_t axis, std::optional<int64_t> rank) const;
   Extent ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const;

@@ -88,6 +88,7 @@ int64_t mostAxes(Kind kind) {
     case Kind::Dequantize:
     case Kind::Table:
     case Kind::Function:
+    case Kind::DynamicLinear:
     case Kind::Flatten:
     case Kind::Reshape:
     case Kind::Unflatten:

@@ -259,7 +259,7 @@ class Aggregated(nn.Module):
     def forward(self, x: Tensor, children: list[Tensor] | None = None) -> Tensor:
         children = [] if children is None else children
         y = torch.relu(self.first(x))
-        features = [torch.relu(self.second(y)), y] + children
+        features = [torch.relu(self.second(y)), y] + children  # noqa: RUF005  TorchScript has no *
         return self.root(torch.cat(features, 1)) + features[0]
 
 

@@ -110,9 +110,9 @@ NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": 
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers,
-# products by einsum, a norm by the root of the mean square, or a plain recurrent layer with a
-# quantized input; and some passes change no graph. test_partition.py cuts regions out of random
-# modules.
+# products by einsum, a norm by the root of the mean square, a plain recurrent layer with a
+# quantized input, or a dynamic operator that a target leaves in float; and some passes change no
+# graph. test_partition.py cuts regions out of random modules.
 NEVER = {
     "original",
     "avoid_fast_path",
@@ -125,6 +125,7 @@ NEVER = {
     "outline_regions",
     "remark_float",
     "spell_out_weights",
+    "undo_dynamic",
     # Without VNNI PyTorch has no fast kernel for so many groups, and they stay in float.
     *([] if VNNI else ["split_groups"]),
 }

@@ -373,3 +373,66 @@ def test_weights_that_cannot_be_quantized() -> None:
         model.rnn.weight_hh_l0[0, 0] = float("nan")
     (row,) = jit_passes.coverage(jit_passes.prepare(torch.jit.script(model)))
     assert (row.dtype, row.reason) == ("float", "its weight holds a NaN or an infinity")
+
+
+class Stepwise(nn.Module):
+    """A decoder that collects its results in a list, and writes to a part of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(INPUT, HIDDEN, bidirectional=True), nn.Linear(2 * HIDDEN, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [x[:2], x[2:]]
+        first = parts[0].clone()
+        first += 0.5
+        y, _ = self.rnn(torch.cat([first, parts[1]]))
+        results: list[Tensor] = []
+        for t in range(y.shape[0]):
+            results.append(self.head(y[t]))
+        return torch.stack(results)
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_beside_lists_that_are_filled(target: str) -> None:
+    """What is put into a list has nothing to do with the list of weights."""
+    model = seeded(Stepwise)
+    quantized = jit_passes.quantize_script(torch.jit.script(model), target=target, progress=False)
+    assert [row.dtype for row in jit_passes.coverage(quantized)] == ["int8", "int8"]
+    x = torch.randn(7, 3, INPUT)
+    with torch.no_grad():
+        assert sqnr(quantized(x), model(x)) > (decibels_here(26) if target == "stock" else 26)
+
+
+class Growing(nn.Module):
+    """A list of tensors that is an attribute, and grows or is written to."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.kept = how, [torch.zeros(4), torch.ones(4)]
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.how == "append":
+            self.kept.append(y)
+        elif self.how == "element":
+            self.kept[0] += 1
+        elif self.how == "another":
+            kept = self.kept if x.shape[0] > 0 else [x]
+            kept[1] += y[0]
+        else:
+            both = [self.kept, [y]]
+            both[0].append(y)
+        return y + self.kept[0] + self.kept[-1] * len(self.kept)
+
+
+@pytest.mark.parametrize("how", ["append", "element", "another", "nested"])
+def test_lists_that_the_model_changes(how: str) -> None:
+    """They stay attributes: each call finds what the ones before it left."""
+    model = torch.jit.script(Growing(how).eval())
+    frozen = jit_passes.Pipeline("freeze", ("freeze",)).run(model).module
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(frozen(x), model(x))

@@ -9,6 +9,7 @@
 // PyTorch's own freezing takes a time that grows with the square of the graph, and takes for
 // constant what is written to as part of a list or in batch norms that train.
 #include "core/alias.h"
+#include "core/alias_classes.h"
 #include "core/calls.h"
 #include "core/registry.h"
 #include "passes/methods.h"
@@ -250,6 +251,15 @@ class Freezer {
       touched.push_back(node->input(1)); // who assigns it may write to it there
       touched_tensors.push_back(node->input(1));
     });
+    // PyTorch's analysis takes all that lists hold for one: a list of results, and the weights of a recurrent layer.
+    std::optional<AliasClasses> classes;
+    const auto mayReach = [&](Value* attribute) {
+      if (!classes) {
+        classes.emplace(*graph_, &module_);
+      }
+      return !classes->writersOf(attribute).empty() ||
+             std::ranges::any_of(touched, [&](Value* other) { return classes->mayAlias(attribute, other); });
+    };
     const auto mayChange = [&](Node* node, const IValue& value) {
       if (node->owningGraph() != graph_.get() || value.isObject() || aliases.hasWriters(node->output())) {
         return true;
@@ -261,7 +271,9 @@ class Freezer {
       });
     };
     forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
-      if (mayChange(node, owner.value(node))) {
+      const IValue value = owner.value(node);
+      const bool elsewhere = node->owningGraph() != graph_.get() || value.isObject();
+      if (mayChange(node, value) && (elsewhere || mayReach(node->output()))) {
         result.insert(attribute);
       }
     });
@@ -350,21 +362,6 @@ class Freezer {
   std::set<Attribute> state_; // that other methods change
   std::unordered_map<const Value*, Binding> bindings_;
 };
-
-std::set<Attribute> attributesAt(const Module& module, const c10::IValue& paths) {
-  std::set<Attribute> attributes;
-  for (const IValue& each : paths.toListRef()) {
-    const auto& path = each.toStringRef();
-    const auto end = path.rfind('.');
-    const auto owner = attributeAt(module, end == std::string::npos ? "" : path.substr(0, end));
-    const auto name = path.substr(end + 1); // npos + 1 is 0
-    TORCH_CHECK(
-        owner && owner->isObject() && owner->toObjectRef().type()->hasAttribute(name),
-        "the module has no attribute '", path, "'");
-    attributes.insert({owner->toObject().get(), name});
-  }
-  return attributes;
-}
 
 // For modules in loops, in lists and behind branches.
 Module freezeByPyTorch(const Module& module, const std::string& method) {

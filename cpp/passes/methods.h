@@ -16,6 +16,9 @@ struct Attribute {
   }
 };
 
+// The attributes at a list of paths; an error where there is none.
+std::set<Attribute> attributesAt(const Module& module, const c10::IValue& paths);
+
 // Calls of modules that an index picks as the model runs become branches. Returns whether there were some.
 bool expandPicks(Graph& graph);
 

@@ -111,6 +111,21 @@ void removeAttributes(const Module& module, const Used& attributes) {
 
 } // namespace
 
+std::set<Attribute> attributesAt(const Module& module, const c10::IValue& paths) {
+  std::set<Attribute> attributes;
+  for (const c10::IValue& each : paths.toListRef()) {
+    const auto& path = each.toStringRef();
+    const auto end = path.rfind('.');
+    const auto owner = attributeAt(module, end == std::string::npos ? "" : path.substr(0, end));
+    const auto name = path.substr(end + 1); // npos + 1 is 0
+    TORCH_CHECK(
+        owner && owner->isObject() && owner->toObjectRef().type()->hasAttribute(name),
+        "the module has no attribute '", path, "'");
+    attributes.insert({owner->toObject().get(), name});
+  }
+  return attributes;
+}
+
 CommonState commonState(const Module& module, const std::unordered_set<std::string>& quantized) {
   CommonState common;
   std::map<std::string, MethodState> states;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 
@@ -52,11 +54,10 @@ def headroom(state: ObserverState, codes: int, most: int) -> tuple[float, float]
     if count >= whole:
         return 0.0, 0.0
     low, high = state.range[:2].tolist()
-    factor = math.fsum(1 / i for i in range(count + 1, whole + 1))  # H(N) - H(n)
-    counts, first, width = filled_bins(state)
-    centres = (torch.arange(len(counts), dtype=torch.float64) + (first + 0.5)) * width
-    numbers = centres.repeat_interleave(counts).clamp(low, high)
-    below, above = (factor * _mean_excess(ordered) for ordered in (-numbers.flip(0), numbers))
+    factor = _growth(count, whole)
+    outermost = max(1, min(math.isqrt(count - 1) + 1, count - 1))
+    smallest, largest = _ends(state, outermost + 1, low, high)
+    below, above = factor * _mean_excess(smallest), factor * _mean_excess(largest)
     if low >= 0 and (low == 0 or count >= ONE_SIGN):
         below = min(below, low)
     if high <= 0 and (high == 0 or count >= ONE_SIGN):
@@ -77,10 +78,33 @@ def widened(
     return low, high
 
 
-def _mean_excess(ordered: torch.Tensor) -> float:
-    """Return d of the largest of ordered numbers."""
-    count = len(ordered)
-    if count == 1:
-        return abs(float(ordered[0]))
-    outermost = min(math.isqrt(count - 1) + 1, count - 1)
-    return float((ordered[-outermost:] - ordered[-outermost - 1]).mean())
+@lru_cache(maxsize=1 << 12)
+def _growth(count: int, whole: int) -> float:
+    """Return H(whole) - H(count)."""
+    return math.fsum(1 / i for i in range(count + 1, whole + 1))
+
+
+def _ends(
+    state: ObserverState, most: int, low: float, high: float
+) -> tuple[list[float], list[float]]:
+    """Return the smallest and the largest numbers, as many as that, from the outermost on."""
+    counts, first, width = filled_bins(state)
+    bins = counts.nonzero().flatten()
+    pairs = list(zip(bins.tolist(), counts[bins].tolist(), strict=True))
+
+    def numbers(pairs: Iterable[tuple[int, int]]) -> list[float]:
+        found: list[float] = []
+        for index, count in pairs:
+            centre = min(max((index + first + 0.5) * width, low), high)
+            found += [centre] * min(count, most - len(found))
+            if len(found) == most:
+                break
+        return found
+
+    return numbers(pairs), numbers(reversed(pairs))
+
+
+def _mean_excess(outermost: list[float]) -> float:
+    """Return how far numbers are from the last one in the mean; a single one, from 0."""
+    *beyond, last = outermost
+    return math.fsum(abs(number - last) for number in beyond) / len(beyond) if beyond else abs(last)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..collector import paused
 from ..configuration.checks import OptionError
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
@@ -145,6 +146,7 @@ class Annotated:
         return model
 
 
+@paused()
 def annotate(
     model: torch.jit.ScriptModule,
     method: str,

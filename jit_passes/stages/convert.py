@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..collector import paused
 from ..errors import JitPassesError, shortened, warn
 from ..logs import timed
 from ..observers import parameters_of as named
@@ -43,6 +44,7 @@ CONVERT = Pipeline(
 
 
 @timed
+@paused()
 def convert(
     prepared: torch.jit.ScriptModule, *, progress: bool | None = None
 ) -> torch.jit.ScriptModule:

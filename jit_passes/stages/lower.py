@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from .. import _C
+from ..collector import paused
 from ..errors import JitPassesError
 from ..logs import timed
 from ..passes.subject import wrap
@@ -18,6 +19,7 @@ MOMENT = 0.5  # seconds
 
 
 @timed
+@paused()
 def lower(
     reference: torch.jit.ScriptModule,
     target: str | Target = "auto",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..collector import paused
 from ..errors import JitPassesError, first_line
 from ..logs import stage
 from ..observers import Observer
@@ -70,6 +71,7 @@ def prepare(
     return prepare_for(model, backend, chosen, strict=strict, method=method)
 
 
+@paused()
 def prepare_for(
     model: torch.jit.ScriptModule,
     backend: Target,

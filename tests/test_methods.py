@@ -289,6 +289,43 @@ def test_a_number_that_another_method_changes() -> None:
     assert [apart.count(), apart.counted(), apart.count()] == [1, 1, 2]
 
 
+class Forked(nn.Module):
+    """A method whose branches run on their own and read what another method changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.total = nn.Linear(4, 4), torch.zeros(4)
+
+    def branch(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.total
+
+    def forward(self, x: Tensor) -> Tensor:
+        futures: list[torch.jit.Future[Tensor]] = []
+        for _ in range(x.size(0)):
+            futures.append(torch.jit.fork(self.branch, x))
+        y = torch.zeros_like(x)
+        for future in futures:
+            y = y + torch.jit.wait(future)
+        return y
+
+    @torch.jit.export
+    def add(self, x: Tensor) -> Tensor:
+        self.total = self.total + x
+        return self.total
+
+
+def test_state_in_branches_of_their_own() -> None:
+    """They cannot be moved, and the error says which method, which attribute and what to do."""
+    script = torch.jit.script(Forked().eval())
+    message = "'forward' uses 'total', .* runs on its own .*: quantize one method alone"
+    with pytest.raises(jit_passes.JitPassesError, match=message):
+        jit_passes.quantize_script(script, methods=["add"], target="stock")
+    alone = jit_passes.quantize_script(script, mode="dynamic", target="stock")
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert close(alone(x), script(x))
+
+
 class Detector(nn.Module):
     """A detector of speech that hears a stream, one chunk a call, at two rates; `reset` ends it."""
 

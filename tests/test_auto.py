@@ -181,7 +181,7 @@ def test_transformers_keep_their_accuracy(size: float, target: str) -> None:
     assert worst(static, model) > 0.98
     if size == 100.0:
         raw = jit_passes.quantize_script(scripted, CALIBRATION, mode="static", smooth=None, **given)
-        assert worst(raw, model) < 0.9
+        assert worst(raw, model) < 0.95
 
 
 @pytest.mark.parametrize("learned", [0.3, 1.0])

@@ -25,8 +25,9 @@ jit_passes.quantize_script(model, [torch.ones(2, 4)], target="reference")
 def run(**variables: str) -> str:
     """Return a program's output on stderr."""
     environment = {name: v for name, v in os.environ.items() if name != "JIT_PASSES_LOG"}
+    ignored = [f"-Wignore::{kind}" for kind in ("DeprecationWarning", "FutureWarning")]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM],
+        [sys.executable, *ignored, "-c", PROGRAM],
         capture_output=True, text=True, cwd=ROOT, check=True, env=environment | variables,
     )  # fmt: skip
     return done.stderr

@@ -139,8 +139,8 @@ class AliasCheck {
   }
 
   // A result that shares memory with an operand or another result, before or after, must not be written
-  // to; where nobody else sees the operand, it does not matter. What shares memory because the model leads
-  // one into the other elsewhere, such as a state into the next step, does so before and after.
+  // to; where nobody else sees the operand, it does not matter. Values that share memory because the model
+  // leads one into the other elsewhere, such as a state into the next step, do so before and after.
   std::string checkResults() {
     const auto outputs = rule_.pattern.graph->outputs();
     const auto replacements = rule_.replacement->outputs();

@@ -1,7 +1,7 @@
 // State that several methods have in common, in one module.
 //
-// Each quantized method is a module of its own, which the joined one calls. What one method leaves for another, such as
-// the state of a stream and the method that resets it, is moved into a further module, which all of them hold:
+// Each quantized method is a module of its own, which the joined one calls. State that one method leaves for another, such
+// as that of a stream for the method that resets it, is moved into a further module, which all of them hold:
 //
 //   graph(%self):                                            graph(%self):
 //     %state : Tensor = prim::GetAttr[name="state"](%self)     %common = prim::GetAttr[name="common_state"](%self)

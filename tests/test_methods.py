@@ -289,6 +289,15 @@ def test_a_number_that_another_method_changes() -> None:
     assert [apart.count(), apart.counted(), apart.count()] == [1, 1, 2]
 
 
+@pytest.mark.parametrize("path", ["nothing", "", "scale.of", "common.nothing"])
+def test_state_that_is_none(path: str) -> None:
+    """The pass that keeps it says what is not there."""
+    freeze = jit_passes.PassCall("freeze", state=[path])
+    script = torch.jit.script(seeded(Coder))
+    with pytest.raises(jit_passes.PassError, match=f"the module has no attribute '{path}'"):
+        jit_passes.Pipeline("freeze", (freeze,)).run(script)
+
+
 class Forked(nn.Module):
     """A method whose branches run on their own and read what another method changes."""
 

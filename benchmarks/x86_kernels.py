@@ -20,7 +20,17 @@ from functools import partial
 import numpy as np
 
 from tests.test_x86_convolution import Case
-from tests.x86_kernels import FORMS, Convolution, Form, Image, Strides, call, requantize, spans
+from tests.x86_kernels import (
+    ALL_CODES,
+    FORMS,
+    Convolution,
+    Form,
+    Image,
+    Strides,
+    call,
+    requantize,
+    spans,
+)
 
 SECONDS = 0.1  # for each row
 
@@ -120,7 +130,9 @@ def others() -> Iterator[Row]:
                 f"quantize {layout} {name}",
                 5 * x.size,
                 codes,
-                partial(call_with_form, "quantize", (x, strides, codes, half, half, 0, 255), every),
+                partial(
+                    call_with_form, "quantize", (x, strides, codes, half, half, ALL_CODES), every
+                ),
             )
             yield (
                 f"dequantize {layout} {name}",
@@ -137,10 +149,10 @@ def others() -> Iterator[Row]:
     three = np.concatenate([one, *[spans(112, 56, 3, 2, 1, (1, 1))] * 2])
     whole = np.concatenate([one, *[spans(7, 1)] * 2])
     size, pooled = a.codes.size, large.codes.size + a.codes.size
-    average = (1.0, 0, 0, 0, 0, 255)
+    average = (1.0, 0, np.float32(0), 0, ALL_CODES)
     for name, count, out, kernel, operands in (
-        ("add 64 @56", 3 * size, c, "add", (a, b, c, half, half, half, 0, 255, None)),
-        ("multiply 64 @56", 3 * size, c, "multiply", (a, b, c, 3, 5, half, half, 0, 255, None)),
+        ("add 64 @56", 3 * size, c, "add", (a, b, c, half, half, half, ALL_CODES, None)),
+        ("multiply 64 @56", 3 * size, c, "multiply", (a, b, c, 3, 5, half, half, ALL_CODES, None)),
         ("table 64 @56", 2 * size, c, "look_up", (a, c, table)),
         ("copy 64 @56", 2 * size, c, "look_up", (a, c, None)),
         ("max pool 3x3 64 @112, stride 2", pooled, c, "max_pool", (large, c, three, 1, 1, 1)),
@@ -172,10 +184,10 @@ def attention(tokens: int, width: int, heads: int) -> Iterator[Row]:
     ):
         packed = np.zeros(int(call("matrix_product_bytes", b, transposed)) + 64, np.uint8)
         aligned = packed[-packed.ctypes.data % 64 :]
-        operands = (a, b, out, aligned, transposed, 3, 5, small, small, 0, 255, None)
+        operands = (a, b, out, aligned, transposed, 3, 5, small, small, ALL_CODES, None)
         count = a.codes.size + b.codes.size + out.codes.size
         yield name, count, out, partial(call_with_form, "matrix_product", operands, every)
-    steps = (0.03, 1 / 256, np.float32(0), 0, 255)
+    steps = (0.03, 1 / 256, np.float32(0), ALL_CODES)
     operands = (scores, scores, *steps)
     yield (
         f"softmax, {of}",
@@ -185,7 +197,7 @@ def attention(tokens: int, width: int, heads: int) -> Iterator[Row]:
     )
     x = Image.of(rng.integers(0, 256, (1, 1, 1, tokens, heads * width), dtype=np.uint8))
     numbers = np.full(heads * width, 30, np.float32)
-    operands = (x, x, numbers, numbers, 1e-3, 0, 255)
+    operands = (x, x, numbers, numbers, 1e-3, ALL_CODES)
     yield (
         f"layer norm, {of}",
         2 * x.codes.size,

@@ -7,7 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.x86_kernels import (
+    ALL_CODES,
     PARTS,
+    CodeRange,
     Codes,
     Form,
     Image,
@@ -62,8 +64,8 @@ def product(
     begin = -packed.ctypes.data % 64
     scales = (np.float32(number) for number in scale)
     call(
-        *("matrix_product", a, b, out, packed[begin:], transposed, *zero_points, *scales, *ends),
-        *(table, form, part),
+        *("matrix_product", a, b, out, packed[begin:], transposed, *zero_points, *scales),
+        *(CodeRange(*ends), table, form, part),
     )
 
 
@@ -136,7 +138,7 @@ CHANNELS = [1, 2, 15, 16, 17, 63, 64, 65, 100, 128, 197, 300]
 def softmax(
     image: Image, out: Image, scales: tuple[float, float], offset: float, form: int, part: int
 ) -> None:
-    call("softmax", image, out, *scales, np.float32(offset), 0, 255, form, part)
+    call("softmax", image, out, *scales, np.float32(offset), ALL_CODES, form, part)
 
 
 def softmax_of(codes: Codes, scale: float) -> NDArray[np.float64]:
@@ -184,7 +186,7 @@ def layer_norm(
     form: int,
     part: int,
 ) -> None:
-    call("layer_norm", image, out, weight, bias, eps, 3, 250, form, part)
+    call("layer_norm", image, out, weight, bias, eps, CodeRange(3, 250), form, part)
 
 
 def layer_norm_of(codes: Codes, eps: float) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
+from tests.codes import ROUNDS_STEPS
 from tests.test_x86_float_kernels import floats_in, image_of
 from tests.x86_kernels import (
     Convolution,
@@ -42,7 +43,8 @@ def quantize(
     grids = np.zeros(rows if per_row else 1, GRID)
     codes = np.zeros((rows, x.struct.channels), np.uint8)
     parts = np.zeros((64, 2), np.float32)
-    call("quantize_rows", x, parts, grids, codes, per_row, range_form, form, part)
+    how = (per_row, range_form, ROUNDS_STEPS, form)
+    call("quantize_rows", x, parts, grids, codes, *how, part)
     return grids, codes
 
 

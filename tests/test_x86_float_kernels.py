@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.x86_kernels import Form, Image, call, forms, vector_forms
+from tests.x86_kernels import CodeRange, Form, Image, call, forms, vector_forms
 
 Floats = NDArray[np.float32]
 
@@ -38,7 +38,7 @@ def normalize(
     centred: bool = True,
 ) -> tuple[Floats, NDArray[np.uint8]]:
     """Return floats and codes of one call that gives both; either alone has the same bits."""
-    scale, zero_point, low, high = np.float32(1 / 0.03), np.float32(131), 3, 250
+    scale, offset, codes_in = np.float32(1 / 0.03), np.float32(57), CodeRange(3, 250, 74)
     results = []
     for wants in ((True, True), (True, False), (False, True)):
         floats, codes = image_of(np.zeros_like(x), gap), Image(x.shape, gap=gap)
@@ -47,7 +47,7 @@ def normalize(
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            weight, bias, eps, centred, scale, zero_point, low, high, form, part,
+            weight, bias, eps, centred, scale, offset, codes_in, form, part,
         )  # fmt: skip
         floats.check()
         codes.check()
@@ -55,8 +55,8 @@ def normalize(
     assert np.array_equal(results[0][0], results[1][0])
     assert np.array_equal(results[0][1], results[2][1])
     floats, codes = results[0]
-    exact = floats.astype(np.float64) * scale + zero_point  # fused: rounded to float32 once
-    rounded = np.rint(exact.astype(np.float32)).clip(low, high)
+    exact = floats.astype(np.float64) * scale + offset  # fused: rounded to float32 once
+    rounded = (np.rint(exact.astype(np.float32)) + 74).clip(3, 250)
     assert np.array_equal(codes, rounded.astype(np.uint8))
     return floats, codes
 
@@ -122,7 +122,7 @@ def test_layer_norm_of_infinity(form: int) -> None:
     result = image_of(floats)
     call(
         "layer_norm_floats", image_of(changed), result, codes, weight, bias, 1e-5, True,
-        np.float32(20), np.float32(100), 7, 255, form, 1,
+        np.float32(20), np.float32(100), CodeRange(7, 255), form, 1,
     )  # fmt: skip
     expected, _ = normalize(x, weight, bias, 1e-5, form)
     got = floats_in(result)
@@ -204,7 +204,7 @@ def softmax(
             image_of(x, gap),
             floats if wants[0] else ctypes.c_void_p(),
             codes if wants[1] else ctypes.c_void_p(),
-            np.float32(255), np.float32(2), 2, 250, hides, form, part,
+            np.float32(255), np.float32(2), CodeRange(2, 250), hides, form, part,
         )  # fmt: skip
         floats.check()
         codes.check()

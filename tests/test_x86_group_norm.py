@@ -14,7 +14,7 @@ from tests.test_x86_attention_kernels import assert_rounds_to
 from tests.test_x86_floats import converted, kinds_of
 from tests.test_x86_rim import batches
 from tests.test_x86_state import mutate, restored
-from tests.x86_kernels import Image, call
+from tests.x86_kernels import ALL_CODES, CodeRange, Image, call
 
 GROUPS = [(1, 1), (6, 3), (32, 32), (64, 32), (33, 3), (40, 1), (96, 4), (200, 2), (65, 65)]
 
@@ -40,7 +40,17 @@ def test_kernel(channels: int, groups: int) -> None:
     ):
         codes = rng.integers(0, 256, (*size, channels), dtype=np.uint8)
         out = Image(codes.shape, gap=gap)
-        call("group_norm", Image.of(codes, gap=gap), out, groups, weight, bias, 0.3, 3, 250, part)
+        call(
+            "group_norm",
+            Image.of(codes, gap=gap),
+            out,
+            groups,
+            weight,
+            bias,
+            0.3,
+            CodeRange(3, 250),
+            part,
+        )
         assert_rounds_to(out.codes, group_norm_of(codes, groups, 0.3) * weight + bias, 3, 250)
         out.check()
 
@@ -51,7 +61,7 @@ def test_long_rows() -> None:
     codes[..., ::2, :] = 254
     out = Image(codes.shape)
     ones = np.ones(3, np.float32)
-    call("group_norm", Image.of(codes), out, 1, ones * 10, ones * 100, 1e-9, 0, 255, 1)
+    call("group_norm", Image.of(codes), out, 1, ones * 10, ones * 100, 1e-9, ALL_CODES, 1)
     assert (out.codes[..., ::2, :] == 90).all() and (out.codes[..., 1::2, :] == 110).all()
 
 

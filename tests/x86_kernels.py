@@ -60,12 +60,18 @@ class ImageStruct(ctypes.Structure):
     )
 
 
+class CodeRange(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("low", "high", "zero_point"))
+
+
+ALL_CODES = CodeRange(0, 255, 0)
+
+
 class Requantize(ctypes.Structure):
     _fields_ = (
         ("multiplier", ctypes.c_void_p),
         ("offset", ctypes.c_void_p),
-        ("low", ctypes.c_int32),
-        ("high", ctypes.c_int32),
+        ("range", CodeRange),
         ("table", ctypes.c_void_p),
         ("residual", ctypes.POINTER(ImageStruct)),
         ("residual_multiplier", ctypes.c_float),
@@ -231,12 +237,12 @@ def requantize(
     table: Codes | None = None,
     residual: Image | None = None,
     residual_multiplier: float = 0.0,
+    zero_point: int = 0,
 ) -> Requantize:
     made = Requantize(
         multiplier.ctypes.data,
         offset.ctypes.data,
-        low,
-        high,
+        CodeRange(low, high, zero_point),
         table.ctypes.data if table is not None else None,
     )
     if residual is not None:

@@ -13,10 +13,10 @@ constexpr int64_t kMostNormalized = (int64_t{1} << 31) / (255 * 255) - 1;
 
 // Products of matrices of codes, a batch of them: an image's pixels along the width are rows, and its channels columns.
 //
-//   y = table[clamp(round(fma(float(sum), multiplier, offset)), low, high)]
+//   y = table[code of fma(float(sum), multiplier, offset)]
 //   sum[m, n] = sum over k of (a[m, k] - a_zero_point) (b[k, n] - b_zero_point)
 //
-// multiplier = s_a s_b / s_y and offset = z_y. The table is optional. With `transposed`, rows of `b` are the columns n.
+// multiplier = s_a s_b / s_y and offset = z_y; see CodeRange. The table is optional. With `transposed`, rows of `b` are the columns n.
 // Where `a` or `b` have one image, one plane or one row of images, it stands for all of `out`.
 //
 // The right operand is packed first, each time, as convolutions' weights are: `packedBytes` of it, at a multiple of 64.
@@ -24,7 +24,7 @@ struct MatrixProduct {
   bool transposed = false;
   int32_t a_zero_point = 0, b_zero_point = 0;
   float multiplier = 1, offset = 0;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   const uint8_t* table = nullptr;
   Form form = bestForm();
 
@@ -43,7 +43,7 @@ struct MatrixProduct {
 // Over the channels of each pixel, with d = (largest code) - x, so that no exponential is above 1:
 //
 //   e = high[d / 16] low[d % 16], which is exp(-d s_x)
-//   y = clamp(round(fma(high[d / 16] factor, low[d % 16], offset)), low_code, high_code), factor = 1 / s_y / (sum of e)
+//   y = code of fma(high[d / 16] factor, low[d % 16], offset), factor = 1 / s_y / (sum of e)
 //
 // The sum has 64 parts, of the channels with the same number modulo 64, each a chain of fused multiply-adds. Parts 16
 // apart are added in pairs, and then halves of what is left. offset is z_y. Items: rows.
@@ -53,7 +53,7 @@ struct Softmax {
   float high[16], low[16];
   float inverse_scale;
   float offset = 0;
-  int32_t low_code = 0, high_code = 255;
+  CodeRange range = {};
   Form form;
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
@@ -63,13 +63,13 @@ struct Softmax {
 // difference that makes the variance:
 //
 //   factor = 1 / sqrt(fma(n sum of x^2 - (sum of x)^2, 1 / n^2, eps)), in double
-//   y = clamp(round(fma(fma(x, float(factor), float(-mean factor)), multiplier[c], offset[c])), low, high)
+//   y = code of fma(fma(x, float(factor), float(-mean factor)), multiplier[c], offset[c])
 //
 // eps is that of the model by s_x^2; multiplier = weight / s_y and offset = z_y + bias / s_y. Items: rows.
 struct LayerNorm {
   const float *multiplier, *offset;
   double eps;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
@@ -81,7 +81,7 @@ struct GroupNorm {
   int64_t groups;
   const float *multiplier, *offset;
   double eps;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   int64_t items(const Image& out) const;
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };

@@ -44,7 +44,7 @@ Layer layerOf(const Step& step, size_t kernel) {
   Layer layer{step.packed, {}, {}, kernel};
   layer.requantize.multiplier = layer.packed->multiplier.data();
   layer.requantize.offset = layer.packed->offset.data();
-  layer.requantize.low = step.grid->low, layer.requantize.high = step.grid->high;
+  layer.requantize.range = codeRangeOf(*step.grid);
   layer.requantize.table = step.table;
   layer.requantize.residual_multiplier = layer.packed->residual_multiplier;
   return layer;

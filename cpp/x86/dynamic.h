@@ -34,10 +34,14 @@ struct Measure {
 // Of all of these parts.
 RowGrid gridOf(const Extent* parts, RangeForm form);
 
+// To codes of [0, 255]. With `steps`, x / scale is rounded, and else its sum with the zero point.
+Quantize quantizeTo(const RowGrid& grid, bool steps, Form form = bestForm());
+
 // Rows of dense codes, on a grid for each, or on one for all, which follows from the extents of all parts. Items: rows.
 struct QuantizeRows {
   bool per_row = false;
   RangeForm range = RangeForm::Affine;
+  bool steps = false; // see quantizeTo
   Form form = bestForm();
 
   int64_t items(const Image& in) const { return in.rows() * in.width; }

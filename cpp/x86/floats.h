@@ -31,8 +31,8 @@ struct MultiplyFloats {
 
 // How float32 becomes codes: as Quantize has them.
 struct ToCodes {
-  float inverse_scale = 1, zero_point = 0;
-  int32_t low = 0, high = 255;
+  float inverse_scale = 1, offset = 0;
+  CodeRange range = {};
 };
 
 // Over the channels of each pixel, with d = x - (sum of x) / n:

@@ -9,8 +9,9 @@ bool isCode(int64_t number) { return number >= 0 && number <= 255; }
 } // namespace
 
 int64_t codeOf(float x, const Grid& grid) {
-  const float inverse = 1 / static_cast<float>(grid.scale);
-  const float code = __builtin_rintf(__builtin_fmaf(x, inverse, static_cast<float>(grid.zero_point)));
+  const float inverse = 1 / static_cast<float>(grid.scale), offset = static_cast<float>(offsetOf(grid));
+  const float rounded = __builtin_rintf(__builtin_fmaf(x, inverse, offset));
+  const float code = rounded + static_cast<float>(grid.zero_point - offsetOf(grid));
   return static_cast<int64_t>(std::clamp(code, static_cast<float>(grid.low), static_cast<float>(grid.high)));
 }
 

@@ -116,6 +116,14 @@ struct Aligned {
 template <typename T>
 using AlignedVector = std::vector<T, Aligned<T>>;
 
+// A number v becomes the code clamp(round(v) + zero_point, low, high), half to even. Where the zero point is part of v,
+// it is 0 here: halves go to even codes then, and to even multiples of the scale otherwise.
+// 0 <= low <= high <= 255.
+struct CodeRange {
+  int32_t low = 0, high = 255;
+  int32_t zero_point = 0;
+};
+
 struct Window {
   int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
   int64_t pad_top = 0, pad_left = 0;
@@ -125,13 +133,13 @@ struct Window {
   int64_t taps() const { return kernel_d * kernel_h * kernel_w; }
 };
 
-// y = table[clamp(round(fma(a, a_multiplier, fma(b, b_multiplier, offset))), low, high)], with
-// a_multiplier = s_a / s_y, b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double,
-// rounded once. b_multiplier is negative for a difference. The table is optional. An operand is broadcast along
-// an axis where its stride is 0, and along the channels where it has one. Items: rows.
+// y = table[code of fma(a, a_multiplier, fma(b, b_multiplier, offset))], with a_multiplier = s_a / s_y,
+// b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double, rounded once. Here and below, z_y
+// is 0 where the range has it. b_multiplier is negative for a difference. The table is optional. An operand is broadcast
+// along an axis where its stride is 0, and along the channels where it has one. Items: rows.
 struct Add {
   float a_multiplier, b_multiplier, offset;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   const uint8_t* table = nullptr;
   Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
@@ -141,16 +149,16 @@ struct Add {
 // How sums become codes, for the output channel c, with the code r of a residual where there is one:
 //
 //   v = fma(float(r), residual_multiplier, offset[c])                        else offset[c]
-//   y = clamp(round(fma(float(sum), multiplier[c], v)), low, high)           half to even
+//   y = code of fma(float(sum), multiplier[c], v)
 //   y = table[y]                                                             where there is a table
 //
 // For y = a (convolution + bias) + b residual, multiplier = a s_x s_w / s_y, residual_multiplier = b s_r / s_y and
-// offset = z_y + a bias / s_y - z_r b s_r / s_y, computed in double and rounded once. 0 <= low <= high <= 255. The
-// residual has the shape of the output, and may be the output's own memory.
+// offset = z_y + a bias / s_y - z_r b s_r / s_y, computed in double and rounded once. The residual has the shape of the
+// output, and may be the output's own memory.
 struct Requantize {
   const float* multiplier = nullptr;
   const float* offset = nullptr;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   const uint8_t* table = nullptr;
   const Image* residual = nullptr;
   float residual_multiplier = 0;
@@ -232,15 +240,15 @@ class Convolution {
   AlignedVector<int32_t> start_;
 };
 
-// float -> codes: q = clamp(round(fma(x, inverse_scale, zero_point)), low, high); a NaN becomes low. The bits of
+// float -> codes: q = code of fma(x, inverse_scale, offset), with the offset z_q; a NaN becomes low. The bits of
 // jit_passes::quantize with one scale. `in` is that of the tensor, with its strides in elements: NCHW and NHWC
 // are the fast ones. Items: rows.
 struct Strides {
   int64_t image, depth, height, width, channel;
 };
 struct Quantize {
-  float inverse_scale, zero_point;
-  int32_t low = 0, high = 255;
+  float inverse_scale, offset;
+  CodeRange range = {};
   Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const float* in, const Strides& strides, const Image& out, int64_t begin, int64_t end) const;
@@ -255,12 +263,12 @@ struct Dequantize {
   void run(const Image& in, float* out, const Strides& strides, int64_t begin, int64_t end) const;
 };
 
-// y = table[clamp(round(fma((a - a_zero_point) (b - b_zero_point), multiplier, offset)), low, high)], with
-// multiplier = s_a s_b / s_y and offset = z_y. Operands as for Add. Items: rows.
+// y = table[code of fma((a - a_zero_point) (b - b_zero_point), multiplier, offset)], with multiplier = s_a s_b / s_y and
+// offset = z_y. Operands as for Add. Items: rows.
 struct Multiply {
   int32_t a_zero_point, b_zero_point;
   float multiplier, offset;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   const uint8_t* table = nullptr;
   Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
@@ -284,7 +292,7 @@ struct Resample {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Between four pixels: y = clamp(round(fma(v, ratio, offset)), low, high) with
+// Between four pixels: y = code of fma(v, ratio, offset) with
 //
 //   top = fma(b - a, x.share, a), bottom = fma(d - c, x.share, c), v = fma(bottom - top, y.share, top)
 //
@@ -296,7 +304,7 @@ struct Blend {
   };
   std::vector<Taps> y, x;
   float ratio = 1, offset = 0;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
@@ -333,15 +341,16 @@ struct MaxPool {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = clamp(round(fma(sum of (x - in_zero_point), ratio / count, out_zero_point)), low, high): ratio is
-// s_x / s_y, the quotient is computed in double and rounded once; `divisor` stands in for the count, if not 0.
-// For windows of up to 2^22 pixels. Items: rows times blocks of channels.
+// y = code of fma(sum of (x - in_zero_point), ratio / count, offset): ratio is s_x / s_y and offset z_y, the quotient is
+// computed in double and rounded once; `divisor` stands in for the count, if not 0. For windows of up to 2^22 pixels.
+// Items: rows times blocks of channels.
 struct AveragePool {
   std::vector<Span> z, y, x;
   double ratio;
-  int32_t in_zero_point, out_zero_point;
+  int32_t in_zero_point;
+  float offset;
   int64_t divisor = 0;
-  int32_t low = 0, high = 255;
+  CodeRange range = {};
   Form form = bestForm();
   int64_t items(const Image& out) const;
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;

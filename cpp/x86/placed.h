@@ -46,9 +46,7 @@ Part unary(Kernel kernel, const Placed& in, const Placed& out) {
 }
 
 inline Quantize quantizeTo(const Grid& grid) {
-  return {
-      1 / static_cast<float>(grid.scale), static_cast<float>(grid.zero_point), static_cast<int32_t>(grid.low),
-      static_cast<int32_t>(grid.high)};
+  return {1 / static_cast<float>(grid.scale), static_cast<float>(offsetOf(grid)), codeRangeOf(grid)};
 }
 
 // Of a tensor that the plan takes or gives, with strides of its axes; `channel`: that of the channels.

@@ -194,8 +194,8 @@ class Preparation {
     const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(step.grid->scale);
     Add kernel{};
     kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
-    kernel.offset = step.grid->zero_point - a.zero_point * of_a - b.zero_point * of_b;
-    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.offset = offsetOf(*step.grid) - a.zero_point * of_a - b.zero_point * of_b;
+    kernel.range = codeRangeOf(*step.grid);
     kernel.table = step.table;
     return binary(step, kernel);
   }
@@ -209,8 +209,8 @@ class Preparation {
     kernel.a_zero_point = a.zero_point, kernel.b_zero_point = b.zero_point;
     kernel.multiplier = static_cast<double>(static_cast<float>(a.scale)) * static_cast<float>(b.scale) /
                         static_cast<float>(step.grid->scale);
-    kernel.offset = step.grid->zero_point;
-    kernel.low = step.grid->low, kernel.high = step.grid->high;
+    kernel.offset = offsetOf(*step.grid);
+    kernel.range = codeRangeOf(*step.grid);
     kernel.table = step.table;
     return binary(step, kernel);
   }
@@ -264,9 +264,9 @@ class Preparation {
     AveragePool kernel{};
     kernel.z = spans[0], kernel.y = spans[1], kernel.x = spans[2];
     kernel.ratio = static_cast<double>(static_cast<float>(from.scale)) / static_cast<float>(to.scale);
-    kernel.in_zero_point = from.zero_point, kernel.out_zero_point = to.zero_point;
+    kernel.in_zero_point = from.zero_point, kernel.offset = offsetOf(to);
     kernel.divisor = divisor;
-    kernel.low = to.low, kernel.high = to.high;
+    kernel.range = codeRangeOf(to);
     return unary(std::move(kernel), x, y);
   }
 

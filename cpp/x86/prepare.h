@@ -7,6 +7,13 @@
 
 namespace jit_passes::x86 {
 
+// Where numbers that `offsetOf` the grid was added to become its codes.
+inline CodeRange codeRangeOf(const Grid& grid) {
+  return {
+      static_cast<int32_t>(grid.low), static_cast<int32_t>(grid.high),
+      static_cast<int32_t>(grid.zero_point - offsetOf(grid))};
+}
+
 // A convolution that is ready to run, for images of any size. A transposed one has a kernel for each of `residuesOf`,
 // others have one.
 struct Packed {

@@ -70,8 +70,8 @@ Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
   kernel.form = form;
   kernel.a_zero_point = left.grid->zero_point, kernel.b_zero_point = right.grid->zero_point;
   kernel.multiplier = ratio(*left.grid) * ratio(*right.grid) / ratio(*step.grid);
-  kernel.offset = step.grid->zero_point;
-  kernel.low = step.grid->low, kernel.high = step.grid->high;
+  kernel.offset = offsetOf(*step.grid);
+  kernel.range = codeRangeOf(*step.grid);
   kernel.table = step.table;
   return part(kernel);
 }
@@ -79,8 +79,8 @@ Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
 Part softmaxed(const Step& step, const Memory& from, const Memory& to) {
   const Dims dims = pixelDims(to.sizes, to.axis);
   Softmax kernel(ratio(*from.grid), ratio(*step.grid));
-  kernel.offset = step.grid->zero_point;
-  kernel.low_code = step.grid->low, kernel.high_code = step.grid->high;
+  kernel.offset = offsetOf(*step.grid);
+  kernel.range = codeRangeOf(*step.grid);
   return unary(kernel, image(from, dims), image(to, dims));
 }
 
@@ -94,17 +94,17 @@ Part normalized(const Operator& op, const Step& step, const Memory& from, const 
   for (int64_t c = 0; c < weight.numel(); ++c) {
     numbers->multiplier.push_back(static_cast<float>(weight.const_data_ptr<float>()[c] / scale));
     numbers->offset.push_back(
-        static_cast<float>(step.grid->zero_point + bias.const_data_ptr<float>()[c] / scale));
+        static_cast<float>(offsetOf(*step.grid) + bias.const_data_ptr<float>()[c] / scale));
   }
   const double eps = op.tensors[NormTensors::Eps].item<double>() / (ratio(*from.grid) * ratio(*from.grid));
-  const auto low = static_cast<int32_t>(step.grid->low), high = static_cast<int32_t>(step.grid->high);
+  const CodeRange range = codeRangeOf(*step.grid);
   Part part;
   if (op.kind == Kind::GroupNorm) {
     const GroupNorm kernel{
-        op.attributes[0], numbers->multiplier.data(), numbers->offset.data(), eps, low, high};
+        op.attributes[0], numbers->multiplier.data(), numbers->offset.data(), eps, range};
     part = unary(kernel, image(from), image(to));
   } else {
-    const LayerNorm kernel{numbers->multiplier.data(), numbers->offset.data(), eps, low, high};
+    const LayerNorm kernel{numbers->multiplier.data(), numbers->offset.data(), eps, range};
     const Dims dims = pixelDims(to.sizes, to.axis);
     part = unary(kernel, image(from, dims), image(to, dims));
   }

@@ -27,7 +27,7 @@ Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memor
   const int64_t extents = step.inputs.size() > 1 ? memory[step.inputs[1]].offset : 0;
   const QuantizeRows kernel{
       dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
-      static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form))};
+      static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form)), kPyTorchRoundsSteps};
   return {kernel.items(x.image), [=](const Call& call, int64_t begin, int64_t end) {
             kernel.run(
                 x.in(call), reinterpret_cast<const Extent*>(call.arena() + extents),

@@ -70,12 +70,7 @@ Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> 
   const Strides strides = stridesOf(x, to.axis < 0 ? 1 : from.strides[to.axis] / kFloat);
   const Quantize fixed = quantizeTo(grid ? Grid{1, 0, 0, 255} : *to.grid);
   return {fixed.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
-            Quantize kernel = fixed;
-            if (grid) {
-              const RowGrid found = grid->in(call);
-              kernel.inverse_scale = 1 / found.scale,
-              kernel.zero_point = static_cast<float>(found.zero_point);
-            }
+            const Quantize kernel = grid ? quantizeTo(grid->in(call), kPyTorchRoundsSteps, fixed.form) : fixed;
             kernel.run(reinterpret_cast<const float*>(x.in(call).data), strides, y.in(call), begin, end);
           }};
 }
@@ -111,7 +106,7 @@ Part floatsAndCodes(
     const std::vector<at::Tensor>& held) {
   if (codes) {
     const Quantize rounding = quantizeTo(*codes->grid);
-    kernel.codes = {rounding.inverse_scale, rounding.zero_point, rounding.low, rounding.high};
+    kernel.codes = {rounding.inverse_scale, rounding.offset, rounding.range};
   }
   const Dims dims = pixelDims(from.sizes, from.axis);
   const auto placed = [&](const Memory* memory) {

@@ -159,8 +159,8 @@ Part blended(const Operator& op, const Memory& from, const Memory& to) {
       static_cast<double>(static_cast<float>(from.grid->scale)) / static_cast<float>(to.grid->scale);
   Blend kernel{tapsOf(x.image.height, y.image.height, 0), tapsOf(x.image.width, y.image.width, 1)};
   kernel.ratio = static_cast<float>(ratio);
-  kernel.offset = static_cast<float>(to.grid->zero_point - ratio * from.grid->zero_point);
-  kernel.low = static_cast<int32_t>(to.grid->low), kernel.high = static_cast<int32_t>(to.grid->high);
+  kernel.offset = static_cast<float>(offsetOf(*to.grid) - ratio * from.grid->zero_point);
+  kernel.range = codeRangeOf(*to.grid);
   return unary(std::move(kernel), x, y);
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/jit.h"
+#include "ops/rounding.h"
 
 namespace jit_passes::x86 {
 
@@ -18,6 +19,9 @@ struct Grid {
   int64_t bytes() const { return is_float ? sizeof(float) : 1; } // of an element
 };
 constexpr Grid kFloat32{1, 0, 0, 255, true};
+
+// How much of the zero point is added before numbers are rounded: all of it or nothing, as PyTorch does.
+inline int64_t offsetOf(const Grid& grid) { return kPyTorchRoundsSteps ? 0 : grid.zero_point; }
 
 // The code that quantize gives a number, and the table that makes codes of one grid into those of another.
 int64_t codeOf(float x, const Grid& grid);

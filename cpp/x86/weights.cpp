@@ -110,7 +110,7 @@ std::shared_ptr<const Packed> numbersOf(
         affine ? in->zero_point * multiplier * op.tensors[kWeight].const_data_ptr<int8_t>()[c] : 0;
     packed->multiplier[c] = static_cast<float>(multiplier);
     const double bias = own * op.tensors[kBias].const_data_ptr<float>()[c] / out_scale;
-    packed->offset[c] = static_cast<float>(out.zero_point + bias - zero - zero_of_residual);
+    packed->offset[c] = static_cast<float>(offsetOf(out) + bias - zero - zero_of_residual);
   }
   return packed;
 }

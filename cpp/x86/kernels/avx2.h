@@ -27,18 +27,19 @@ __attribute__((target("avx"), always_inline)) inline float sumOfEight(__m256 eig
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-// Floats to codes as codeOf does it, in packs of 32. Packing saturates, so `low` and `high` are applied to bytes. Only
-// a float of 2^31 or more, which int32 does not hold, needs a float minimum first. `order` puts back what packing
-// within 128-bit lanes mixes up.
+// Floats to codes as ToCode does it, in packs of 32. Packing saturates, so the zero point is added to int16, and `low`
+// and `high` are applied to bytes. Only a float of 2^31 or more, which int32 does not hold, needs a float minimum first.
+// `order` puts back what packing within 128-bit lanes mixes up.
 struct Rounding256 {
-  JIT_PASSES_AVX2 Rounding256(int32_t low_code, int32_t high_code)
-      : most(_mm256_set1_ps(static_cast<float>(high_code))),
-        low(_mm256_set1_epi8(static_cast<char>(low_code))),
-        high(_mm256_set1_epi8(static_cast<char>(high_code))),
+  JIT_PASSES_AVX2 explicit Rounding256(const CodeRange& range)
+      : most(_mm256_set1_ps(static_cast<float>(range.high))),
+        zero_point(_mm256_set1_epi16(static_cast<int16_t>(range.zero_point))),
+        low(_mm256_set1_epi8(static_cast<char>(range.low))),
+        high(_mm256_set1_epi8(static_cast<char>(range.high))),
         order(_mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)) {}
 
   __m256 most;
-  __m256i low, high, order;
+  __m256i zero_point, low, high, order;
 };
 
 // 32 codes, where the 8 of a register are four in each lane.
@@ -48,8 +49,9 @@ JIT_PASSES_AVX2_INLINE __m256i packCodes(const __m256 (&v)[4], const Rounding256
   for (int i = 0; i < 4; ++i) {
     whole[i] = _mm256_cvtps_epi32(_mm256_min_ps(v[i], rounding.most));
   }
-  const __m256i bytes =
-      _mm256_packus_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+  const __m256i ab = _mm256_adds_epi16(_mm256_packs_epi32(whole[0], whole[1]), rounding.zero_point);
+  const __m256i cd = _mm256_adds_epi16(_mm256_packs_epi32(whole[2], whole[3]), rounding.zero_point);
+  const __m256i bytes = _mm256_packus_epi16(ab, cd);
   return _mm256_max_epu8(_mm256_min_epu8(bytes, rounding.high), rounding.low);
 }
 

@@ -17,14 +17,14 @@ JIT_PASSES_VECTORIZED void store(
   uint8_t* out = pixel.in(image) + first;
   const float* multiplier = how.multiplier + first;
   const float* offset = how.offset + first;
-  const float low = how.low, high = how.high;
+  const ToCode code(how.range);
   float with[kPlainBlock]; // what is added; the residual may lie where the result goes
   std::copy_n(offset, count, with);
   for (int64_t c = 0; residual && c < count; ++c) {
     with[c] = __builtin_fmaf(residual[c], how.residual_multiplier, offset[c]);
   }
   for (int64_t c = 0; c < count; ++c) {
-    out[c] = codeOf(__builtin_fmaf(sums[c], multiplier[c], with[c]), low, high);
+    out[c] = code(__builtin_fmaf(sums[c], multiplier[c], with[c]));
   }
   lookUpInPlace(out, count, how.table);
 }

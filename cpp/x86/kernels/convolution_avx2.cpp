@@ -18,7 +18,7 @@ class SixToCodes {
  public:
   using Shape = SixPixels;
 
-  JIT_PASSES_AVX2 explicit SixToCodes(const Requantize& how) : how_(how), rounding_(how.low, how.high) {}
+  JIT_PASSES_AVX2 explicit SixToCodes(const Requantize& how) : how_(how), rounding_(how.range) {}
 
   void place() { products_.place(); }
 

@@ -30,6 +30,7 @@ struct alignas(64) TileResult {
   const float *multiplier, *offset; // of 32 channels
   float most;
   TileResidual residual;
+  int16_t zero_point[2 * kLanes];
   float copies[2][2 * kLanes];
 };
 
@@ -104,6 +105,8 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   "vpackssdw %%zmm" #a0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
   "vpackssdw %%zmm" #b0 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
   ".endif\n"                                                      \
+  "vpaddsw %c[zero](%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n"     \
+  "vpaddsw %c[zero](%[result]), %%zmm" #b0 ", %%zmm" #b0 "\n"     \
   "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
   "vmovdqa32 %%zmm" #a0 ", %c[codes]+64*" #p "(%[result])\n"      \
   ".if %c[adds]\n"                                                \
@@ -193,7 +196,7 @@ JIT_PASSES_VNNI void multiplyTile(
         [bounded] "i"(kGives == Gives::BoundedCodes || kGives == Gives::BoundedAddedCodes),
         [residual] "i"(offsetof(TileResult, residual)), [multiplier] "i"(offsetof(TileResult, multiplier)),
         [offset] "i"(offsetof(TileResult, offset)),
-        [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
+        [zero] "i"(offsetof(TileResult, zero_point)), [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
       : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
         "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20",
         "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");

@@ -25,7 +25,7 @@ struct Finish {
 };
 
 JIT_PASSES_VNNI Finish finishOf(const Requantize& requantize) {
-  return {roundingTo(requantize.low, requantize.high), requantize.table};
+  return {roundingTo(requantize.range), requantize.table};
 }
 
 // Codes of one tile; `count` of the 32 channels exist. The loop's operands are copied first: bytes that are stored may
@@ -89,7 +89,8 @@ struct TilesToCodes {
                          : Gives::Codes),
         finish(finishOf(how)),
         step(out_step) {
-    result.most = static_cast<float>(how.high);
+    result.most = static_cast<float>(how.range.high);
+    std::fill_n(result.zero_point, 2 * kLanes, static_cast<int16_t>(how.range.zero_point));
     result.residual = {{}, residual_step, how.residual_multiplier};
   }
 

@@ -116,7 +116,7 @@ JIT_PASSES_AVX2_INLINE void addRows256(
 // Codes of a block's pixels; scales are in the order of its registers.
 class ToCodes256 {
  public:
-  JIT_PASSES_AVX2 explicit ToCodes256(const Requantize& how) : how_(how), rounding_(how.low, how.high) {}
+  JIT_PASSES_AVX2 explicit ToCodes256(const Requantize& how) : how_(how), rounding_(how.range) {}
 
   void enter(int64_t first, int64_t count) {
     first_ = first, count_ = count;

@@ -140,7 +140,7 @@ JIT_PASSES_VNNI_INLINE void storeCodes(__m512i codes, const Stretch& s, int row,
 JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
   s.residual_step = how.residual ? how.residual->pixel : 0;
   s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);
-  s.rounding = roundingTo(how.low, how.high, isBounded(how, channels));
+  s.rounding = roundingTo(how.range, isBounded(how, channels));
   s.table = how.table;
 }
 

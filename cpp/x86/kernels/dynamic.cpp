@@ -143,9 +143,13 @@ void QuantizeRows::run(
     Image to;
     to.data = codes + row * in.channels;
     to.channels = to.pixel = count;
-    const Quantize rounding{1 / grid.scale, static_cast<float>(grid.zero_point), 0, 255, form};
-    rounding.run(x, {0, 0, 0, count, 1}, to, 0, 1);
+    quantizeTo(grid, steps, form).run(x, {0, 0, 0, count, 1}, to, 0, 1);
   }
+}
+
+Quantize quantizeTo(const RowGrid& grid, bool steps, Form form) {
+  const CodeRange range{0, 255, steps ? grid.zero_point : 0};
+  return {1 / grid.scale, steps ? 0 : static_cast<float>(grid.zero_point), range, form};
 }
 
 RowGrid gridOf(const Extent* parts, RangeForm form) { return gridOf(extentOf(parts, Measure::kParts), form); }

@@ -10,9 +10,10 @@ namespace {
 
 JIT_PASSES_VECTORIZED void addPlain(
     const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
-  const float m = add.a_multiplier, k = add.b_multiplier, offset = add.offset, low = add.low, high = add.high;
+  const float m = add.a_multiplier, k = add.b_multiplier, offset = add.offset;
+  const ToCode code(add.range);
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = codeOf(__builtin_fmaf(a[i], m, __builtin_fmaf(b[i], k, offset)), low, high);
+    out[i] = code(__builtin_fmaf(a[i], m, __builtin_fmaf(b[i], k, offset)));
   }
   lookUpInPlace(out, count, add.table);
 }
@@ -20,9 +21,10 @@ JIT_PASSES_VECTORIZED void addPlain(
 JIT_PASSES_VECTORIZED void multiplyRun(
     const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {
   const int32_t za = multiply.a_zero_point, zb = multiply.b_zero_point;
-  const float m = multiply.multiplier, offset = multiply.offset, low = multiply.low, high = multiply.high;
+  const float m = multiply.multiplier, offset = multiply.offset;
+  const ToCode code(multiply.range);
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = codeOf(__builtin_fmaf((a[i] - za) * (b[i] - zb), m, offset), low, high);
+    out[i] = code(__builtin_fmaf((a[i] - za) * (b[i] - zb), m, offset));
   }
   lookUpInPlace(out, count, multiply.table);
 }
@@ -91,7 +93,7 @@ JIT_PASSES_VNNI_INLINE void multiplyCodes64(
 
 JIT_PASSES_VNNI void addRunVnni(
     const uint8_t* a, const uint8_t* b, int64_t count, const Add& add, uint8_t* out) {
-  const Rounding rounding = roundingTo(add.low, add.high);
+  const Rounding rounding = roundingTo(add.range);
   int64_t i = 0;
   for (; i + 64 <= count; i += 64) {
     addCodes64<true>(a + i, b + i, 64, add, rounding, out + i);
@@ -103,7 +105,7 @@ JIT_PASSES_VNNI void addRunVnni(
 
 JIT_PASSES_VNNI void multiplyRunVnni(
     const uint8_t* a, const uint8_t* b, int64_t count, const Multiply& multiply, uint8_t* out) {
-  const Rounding rounding = roundingTo(multiply.low, multiply.high);
+  const Rounding rounding = roundingTo(multiply.range);
   int64_t i = 0;
   for (; i + 64 <= count; i += 64) {
     multiplyCodes64<true>(a + i, b + i, 64, multiply, rounding, out + i);

@@ -14,9 +14,10 @@ namespace {
 constexpr int64_t kTile = 64;
 
 JIT_PASSES_VECTORIZED void quantizeRun(const float* in, int64_t count, const Quantize& q, uint8_t* out) {
-  const float inverse = q.inverse_scale, zero_point = q.zero_point, low = q.low, high = q.high;
+  const float inverse = q.inverse_scale, offset = q.offset;
+  const ToCode code(q.range);
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = codeOf(__builtin_fmaf(in[i], inverse, zero_point), low, high);
+    out[i] = code(__builtin_fmaf(in[i], inverse, offset));
   }
 }
 
@@ -33,30 +34,26 @@ JIT_PASSES_VECTORIZED void dequantizeRun(
 // time of eight images without.
 constexpr int64_t kFetched = 512;
 
-// The second operand of a maximum is taken where the first is a NaN.
 JIT_PASSES_VNNI_INLINE __m512 scaled(__m512 x, const Quantize& q) {
-  const __m512 v = _mm512_fmadd_ps(x, _mm512_set1_ps(q.inverse_scale), _mm512_set1_ps(q.zero_point));
-  return _mm512_max_ps(v, _mm512_set1_ps(static_cast<float>(q.low)));
-}
-
-JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 x, const Quantize& q) {
-  return _mm512_cvtps_epi32(_mm512_min_ps(scaled(x, q), _mm512_set1_ps(static_cast<float>(q.high))));
+  return _mm512_fmadd_ps(x, _mm512_set1_ps(q.inverse_scale), _mm512_set1_ps(q.offset));
 }
 
 JIT_PASSES_VNNI void quantizeRunVnni(const float* in, int64_t count, const Quantize& q, uint8_t* out) {
-  const Rounding rounding = roundingTo(q.low, q.high);
+  const Rounding rounding = roundingTo(q.range);
   int64_t i = 0;
   for (; i + 64 <= count; i += 64) {
     for (int64_t line = 0; line < 64; line += 16) {
       _mm_prefetch(reinterpret_cast<const char*>(in + i + line + kFetched), _MM_HINT_T0);
     }
-    const __m512 a = scaled(_mm512_loadu_ps(in + i), q), b = scaled(_mm512_loadu_ps(in + i + 16), q);
-    const __m512 c = scaled(_mm512_loadu_ps(in + i + 32), q), d = scaled(_mm512_loadu_ps(in + i + 48), q);
-    _mm512_storeu_si512(out + i, roundToCodes(a, b, c, d, rounding));
+    __m512 v[4];
+    for (int64_t part = 0; part < 4; ++part) {
+      v[part] = aboveLow(scaled(_mm512_loadu_ps(in + i + 16 * part), q), q.range);
+    }
+    _mm512_storeu_si512(out + i, roundToCodes(v[0], v[1], v[2], v[3], rounding));
   }
   for (; i < count; i += 16) {
     const auto lanes = static_cast<__mmask16>(firstLanes(count - i));
-    const __m512i codes = codesOf(_mm512_maskz_loadu_ps(lanes, in + i), q);
+    const __m512i codes = codesOf(scaled(_mm512_maskz_loadu_ps(lanes, in + i), q), q.range);
     _mm_mask_storeu_epi8(out + i, lanes, _mm512_cvtepi32_epi8(codes));
   }
 }
@@ -96,7 +93,7 @@ JIT_PASSES_VNNI void quantizeTile(
     t[i] = _mm512_setzero_si512();
     for (int64_t c = 4 * i; c < std::min(4 * i + 4, channels); ++c) {
       _mm_prefetch(reinterpret_cast<const char*>(in + c * plane + kFetched), _MM_HINT_T0);
-      const __m512i codes = codesOf(_mm512_maskz_loadu_ps(columns, in + c * plane), q);
+      const __m512i codes = codesOf(scaled(_mm512_maskz_loadu_ps(columns, in + c * plane), q), q.range);
       t[i] =
           _mm512_or_si512(t[i], _mm512_sllv_epi32(codes, _mm512_set1_epi32(static_cast<int>(8 * (c % 4)))));
     }

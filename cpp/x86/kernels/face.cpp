@@ -92,9 +92,9 @@ JIT_PASSES_FACE void jit_passes_x86_convolution_run(
 }
 
 JIT_PASSES_FACE void jit_passes_x86_quantize(
-    const float* in, const Strides* strides, const Image* out, float inverse_scale, float zero_point,
-    int32_t low, int32_t high, int32_t form, int64_t part) {
-  const Quantize quantize{inverse_scale, zero_point, low, high, formOf(form)};
+    const float* in, const Strides* strides, const Image* out, float inverse_scale, float offset,
+    const CodeRange* range, int32_t form, int64_t part) {
+  const Quantize quantize{inverse_scale, offset, *range, formOf(form)};
   inParts(quantize.items(*out), part, [&](int64_t begin, int64_t end) {
     quantize.run(in, *strides, *out, begin, end);
   });
@@ -111,16 +111,15 @@ JIT_PASSES_FACE void jit_passes_x86_dequantize(
 
 JIT_PASSES_FACE void jit_passes_x86_add(
     const Image* a, const Image* b, const Image* out, float a_multiplier, float b_multiplier, float offset,
-    int32_t low, int32_t high, const uint8_t* table, int32_t form, int64_t part) {
-  const Add add{a_multiplier, b_multiplier, offset, low, high, table, formOf(form)};
+    const CodeRange* range, const uint8_t* table, int32_t form, int64_t part) {
+  const Add add{a_multiplier, b_multiplier, offset, *range, table, formOf(form)};
   inParts(add.items(*out), part, [&](int64_t begin, int64_t end) { add.run(*a, *b, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_multiply(
     const Image* a, const Image* b, const Image* out, int32_t a_zero_point, int32_t b_zero_point,
-    float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table, int32_t form,
-    int64_t part) {
-  const Multiply multiply{a_zero_point, b_zero_point, multiplier, offset, low, high, table, formOf(form)};
+    float multiplier, float offset, const CodeRange* range, const uint8_t* table, int32_t form, int64_t part) {
+  const Multiply multiply{a_zero_point, b_zero_point, multiplier, offset, *range, table, formOf(form)};
   inParts(multiply.items(*out), part, [&](int64_t begin, int64_t end) {
     multiply.run(*a, *b, *out, begin, end);
   });
@@ -166,17 +165,16 @@ JIT_PASSES_FACE void jit_passes_x86_max_pool(
 
 JIT_PASSES_FACE void jit_passes_x86_average_pool(
     const Image* in, const Image* out, const Span* spans, double ratio, int32_t in_zero_point,
-    int32_t out_zero_point, int64_t divisor, int32_t low, int32_t high, int32_t form, int64_t part) {
+    float offset, int64_t divisor, const CodeRange* range, int32_t form, int64_t part) {
   const AveragePool pool{
       spansAt(spans, out->depth),
       spansAt(spans, out->height),
       spansAt(spans, out->width),
       ratio,
       in_zero_point,
-      out_zero_point,
+      offset,
       divisor,
-      low,
-      high,
+      *range,
       formOf(form)};
   inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
 }
@@ -190,10 +188,10 @@ JIT_PASSES_FACE int64_t jit_passes_x86_matrix_product_bytes(const Image* b, bool
 
 JIT_PASSES_FACE void jit_passes_x86_matrix_product(
     const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, int32_t a_zero_point,
-    int32_t b_zero_point, float multiplier, float offset, int32_t low, int32_t high, const uint8_t* table,
+    int32_t b_zero_point, float multiplier, float offset, const CodeRange* range, const uint8_t* table,
     int32_t form, int64_t part) {
-  const MatrixProduct product{transposed, a_zero_point, b_zero_point, multiplier,  offset,
-                              low,        high,         table,        formOf(form)};
+  const MatrixProduct product{
+      transposed, a_zero_point, b_zero_point, multiplier, offset, *range, table, formOf(form)};
   inParts(
       product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
@@ -202,24 +200,24 @@ JIT_PASSES_FACE void jit_passes_x86_matrix_product(
 }
 
 JIT_PASSES_FACE void jit_passes_x86_softmax(
-    const Image* in, const Image* out, double in_scale, double out_scale, float offset, int32_t low,
-    int32_t high, int32_t form, int64_t part) {
+    const Image* in, const Image* out, double in_scale, double out_scale, float offset,
+    const CodeRange* range, int32_t form, int64_t part) {
   Softmax softmax(in_scale, out_scale, formOf(form));
-  softmax.offset = offset, softmax.low_code = low, softmax.high_code = high;
+  softmax.offset = offset, softmax.range = *range;
   inParts(softmax.items(*out), part, [&](int64_t begin, int64_t end) { softmax.run(*in, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_layer_norm(
-    const Image* in, const Image* out, const float* multiplier, const float* offset, double eps, int32_t low,
-    int32_t high, int32_t form, int64_t part) {
-  const LayerNorm norm{multiplier, offset, eps, low, high, formOf(form)};
+    const Image* in, const Image* out, const float* multiplier, const float* offset, double eps,
+    const CodeRange* range, int32_t form, int64_t part) {
+  const LayerNorm norm{multiplier, offset, eps, *range, formOf(form)};
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_group_norm(
     const Image* in, const Image* out, int64_t groups, const float* multiplier, const float* offset,
-    double eps, int32_t low, int32_t high, int64_t part) {
-  const GroupNorm norm{groups, multiplier, offset, eps, low, high};
+    double eps, const CodeRange* range, int64_t part) {
+  const GroupNorm norm{groups, multiplier, offset, eps, *range};
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }
 
@@ -234,21 +232,20 @@ JIT_PASSES_FACE void jit_passes_x86_add_floats(
 
 JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
     const Image* in, const Image* floats, const Image* codes, const float* weight, const float* bias,
-    double eps, bool centred, float inverse_scale, float zero_point, int32_t low, int32_t high, int32_t form,
+    double eps, bool centred, float inverse_scale, float offset, const CodeRange* range, int32_t form,
     int64_t part) {
-  const LayerNormFloats norm{weight,      bias, eps, centred, {inverse_scale, zero_point, low, high},
-                             formOf(form)};
+  const LayerNormFloats norm{weight, bias, eps, centred, {inverse_scale, offset, *range}, formOf(form)};
   inParts(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
 
 // Rows of `in` as codes, with their grids; `parts` has room for 64 extents.
 JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
-    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, int32_t form,
-    int64_t part) {
+    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, bool steps,
+    int32_t form, int64_t part) {
   const Measure measure;
   inParts(measure.items(*in), part, [&](int64_t begin, int64_t end) { measure.run(*in, parts, begin, end); });
-  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), formOf(form)};
+  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), steps, formOf(form)};
   inParts(quantize.items(*in), part, [&](int64_t begin, int64_t end) {
     quantize.run(*in, parts, grids, codes, begin, end);
   });
@@ -295,9 +292,9 @@ JIT_PASSES_FACE void jit_passes_x86_multiply_floats(
 }
 
 JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
-    const Image* in, const Image* floats, const Image* codes, float inverse_scale, float zero_point,
-    int32_t low, int32_t high, bool hides, int32_t form, int64_t part) {
-  const SoftmaxFloats softmax{{inverse_scale, zero_point, low, high}, hides, formOf(form)};
+    const Image* in, const Image* floats, const Image* codes, float inverse_scale, float offset,
+    const CodeRange* range, bool hides, int32_t form, int64_t part) {
+  const SoftmaxFloats softmax{{inverse_scale, offset, *range}, hides, formOf(form)};
   inParts(softmax.items(*in), part, [&](int64_t begin, int64_t end) {
     softmax.run(*in, floats, codes, begin, end);
   });

@@ -95,12 +95,13 @@ inline __attribute__((always_inline)) void addToParts(
 // Results go through a block, so that each loop is simple enough for vectors. Either of both may be null.
 inline __attribute__((always_inline)) void storeBlock(
     const float* y, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
-  const float low = to.low, high = to.high, inverse = to.inverse_scale, zero_point = to.zero_point;
+  const float inverse = to.inverse_scale, offset = to.offset;
+  const ToCode code(to.range);
   for (int64_t j = 0; floats && j < count; ++j) {
     floats[j] = y[j];
   }
   for (int64_t j = 0; codes && j < count; ++j) {
-    codes[j] = codeOf(__builtin_fmaf(y[j], inverse, zero_point), low, high);
+    codes[j] = code(__builtin_fmaf(y[j], inverse, offset));
   }
 }
 
@@ -174,6 +175,11 @@ JIT_PASSES_VNNI_INLINE float sumOfFour(const __m512 (&sums)[4]) {
   return sumOfParts(parts);
 }
 
+JIT_PASSES_VNNI_INLINE void storeCodes(__m512 y, const ToCodes& to, uint8_t* out, __mmask16 lanes) {
+  const __m512 v = _mm512_fmadd_ps(y, _mm512_set1_ps(to.inverse_scale), _mm512_set1_ps(to.offset));
+  _mm_mask_storeu_epi8(out, lanes, _mm512_cvtepi32_epi8(codesOf(v, to.range)));
+}
+
 JIT_PASSES_VNNI void normalizeVnni(
     const float* in, int64_t count, const LayerNormFloats& norm, float* floats, uint8_t* codes) {
   const int64_t whole = count / kSumParts * kSumParts;
@@ -202,10 +208,6 @@ JIT_PASSES_VNNI void normalizeVnni(
     sums[j] = _mm512_mask3_fmadd_ps(d, d, sums[j], lanes);
   }
   const __m512 factor = _mm512_set1_ps(normalFactor(sumOfFour(sums), count, norm.eps));
-  const __m512 inverse = _mm512_set1_ps(norm.codes.inverse_scale),
-               zero = _mm512_set1_ps(norm.codes.zero_point);
-  const __m512 low = _mm512_set1_ps(static_cast<float>(norm.codes.low));
-  const __m512 high = _mm512_set1_ps(static_cast<float>(norm.codes.high));
   for (int64_t i = 0; i < count; i += 16) {
     const __mmask16 lanes = lanesAt(i, count);
     const __m512 d = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), means);
@@ -215,10 +217,8 @@ JIT_PASSES_VNNI void normalizeVnni(
     if (floats) {
       _mm512_mask_storeu_ps(floats + i, lanes, y);
     }
-    if (codes) { // the second operand of a maximum is taken where the first is a NaN
-      const __m512 v = _mm512_max_ps(_mm512_fmadd_ps(y, inverse, zero), low);
-      const __m512i q = _mm512_cvtps_epi32(_mm512_min_ps(v, high));
-      _mm_mask_storeu_epi8(codes + i, lanes, _mm512_cvtepi32_epi8(q));
+    if (codes) {
+      storeCodes(y, norm.codes, codes + i, lanes);
     }
   }
 }
@@ -272,10 +272,6 @@ JIT_PASSES_VNNI void softmaxFloatsVnni(
     }
   }
   const __m512 factor = _mm512_set1_ps(inverseOf(sumOfFour(sums)));
-  const ToCodes& to = softmax.codes;
-  const __m512 inverse = _mm512_set1_ps(to.inverse_scale), zero = _mm512_set1_ps(to.zero_point);
-  const __m512 low = _mm512_set1_ps(static_cast<float>(to.low));
-  const __m512 high = _mm512_set1_ps(static_cast<float>(to.high));
   for (int64_t i = 0; i < count; i += 16) {
     const __mmask16 lanes = lanesAt(i, count);
     __m512 y;
@@ -287,9 +283,7 @@ JIT_PASSES_VNNI void softmaxFloatsVnni(
       y = _mm512_mul_ps(_mm512_mul_ps(value, power), factor);
     }
     if (codes) {
-      const __m512 v = _mm512_max_ps(_mm512_fmadd_ps(y, inverse, zero), low);
-      _mm_mask_storeu_epi8(
-          codes + i, lanes, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_min_ps(v, high))));
+      storeCodes(y, softmax.codes, codes + i, lanes);
     }
   }
 }

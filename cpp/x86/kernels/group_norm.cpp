@@ -38,12 +38,13 @@ struct Lanes {
 };
 
 JIT_PASSES_VECTORIZED void normalizePixels(
-    const uint8_t* in, int64_t in_stride, int64_t pixels, int64_t channels, const Lanes& lanes, float low,
-    float high, uint8_t* out, int64_t out_stride) {
+    const uint8_t* in, int64_t in_stride, int64_t pixels, int64_t channels, const Lanes& lanes,
+    const CodeRange& range, uint8_t* out, int64_t out_stride) {
+  const ToCode code(range);
   for (int64_t x = 0; x < pixels; ++x) {
     for (int64_t c = 0; c < channels; ++c) {
       const float y = __builtin_fmaf(in[x * in_stride + c], lanes.factor[c], lanes.mean[c]);
-      out[x * out_stride + c] = codeOf(__builtin_fmaf(y, lanes.multiplier[c], lanes.offset[c]), low, high);
+      out[x * out_stride + c] = code(__builtin_fmaf(y, lanes.multiplier[c], lanes.offset[c]));
     }
   }
 }
@@ -102,8 +103,7 @@ void GroupNorm::run(const Image& in, const Image& out, int64_t begin, int64_t en
       }
       overRowsOf(out, n, [&](int64_t row) {
         normalizePixels(
-            in.rowAt(row) + c, in.pixel, out.width, channels, lanes, static_cast<float>(low),
-            static_cast<float>(high), out.rowAt(row) + c, out.pixel);
+            in.rowAt(row) + c, in.pixel, out.width, channels, lanes, range, out.rowAt(row) + c, out.pixel);
       });
     }
   }

@@ -18,11 +18,12 @@ JIT_PASSES_VECTORIZED void layerNormPlain(
     squares += x * x;
   }
   const Normal normal = normalOf(sum, squares, count, norm.eps);
-  const float factor = normal.factor, offset = normal.offset, low = norm.low, high = norm.high;
+  const float factor = normal.factor, offset = normal.offset;
+  const ToCode code(norm.range);
   const float *const multipliers = norm.multiplier, *const offsets = norm.offset;
   for (int64_t i = 0; i < count; ++i) {
     const float x = __builtin_fmaf(in[i], factor, offset);
-    out[i] = codeOf(__builtin_fmaf(x, multipliers[i], offsets[i]), low, high);
+    out[i] = code(__builtin_fmaf(x, multipliers[i], offsets[i]));
   }
 }
 
@@ -65,7 +66,7 @@ JIT_PASSES_VNNI_INLINE void storeNormal(
 
 JIT_PASSES_VNNI void layerNormVnni(const uint8_t* in, int64_t count, const LayerNorm& norm, uint8_t* out) {
   const Normal normal = normalOfRow(in, count, norm.eps);
-  const Rounding rounding = roundingTo(norm.low, norm.high);
+  const Rounding rounding = roundingTo(norm.range);
   int64_t i = 0;
   for (; i + 64 <= count; i += 64) {
     storeNormal<true>(in, i, 64, normal, norm, rounding, out);

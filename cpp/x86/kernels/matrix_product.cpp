@@ -38,10 +38,10 @@ JIT_PASSES_VECTORIZED void multiplyRow(
 
 JIT_PASSES_VECTORIZED void storeRow(
     const int32_t* sums, int32_t of_row, int64_t count, const MatrixProduct& product, uint8_t* out) {
-  const float multiplier = product.multiplier, offset = product.offset, low = product.low,
-              high = product.high;
+  const float multiplier = product.multiplier, offset = product.offset;
+  const ToCode code(product.range);
   for (int64_t n = 0; n < count; ++n) {
-    out[n] = codeOf(__builtin_fmaf(sums[n] + of_row, multiplier, offset), low, high);
+    out[n] = code(__builtin_fmaf(sums[n] + of_row, multiplier, offset));
   }
   lookUpInPlace(out, count, product.table);
 }

@@ -131,7 +131,7 @@ JIT_PASSES_AVX2 void storeSixRows(
     const int32_t* sums, const int32_t* of_rows, int64_t first, int64_t count, const MatrixProduct& product,
     const RowTile<SixPixels>& tile) {
   const __m256 multiplier = _mm256_set1_ps(product.multiplier), offset = _mm256_set1_ps(product.offset);
-  const Rounding256 rounding(product.low, product.high);
+  const Rounding256 rounding(product.range);
   const uint8_t* const table = product.table;
   for (int64_t p = 0; p < tile.count; ++p, sums += kBlockChannels) {
     const __m256i of_row = _mm256_set1_epi32(of_rows[p]);

@@ -107,7 +107,7 @@ JIT_PASSES_VNNI void storeProducts(
     const MatrixProduct& product, const RowTile<TwoHalves>& tile) {
   const auto lanes = static_cast<__mmask32>(firstLanes(count));
   const __m512 multiplier = _mm512_set1_ps(product.multiplier), offset = _mm512_set1_ps(product.offset);
-  const Rounding rounding = roundingTo(product.low, product.high);
+  const Rounding rounding = roundingTo(product.range);
   for (int64_t p = 0; p < tile.rows; ++p, sums += 2 * kBlockChannels) {
     __m512 v[4];
     for (int i = 0; i < 4; ++i) {

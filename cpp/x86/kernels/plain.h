@@ -9,11 +9,23 @@
 
 namespace jit_passes::x86 {
 
-// A NaN becomes `low`. Clamping first is the same as rounding first, since the ends are integers.
-inline uint8_t codeOf(float v, float low, float high) {
-  const float above = v > low ? v : low;
-  return static_cast<uint8_t>(static_cast<int32_t>(__builtin_rintf(above < high ? above : high)));
-}
+// The code of a number, of which a NaN has `low`. Clamping first is the same as rounding first, since the ends are
+// integers.
+struct ToCode {
+  explicit ToCode(const CodeRange& range)
+      : low(static_cast<float>(range.low - range.zero_point)),
+        high(static_cast<float>(range.high - range.zero_point)),
+        zero_point(range.zero_point) {}
+
+  uint8_t operator()(float v) const {
+    const float above = v > low ? v : low;
+    const auto rounded = static_cast<int32_t>(__builtin_rintf(above < high ? above : high));
+    return static_cast<uint8_t>(rounded + zero_point);
+  }
+
+  float low, high;
+  int32_t zero_point;
+};
 
 // x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that all forms
 // round alike. A call takes 200 ns from the vector form: so it is none.

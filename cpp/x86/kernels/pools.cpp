@@ -34,9 +34,11 @@ JIT_PASSES_VECTORIZED void storeShares(const float* sums, int64_t count, float b
 }
 
 JIT_PASSES_VECTORIZED void storeAverages(
-    const int32_t* sums, int64_t count, float multiplier, float offset, float low, float high, uint8_t* out) {
+    const int32_t* sums, int64_t count, float multiplier, float offset, const CodeRange& range,
+    uint8_t* out) {
+  const ToCode code(range);
   for (int64_t c = 0; c < count; ++c) {
-    out[c] = codeOf(__builtin_fmaf(sums[c], multiplier, offset), low, high);
+    out[c] = code(__builtin_fmaf(sums[c], multiplier, offset));
   }
 }
 
@@ -72,11 +74,11 @@ void averageOfFloats(const PoolWindow& w, float by, float* out) {
   storeShares(sums, w.count, by, out);
 }
 
-// How an average becomes a code: round(fma(sum + start, multiplier, offset)).
+// An average has the code of fma(sum + start, multiplier, offset).
 struct PoolScale {
   int32_t start;
   float multiplier, offset;
-  int32_t low, high;
+  CodeRange range;
 };
 
 void averagePlain(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
@@ -89,9 +91,7 @@ void averagePlain(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
       }
     }
   }
-  storeAverages(
-      sums, w.count, scale.multiplier, scale.offset, static_cast<float>(scale.low),
-      static_cast<float>(scale.high), out);
+  storeAverages(sums, w.count, scale.multiplier, scale.offset, scale.range, out);
 }
 
 #ifdef JIT_PASSES_HAS_VNNI
@@ -162,7 +162,7 @@ JIT_PASSES_VNNI void averageVnni(const PoolWindow& w, const PoolScale& scale, ui
   for (int i = 0; i < 4; ++i) {
     v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), multiplier, offset);
   }
-  const __m512i codes = packCodes(v[0], v[1], v[2], v[3], roundingTo(scale.low, scale.high));
+  const __m512i codes = packCodes(v[0], v[1], v[2], v[3], roundingTo(scale.range));
   _mm512_mask_storeu_epi8(out, lanes, codes);
 }
 
@@ -281,7 +281,6 @@ int64_t AveragePool::items(const Image& out) const { return out.rows() * poolBlo
 
 void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   const auto average = form == Form::Avx512 ? averageVnni : averagePlain;
-  const auto offset = static_cast<float>(out_zero_point);
   overOutputs(
       *this, {1, 1, 1}, in, out, begin, end, [&](const PoolWindow& window, const Span* spans, uint8_t* to) {
         const int64_t taps = window.size[0] * window.size[1] * window.size[2];
@@ -289,7 +288,7 @@ void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t 
         average(
             window,
             {static_cast<int32_t>(-taps * in_zero_point), static_cast<float>(ratio / static_cast<double>(by)),
-             offset, low, high},
+             offset, range},
             to);
       });
 }
@@ -299,12 +298,12 @@ namespace {
 JIT_PASSES_VECTORIZED void blendPixel(
     const uint8_t* const (&pixels)[4], float along, float across, int64_t channels, const Blend& blend,
     uint8_t* out) {
-  const float low = blend.low, high = blend.high;
+  const ToCode code(blend.range);
   for (int64_t c = 0; c < channels; ++c) {
     const float a = pixels[0][c], b = pixels[1][c], d = pixels[2][c], e = pixels[3][c];
     const float top = __builtin_fmaf(b - a, along, a), bottom = __builtin_fmaf(e - d, along, d);
     const float v = __builtin_fmaf(bottom - top, across, top);
-    out[c] = codeOf(__builtin_fmaf(v, blend.ratio, blend.offset), low, high);
+    out[c] = code(__builtin_fmaf(v, blend.ratio, blend.offset));
   }
 }
 

@@ -41,10 +41,10 @@ JIT_PASSES_VECTORIZED void softmaxPlain(
   for (int i = 0; i < 16; ++i) {
     scaled[i] = softmax.high[i] * factor;
   }
-  const float low = softmax.low_code, high = softmax.high_code;
+  const ToCode code(softmax.range);
   for (int64_t i = 0; i < count; ++i) {
     const int d = largest - in[i];
-    out[i] = codeOf(__builtin_fmaf(scaled[d / 16], softmax.low[d % 16], softmax.offset), low, high);
+    out[i] = code(__builtin_fmaf(scaled[d / 16], softmax.low[d % 16], softmax.offset));
   }
 }
 
@@ -123,7 +123,7 @@ JIT_PASSES_VNNI void softmaxVnni(const uint8_t* in, int64_t count, const Softmax
       _mm512_loadu_ps(softmax.low),
       {},
       _mm512_set1_ps(softmax.offset),
-      roundingTo(softmax.low_code, softmax.high_code)};
+      roundingTo(softmax.range)};
   __m512 sums[4] = {};
   int64_t i = 0;
   for (; i + kParts <= count; i += kParts) {
@@ -197,7 +197,7 @@ JIT_PASSES_AVX2 void softmaxAvx2(const uint8_t* in, int64_t count, const Softmax
   const float sum = sumOfExponentials(in, count, largest, high, low);
   const __m256 factor = _mm256_set1_ps(softmax.inverse_scale / sum), offset = _mm256_set1_ps(softmax.offset);
   high.lower = _mm256_mul_ps(high.lower, factor), high.upper = _mm256_mul_ps(high.upper, factor);
-  const Rounding256 rounding(softmax.low_code, softmax.high_code);
+  const Rounding256 rounding(softmax.range);
   for (int64_t first = 0; first < count; first += 32) {
     __m256 v[4];
 #pragma GCC unroll 4

@@ -18,19 +18,20 @@
 
 namespace jit_passes::x86 {
 
-// Floats to codes as codeOf does it, in packs of 64. Packing saturates at 0 and 255, so `low` and `high` are applied to
-// bytes. Only a float of 2^31 or more, which int32 does not hold, needs a float minimum first.
+// Floats to codes as ToCode does it, in packs of 64. Packing saturates, at 0 and 255 in the end, so the zero point is
+// added to int16, and `low` and `high` are applied to bytes. Only a float of 2^31 or more, which int32 does not hold,
+// needs a float minimum first.
 struct Rounding {
   __m512 most;
-  __m512i low, high, order;
+  __m512i zero_point, low, high, order;
   bool bounded; // there is no such float
 };
 
 // `order` puts back what packing within 128-bit lanes mixes up.
-JIT_PASSES_VNNI_INLINE Rounding roundingTo(int32_t low, int32_t high, bool bounded = false) {
+JIT_PASSES_VNNI_INLINE Rounding roundingTo(const CodeRange& range, bool bounded = false) {
   return {
-      _mm512_set1_ps(static_cast<float>(high)), _mm512_set1_epi8(static_cast<char>(low)),
-      _mm512_set1_epi8(static_cast<char>(high)),
+      _mm512_set1_ps(static_cast<float>(range.high)), _mm512_set1_epi16(static_cast<int16_t>(range.zero_point)),
+      _mm512_set1_epi8(static_cast<char>(range.low)), _mm512_set1_epi8(static_cast<char>(range.high)),
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bounded};
 }
 
@@ -38,12 +39,25 @@ JIT_PASSES_VNNI_INLINE __m512i clampCodes(__m512i codes, const Rounding& roundin
   return _mm512_max_epu8(_mm512_min_epu8(codes, rounding.high), rounding.low);
 }
 
-// 32 numbers rounded to int16, of each register four in each lane.
+// No code of them is below the lowest, which a NaN has: the second operand of a maximum is taken where the first is one.
+JIT_PASSES_VNNI_INLINE __m512 aboveLow(__m512 v, const CodeRange& range) {
+  return _mm512_max_ps(v, _mm512_set1_ps(static_cast<float>(range.low - range.zero_point)));
+}
+
+// Codes in 32 bits each.
+JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 v, const CodeRange& range) {
+  const __m512 high = _mm512_set1_ps(static_cast<float>(range.high - range.zero_point));
+  const __m512i rounded = _mm512_cvtps_epi32(_mm512_min_ps(aboveLow(v, range), high));
+  return _mm512_add_epi32(rounded, _mm512_set1_epi32(range.zero_point));
+}
+
+// 32 numbers as codes of int16, not clipped yet, of each register four in each lane.
 JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool bounded, const Rounding& rounding) {
   if (!bounded) {
     a = _mm512_min_ps(a, rounding.most), b = _mm512_min_ps(b, rounding.most);
   }
-  return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  return _mm512_adds_epi16(
+      _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)), rounding.zero_point);
 }
 
 // 64 codes, where the 16 of a register are four in each lane.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 # Since torch 2.14 quantize_per_tensor rounds x / scale; before, the code with its zero point.
 ROUNDS_STEPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -31,6 +32,14 @@ def unrounded_code(x: float, scale: float, zero_point: int, *, fused: bool) -> f
     if not fused:
         return float(product + np.float32(zero_point))
     return float32_of(Fraction(float(np.float32(x))) * Fraction(float(inverse)) + zero_point)
+
+
+def codes_of(x: Tensor, inverse_scale: float, zero_point: int) -> Tensor:
+    """Return float32 codes of float32 numbers that nothing clamps; products are exact in double."""
+    steps = x.double() * inverse_scale
+    if ROUNDS_STEPS:
+        return steps.float().round() + zero_point
+    return (steps + zero_point).float().round()
 
 
 def code_of(

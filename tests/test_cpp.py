@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,10 @@ def build_run_threads(folder: Path) -> Path:
     return folder / "run_threads"
 
 
+@pytest.mark.skipif(
+    torch.version.cuda is not None and shutil.which("nvcc") is None,
+    reason="PyTorch's CMake package asks for the CUDA toolkit that this PyTorch was built with",
+)
 def test_plans_run_in_threads_of_a_cpp_program(tmp_path: Path) -> None:
     """The same bits as in Python, whatever thread and batch; memory does not grow with calls."""
     torch.manual_seed(0)

@@ -22,6 +22,7 @@ from jit_passes.quantizer import (
     SharedQuantizationSpec,
 )
 from jit_passes.targets import Reference, Stock
+from tests.codes import codes_of
 from tests.compare import leaves
 from tests.outlying import WORDS, outlying
 from tests.processes import run_fresh
@@ -112,7 +113,7 @@ def by_hand(x: Tensor, layer: nn.Linear, tokenwise: bool, symmetric: bool) -> Te
         scale = float(torch.tensor(span / 255, dtype=torch.float32))
         zero = 128 if symmetric else -round(low / scale)
         inverse = float(1 / torch.tensor(scale, dtype=torch.float32))  # as kernels multiply by it
-        return (row.double() * inverse + zero).float().round().double().clamp(0, 255), scale, zero
+        return codes_of(row, inverse, zero).double().clamp(0, 255), scale, zero
 
     weight = layer.weight.detach().double()
     steps = (weight.abs().amax(1) * 2 / 254).float().double()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from benchmarks.models.encoder import Encoder
+from tests.codes import codes_of
 from tests.compare import sqnr
 from tests.plans import Called, Grid, Weighted, plan_of, traced
 from tests.test_x86_floats import kinds_of
@@ -52,7 +53,7 @@ class Dynamic(nn.Module):
             span = 2 * torch.maximum(-low, high) if symmetric else high - low
             scale = (span / 255).clamp(min=torch.finfo(torch.float32).eps)
             zero = torch.tensor(128.0) if symmetric else -(low / scale).round()
-            codes = (group.double() * (1 / scale).double() + zero).float().round().clamp(0, 255)
+            codes = codes_of(group, float(1 / scale), int(zero)).clamp(0, 255)
             sums = (codes - zero).double() @ self.linear.codes.double().T
             found.append(sums * scale.double())
         bias = self.linear.layer.bias

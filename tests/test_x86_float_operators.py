@@ -61,7 +61,11 @@ class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v = Grid(0.03, 120), Grid(0.025, 131), Grid(0.04, 128)
-        self.scores, self.weights, self.out = Grid(0.2, 128), Grid(1 / 255, 0), Grid(0.03, 128)
+        self.scores, self.weights, self.out = (
+            Grid(0.19371237, 128),
+            Grid(1 / 255, 0),
+            Grid(0.03, 128),
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return self.attend(q, k, v, mask)

@@ -109,8 +109,8 @@ for node in GraphView.of(qat, parameters=True).nodes:
 # It is built now, since before there were no scales to know of. (One that was built too early
 # trains weights only, and `jit_passes` warns at its second step.) Scales are a group of their own:
 # weight decay would pull them towards 0, which means nothing. The paper has the rate 0.01 for 2 to
-# 4 bits, and 0.001 for 8. First and last layer have 8 bits here, and with 0.01 their scales step
-# past 0; so all scales get a tenth of the rate.
+# 4 bits, and 0.001 for 8: a scale of 8 bits is so small that a step could take it past 0. First and
+# last layer have 8 bits here, so their scales have a tenth of the rate that the others have.
 
 # %%
 EPOCHS, BATCH = 4, 32
@@ -119,14 +119,14 @@ STEPS = len(data.train_x) // BATCH
 
 def optimizer_of(qat: torch.jit.ScriptModule, rate: float = 0.01) -> torch.optim.Optimizer:
     """SGD as in the paper."""
+    coarse, fine = [], []
+    for name, scale in jit_passes.named_quantization_parameters(qat):
+        (fine if name.startswith(("conv1.", "fc.")) else coarse).append(scale)
     return torch.optim.SGD(
         [
             {"params": jit_passes.model_parameters(qat), "weight_decay": 1e-4},
-            {
-                "params": jit_passes.quantization_parameters(qat),
-                "weight_decay": 0.0,
-                "lr": rate / 10,
-            },
+            {"params": coarse, "weight_decay": 0.0, "lr": rate / 10},
+            {"params": fine, "weight_decay": 0.0, "lr": rate / 100},
         ],
         lr=rate,
         momentum=0.9,
@@ -135,7 +135,8 @@ def optimizer_of(qat: torch.jit.ScriptModule, rate: float = 0.01) -> torch.optim
 
 optimizer = optimizer_of(qat)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * STEPS)
-assert [len(group["params"]) for group in optimizer.param_groups] == [len(own), len(added)]
+groups = [len(group["params"]) for group in optimizer.param_groups]
+assert groups[0] == len(own) and sum(groups[1:]) == len(added)
 
 # %% [markdown]
 # ## 5. The first batches: looking only

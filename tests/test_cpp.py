@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +85,8 @@ def build_run_threads(folder: Path) -> Path:
 
 
 @pytest.mark.skipif(
-    torch.version.cuda is not None and shutil.which("nvcc") is None,
+    torch.version.cuda is not None
+    and not Path(cpp_extension.CUDA_HOME or "", "include", "cuda.h").is_file(),
     reason="PyTorch's CMake package asks for the CUDA toolkit that this PyTorch was built with",
 )
 def test_plans_run_in_threads_of_a_cpp_program(tmp_path: Path) -> None:

@@ -100,8 +100,7 @@ Part normalized(const Operator& op, const Step& step, const Memory& from, const 
   const CodeRange range = codeRangeOf(*step.grid);
   Part part;
   if (op.kind == Kind::GroupNorm) {
-    const GroupNorm kernel{
-        op.attributes[0], numbers->multiplier.data(), numbers->offset.data(), eps, range};
+    const GroupNorm kernel{op.attributes[0], numbers->multiplier.data(), numbers->offset.data(), eps, range};
     part = unary(kernel, image(from), image(to));
   } else {
     const LayerNorm kernel{numbers->multiplier.data(), numbers->offset.data(), eps, range};

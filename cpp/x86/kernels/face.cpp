@@ -118,7 +118,8 @@ JIT_PASSES_FACE void jit_passes_x86_add(
 
 JIT_PASSES_FACE void jit_passes_x86_multiply(
     const Image* a, const Image* b, const Image* out, int32_t a_zero_point, int32_t b_zero_point,
-    float multiplier, float offset, const CodeRange* range, const uint8_t* table, int32_t form, int64_t part) {
+    float multiplier, float offset, const CodeRange* range, const uint8_t* table, int32_t form,
+    int64_t part) {
   const Multiply multiply{a_zero_point, b_zero_point, multiplier, offset, *range, table, formOf(form)};
   inParts(multiply.items(*out), part, [&](int64_t begin, int64_t end) {
     multiply.run(*a, *b, *out, begin, end);
@@ -164,8 +165,8 @@ JIT_PASSES_FACE void jit_passes_x86_max_pool(
 }
 
 JIT_PASSES_FACE void jit_passes_x86_average_pool(
-    const Image* in, const Image* out, const Span* spans, double ratio, int32_t in_zero_point,
-    float offset, int64_t divisor, const CodeRange* range, int32_t form, int64_t part) {
+    const Image* in, const Image* out, const Span* spans, double ratio, int32_t in_zero_point, float offset,
+    int64_t divisor, const CodeRange* range, int32_t form, int64_t part) {
   const AveragePool pool{
       spansAt(spans, out->depth),
       spansAt(spans, out->height),
@@ -190,8 +191,8 @@ JIT_PASSES_FACE void jit_passes_x86_matrix_product(
     const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, int32_t a_zero_point,
     int32_t b_zero_point, float multiplier, float offset, const CodeRange* range, const uint8_t* table,
     int32_t form, int64_t part) {
-  const MatrixProduct product{
-      transposed, a_zero_point, b_zero_point, multiplier, offset, *range, table, formOf(form)};
+  const MatrixProduct product{transposed, a_zero_point, b_zero_point, multiplier,
+                              offset,     *range,       table,        formOf(form)};
   inParts(
       product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {

@@ -30,9 +30,12 @@ struct Rounding {
 // `order` puts back what packing within 128-bit lanes mixes up.
 JIT_PASSES_VNNI_INLINE Rounding roundingTo(const CodeRange& range, bool bounded = false) {
   return {
-      _mm512_set1_ps(static_cast<float>(range.high)), _mm512_set1_epi16(static_cast<int16_t>(range.zero_point)),
-      _mm512_set1_epi8(static_cast<char>(range.low)), _mm512_set1_epi8(static_cast<char>(range.high)),
-      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bounded};
+      _mm512_set1_ps(static_cast<float>(range.high)),
+      _mm512_set1_epi16(static_cast<int16_t>(range.zero_point)),
+      _mm512_set1_epi8(static_cast<char>(range.low)),
+      _mm512_set1_epi8(static_cast<char>(range.high)),
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+      bounded};
 }
 
 JIT_PASSES_VNNI_INLINE __m512i clampCodes(__m512i codes, const Rounding& rounding) {

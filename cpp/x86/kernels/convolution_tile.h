@@ -105,8 +105,10 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   "vpackssdw %%zmm" #a0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
   "vpackssdw %%zmm" #b0 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
   ".endif\n"                                                      \
+  ".if %c[direct] == 0\n"                                         \
   "vpaddsw %c[zero](%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n"     \
   "vpaddsw %c[zero](%[result]), %%zmm" #b0 ", %%zmm" #b0 "\n"     \
+  ".endif\n"                                                      \
   "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
   "vmovdqa32 %%zmm" #a0 ", %c[codes]+64*" #p "(%[result])\n"      \
   ".if %c[adds]\n"                                                \
@@ -126,15 +128,15 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   ".else\n"                                                                   \
   "vfmadd213ps %%zmm" offset ", %%zmm" multiplier ", %%zmm" #sum "\n"         \
   ".endif\n"                                                                  \
-  ".if %c[bounded] == 0\n"                                                    \
+  ".if %c[direct] == 0\n"                                                     \
   "vminps %c[most](%[result])%{1to16%}, %%zmm" #sum ", %%zmm" #sum "\n"         \
   ".endif\n"                                                                  \
   "vcvtps2dq %%zmm" #sum ", %%zmm" #sum "\n"
 
 // Results of a tile. As sums: [pixel of a half][half][channel]. As codes, in a TileResult: in lanes of 16 bytes,
-// four of the first 16 channels and four of the others, of the first half, then of the second. Bounded: no scaled sum
-// is 2^31 or above. Added: a residual is added before they are rounded.
-enum class Gives { Sums, Codes, BoundedCodes, AddedCodes, BoundedAddedCodes };
+// four of the first 16 channels and four of the others, of the first half, then of the second. Direct: see Rounding. Added:
+// a residual is added before they are rounded.
+enum class Gives { Sums, Codes, DirectCodes, AddedCodes, DirectAddedCodes };
 
 // Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
 // with each 16 bytes of input.
@@ -192,8 +194,8 @@ JIT_PASSES_VNNI void multiplyTile(
         [runs] "+r"(runs), [ahead] "+r"(ahead), [left] "=&r"(left)
       : [start] "r"(start), [result] "r"(result), [quads] "rm"(tile.quads), [step] "r"(tile.step),
         [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns),
-        [gives] "i"(kGives), [adds] "i"(kGives == Gives::AddedCodes || kGives == Gives::BoundedAddedCodes),
-        [bounded] "i"(kGives == Gives::BoundedCodes || kGives == Gives::BoundedAddedCodes),
+        [gives] "i"(kGives), [adds] "i"(kGives == Gives::AddedCodes || kGives == Gives::DirectAddedCodes),
+        [direct] "i"(kGives == Gives::DirectCodes || kGives == Gives::DirectAddedCodes),
         [residual] "i"(offsetof(TileResult, residual)), [multiplier] "i"(offsetof(TileResult, multiplier)),
         [offset] "i"(offsetof(TileResult, offset)),
         [zero] "i"(offsetof(TileResult, zero_point)), [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
@@ -216,9 +218,9 @@ inline MultiplyTile multiplyTileFor(Gives gives, int64_t columns, int64_t pixels
   constexpr const MultiplyTile* kAll[5][2] = {
       {kMultiplyTiles<Gives::Sums, 1>, kMultiplyTiles<Gives::Sums, 2>},
       {kMultiplyTiles<Gives::Codes, 1>, kMultiplyTiles<Gives::Codes, 2>},
-      {kMultiplyTiles<Gives::BoundedCodes, 1>, kMultiplyTiles<Gives::BoundedCodes, 2>},
+      {kMultiplyTiles<Gives::DirectCodes, 1>, kMultiplyTiles<Gives::DirectCodes, 2>},
       {kMultiplyTiles<Gives::AddedCodes, 1>, kMultiplyTiles<Gives::AddedCodes, 2>},
-      {kMultiplyTiles<Gives::BoundedAddedCodes, 1>, kMultiplyTiles<Gives::BoundedAddedCodes, 2>}};
+      {kMultiplyTiles<Gives::DirectAddedCodes, 1>, kMultiplyTiles<Gives::DirectAddedCodes, 2>}};
   return kAll[static_cast<int>(gives)][columns - 1][pixels - 1];
 }
 

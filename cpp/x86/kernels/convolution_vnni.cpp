@@ -81,11 +81,11 @@ struct TilesToCodes {
   using Shape = TwoHalves;
 
   JIT_PASSES_VNNI TilesToCodes(
-      const Requantize& requantize, bool bounded, int64_t residual_step, int64_t out_step)
+      const Requantize& requantize, bool direct, int64_t residual_step, int64_t out_step)
       : how(requantize),
         gives(
-            how.residual ? bounded ? Gives::BoundedAddedCodes : Gives::AddedCodes
-            : bounded    ? Gives::BoundedCodes
+            how.residual ? direct ? Gives::DirectAddedCodes : Gives::AddedCodes
+            : direct     ? Gives::DirectCodes
                          : Gives::Codes),
         finish(finishOf(how)),
         step(out_step) {
@@ -121,7 +121,7 @@ int64_t Convolution::itemsVnni(const Image& in, const Image& out, const Image* r
 JIT_PASSES_VNNI void Convolution::runVnni(
     const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const {
   TilesToCodes finish(
-      how, isBounded(how, out_channels_), how.residual ? how.residual->pixel : out.pixel, out.pixel);
+      how, isDirect(how, out_channels_), how.residual ? how.residual->pixel : out.pixel, out.pixel);
   runTiles(in, out, how.residual, finish, begin, end);
 }
 

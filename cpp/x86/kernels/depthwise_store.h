@@ -82,7 +82,7 @@ JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch&
   }
 }
 
-// Sums become float32, codes, or codes of bounded sums alone, without a residual and a table. All is decided
+// Sums become float32, codes, or codes that are direct (see Rounding), without a residual and a table. All is decided
 // when a stretch is compiled: branches for each pixel took a tenth of the time.
 enum class Ends { Floats, Codes, BareCodes };
 
@@ -113,7 +113,7 @@ halfOf(const __m512i (&sums)[kCount], const Stretch& s, const Scaling& scaling, 
   for (int i = 0; i < 2; ++i) {
     v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[kFrom + i]), scaling.scale.v[kFirst + i], offset[i]);
   }
-  return packHalf(v[0], v[1], kEnds == Ends::BareCodes || scaling.rounding.bounded, scaling.rounding);
+  return packHalf(v[0], v[1], kEnds == Ends::BareCodes || scaling.rounding.direct, scaling.rounding);
 }
 
 template <bool kSplit, Ends kEnds>
@@ -140,7 +140,7 @@ JIT_PASSES_VNNI_INLINE void storeCodes(__m512i codes, const Stretch& s, int row,
 JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
   s.residual_step = how.residual ? how.residual->pixel : 0;
   s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);
-  s.rounding = roundingTo(how.range, isBounded(how, channels));
+  s.rounding = roundingTo(how.range, isDirect(how, channels));
   s.table = how.table;
 }
 

@@ -237,8 +237,8 @@ Stretches stretchesFor(const Window& w) {
        {computeStretchFor<2, false, kEnds>(w), computeStretchFor<2, true, kEnds>(w)}}};
 }
 
-Stretches stretchesOf(const Requantize& how, bool bounded, const Window& w) {
-  const bool is_bare = bounded && !how.residual && !how.table;
+Stretches stretchesOf(const Requantize& how, bool direct, const Window& w) {
+  const bool is_bare = direct && !how.residual && !how.table;
   return is_bare ? stretchesFor<Ends::BareCodes>(w) : stretchesFor<Ends::Codes>(w);
 }
 
@@ -269,7 +269,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   s.second_begin = half - shift;
   s.out_second = shift * s.out_step;
   s.residual_second = shift * s.residual_step;
-  const Stretches stretches = stretchesOf(how, s.rounding.bounded, w);
+  const Stretches stretches = stretchesOf(how, s.rounding.direct, w);
   const auto blocks = static_cast<int64_t>(blocks_.size());
   const int64_t pairs = (out.height + 1) / 2;
   for (int64_t item = begin; item < end; ++item) {

@@ -20,22 +20,22 @@ namespace jit_passes::x86 {
 
 // Floats to codes as ToCode does it, in packs of 64. Packing saturates, at 0 and 255 in the end, so the zero point is
 // added to int16, and `low` and `high` are applied to bytes. Only a float of 2^31 or more, which int32 does not hold,
-// needs a float minimum first.
+// needs a float minimum first. `direct`: there is no such float, and the zero point is 0.
 struct Rounding {
   __m512 most;
   __m512i zero_point, low, high, order;
-  bool bounded; // there is no such float
+  bool direct;
 };
 
 // `order` puts back what packing within 128-bit lanes mixes up.
-JIT_PASSES_VNNI_INLINE Rounding roundingTo(const CodeRange& range, bool bounded = false) {
+JIT_PASSES_VNNI_INLINE Rounding roundingTo(const CodeRange& range, bool direct = false) {
   return {
       _mm512_set1_ps(static_cast<float>(range.high)),
       _mm512_set1_epi16(static_cast<int16_t>(range.zero_point)),
       _mm512_set1_epi8(static_cast<char>(range.low)),
       _mm512_set1_epi8(static_cast<char>(range.high)),
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
-      bounded};
+      direct};
 }
 
 JIT_PASSES_VNNI_INLINE __m512i clampCodes(__m512i codes, const Rounding& rounding) {
@@ -55,12 +55,13 @@ JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 v, const CodeRange& range) {
 }
 
 // 32 numbers as codes of int16, not clipped yet, of each register four in each lane.
-JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool bounded, const Rounding& rounding) {
-  if (!bounded) {
-    a = _mm512_min_ps(a, rounding.most), b = _mm512_min_ps(b, rounding.most);
+JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool direct, const Rounding& rounding) {
+  if (direct) {
+    return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
   }
-  return _mm512_adds_epi16(
-      _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b)), rounding.zero_point);
+  a = _mm512_min_ps(a, rounding.most), b = _mm512_min_ps(b, rounding.most);
+  const __m512i rounded = _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
+  return _mm512_adds_epi16(rounded, rounding.zero_point);
 }
 
 // 64 codes, where the 16 of a register are four in each lane.
@@ -69,8 +70,8 @@ JIT_PASSES_VNNI_INLINE __m512i joinHalves(__m512i ab, __m512i cd, const Rounding
 }
 
 JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
-  const __m512i ab = packHalf(a, b, rounding.bounded, rounding);
-  return joinHalves(ab, packHalf(c, d, rounding.bounded, rounding), rounding);
+  const __m512i ab = packHalf(a, b, rounding.direct, rounding);
+  return joinHalves(ab, packHalf(c, d, rounding.direct, rounding), rounding);
 }
 
 // 64 codes in the order of a, b, c and d.
@@ -117,14 +118,15 @@ JIT_PASSES_VNNI_INLINE __m512i spread(__m512i codes, int i) {
   return _mm512_shuffle_epi8(codes, index);
 }
 
-// Whether no sum of products, scaled like that, comes near 2^31, with a residual neither.
-JIT_PASSES_VNNI inline bool isBounded(const Requantize& requantize, int64_t channels) {
+// Whether no sum of products, scaled like that, comes near 2^31, with a residual neither, and no zero point is added.
+JIT_PASSES_VNNI inline bool isDirect(const Requantize& requantize, int64_t channels) {
   int32_t multiplier = 0, offset = 0; // the bits of floats without their signs are in order
   for (int64_t c = 0; c < channels; ++c) {
     multiplier = std::max(multiplier, std::bit_cast<int32_t>(requantize.multiplier[c]) & INT32_MAX);
     offset = std::max(offset, std::bit_cast<int32_t>(requantize.offset[c]) & INT32_MAX);
   }
-  return multiplier <= std::bit_cast<int32_t>(0.5F) && offset <= std::bit_cast<int32_t>(float{1 << 29}) &&
+  return requantize.range.zero_point == 0 && multiplier <= std::bit_cast<int32_t>(0.5F) &&
+         offset <= std::bit_cast<int32_t>(float{1 << 29}) &&
          std::abs(requantize.residual_multiplier) <= float{1 << 20};
 }
 

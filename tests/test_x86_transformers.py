@@ -281,15 +281,61 @@ def test_hostile_parts() -> None:
         restored((lists, scales, changed))
 
 
+class Counted(nn.Module):
+    """Sizes are asked for one by one, and multiply to all that the layer gives, or do not."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.norm, self.form = nn.LayerNorm(16), form
+        self.linear, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(self.norm(x))
+        if self.form == "split":
+            q, k, v = y.split(16, dim=y.dim() - 1)
+        else:
+            q, k, v = y.chunk(3, -1)
+        if self.form == "axes":  # of four there are
+            sizes = [x.size(0), x.size(1) * x.size(2), 4, 4]
+        else:
+            sizes = [x.size(0), x.size(1), 4, x.size(2) // 4]
+        q, k, v = (part.view(sizes).transpose(1, 2) for part in (q, k, v))
+        weights = (q @ k.transpose(2, 3) / 2).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("form", ["split", "chunk", "axes"])
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_sizes_one_by_one(form: str, mode: str) -> None:
+    """As nanoGPT has its attention, traced; images have an axis more, and are no sequences."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 16) if form == "axes" else torch.randn(2, 7, 16)
+    layer = Counted(form).eval()
+    script = torch.jit.trace(layer, x, check_trace=False)
+    quantized = jit_passes.quantize_script(
+        script, [x] if mode == "static" else None, mode=mode, target="x86"
+    )
+    if form != "axes":
+        assert len(jit_passes.coverage(quantized).int8) == (4 if mode == "static" else 2)
+        assert str(quantized.graph).count("prim::CallMethod") == 1
+    for batch in (2, 1, 4):
+        given = torch.randn(batch, *x.shape[1:])
+        with torch.no_grad():
+            assert sqnr(layer(given), quantized(given)) > 25
+
+
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("layers", [2, 3])
 def test_traced_with_gradients(layers: int, norm_first: bool) -> None:
-    """Sizes are computed between the regions, and what rearranges must not lead around that."""
+    """Attention is written out then, with sizes one by one, and all layers are one plan."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=norm_first)
     encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
     x = torch.randn(4, 6, 32)
     model = torch.jit.trace(encoder, x, check_trace=False)
     quantized = jit_passes.quantize_script(model, [x], mode="static", target="x86")
-    with torch.no_grad():
-        assert sqnr(encoder(x), quantized(x)) > 25
+    assert all(row.dtype == "int8" for row in jit_passes.coverage(quantized))
+    assert str(quantized.graph).count("prim::CallMethod") == 1
+    for given in (x, torch.randn(1, 9, 32)):
+        with torch.no_grad():
+            assert sqnr(encoder(given), quantized(given)) > 25

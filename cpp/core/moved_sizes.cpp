@@ -38,6 +38,9 @@ std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
            : axis == made ? std::optional(Extent{nullptr, 1})
                           : std::optional(ofAxis(node->input(0), axis - (axis > made)));
   }
+  if (const auto gone = squeezed(node)) {
+    return ofAxis(node->input(0), axis + (axis >= *gone));
+  }
   if (node->kind() == aten::expand) {
     return ofExpanded(node, axis);
   }
@@ -73,11 +76,36 @@ std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
 Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
   const Extent whole = ofAxis(unflatten->input(0), axis);
   int64_t others = 1;
-  for (const int64_t size : constantOf(unflatten->input(2))->toIntVector()) {
-    others *= size < 0 ? 1 : size;
+  const auto sizes = ofList(unflatten->input(2));
+  for (const Extent& size : *sizes) {
+    others *= !size.isNumber() ? 0 : size.number < 0 ? 1 : size.number;
   }
-  return whole.isNumber() && others > 0 ? Extent{nullptr, whole.number / others}
-                                        : Extent{unflatten->output(), -1};
+  if (whole.isNumber()) {
+    return others > 0 ? Extent{nullptr, whole.number / others} : Extent{unflatten->output(), -1};
+  }
+  const Extent apart = joinedWith(whole, others);
+  return apart == whole ? Extent{unflatten->output(), -1} : apart;
+}
+
+// What a size is without so many elements, where flatten joins axes to it; else the size itself.
+Extent Shapes::joinedWith(const Extent& whole, int64_t others) const {
+  const Node* flatten = whole.value->node();
+  const auto change = flatten->kind() == aten::flatten ? split(flatten) : std::nullopt;
+  if (!change || change->axis != whole.number) {
+    return whole;
+  }
+  Extent open = whole;
+  int64_t product = 1, count = 0;
+  for (int64_t axis = change->axis; axis < change->axis + change->first; ++axis) {
+    const Extent own = ofAxis(flatten->input(0), axis);
+    product *= own.isNumber() ? own.number : 1;
+    open = own.isNumber() ? open : own;
+    count += !own.isNumber();
+  }
+  if (count == 0 && others > 0 && product % others == 0) {
+    return {nullptr, product / others};
+  }
+  return count == 1 && product == others ? open : whole;
 }
 
 // Along all other axes, its operands have one size.

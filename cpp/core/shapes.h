@@ -33,7 +33,8 @@ bool isUnbound(const Node* node);
 class Shapes {
  public:
   // With `batched`, operands of convolutions and pools have a batch axis, whatever the graph knows of them.
-  explicit Shapes(const PassContext& context, bool batched = true) : known_(context), batched_(batched) {}
+  explicit Shapes(const PassContext& context, bool batched = true)
+      : graph_(context.graph()), known_(context), batched_(batched) {}
 
   std::optional<int64_t> rank(const Value* tensor) const;
   Extent ofNumber(const Value* value) const;
@@ -47,8 +48,12 @@ class Shapes {
   std::optional<std::pair<Extent, int64_t>> asQuotient(const Extent& extent) const;
   // The size of the last axis that a linear layer takes the tensor with.
   std::optional<int64_t> featuresRead(const Value* tensor) const;
+  // The axis of size 1 that squeeze takes away, if that is what the node does.
+  std::optional<int64_t> squeezed(const Node* node) const;
   // Axes of a linear layer's weight: one, and the layer gives a number for each row.
   std::optional<int64_t> weightRank(const Node* linear) const;
+  // Behind what keeps the shape. A value that is written to may have had another one.
+  const Value* source(const Value* tensor) const;
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:
@@ -62,11 +67,21 @@ class Shapes {
   std::optional<int64_t> findRank(const Value* tensor) const;
   std::optional<int64_t> rankMade(const Value* tensor) const;
   std::optional<int64_t> rankRead(const torch::jit::Use& use) const;
+  // Of what a linear layer gives, or of a part: the tensor that it reads, and features that are not fewer than
+  // these, for each place in front of the last axis.
+  struct Layered {
+    const Value* from;
+    int64_t features;
+  };
+  std::optional<Layered> layered(const Value* tensor) const;
+  std::optional<int64_t> rankCounted(const Value* tensor) const;
+  std::optional<std::pair<const Value*, int64_t>> countedIn(const Node* reshape) const;
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
   Extent findExtent(const Value* tensor, int64_t axis) const;
   Extent findNumber(const Value* value) const;
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
+  Extent joinedWith(const Extent& whole, int64_t others) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
   Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
   std::optional<Extent> ofConcatenated(const Node* cat, int64_t axis, int64_t along) const;
@@ -76,12 +91,14 @@ class Shapes {
   std::optional<int64_t> ofArithmetic(const Node* node) const;
   Extent ofElement(const Value* list, int64_t index, const Extent& otherwise) const;
 
+  std::shared_ptr<torch::jit::Graph> graph_;
   KnownValues known_;
   bool batched_;
   // Answers given so far, so that each value is looked at once.
   mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
   mutable std::unordered_map<const Value*, int64_t> numbers_;
+  mutable std::optional<std::unordered_map<const Value*, int64_t>> counted_; // by source
 };
 
 } // namespace jit_passes

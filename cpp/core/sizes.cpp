@@ -1,10 +1,13 @@
 // Sizes that a graph gives as numbers.
+#include "shape_facts.h"
 #include "shapes.h"
 
 namespace jit_passes {
 namespace {
 
 constexpr int64_t kMostNumber = int64_t{1} << 30; // whose products fit
+
+} // namespace
 
 bool isQuotient(const Node* node) {
   const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;
@@ -13,7 +16,12 @@ bool isQuotient(const Node* node) {
   return floors || (rounding && rounding->isString());
 }
 
-// A constant, also the tensor that traces make of a number.
+bool isConversion(const Node* node) {
+  static const auto kinds =
+      symbols({"prim::NumToTensor", "aten::Int", "aten::ScalarImplicit", "aten::IntImplicit"});
+  return node->inputs().size() == 1 && kinds.count(node->kind()) > 0;
+}
+
 std::optional<int64_t> wholeNumber(const Value* value) {
   const auto constant = constantOf(value);
   if (constant && constant->isTensor()) {
@@ -24,8 +32,6 @@ std::optional<int64_t> wholeNumber(const Value* value) {
   }
   return constant && constant->isInt() ? std::optional(constant->toInt()) : std::nullopt;
 }
-
-} // namespace
 
 std::optional<int64_t> Shapes::integer(const Value* value) {
   const auto number = constantNumber(value);
@@ -46,12 +52,10 @@ Extent Shapes::ofNumber(const Value* value) const {
 
 Extent Shapes::findNumber(const Value* value) const {
   const Node* node = value->node();
-  static const auto conversions =
-      symbols({"prim::NumToTensor", "aten::Int", "aten::ScalarImplicit", "aten::IntImplicit"});
   if (const auto constant = constantOf(value); constant && constant->isInt()) {
     return {nullptr, constant->toInt()};
   }
-  if (conversions.count(node->kind()) && node->inputs().size() == 1) {
+  if (isConversion(node)) {
     return ofNumber(node->input(0));
   }
   if (const auto number = ofArithmetic(node)) {

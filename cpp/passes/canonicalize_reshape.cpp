@@ -213,15 +213,6 @@ class Matching {
   std::vector<Step> steps_;
 };
 
-// Behind what keeps the shape. A value that is written to may have had another one.
-const Value* shapeSource(const Shapes& shapes, const Value* tensor) {
-  while (keepsShape(tensor->node()) && !shapes.isWritten(tensor) &&
-         !shapes.isWritten(tensor->node()->input(0))) {
-    tensor = tensor->node()->input(0);
-  }
-  return tensor;
-}
-
 // `list(x.shape[:-1]) + [4, -1]`, where nobody knows how many axes there are.
 std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   const Node *sum = node->input(1)->node(), *linear = node->input(0)->node();
@@ -245,7 +236,7 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   }
   const bool same = sizes->input(0) == node->input(0) ||
                     (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
-                     shapeSource(shapes, sizes->input(0)) == shapeSource(shapes, linear->input(0)));
+                     shapes.source(sizes->input(0)) == shapes.source(linear->input(0)));
   const auto given = same ? shapes.ofList(sum->input(1)) : std::nullopt;
   std::vector<int64_t> parts;
   for (const Extent& size : given.value_or(std::vector<Extent>())) {
@@ -255,9 +246,41 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, parts}}}) : std::nullopt;
 }
 
+// Several axes that become several others, of which one is open: it takes what the numbers leave of all elements.
+// Where these are a part of the last axis, that is split, and the rest of it joined with those in front.
+std::optional<NamedAxes> regrouped(
+    const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
+    int64_t last_size) {
+  std::vector<int64_t> parts;
+  int64_t product = 1;
+  for (int64_t i = first; i <= last_size; ++i) {
+    parts.push_back(sizes[i].isNumber() ? sizes[i].number : -1);
+    product *= std::abs(parts.back());
+  }
+  if (std::ranges::count(parts, -1) != 1 || std::ranges::min(parts) < -1 || product == 0) {
+    return std::nullopt;
+  }
+  const Extent whole = shapes.ofAxis(node->input(0), last);
+  if (parts.front() != -1 || !whole.isNumber() || whole.number <= product || whole.number % product != 0) {
+    return NamedAxes{node, {{aten::flatten, first, last}, {aten::unflatten, first, parts}}};
+  }
+  parts.front() = whole.number / product;
+  return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}};
+}
+
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
-  if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
+  static const auto squeeze = symbol("aten::squeeze");
+  if ((node->kind() != aten::reshape && node->kind() != squeeze) || shapes.isWritten(node->output()) ||
       shapes.isWritten(node->input(0))) {
+    return std::nullopt;
+  }
+  if (const auto axis = shapes.squeezed(node)) { // joins its neighbour
+    const int64_t first = std::max<int64_t>(*axis - 1, 0);
+    return *shapes.rank(node->input(0)) > 1
+               ? std::optional(NamedAxes{node, {{aten::flatten, first, first + 1}}})
+               : std::nullopt;
+  }
+  if (node->kind() == squeeze || isConstant(node->input(1))) {
     return std::nullopt;
   }
   const Value* from = node->input(0);
@@ -297,8 +320,12 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   if (auto joined = joinedFeatures(shapes, node, *sizes, front + 1, axes)) {
     return joined;
   }
-  auto steps = Matching(shapes, node, *sizes).run();
-  return steps && !steps->empty() ? std::optional(NamedAxes{node, std::move(*steps)}) : std::nullopt;
+  if (auto steps = Matching(shapes, node, *sizes).run()) {
+    return steps->empty() ? std::nullopt : std::optional(NamedAxes{node, std::move(*steps)});
+  }
+  const int64_t last = axes - 1 - behind;
+  return front < last && left > 1 ? regrouped(shapes, node, *sizes, front, last, count - 1 - behind)
+                                  : std::nullopt;
 }
 
 // Returns whether its type did not know.

@@ -29,10 +29,17 @@ const Value* flattenedRows(const Shapes& shapes, const Node* linear) {
              : nullptr;
 }
 
+// Those of them that something comes of: sizes that became numbers are still asked for.
+int64_t countReaders(const Value* value) {
+  return std::ranges::count_if(value->uses(), [](const Use& use) {
+    return use.user->kind() != aten::size || use.user->output()->hasUses();
+  });
+}
+
 // Whether the node gives the rows of a layer back with the axes that were joined.
 bool readsRows(const Shapes& shapes, const Node* node) {
   const Node* linear = node->kind() == aten::reshape ? node->input(0)->node() : nullptr;
-  if (linear == nullptr || linear->kind() != aten::linear || linear->output()->uses().size() != 1 ||
+  if (linear == nullptr || linear->kind() != aten::linear || countReaders(linear->output()) != 1 ||
       linear->owningBlock() != node->owningBlock() || shapes.isWritten(linear->output()) ||
       shapes.isWritten(node->output()) || shapes.weightRank(linear) != 2) {
     return false;

@@ -36,8 +36,8 @@ CANONICAL_FORM = (
     "canonicalize_view",
     "canonicalize_einsum",  # sizes of reshapes say which are products
     "canonicalize_reshape",
-    "keep_leading_axes",
     "fold_sizes",
+    "keep_leading_axes",
     "fold_constant_lists",
 )
 

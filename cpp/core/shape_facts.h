@@ -1,0 +1,28 @@
+// What operators say of shapes, for those who work shapes out.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes {
+
+// Axes that a pool, or what resizes an image, works along.
+int64_t spatialOf(const Node* node);
+
+bool isAttention(const Node* node);
+
+// Two tensors, number by number.
+bool broadcasts(const Node* node);
+
+// arange(end, ...), or arange(0, end, ...)
+bool isCount(const Node* node);
+
+// A division that gives whole numbers.
+bool isQuotient(const Node* node);
+
+// A number of a tensor, or one as a tensor, as traces have it.
+bool isConversion(const Node* node);
+
+// A constant, also the tensor that traces make of a number.
+std::optional<int64_t> wholeNumber(const Value* value);
+
+} // namespace jit_passes

@@ -22,6 +22,14 @@
 //   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
 //     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
+// Several axes become several others where all sizes but one are numbers. Numbers that are a part of the last axis split
+// that one, and what is left of it joins the axes in front, as PyTorch's attention makes rows of its heads:
+//
+//   %y = aten::reshape(%x, [%n, %t * 8, 16]), of [%n, %t, 128]
+//     ->   aten::flatten(aten::unflatten(%x, 2, [8, 16]), 1, 2)
+//
+// An axis of size 1 that squeeze takes away joins its neighbour.
+//
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
 // tensors: these stay in their types, as far as they are certain.
 #include "core/graph.h"

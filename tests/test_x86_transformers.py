@@ -339,3 +339,28 @@ def test_traced_with_gradients(layers: int, norm_first: bool) -> None:
     for given in (x, torch.randn(1, 9, 32)):
         with torch.no_grad():
             assert sqnr(encoder(given), quantized(given)) > 25
+
+
+class Squeezed(nn.Module):
+    """An axis of channels is taken away: the second one with a batch, the first one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(4, 4, 3), nn.Conv1d(4, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x)).squeeze(1) * 2
+
+
+@pytest.mark.parametrize("target", ["x86", "reference"])
+def test_axes_of_one_with_a_batch_and_without(target: str) -> None:
+    torch.manual_seed(0)
+    layer = Squeezed().eval()
+    quantized = jit_passes.quantize_script(
+        torch.jit.script(layer), [torch.randn(2, 4, 20)], target=target
+    )
+    for shape in ((2, 4, 20), (1, 4, 20), (4, 20)):
+        given = torch.randn(shape)
+        with torch.no_grad():
+            assert quantized(given).shape == layer(given).shape
+            assert sqnr(layer(given), quantized(given)) > 20

@@ -277,18 +277,8 @@ std::optional<NamedAxes> regrouped(
 }
 
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
-  static const auto squeeze = symbol("aten::squeeze");
-  if ((node->kind() != aten::reshape && node->kind() != squeeze) || shapes.isWritten(node->output()) ||
+  if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
       shapes.isWritten(node->input(0))) {
-    return std::nullopt;
-  }
-  if (const auto axis = shapes.squeezed(node)) { // joins its neighbour
-    const int64_t first = std::max<int64_t>(*axis - 1, 0);
-    return *shapes.rank(node->input(0)) > 1
-               ? std::optional(NamedAxes{node, {{aten::flatten, first, first + 1}}})
-               : std::nullopt;
-  }
-  if (node->kind() == squeeze || isConstant(node->input(1))) {
     return std::nullopt;
   }
   const Value* from = node->input(0);
@@ -336,6 +326,17 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
                                   : std::nullopt;
 }
 
+// An axis of size 1 joins its neighbour. Unlike a reshape, squeeze does not say that there is a batch axis.
+std::optional<NamedAxes> joinedOne(const Shapes& certain, Node* node) {
+  const auto axis = certain.squeezed(node);
+  if (!axis || certain.rank(node->input(0)) == 1 || certain.isWritten(node->output()) ||
+      certain.isWritten(node->input(0))) {
+    return std::nullopt;
+  }
+  const int64_t first = std::max<int64_t>(*axis - 1, 0);
+  return NamedAxes{node, {{aten::flatten, first, first + 1}}};
+}
+
 // Returns whether its type did not know.
 bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
   const auto type = tensor->type()->cast<c10::TensorType>();
@@ -352,7 +353,11 @@ bool canonicalizeReshape(PassContext& context) {
   bool changed = false;
   std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
   forEachNode(*graph, [&](Node* node) {
-    if (auto named = namedAxes(shapes, node)) {
+    auto named = namedAxes(shapes, node);
+    if (!named) {
+      named = joinedOne(certain, node);
+    }
+    if (named) {
       found.push_back(std::move(*named));
       keepRank(node->output(), certain.rank(node->output()));
     } else if (node->kind() == aten::size) {

@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-// Where numbers that `offsetOf` the grid was added to become its codes.
+// The codes of the grid, of numbers to which `offsetOf` it was added.
 inline CodeRange codeRangeOf(const Grid& grid) {
   return {
       static_cast<int32_t>(grid.low), static_cast<int32_t>(grid.high),

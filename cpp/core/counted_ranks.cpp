@@ -14,7 +14,7 @@
 namespace jit_passes {
 namespace {
 
-// What sizes multiply to: no more than sizes of some axes, times `over`, by `under`.
+// A product of sizes: no more than those of some axes, times `over`, by `under`.
 struct Product {
   std::vector<std::pair<const Value*, int64_t>> axes;
   double over = 1, under = 1;

@@ -87,7 +87,7 @@ Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
   return apart == whole ? Extent{unflatten->output(), -1} : apart;
 }
 
-// What a size is without so many elements, where flatten joins axes to it; else the size itself.
+// The rest of a size behind so many elements, where flatten joins axes to it; else the size itself.
 Extent Shapes::joinedWith(const Extent& whole, int64_t others) const {
   const Node* flatten = whole.value->node();
   const auto change = flatten->kind() == aten::flatten ? split(flatten) : std::nullopt;

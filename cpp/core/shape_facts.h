@@ -1,4 +1,4 @@
-// What operators say of shapes, for those who work shapes out.
+// Facts of operators about shapes.
 #pragma once
 
 #include "graph.h"

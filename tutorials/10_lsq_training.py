@@ -109,8 +109,9 @@ for node in GraphView.of(qat, parameters=True).nodes:
 # It is built now, since before there were no scales to know of. (One that was built too early
 # trains weights only, and `jit_passes` warns at its second step.) Scales are a group of their own:
 # weight decay would pull them towards 0, which means nothing. The paper has the rate 0.01 for 2 to
-# 4 bits, and 0.001 for 8: a scale of 8 bits is so small that a step could take it past 0. First and
-# last layer have 8 bits here, so their scales have a tenth of the rate that the others have.
+# 4 bits, and 0.001 for 8: a scale of 8 bits is so small that a step could take it past 0. This
+# network is small too: its scales have a tenth of the rate of its weights, and a hundredth in the
+# first and the last layer, which have 8 bits.
 
 # %%
 EPOCHS, BATCH = 4, 32

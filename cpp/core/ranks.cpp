@@ -105,6 +105,9 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   if (isCount(node)) {
     return 1;
   }
+  if (isRecurrentLayer(node)) {
+    return 3; // the states, too
+  }
   if (const auto labels = einsumLabels(node)) {
     return labels->result.size();
   }

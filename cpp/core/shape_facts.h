@@ -10,6 +10,9 @@ int64_t spatialOf(const Node* node);
 
 bool isAttention(const Node* node);
 
+// A recurrent layer of sequences that are not packed: [steps, batch, features], or the first two the other way round.
+bool isRecurrentLayer(const Node* node);
+
 // Two tensors, number by number.
 bool broadcasts(const Node* node);
 

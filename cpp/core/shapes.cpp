@@ -41,6 +41,11 @@ bool isAttention(const Node* node) {
   return node->kind() == kind;
 }
 
+bool isRecurrentLayer(const Node* node) {
+  static const auto kinds = symbols({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"});
+  return kinds.count(node->kind()) && operandOf(node, "batch_sizes") == nullptr;
+}
+
 bool broadcasts(const Node* node) {
   return isElementwise(node) && std::count_if(node->inputs().begin(), node->inputs().end(), isTensor) == 2 &&
          isTensor(node->input(0)) && isTensor(node->input(1));
@@ -122,6 +127,9 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
                        : isTensor(end.value) ? end.number != Extent::kHeld
                                              : end.value->type()->kind() == c10::TypeKind::IntType;
     return known ? end : Extent{tensor, axis};
+  }
+  if (isRecurrentLayer(node) && tensor == node->output(0) && axis < 2) {
+    return ofAxis(from, axis);
   }
   if (const auto sizes = sizesGiven(tensor); sizes && axis < int64_t(sizes->size())) {
     const Extent size = (*sizes)[axis];

@@ -1,7 +1,13 @@
-// Replace sizes that the graph knows by numbers.
+// Replace sizes that the graph knows by numbers, and ask for others in front of recurrent layers.
 //
 //   %c : int = aten::size(%x, 2), of what a layer of 16 features gives   ->   %c : int = prim::Constant[value=16]()
 //   %y = aten::slice(%x, 2, 0, %c // 2, 1)                               ->   aten::slice(%x, 2, 0, 8, 1)
+//
+// Others are asked of what the model takes, or a recurrent layer reads, if that has them, so that the states with which the
+// next layer begins need not wait for this one. No other tensor is asked: who computes it may keep it for itself.
+//
+//   %y, %h = aten::gru(%x, ...)
+//   %n : int = aten::size(%y, 0)                                         ->   %n : int = aten::size(%x, 0)
 //
 // An axis that is repeated as often as it is long stays as it is:
 //
@@ -11,6 +17,7 @@
 // without one, so only their operands say how many axes there are.
 #include "core/graph.h"
 #include "core/registry.h"
+#include "core/shape_facts.h"
 #include "core/shapes.h"
 
 namespace jit_passes {
@@ -35,6 +42,35 @@ std::vector<size_t> keptSizes(const Shapes& shapes, const Node* expand) {
   return kept;
 }
 
+struct Axis {
+  Value* tensor;
+  int64_t number;
+};
+
+// Where an operator that asks for a size may ask instead: `read` is what recurrent layers read.
+std::optional<Axis> elsewhere(
+    const Shapes& shapes, const Node* size, const Extent& extent, const std::vector<Value*>& read) {
+  const bool asks = size->kind() == aten::size && size->inputs().size() == 2;
+  if (!asks || extent.isNumber() || extent.number < 0 || !isTensor(extent.value)) {
+    return std::nullopt;
+  }
+  const Node* maker = extent.value->node();
+  if (maker->kind() == prim::Param && maker->owningBlock() == size->owningGraph()->block()) {
+    return extent.value == size->input(0)
+               ? std::nullopt
+               : std::optional(Axis{const_cast<Value*>(extent.value), extent.number});
+  }
+  for (Value* tensor : read) {
+    for (const int64_t axis : {0, 1}) {
+      if (tensor->node()->owningBlock() == size->owningBlock() && tensor->node()->isBefore(size) &&
+          shapes.ofAxis(tensor, axis) == extent) {
+        return tensor == size->input(0) ? std::nullopt : std::optional(Axis{tensor, axis});
+      }
+    }
+  }
+  return std::nullopt;
+}
+
 bool isComputedNumber(const Value* value) {
   return value->type()->kind() == c10::TypeKind::IntType && value->hasUses() && !isConstant(value) &&
          value->node()->kind() != prim::Param && value->node()->blocks().empty();
@@ -45,11 +81,18 @@ bool foldSizes(PassContext& context) {
   const Shapes shapes(context, /*batched=*/false);
   std::vector<std::pair<Value*, int64_t>> numbers; // all of them before the first edit, as others go by them
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
+  std::vector<std::pair<Node*, Axis>> asked;
+  std::vector<Value*> read;
+  for (Node* node : nodesWhere(*graph, isRecurrentLayer)) {
+    read.push_back(node->input(0));
+  }
   forEachNode(*graph, [&](Node* node) {
     for (Value* output : node->outputs()) {
       const Extent extent = isComputedNumber(output) ? shapes.ofNumber(output) : Extent{output};
       if (extent.isNumber()) {
         numbers.emplace_back(output, extent.number);
+      } else if (const auto axis = elsewhere(shapes, node, extent, read)) {
+        asked.emplace_back(node, *axis);
       }
     }
     if (node->kind() == aten::expand) {
@@ -69,11 +112,17 @@ bool foldSizes(PassContext& context) {
     Node* maker = value->node();
     value->replaceAllUsesWith(insertConstant(maker, number));
   }
-  return !numbers.empty() || !repeated.empty();
+  for (const auto& [size, axis] : asked) {
+    size->replaceInput(0, axis.tensor);
+    size->replaceInput(1, insertConstant(size, axis.number));
+  }
+  return !numbers.empty() || !repeated.empty() || !asked.empty();
 }
 
 const RegisterPass fold_sizes_pass{
-    "fold_sizes", "Replace sizes that the graph knows by numbers.", foldSizes, needs("inlined")};
+    "fold_sizes",
+    "Replace sizes that the graph knows by numbers, and ask for others in front of recurrent layers.",
+    foldSizes, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

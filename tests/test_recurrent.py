@@ -150,7 +150,9 @@ def test_close_to_float_and_to_the_reference(kind: str, options: dict[str, Any])
             assert (row.dtype, row.bits, row.mode) == ("int8", bits_here("w8a8"), "dynamic"), row
             assert row.kind == kind.lower() and "recurrent" in row.why
             kinds = {node.kind for node in GraphView.of(lowered).nodes}
-            assert f"aten::quantized_{kind.lower()}" in kinds
+            in_plan = target == "x86" and VNNI  # without it, the kernels of PyTorch have 7 bits
+            assert (f"aten::quantized_{kind.lower()}" in kinds) is not in_plan
+            assert f"aten::{kind.lower()}" not in kinds
             assert not any(kind.startswith("jit_passes::") for kind in kinds)
             assert sqnr(lowered(x), converted(x)) > decibels_here(48)
             assert sqnr(lowered(x), expected) > decibels_here(36)

@@ -262,8 +262,9 @@ def test_wrong_moves(kind: str, numbers: list[int], message: str) -> None:
         restored((lists, scales, others))
 
 
-def mutate(plan: Any, x: Tensor, times: int) -> tuple[int, int]:
+def mutate(plan: Any, x: Tensor | list[Tensor], times: int) -> tuple[int, int]:
     """Return how many changed states are refused, and how many run."""
+    inputs = x if isinstance(x, list) else [x]
     draw = random.Random(0)
     state = plan.__getstate__()[0]
     paths = leaves(state)
@@ -281,7 +282,7 @@ def mutate(plan: Any, x: Tensor, times: int) -> tuple[int, int]:
             refused += 1
             continue
         try:
-            damaged.run([x])
+            damaged.run(inputs)
             ran += 1
         except RuntimeError as error:
             assert "INTERNAL ASSERT" not in str(error), error

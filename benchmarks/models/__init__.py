@@ -25,6 +25,7 @@ from benchmarks.models.efficientnet import efficientnet_b0
 from benchmarks.models.encoder import Encoder
 from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.mobilenet_v3 import mobilenet_v3_large
+from benchmarks.models.recurrent import Listener, Tagger
 from benchmarks.models.resnet import resnet18, resnet50
 from benchmarks.models.shufflenet_v2 import shufflenet_v2_x1_0
 from benchmarks.models.unet import UNet
@@ -77,4 +78,6 @@ MODELS: dict[str, ModelSpec] = {
         )
         for tokens in (32, 128)
     },
+    "lstm": ModelSpec("LSTM tagger, 50 tokens", Tagger, partial(embedded_tokens, tokens=50)),
+    "gru": ModelSpec("GRU speech net, 500 steps", Listener, audio_features),
 }

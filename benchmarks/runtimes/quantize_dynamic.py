@@ -19,7 +19,7 @@ from benchmarks.runtimes.torch_script import save_and_load
 
 
 class QuantizeDynamicRuntime:
-    """All ``nn.Linear`` with int8 weights per channel, then scripted."""
+    """Linear and recurrent layers with int8 weights per channel, then scripted."""
 
     name = "quantize_dynamic"
     requires: tuple[str, ...] = ()
@@ -29,7 +29,8 @@ class QuantizeDynamicRuntime:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # deprecation notices
             model = copy.deepcopy(workload.model).eval()
-            quantized = quantize_dynamic(model, {nn.Linear: per_channel_dynamic_qconfig})
+            layers = (nn.Linear, nn.LSTM, nn.GRU)
+            quantized = quantize_dynamic(model, dict.fromkeys(layers, per_channel_dynamic_qconfig))
             scripted = torch.jit.freeze(torch.jit.script(quantized))
         seconds = perf_counter() - start
         return save_and_load(scripted, directory / f"{self.name}.pt", None, seconds)

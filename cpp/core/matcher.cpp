@@ -44,7 +44,7 @@ class Matcher {
     if (wanted->outputs().size() != node->outputs().size() || !node->blocks().empty()) {
       return fail([&] { return describe(node) + " has another number of results than the pattern"; });
     }
-    if (taken(node) && (node->isNondeterministic() || mayWrite(node))) {
+    if (taken(node) && (isRandom(node) || mayWrite(node))) {
       return fail([&] { return describe(node) + " cannot stand for two operators of the pattern"; });
     }
     match_.nodes.emplace(wanted, node);

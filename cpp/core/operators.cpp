@@ -1,5 +1,7 @@
 #include "operators.h"
 
+#include "places.h"
+
 namespace jit_passes {
 namespace {
 
@@ -167,6 +169,11 @@ std::optional<WeightedOperator> weightedOperator(const Node* node) { return trai
 bool isNormalization(Symbol kind) { return kind == aten::batch_norm || kind == aten::instance_norm; }
 
 bool isDropout(const Node* node) { return traitsOf(node->kind()).dropout; }
+
+bool isRandom(const Node* node) {
+  const Value* trains = node->isNondeterministic() ? operandOf(node, "train") : nullptr;
+  return node->isNondeterministic() && !(trains && constantNumber(trains) == 0.0);
+}
 
 bool movesData(const Node* node) {
   if (!traitsOf(node->kind()).moves_data || node->inputs().empty() || node->outputs().size() != 1) {

@@ -52,6 +52,10 @@ constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5, kEps = 7; // 
 // Whether it is dropout of some kind; its third operand says whether it does anything.
 bool isDropout(const Node* node);
 
+// Whether it draws numbers. PyTorch says so of all that may have dropout, as recurrent layers; they have none where they do
+// not train.
+bool isRandom(const Node* node);
+
 // Whether every value of the node's result is a value of its first operand, or zero: then it
 // commutes with quantization exactly and runs on integers as it is. chunk, split and unbind count
 // as moving data too; their results are lists.

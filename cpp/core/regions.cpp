@@ -1,6 +1,7 @@
 #include "regions.h"
 
 #include "alias.h"
+#include "operators.h"
 #include "snapshot.h"
 
 namespace jit_passes {
@@ -150,7 +151,7 @@ Order::Order(const std::shared_ptr<Graph>& graph) {
     const bool contains = any(node->blocks(), [&](const Block* block) {
       return any(block->nodes(), [&](const Node* inner) { return isFixed(inner); });
     });
-    if (contains || mayWrite(node) || node->hasSideEffects() || node->isNondeterministic() ||
+    if (contains || mayWrite(node) || node->hasSideEffects() || isRandom(node) ||
         (assigns && node->kind() == prim::GetAttr) || any(node->inputs(), is_written) ||
         any(node->outputs(), is_written)) {
       fixed_.insert(node);

@@ -4,10 +4,10 @@
 #include "moved.h"
 #include "passes/dialect.h"
 #include "planned_floats.h"
+#include "planned_recurrent.h"
 #include "reader.h"
 #include "simplify.h"
 #include "sums.h"
-#include "types.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -26,7 +26,7 @@ struct Pending {
 };
 
 // Walks over the region from the first node to the last.
-class Walk {
+class Walk : ProgramWriter {
  public:
   Walk(const Reader& reader, Block* block, const NodeNames& names)
       : reader_(reader), block_(block), names_(names) {}
@@ -95,24 +95,6 @@ class Walk {
     } else {
       visitOperator(node);
     }
-  }
-
-  int64_t addValue(const Grid& grid) {
-    program_.grids.push_back(grid);
-    return static_cast<int64_t>(program_.grids.size()) - 1;
-  }
-
-  int64_t emit(Operator op, std::vector<int64_t> inputs, const Grid& grid) {
-    op.inputs = std::move(inputs);
-    op.output = addValue(grid);
-    try {
-      checkForm(op);
-      axes_.push_back(checkAxes(op, axes_));
-    } catch (const c10::Error& error) {
-      throw RefusedOperator(error.what_without_backtrace(), op.name);
-    }
-    program_.operators.push_back(std::move(op));
-    return program_.operators.back().output;
   }
 
   std::string nameOf(const Node* node) const {
@@ -286,24 +268,21 @@ class Walk {
     return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {elements}}, {}, grid);
   }
 
-  int64_t dequantized(int64_t value) {
-    const auto [known, added] = dequantized_.emplace(value, 0);
-    if (added) {
-      known->second = emit({Kind::Dequantize, "dequantize", {}, 0, {}, {}}, {value}, kFloat32);
+  void visitRecurrent(Node* node) {
+    std::vector<int64_t> operands;
+    for (const Value* operand : recurrentOperands(reader_, node)) {
+      operands.push_back(operandOf(operand, true));
     }
-    return known->second;
-  }
-
-  // In float32. Sums take codes as they are.
-  int64_t emitFloats(Operator op) {
-    for (int64_t& input : op.inputs) {
-      const bool codes = !program_.grids[input].is_float;
-      input = codes && typesOf(op.kind) != Types::Mixed ? dequantized(input) : input;
+    const auto results = writeRecurrent(reader_, node, nameOf(node), operands, *this);
+    for (size_t i = 0; i < results.size(); ++i) {
+      floats_[node->output(i)] = results[i];
     }
-    return emit(op, op.inputs, kFloat32);
   }
 
   void visitOperator(Node* node) {
+    if (isRecurrent(node)) {
+      return visitRecurrent(node);
+    }
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (movesCodes(node)) {
       Operator op = plannedOperator(reader_, node).op;
@@ -361,12 +340,9 @@ class Walk {
   const Reader& reader_;
   Block* block_;
   const NodeNames& names_;
-  Program program_;
-  std::vector<int64_t> axes_;                         // of its values: see checkAxes
   std::unordered_map<const Value*, Stored> codes_;    // of codes
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes; or float32
   std::unordered_map<const Value*, int64_t> inputs_;  // of what the region takes
-  std::unordered_map<int64_t, int64_t> dequantized_;  // of codes: float32
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
   // Of concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;

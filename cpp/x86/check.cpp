@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "dynamic.h"
 #include "parts.h"
+#include "recurrent.h"
 #include "signature.h"
 #include "types.h"
 
@@ -97,6 +98,7 @@ class Checker {
       case Kind::DynamicLinear: checkDynamic(op); return checkWeights(op, 2);
       case Kind::DynamicConvolution:
       case Kind::DynamicTransposedConvolution: checkDynamic(op); return checkConvolution(op);
+      case Kind::Recurrent: return checkRecurrent(op);
       case Kind::Function: return checkFunction(op);
       case Kind::Affine:
         checkWeights(op, 2);
@@ -236,6 +238,26 @@ class Checker {
     require(
         between(dynamicAttribute(op, DynamicAttributes::Form), 0, int64_t(RangeForm::Count) - 1),
         "no formulas of that number find a grid");
+  }
+
+  void checkRecurrent(const Operator& op) {
+    using A = RecurrentAttributes;
+    const auto& a = op.attributes;
+    require(between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "cell ", a[A::Cell], " is none");
+    require(
+        between(a[A::Directions], 1, 2) && between(a[A::BatchFirst], 0, 1) &&
+            between(a[A::Form], 0, int64_t(RangeForm::Count) - 1),
+        "directions are 1 or 2, whether the batch is first is 0 or 1, and formulas of a grid have such a "
+        "number");
+    checkWeights(op, 2);
+    const Cell cell{a[A::Cell]};
+    const auto& weight = op.tensors[kWeight];
+    require(
+        weight.size(0) == a[A::Directions] * gatesOf(cell) * weight.size(1), "weights of the shape ",
+        weight.sizes(), " are none of ", a[A::Directions], " directions with ", gatesOf(cell), " gates");
+    require(
+        int64_t(op.inputs.size()) == 1 + statesOf(cell), "it reads ", statesOf(cell), " states, and has ",
+        op.inputs.size() - 1);
   }
 
   void checkFunction(const Operator& op) {

@@ -39,6 +39,7 @@ struct Phase {
   std::vector<int64_t> sizes = {};
   int64_t products = 0;
   std::vector<at::Tensor> tables = {}; // that parts read
+  bool goes_on = false;                // with what the phase before began: a profile has both in one row
 };
 
 // One parallel region for all phases, one after the other. Threads claim what a phase falls into: one that has none

@@ -75,6 +75,11 @@ class Lowering : public Dynamics {
       case Kind::DynamicLinear:
       case Kind::DynamicConvolution:
       case Kind::DynamicTransposedConvolution: return lowerDynamic(index);
+      case Kind::Recurrent: {
+        emit(Does::Recur, index, wantAll(op), rank - 1);
+        result_.steps.back().packed = weights_.packed(program_, op, true);
+        return;
+      }
       case Kind::Function: {
         emit(Does::Apply, index, {primary_[op.inputs[0]]}, ownAxis(op));
         result_.steps.back().function = functionOf(op);
@@ -316,6 +321,7 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
     case Kind::Softmax: return axisOf(op.attributes[0], rank);
     case Kind::LayerNorm:
     case Kind::RmsNorm:
+    case Kind::Recurrent:
     case Kind::MatrixProduct: return rank - 1;
     default: return std::nullopt;
   }

@@ -58,6 +58,7 @@ struct Step {
     QuantizeRows,  // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
     QuantizeImage, // the same on one grid; inputs: float32 and extents
     ToFloats,      // sums of an operator that is dynamic; see addendOf
+    Recur,         // through all steps of a recurrent layer
     Apply,         // of a function
     Copy,
     Load, // of a constant

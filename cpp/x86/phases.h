@@ -27,6 +27,9 @@ Layer layerOf(const Lowered& lowered, const Step& step, const std::function<Plac
 Part convolve(const Program& program, const Lowered& lowered, const Step& step);
 // `scratch` is made as large as what a thread needs.
 Part chained(const Lowered& lowered, const Step& step, int64_t& scratch);
+// Of all steps of time, or one for each.
+std::vector<Phase> recurrent(
+    const Program& program, const Lowered& lowered, const Step& step, int64_t& scratch);
 std::vector<Part> convolveTransposed(const Program& program, const Lowered& lowered, const Step& step);
 
 } // namespace jit_passes::x86

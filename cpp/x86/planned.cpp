@@ -6,6 +6,7 @@
 #include "planned_attention.h"
 #include "planned_floats.h"
 #include "planned_parts.h"
+#include "planned_recurrent.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -323,6 +324,9 @@ std::map<std::string, bool> plannedKinds() {
   std::map<std::string, bool> kinds;
   for (const auto& [kind, planner] : planners()) {
     kinds.emplace(kind.toQualString(), planner.moves);
+  }
+  for (const c10::Symbol kind : recurrentKinds()) {
+    kinds.emplace(kind.toQualString(), false);
   }
   return kinds;
 }

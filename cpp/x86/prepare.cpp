@@ -7,7 +7,7 @@ namespace {
 
 using Does = Step::Does;
 
-// Makes the phases: a step each, and the border of what it is the first to write.
+// Makes the phases: a step each, or one for each step of time, and the border of what it is the first to write.
 class Preparation {
  public:
   Preparation(const Program& program, Lowered lowered, int64_t& scratch)
@@ -17,6 +17,10 @@ class Preparation {
     std::vector<Phase> phases;
     for (size_t i = 0; i < lowered_.steps.size(); ++i) {
       const Step& step = lowered_.steps[i];
+      if (step.does == Does::Recur) {
+        std::ranges::move(recurrent(program_, lowered_, step, scratch_), std::back_inserter(phases));
+        continue;
+      }
       Phase phase = describe(program_, lowered_, step);
       if (step.does == Does::ConvolveTransposed) {
         phase.parts = convolveTransposed(program_, lowered_, step);
@@ -71,6 +75,7 @@ class Preparation {
       case Does::Exit: return exit(step);
       case Does::ConvolveTransposed:
       case Does::ToFloats:
+      case Does::Recur:
       case Does::Rename: break;
     }
     TORCH_INTERNAL_ASSERT(false, "no step");

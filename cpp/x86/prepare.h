@@ -3,6 +3,7 @@
 
 #include "execute.h"
 #include "kernels.h"
+#include "recurrent.h"
 #include "shapes.h"
 
 namespace jit_passes::x86 {
@@ -14,14 +15,17 @@ inline CodeRange codeRangeOf(const Grid& grid) {
       static_cast<int32_t>(grid.zero_point - offsetOf(grid))};
 }
 
-// A convolution that is ready to run, for images of any size. A transposed one has a kernel for each of `residuesOf`,
-// others have one.
+// Weights that are ready to run, for images of any size. A transposed one has a kernel for each of `residuesOf`,
+// others have one. A recurrent
+// layer has a kernel of its own instead.
 struct Packed {
   std::shared_ptr<const std::vector<Convolution>> kernels;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
   // Of the weights for each result, of one kernel after the other, where the input is quantized as the plan runs.
   std::vector<int32_t> sums;
+
+  std::shared_ptr<const RecurrentLayer> recurrent = nullptr;
 
   const Convolution& kernel(size_t number = 0) const { return (*kernels)[number]; }
 };
@@ -55,7 +59,7 @@ class Weights {
  private:
   struct Released {
     Operator op;
-    std::shared_ptr<const std::vector<Convolution>> kernels;
+    std::shared_ptr<const Packed> packed;
   };
 
   void releaseAll();

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-FloatOperand operandOf(const Memory& memory) {
+FloatOperand floatOperandOf(const Memory& memory) {
   const Grid& grid = *memory.grid;
   return {grid.is_float, static_cast<float>(grid.scale), static_cast<int32_t>(grid.zero_point)};
 }
@@ -88,7 +88,8 @@ Part dequantized(const Memory& from, const Memory& to) {
 
 AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b) {
   const double* factors = op.tensors[0].const_data_ptr<double>();
-  return {operandOf(a), operandOf(b), static_cast<float>(factors[0]), static_cast<float>(factors[1])};
+  return {
+      floatOperandOf(a), floatOperandOf(b), static_cast<float>(factors[0]), static_cast<float>(factors[1])};
 }
 
 Part averaged(
@@ -96,7 +97,9 @@ Part averaged(
   return unary(AverageFloats{spans[0], spans[1], spans[2], divisor}, x, y);
 }
 
-MultiplyFloats floatProduct(const Memory& a, const Memory& b) { return {operandOf(a), operandOf(b)}; }
+MultiplyFloats floatProduct(const Memory& a, const Memory& b) {
+  return {floatOperandOf(a), floatOperandOf(b)};
+}
 
 namespace {
 

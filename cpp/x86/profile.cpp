@@ -60,6 +60,8 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
   if (step.does == Step::Does::Convolve || step.does == Step::Does::ConvolveTransposed ||
       step.does == Step::Does::ToFloats) {
     phase.products = productsOf(op, lowered.memory[step.inputs[0]], lowered.memory[step.output]);
+  } else if (step.does == Step::Does::Recur) {
+    phase.products = countOf(phase.sizes) / phase.sizes.back() * op.tensors[kWeight].numel();
   } else if (step.does == Step::Does::Product) {
     const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;
     phase.products = countOf(phase.sizes) * through(step.views[0], {sizes, sizes, 0}).sizes.back();

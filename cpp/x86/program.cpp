@@ -46,6 +46,7 @@ constexpr Signature kSignatures[] = {
     {"layer_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
     {"rms_norm", 1, 1, 0, 0, NormTensors::Count, NormTensors::Count},
     {"group_norm", 1, 1, 1, 1, NormTensors::Count, NormTensors::Count},
+    {"recurrent", 2, 3, RecurrentAttributes::Count, RecurrentAttributes::Count, 3, 3},
     {"constant", 0, 0, 0, 0, 1, 1},
 };
 constexpr size_t kKinds = std::size(kSignatures);

@@ -72,7 +72,8 @@ enum class Kind {
   LayerNorm, // over the last axis, see NormTensors
   RmsNorm,   // the same in float32, of which the mean is not subtracted
   GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
-  Constant,  // its elements are tensors[0]
+  Recurrent, // from what the input gives and the states in front of the first step to all states, see RecurrentAttributes
+  Constant, // its elements are tensors[0]
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -108,6 +109,18 @@ struct PoolAttributes {
 // RangeForm (dynamic.h).
 struct DynamicAttributes {
   enum : size_t { PerRow, Form, Count };
+};
+
+// A layer of a recurrent net, whose state is quantized in each step; recurrent.h has the equations. Of `directions`, 1 or
+// 2, and T steps of B rows with H units, it reads
+//
+//   what the input gives  [T, B, directions * gates * H], or [B, T, ...] where the batch is first
+//   hidden, memory        [directions, B, H]; memory for an LSTM alone
+//
+// and gives [T, B, states * directions * H], in that order of axes: hidden states, then memories. Weights are
+// [directions * gates * H, H], with the bias of the state.
+struct RecurrentAttributes {
+  enum : size_t { Cell, Directions, BatchFirst, Form, Count }; // of the Form, see DynamicAttributes
 };
 
 // One of the parts that an axis falls into. They must be as many, as the graph unpacks them.

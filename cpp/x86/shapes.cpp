@@ -1,6 +1,7 @@
 #include "shapes.h"
 
 #include "attention.h"
+#include "recurrent.h"
 #include "types.h"
 
 namespace jit_passes::x86 {
@@ -77,6 +78,7 @@ class Inference {
       case Kind::RmsNorm:
       case Kind::LayerNorm: return normalized(int64_t(first().size()) - 1);
       case Kind::GroupNorm: return normalized(kAffineAxis);
+      case Kind::Recurrent: return recurrent();
       case Kind::Constant: return op_.tensors[0].sizes().vec();
       case Kind::Input:
       case Kind::Quantize:
@@ -167,6 +169,24 @@ class Inference {
       require(count > 0 || first()[0] == 0, "is a mean of no values for the shape ", first());
     }
     return first();
+  }
+
+  Sizes recurrent() const {
+    using A = RecurrentAttributes;
+    const int64_t directions = op_.attributes[A::Directions], time = op_.attributes[A::BatchFirst];
+    const Cell cell{op_.attributes[A::Cell]};
+    const auto& weight = op_.tensors[kWeight];
+    require(
+        first().size() == 3 && first().back() == weight.size(0), "takes three axes with ", weight.size(0),
+        " features, and got the shape ", first());
+    require(first()[time] > 0, "takes one step at least, and got the shape ", first());
+    const Sizes state{directions, first()[1 - time], weight.size(1)};
+    for (size_t i = 1; i < operands_.size(); ++i) {
+      require(*operands_[i] == state, "takes states of the shape ", state, ", and got ", *operands_[i]);
+    }
+    Sizes sizes = first();
+    sizes.back() = statesOf(cell) * directions * weight.size(1);
+    return sizes;
   }
 
   // Vectors are a row on the left, a column on the right.

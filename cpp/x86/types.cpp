@@ -16,6 +16,7 @@ Types typesOf(Kind kind) {
     case Kind::DynamicConvolution:
     case Kind::DynamicTransposedConvolution:
     case Kind::RmsNorm:
+    case Kind::Recurrent:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
     case Kind::AdaptiveAverage:

@@ -115,6 +115,18 @@ std::shared_ptr<const Packed> numbersOf(
   return packed;
 }
 
+std::shared_ptr<const Packed> packRecurrent(const Operator& op) {
+  using A = RecurrentAttributes;
+  const at::Tensor& weight = op.tensors[kWeight];
+  const at::Tensor scales = op.tensors[kWeightScales].to(at::kFloat);
+  auto packed = std::make_shared<Packed>();
+  packed->recurrent = std::make_shared<const RecurrentLayer>(
+      Cell{op.attributes[A::Cell]}, op.attributes[A::Directions], weight.size(1),
+      weight.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
+      op.tensors[kBias].const_data_ptr<float>());
+  return packed;
+}
+
 void release(const at::Tensor& weight) { weight.storage().set_data_ptr({}); }
 
 // Weights of the sizes of `taps`, which a kernel was made with.
@@ -125,19 +137,22 @@ at::Tensor unpacked(const Convolution& kernel, const at::Tensor& taps) {
   return linear ? ordered : ordered.permute({0, 4, 1, 2, 3});
 }
 
-void restore(const Operator& op, const Kernels& kernels) {
+void restore(const Operator& op, const Packed& packed) {
   const at::Tensor& weight = op.tensors[kWeight];
   at::Tensor whole;
-  if (isTransposed(op.kind)) {
+  if (op.kind == Kind::Recurrent) {
+    whole = at::empty(weight.sizes(), at::kChar);
+    packed.recurrent->unpack(whole.mutable_data_ptr<int8_t>());
+  } else if (isTransposed(op.kind)) {
     whole = at::empty(weight.sizes(), at::kChar);
     const auto residues = residuesOf(op);
     for (size_t i = 0; i < residues.size(); ++i) {
       if (at::Tensor taps = residues[i].taps(whole); taps.numel() > 0) {
-        taps.copy_(unpacked(kernels[i], taps).flip({2, 3, 4}));
+        taps.copy_(unpacked(packed.kernel(i), taps).flip({2, 3, 4}));
       }
     }
   } else {
-    whole = unpacked(kernels[0], weight).contiguous();
+    whole = unpacked(packed.kernel(), weight).contiguous();
   }
   weight.storage().set_data_ptr(
       whole.storage().set_data_ptr({})); // no operator writes to a tensor of inference mode
@@ -159,12 +174,13 @@ std::shared_ptr<const Packed> Weights::packed(
     return packed = numbersOf(program, op, other->second->kernels, widths);
   }
   if (const auto found = released_.find(key); found != released_.end()) {
-    restore(op, *found->second.kernels);
+    restore(op, *found->second.packed);
   }
-  packed = numbersOf(program, op, pack(program, op, dense), widths);
+  packed = op.kind == Kind::Recurrent ? packRecurrent(op)
+                                      : numbersOf(program, op, pack(program, op, dense), widths);
   if (op.kind != Kind::Affine) {
     release(weight);
-    released_.insert_or_assign(key, Released{op, packed->kernels});
+    released_.insert_or_assign(key, Released{op, packed});
     untrimmed_ += weight.numel();
   }
   return packed;
@@ -184,7 +200,7 @@ void Weights::trim() {
 Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex_) {
   try {
     for (const auto& [key, released] : weights_.released_) {
-      restore(released.op, *released.kernels);
+      restore(released.op, *released.packed);
     }
   } catch (...) { // of memory that is not there
     weights_.releaseAll();

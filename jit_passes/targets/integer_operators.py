@@ -111,20 +111,22 @@ class Reader:
         if node.name in self.excluded:
             return self.excluded[node.name]
         given = [*node.outputs, *(v for u in _unpacked(node) for v in u.outputs)]
-        if any(value.written for value in (*node.inputs, *given)):
+        choice = choice_of(node.inputs[0]) if node.inputs else None
+        chosen = choice.inputs[:1] if choice else []
+        if any(value.written for value in (*node.inputs, *given, *chosen)):
             return "it reads or gives a value that is written in place"
         if row is None and node.moves_data:
             reason = self.capability.move_refusal(node)
             if reason is None and quantizer_of(node.inputs[0]) is None:
                 reason = _float(node.inputs[0])
         else:
-            reason = self.target.refusal(node)
+            reason = self.target.refusal(node, mode="dynamic" if choice else "static")
             if reason is None:
                 assert row is not None
                 reason = self._refusal_of_operands(node, row)
         if reason is not None:
             return str(reason).replace("the target", f"the target '{self.target.name}'", 1)
-        if choice_of(node.inputs[0]):
+        if choice:
             self._dynamic.append(node)
             return None
         self._candidates[node.index] = row

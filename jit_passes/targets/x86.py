@@ -329,11 +329,11 @@ class X86(Target):
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
-            "lower_recurrent",
-            "expand_recurrent",
             "replicate_dequantize",
             expand_cells(),
             CompileRegions(self),
+            "lower_recurrent",
+            "expand_recurrent",
             *fuse_dynamic(saturates=needs_reduced_range(ENGINE)),
             PassCall("fold_prepack", engine=ENGINE),
             "lower_weights",

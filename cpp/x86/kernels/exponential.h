@@ -1,4 +1,4 @@
-// The exponential of float32 that softmax and functions share.
+// The exponential of float32, and functions that follow from it, for kernels that share them.
 #pragma once
 
 #include <bit>
@@ -32,6 +32,18 @@ inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
   }
   const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kShift) + 127;
   return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
+}
+
+// Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may join are joined here.
+inline __attribute__((always_inline)) float sigmoidOf(float x) {
+  const auto [value, power] = exponentialOf(-__builtin_fabsf(x));
+  return (x < 0 ? value * power : 1) / __builtin_fmaf(value, power, 1);
+}
+
+inline __attribute__((always_inline)) float tanhOf(float x) {
+  const auto [value, power] = exponentialOf(-2 * __builtin_fabsf(x));
+  const float y = __builtin_fmaf(-value, power, 1) / __builtin_fmaf(value, power, 1);
+  return x < 0 ? -y : y;
 }
 
 } // namespace jit_passes::x86

@@ -25,18 +25,6 @@ JIT_PASSES_VECTORIZED void clipFloats(const float* in, float low, float high, fl
   }
 }
 
-// Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may join are joined here.
-inline __attribute__((always_inline)) float sigmoidOf(float x) {
-  const auto [value, power] = exponentialOf(-__builtin_fabsf(x));
-  return (x < 0 ? value * power : 1) / __builtin_fmaf(value, power, 1);
-}
-
-inline __attribute__((always_inline)) float tanhOf(float x) {
-  const auto [value, power] = exponentialOf(-2 * __builtin_fabsf(x));
-  const float y = __builtin_fmaf(-value, power, 1) / __builtin_fmaf(value, power, 1);
-  return x < 0 ? -y : y;
-}
-
 // From 0 to 6 between -3 and 3; a NaN stays.
 inline __attribute__((always_inline)) float rampOf(float x) {
   const float moved = x + 3, above = moved < 0 ? 0 : moved;

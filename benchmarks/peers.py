@@ -37,7 +37,7 @@ from benchmarks.runtimes.base import THREADS, Predict
 _SECTION = "peers"
 _MODULE = "benchmarks.peers"
 _OURS = "jit_passes_target_x86"
-_NOT_PEERS = (_OURS, "jit_passes")
+_FLOAT = "torch_float"
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -213,11 +213,13 @@ def _table(title: str, rows: dict[str, Row]) -> str:
 
 
 def _verdict(rows: dict[str, Row]) -> str:
-    """How often the best peer's time is that of x86."""
-    peers = {n: r for n, r in rows.items() if n not in _NOT_PEERS and not r.error}
-    ours = rows.get(_OURS)
-    if ours is None or ours.error or not peers:
+    """How often the best peer's time is that of x86, in whatever mode it is measured."""
+    name = next((n for n, r in rows.items() if n.startswith(_OURS) and not r.error), None)
+    own = ("jit_passes", _FLOAT)
+    peers = {n: r for n, r in rows.items() if not n.startswith(own) and not r.error}
+    if name is None or not peers:
         return "Nothing to compare."
+    ours = rows[name]
     best = min(peers, key=lambda name: spread(peers[name].samples, 0.25).median)
     quotient = spread(ratios(peers[best].samples, ours.samples), 0.1)
     # A virtual machine's cores are one core of the host at times, and then all take longer.
@@ -225,7 +227,7 @@ def _verdict(rows: dict[str, Row]) -> str:
     fastest = min(quiet, key=quiet.__getitem__)
     undisturbed = quiet[fastest] / spread(ours.samples, 0.25).low
     return (
-        f"The time of the best peer, {best}, over that of {_OURS}: {quotient.median:.2f} "
+        f"The time of the best peer, {best}, over that of {name}: {quotient.median:.2f} "
         f"({quotient.low:.2f} to {quotient.high:.2f} in 80 % of the rounds). By the lower "
         f"quartiles, with {fastest} as the best peer: {undisturbed:.2f}."
     )

@@ -1,16 +1,18 @@
 """The float reference: PyTorch's own inference optimisation of the scripted model."""
 
 # PyTorch declares torch.jit.load without types.
-# mypy: disable-error-code="no-untyped-call"
+# mypy: disable-error-code="no-any-return,no-untyped-call"
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
-from benchmarks.runtimes.base import Built, Workload
+from benchmarks.runtimes.base import Built, Predict, Workload
 from benchmarks.runtimes.torch_script import predictor
 
 
@@ -24,11 +26,15 @@ class TorchFloatRuntime:
         path = directory / "float.pt"
         torch.jit.save(torch.jit.freeze(workload.scripted), str(path))
         start = perf_counter()
-        # A module with oneDNN weights cannot be saved, so the file holds the frozen one.
-        optimized = torch.jit.optimize_for_inference(torch.jit.load(str(path)).eval())
+        _optimized(path)
         seconds = perf_counter() - start
-        return Built(
-            specialize=lambda example: predictor(optimized, None),
-            seconds=seconds,
-            file_bytes=path.stat().st_size,
-        )
+        return Built(partial(_predictor, path), seconds, path.stat().st_size)
+
+
+def _optimized(path: Path) -> torch.jit.ScriptModule:
+    """The frozen model of a file: one with oneDNN weights cannot be saved."""
+    return torch.jit.optimize_for_inference(torch.jit.load(str(path)).eval())
+
+
+def _predictor(path: Path, _: Tensor) -> Predict:
+    return predictor(_optimized(path), None)

@@ -1,5 +1,6 @@
 #include "alias.h"
 
+#include "alias_classes.h"
 #include "calls.h"
 #include "operators.h"
 
@@ -66,9 +67,11 @@ std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& gra
     return {};
   }
   const torch::jit::AliasDb aliases(graph, /*isFrozen=*/attributes_apart);
+  using Attributes = AliasClasses::Attributes;
+  AliasClasses classes(*graph, nullptr, attributes_apart ? Attributes::ByName : Attributes::Any);
   std::unordered_set<const Value*> written;
   forEachValue(graph->block(), [&](const Value* value) {
-    if (aliases.hasWriters(value)) {
+    if (aliases.hasWriters(value) && !classes.writersOf(value).empty()) {
       written.insert(value);
     }
   });

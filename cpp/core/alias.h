@@ -6,7 +6,9 @@
 namespace jit_passes JIT_PASSES_API {
 
 // Values that some node of the graph may write to. A rewrite must neither merge nor move reads of
-// these. One alias analysis serves the whole graph, taken before any edit.
+// these. Two analyses serve the whole graph, taken before any edit, and neither misses a write. PyTorch's tells one name
+// from another by where it stands, and takes all that lists and objects hold for one; ours (alias_classes.h) tells apart
+// what different lists hold.
 //
 // A tensor read from a module may be any other tensor of it, unless `attributes_apart`: then attributes
 // share memory with nothing but themselves, as parameters and buffers do.

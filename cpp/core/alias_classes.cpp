@@ -78,7 +78,8 @@ bool changesHoldersOnly(const Node* node) {
 
 } // namespace
 
-AliasClasses::AliasClasses(Graph& graph, const Module* self) {
+AliasClasses::AliasClasses(Graph& graph, const Module* self, Attributes attributes)
+    : attribute_rule_(attributes) {
   if (self != nullptr) {
     self_ = *self;
   }
@@ -213,10 +214,13 @@ void AliasClasses::addByName(Node* node, c10::Symbol kind) {
 }
 
 void AliasClasses::addAttribute(Node* node) {
-  // Modules may be shared and weights tied: all attributes of a name count as one.
+  // Modules may be shared and weights tied: all attributes of a name count as one, if not all of them.
   const Value* value = node->kind() == prim::SetAttr ? node->input(1) : node->output();
   const size_t own = classOf(value);
   classes_[own].outside = true;
+  if (attribute_rule_ == Attributes::Any) {
+    unite(classOf(node->owningGraph()->inputs().at(0)), own);
+  }
   unite(attributes_.try_emplace(node->s(attr::name), own).first->second, own);
   const auto known =
       self_ && node->kind() == prim::GetAttr ? attributeOf(*self_, value) : std::optional<c10::IValue>();

@@ -13,8 +13,12 @@ class AliasClasses {
   // Arguments of a method may be views of each other, those of a rule's replacement are told apart.
   enum class Inputs { MayAlias, Distinct };
 
+  // Attributes of one name count as one; or all of them, which may share memory with what comes in, too.
+  enum class Attributes { ByName, Any };
+
   // With the module, attributes whose tensors share memory count as one.
-  explicit AliasClasses(Graph& graph, const Module* self = nullptr);
+  explicit AliasClasses(
+      Graph& graph, const Module* self = nullptr, Attributes attributes = Attributes::ByName);
   AliasClasses(Graph& graph, Inputs inputs, const Kinds& kinds);
 
   void add(Node* node);    // with its blocks; all in front of it have been added
@@ -53,6 +57,7 @@ class AliasClasses {
   std::unordered_map<std::string, size_t> attributes_;
   std::unordered_map<const c10::StorageImpl*, size_t> storages_; // of attributes
   std::optional<Module> self_;
+  Attributes attribute_rule_ = Attributes::ByName;
   Kinds kinds_;
 };
 

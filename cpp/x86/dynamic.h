@@ -28,6 +28,8 @@ RowGrid gridOf(const Extent& extent, RangeForm form);
 struct Measure {
   static constexpr int64_t kParts = 64;
 
+  Form form = bestForm();
+
   int64_t items(const Image& /*in*/) const { return kParts; }
   void run(const Image& in, Extent* parts, int64_t begin, int64_t end) const;
 };

@@ -18,7 +18,7 @@ constexpr int64_t kExtentParts = 64;
 constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 
 // Comparing leaves a NaN out, so its bits are looked at too.
-JIT_PASSES_VECTORIZED Extent extentOf(const float* x, int64_t count) {
+JIT_PASSES_VECTORIZED Extent extentOfPlain(const float* x, int64_t count) {
   float low[kExtentParts] = {}, high[kExtentParts] = {};
   int32_t size[kExtentParts] = {};
   for (int64_t first = 0; first < count; first += kExtentParts) {
@@ -40,6 +40,47 @@ JIT_PASSES_VECTORIZED Extent extentOf(const float* x, int64_t count) {
   }
   const bool finite = size[0] < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
   return finite ? Extent{low[0], high[0]} : Extent{kNoNumber, kNoNumber};
+}
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+// In whatever order numbers are compared: a minimum takes the second operand where the first is a NaN.
+JIT_PASSES_VNNI Extent extentOfVnni(const float* x, int64_t count) {
+  __m512 low[4] = {}, high[4] = {};
+  __m512i size[4] = {};
+  const __m512i no_sign = _mm512_set1_epi32(INT32_MAX);
+  const auto take = [&](__m512 v, int i) JIT_PASSES_VNNI {
+    low[i] = _mm512_min_ps(v, low[i]), high[i] = _mm512_max_ps(v, high[i]);
+    size[i] = _mm512_max_epi32(size[i], _mm512_and_si512(_mm512_castps_si512(v), no_sign));
+  };
+  int64_t at = 0;
+  for (; at + kExtentParts <= count; at += kExtentParts) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      take(_mm512_loadu_ps(x + at + i * kLanes), i);
+    }
+  }
+  for (; at < count; at += kLanes) {
+    const auto lanes = static_cast<__mmask16>(firstLanes(std::min<int64_t>(count - at, kLanes)));
+    take(_mm512_maskz_loadu_ps(lanes, x + at), 0);
+  }
+#pragma GCC unroll 3
+  for (int i = 1; i < 4; ++i) {
+    low[0] = _mm512_min_ps(low[0], low[i]), high[0] = _mm512_max_ps(high[0], high[i]);
+    size[0] = _mm512_max_epi32(size[0], size[i]);
+  }
+  const bool finite =
+      _mm512_reduce_max_epi32(size[0]) < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
+  return finite ? Extent{_mm512_reduce_min_ps(low[0]), _mm512_reduce_max_ps(high[0])}
+                : Extent{kNoNumber, kNoNumber};
+}
+
+#else
+constexpr auto extentOfVnni = extentOfPlain;
+#endif
+
+Extent extentOf(const float* x, int64_t count, Form form) {
+  return form == Form::Avx512 ? extentOfVnni(x, count) : extentOfPlain(x, count);
 }
 
 Extent extentOf(const Extent* parts, int64_t count) {
@@ -116,7 +157,7 @@ void Measure::run(const Image& in, Extent* parts, int64_t begin, int64_t end) co
     const int64_t last = rows * (part + 1) / count;
     for (int64_t row = rows * part / count, some; row < last; row += some) {
       some = std::min(most, last - row);
-      found[1] = extentOf(reinterpret_cast<const float*>(rowOf(in, row)), some * in.channels);
+      found[1] = extentOf(reinterpret_cast<const float*>(rowOf(in, row)), some * in.channels, form);
       found[0] = extentOf(found, 2);
     }
     parts[part] = found[0];
@@ -138,7 +179,7 @@ void QuantizeRows::run(
     const auto* x = reinterpret_cast<const float*>(rowOf(in, row));
     const int64_t count = some * in.channels;
     if (per_row) {
-      grids[row] = grid = gridOf(extentOf(x, count), range);
+      grids[row] = grid = gridOf(extentOf(x, count, form), range);
     }
     Image to;
     to.data = codes + row * in.channels;

@@ -29,6 +29,45 @@ def shuffled(x: Tensor, groups: int) -> Tensor:
     return x.view(n, groups, c // groups, *rest).transpose(1, 2).contiguous().view(n, c, *rest)
 
 
+class Pooled(nn.Module):
+    """A vector for each image, as many classifiers have it."""
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.axes, self.grid = axes, Grid(0.03, 120)
+        self.linear = Weighted(nn.Linear(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.grid(F.max_pool2d(self.grid(x), 4))
+        for axis in self.axes:
+            x = x.squeeze(axis)
+        return self.grid(self.linear(x))
+
+
+@pytest.mark.parametrize("axes", [(3, 2), (-1, -1), (2, 2), (-2, 2)])
+def test_squeeze(axes: tuple[int, ...]) -> None:
+    """One plan for sizes of which the axes are 1, or some are not: these stay."""
+    torch.manual_seed(0)
+    region = traced(Pooled(axes), torch.randn(3, 6, 4, 4))
+    assert_all_equal(region, torch.randn(3, 6, 4, 4))
+    assert_all_equal(region, torch.randn(1, 6, 4, 4))
+    last = traced(LastSqueezed(), torch.randn(3, 6, 1, 2))
+    for shape in ((3, 6, 1, 2), (3, 1, 6, 1), (1, 1, 1, 1), (2, 3, 4, 5)):
+        assert_all_equal(last, torch.randn(shape))
+
+
+class LastSqueezed(nn.Module):
+    """Axes that are 1 for some inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = Grid(0.03, 120)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.grid(x)
+        return x.squeeze(-1), torch.relu(x).squeeze((0, 2))
+
+
 class Moving(nn.Module):
     """A chain of operators that move codes; each may leave results that later ones read too."""
 

@@ -39,12 +39,17 @@ class Moving(nn.Module):
     def moved(draw: random.Random, x: Tensor) -> Tensor:
         rank = x.dim()
         axis = draw.randrange(-rank, rank)
-        kind = draw.choice(["roll", "roll", "unsqueeze", "expand", "split", "permute", "flatten"])
+        kinds = ["roll", "roll", "unsqueeze", "squeeze", "expand", "split", "permute", "flatten"]
+        kind = draw.choice(kinds)
         if kind == "roll" and rank <= 5:
             axes = draw.sample(range(-rank, 0), min(draw.randint(1, 3), rank))
             return torch.roll(x, [draw.randint(-9, 9) for _ in axes], axes)
         if kind == "unsqueeze" and rank < 6:
             return x.unsqueeze(draw.randrange(-rank - 1, rank + 1))
+        if kind == "squeeze" and rank > 1:
+            more = {axis, *(-1 - int(i) for i in range(rank - 1) if draw.random() < 0.3)}
+            same = len({i % rank for i in more}) < len(more)
+            return x.squeeze(axis) if same or draw.random() < 0.5 else x.squeeze([*more])
         if kind == "expand" and rank <= 5:
             sizes = [draw.choice([-1, draw.randint(1, 3)]) if s == 1 else -1 for s in x.shape]
             lead = [draw.randint(1, 3)] if rank < 5 and draw.random() < 0.5 else []

@@ -132,6 +132,7 @@ class Checker {
       case Kind::Permute:
       case Kind::Transpose:
       case Kind::Unsqueeze:
+      case Kind::Squeeze:
       case Kind::Flatten: return checkAxes(op, 0);
       case Kind::Roll: return checkRoll(op);
       case Kind::Expand: return each(op.attributes, -1, kMaxSize, "a size");

@@ -27,6 +27,7 @@ void Moves::lowerMove(size_t index) {
     case Kind::Flatten:
     case Kind::Reshape:
     case Kind::Unsqueeze:
+    case Kind::Squeeze:
     case Kind::Unflatten: return lowerReshape(index);
     case Kind::Expand: return lowerExpand(index);
     case Kind::Roll: return lowerRoll(index);

@@ -17,6 +17,7 @@ class MovedSizes {
       case Kind::Permute:
       case Kind::Transpose: return permute();
       case Kind::Unsqueeze: return unsqueezed();
+      case Kind::Squeeze: return squeezed();
       case Kind::Expand: return expanded();
       case Kind::Roll: return rolled();
       case Kind::Shuffle: return shuffle();
@@ -83,6 +84,22 @@ class MovedSizes {
     Sizes sizes = from_;
     const int64_t rank = int64_t(sizes.size()) + 1;
     sizes.insert(sizes.begin() + checkAxis(op_.attributes[0], rank), 1);
+    return sizes;
+  }
+
+  Sizes squeezed() const {
+    const int64_t rank = from_.size();
+    std::vector<bool> goes(rank);
+    for (const int64_t attribute : op_.attributes) {
+      const int64_t axis = checkAxis(attribute, rank);
+      goes[axis] = from_[axis] == 1;
+    }
+    Sizes sizes;
+    for (int64_t axis = 0; axis < rank; ++axis) {
+      if (!goes[axis]) {
+        sizes.push_back(from_[axis]);
+      }
+    }
     return sizes;
   }
 

@@ -280,6 +280,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"permute", {permute, true}},
         {"transpose", {transpose, true}},
         {"unsqueeze", {unsqueeze, true}},
+        {"squeeze", {squeeze, true}},
         {"expand", {expand, true}},
         {"roll", {roll, true}},
         {"neg", {negative, false}},

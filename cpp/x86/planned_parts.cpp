@@ -1,5 +1,7 @@
 #include "planned_parts.h"
 
+#include "core/places.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -30,6 +32,14 @@ Planned transpose(const Reader& reader, Node* node) {
 
 Planned unsqueeze(const Reader& reader, Node* node) {
   return {{Kind::Unsqueeze, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+}
+
+Planned squeeze(const Reader& reader, Node* node) {
+  refuseUnless(operandOf(node, "dim") != nullptr, "it takes away all axes of size 1");
+  const auto dim = reader.operand(node, "dim");
+  const auto axes = dim.isInt() ? std::vector{dim.toInt()} : dim.toIntVector();
+  refuseUnless(!axes.empty() && int64_t(axes.size()) <= kMostMovedAxes, "it has ", axes.size(), " axes");
+  return {{Kind::Squeeze, "", {}, 0, axes, {}}, {node->input(0)}};
 }
 
 Planned expand(const Reader& reader, Node* node) {

@@ -8,6 +8,7 @@ namespace jit_passes::x86 {
 Planned unflatten(const Reader& reader, Node* node);
 Planned transpose(const Reader& reader, Node* node);
 Planned unsqueeze(const Reader& reader, Node* node);
+Planned squeeze(const Reader& reader, Node* node);
 Planned expand(const Reader& reader, Node* node);
 Planned roll(const Reader& reader, Node* node);
 Planned channelShuffle(const Reader& reader, Node* node);

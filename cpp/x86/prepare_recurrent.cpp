@@ -70,6 +70,7 @@ std::vector<Phase> recurrent(
                     }}};
     phases.push_back(phase);
     phase.goes_on = true;
+    phase.name.clear(), phase.kernel.clear(), phase.sizes = {}; // there may be thousands of steps
   }
   return phases;
 }

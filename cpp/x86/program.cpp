@@ -32,6 +32,7 @@ constexpr Signature kSignatures[] = {
     {"permute", 1, 1, 1, kMostMovedAxes, 0, 0},
     {"transpose", 1, 1, 2, 2, 0, 0},
     {"unsqueeze", 1, 1, 1, 1, 0, 0},
+    {"squeeze", 1, 1, 1, kMostMovedAxes, 0, 0},
     {"expand", 1, 1, 1, kMostAxes, 0, 0},
     {"roll", 1, 1, 2, 2 * kMostAxes, 0, 0},
     {"shuffle", 1, 1, 2, 2, 0, 0},

@@ -58,6 +58,7 @@ enum class Kind {
   Permute,         // attributes: axes
   Transpose,       // attributes: two axes
   Unsqueeze,       // attributes: where an axis of size 1 comes in
+  Squeeze,         // attributes: axes that go where they are of size 1
   Expand,  // axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand
   Roll,    // attributes: how far, of each axis that is rolled; then these axes
   Shuffle, // interleaves the parts of an axis; attributes: axis, number of parts of one size

@@ -65,6 +65,7 @@ class Inference {
       case Kind::Permute:
       case Kind::Transpose:
       case Kind::Unsqueeze:
+      case Kind::Squeeze:
       case Kind::Expand:
       case Kind::Roll:
       case Kind::Shuffle:

@@ -30,6 +30,7 @@ Types typesOf(Kind kind) {
     case Kind::Permute:
     case Kind::Transpose:
     case Kind::Unsqueeze:
+    case Kind::Squeeze:
     case Kind::Expand:
     case Kind::Roll:
     case Kind::Slice:
@@ -72,6 +73,7 @@ int64_t leastAxes(const Operator& op, int64_t first, int64_t most) {
   switch (op.kind) {
     case Kind::Unflatten: return first + int64_t(a.size()) - 2;
     case Kind::Unsqueeze: return first + 1;
+    case Kind::Squeeze: return std::max<int64_t>(first - int64_t(a.size()), 0);
     case Kind::Flatten: return std::max<int64_t>(first - axisOf(a[1], first) + axisOf(a[0], first), 0);
     case Kind::Mean: return a[0] ? first : std::max<int64_t>(first + 1 - int64_t(a.size()), 0);
     case Kind::Narrow: return first - a[3];
@@ -94,6 +96,7 @@ int64_t mostAxes(Kind kind) {
     case Kind::Reshape:
     case Kind::Unflatten:
     case Kind::Unsqueeze:
+    case Kind::Squeeze:
     case Kind::Permute:
     case Kind::Transpose: return kMostMovedAxes;
     default: return kMostAxes;

@@ -25,7 +25,7 @@ KEEP_AXES = (
     *SOFTMAX,
 )
 CUTS = (
-    *(f"aten::{name}" for name in ("reshape", "flatten", "unflatten", "unsqueeze")),
+    *(f"aten::{name}" for name in ("reshape", "flatten", "unflatten", "unsqueeze", "squeeze")),
     *(f"aten::{name}" for name in ("permute", "transpose", "contiguous", "detach", "alias")),
     *("aten::to", "aten::neg", "aten::div", *FUNCTIONS, *CLIPS),
 )  # take tensors of MOST_MOVED axes
@@ -53,6 +53,12 @@ def _unflatten(node: NodeView) -> str | None:
 def _unsqueeze(node: NodeView) -> str | None:
     few = axes_of(node.output) <= MOST_MOVED
     return options(node) or (None if few else f"it gives more than {MOST_MOVED} axes")
+
+
+def _squeeze(node: NodeView) -> str | None:
+    if len(node.inputs) < 2:
+        return "it takes away all axes of size 1"
+    return options(node)
 
 
 def _expand(node: NodeView) -> str | None:
@@ -148,6 +154,7 @@ def moves() -> dict[str, Check]:
         **{f"aten::{kind}": options for kind in of_any_type},
         "aten::unflatten": _unflatten,
         "aten::unsqueeze": _unsqueeze,
+        "aten::squeeze": _squeeze,
         "aten::expand": _expand,
         **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
     }

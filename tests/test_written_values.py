@@ -20,7 +20,7 @@ class ListsApart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         a, b = x.chunk(2, 2)
         a.add_(b)
-        y, last = self.rnn(torch.cat([a, b], 2))
+        y = self.rnn(torch.cat([a, b], 2))[0]
         return torch.stack([y.relu(), y.neg()])
 
 
@@ -61,10 +61,7 @@ class Chosen(nn.Module):
 
     def forward(self, x: Tensor, first: bool) -> Tensor:
         y, z, other = x.sigmoid(), x.tanh(), x.exp()
-        if first:
-            w = y[0]
-        else:
-            w = z[1]
+        w = y[0] if first else z[1]
         w.add_(1)
         return torch.stack([y, z, other])
 

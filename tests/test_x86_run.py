@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import jit_passes
 from jit_passes import _C
 from jit_passes.targets.x86 import X86
-from tests.plans import Grid, Weighted, plan_of, reference, traced
+from tests.compare import sqnr
+from tests.plans import Grid, Weighted, plan_of, plans_in, reference, traced
 from tests.x86_kernels import Crowd
 
 
@@ -343,3 +345,31 @@ def test_the_target_asks_for_what_plans_have() -> None:
     identities = {"aten::contiguous", "aten::detach", "aten::alias"}
     assert rows <= set(kinds)
     assert moves - identities <= {kind for kind, moves_codes in kinds.items() if moves_codes}
+
+
+class Lines(nn.Module):
+    """Rows of an image are averaged, columns stay, as nets that read lines of text have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 5)
+        self.rows = nn.AdaptiveAvgPool2d((1, None))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rows(torch.relu(self.conv(x))).squeeze(2).permute(0, 2, 1))
+
+
+def test_pools_that_leave_an_axis() -> None:
+    """One plan for lines of any length, which a trace does not fix."""
+    torch.manual_seed(0)
+    model = Lines().eval()
+    batches = [torch.randn(2, 1, 8, 24) for _ in range(4)]
+    traced_model = torch.jit.trace(model, batches[0])
+    lowered = jit_passes.quantize_script(
+        traced_model, batches, mode="static", target=X86(), progress=False
+    )
+    assert len(plans_in(lowered)) == 1 and not jit_passes.coverage(lowered).float
+    for width in (24, 7, 1, 60):
+        x = torch.randn(3, 1, 8, width)
+        with torch.no_grad():
+            assert sqnr(lowered(x), model(x)) > 25

@@ -36,6 +36,7 @@ CANONICAL_FORM = (
     "canonicalize_view",
     "canonicalize_einsum",  # sizes of reshapes say which are products
     "canonicalize_reshape",
+    "canonicalize_pool",
     "fold_sizes",
     "keep_leading_axes",
     "fold_constant_lists",

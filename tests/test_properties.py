@@ -111,12 +111,13 @@ NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": 
 SILENT = {"remove_dead_code"}
 # None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers,
 # products by einsum, a norm by the root of the mean square, a plain recurrent layer with a
-# quantized input, or a dynamic operator that a target leaves in float; and some passes change no
-# graph. test_partition.py cuts regions out of random modules.
+# quantized input, a pool that computes its sizes, or a dynamic operator that a target leaves in
+# float; and some passes change no graph. test_partition.py cuts regions out of random modules.
 NEVER = {
     "original",
     "avoid_fast_path",
     "canonicalize_einsum",
+    "canonicalize_pool",
     "clamp_codes",
     "expand_recurrent",
     "gather_rms_norm",

@@ -41,7 +41,7 @@ JIT_PASSES_VECTORIZED void stateProductsPlain(
 
 #ifdef JIT_PASSES_HAS_AVX2
 
-// StateProducts of pairs of int16: of each unit there are two sums.
+// Products of pairs of int16: of each unit there are two sums.
 JIT_PASSES_AVX2 void stateProductsAvx2(
     const uint8_t* codes, int64_t stride, const int8_t* weight, int64_t quads, int64_t gates, int64_t rows,
     int32_t* sums) {

@@ -91,7 +91,7 @@ def test_lists_are_told_apart() -> None:
 
 
 class WrittenLater(nn.Module):
-    """What a linear reads is written to behind it."""
+    """The operand of a linear is written to behind it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ class RecurrentLayer {
   // as long as 2^16 products.
   bool isWhole(int64_t rows) const;
   int64_t items(int64_t rows) const;
-  // What a thread needs for that many rows: codes and grids of states.
+  // Of a thread, for that many rows: codes and grids of states.
   int64_t scratchBytes(int64_t rows) const;
 
   struct Options {

@@ -153,7 +153,7 @@ StateProducts productsFor(Form form) {
                                : stateProductsAvx2;
 }
 
-// What a step of 16 units of a row reads and writes; gates that a cell does not have are not looked at.
+// The operands of a step of 16 units of a row; nobody looks at gates that a cell does not have.
 struct Units {
   const int32_t *sums, *of_weights; // [gate][unit], and so are these:
   const float *scales, *bias;

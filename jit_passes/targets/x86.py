@@ -44,7 +44,7 @@ from .x86_moves import (
     roll,
 )
 
-ENGINE = "x86"  # of PyTorch, whose kernels compute recurrent layers, and dynamic linears in no plan
+ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 FLOAT32 = 6  # as graphs have it
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
@@ -297,8 +297,10 @@ class X86(Target):
     avx_vnni and avx512_vnni, takes a lower one, but for loops that the compiler vectorizes.
 
     Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
-    layer norm, sums, gelu and attention between them. Linears and embeddings in the mode
-    weight_only are computed by PyTorch's kernels, as for the target `stock`.
+    layer norm, sums, gelu and attention between them. LSTM, GRU and plain recurrent layers are part
+    of a plan too; packed sequences, and LSTM and GRU on processors without VNNI, are computed by
+    PyTorch's kernels. So are linears and embeddings in the mode weight_only, as for the target
+    `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 

@@ -24,17 +24,29 @@ struct TileResidual {
   float multiplier;
 };
 
-// Scales of its channels, what they are clipped to in floats, and the codes: 64 for each pixel of a half.
+// Where the codes of each half go, and the bytes from one pixel to the next.
+struct TileCodes {
+  uint8_t* half[2];
+  int64_t step;
+};
+
+// Scales of its channels, what they are clipped to in floats and in codes, and what puts back what packing mixes up.
 struct alignas(64) TileResult {
-  uint8_t codes[64 * kHalf];
+  int32_t order[kLanes];
+  uint8_t low[4 * kLanes], high[4 * kLanes];
   const float *multiplier, *offset; // of 32 channels
   float most;
   TileResidual residual;
+  TileCodes codes;
   int16_t zero_point[2 * kLanes];
   float copies[2][2 * kLanes];
 };
 
 static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multiplier) == 24);
+static_assert(offsetof(TileCodes, step) == 16);
+static_assert(offsetof(TileResult, low) == offsetof(TileResult, order) + 64);
+static_assert(offsetof(TileResult, high) == offsetof(TileResult, order) + 128);
+static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) + 8);
 
 // clang-format off
 
@@ -73,13 +85,14 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   "add $4*" #count ", %[first]\n"                        \
   "add $4*" #count ", %[second]\n"
 
+// Moves from register to register cost nothing, and loads one cycle each.
 #define JIT_PASSES_BEGIN(p, at, a0, a1, b0, b1)   \
   ".if %c[half] > " #p "\n"                       \
-  "vmovdqa32 (%[start]), %%zmm" #a0 "\n"          \
-  "vmovdqa32 (%[start]), %%zmm" #b0 "\n"          \
+  "vmovdqa32 %%zmm28, %%zmm" #a0 "\n"             \
+  "vmovdqa32 %%zmm28, %%zmm" #b0 "\n"             \
   ".if %c[columns] > 1\n"                         \
-  "vmovdqa32 64(%[start]), %%zmm" #a1 "\n"        \
-  "vmovdqa32 64(%[start]), %%zmm" #b1 "\n"        \
+  "vmovdqa32 %%zmm29, %%zmm" #a1 "\n"             \
+  "vmovdqa32 %%zmm29, %%zmm" #b1 "\n"             \
   ".endif\n.endif\n"
 
 #define JIT_PASSES_SUMS(p, at, a0, a1, b0, b1)          \
@@ -91,7 +104,9 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[result])\n" \
   ".endif\n.endif\n"
 
-// Sums as codes: pixel `p` of both halves in one register.
+// Sums as codes: pixel `p` of both halves in one register. Here `first` and `second` are pixels of a residual, `jumps`
+// and `runs` those of the result, `weight` and `ahead` go from one to the next, and once the first sums are packed,
+// register 14 has the order.
 #define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                     \
   ".if %c[half] > " #p "\n"                                       \
   JIT_PASSES_ROUND(a0, "first", "0", "28", "30")                  \
@@ -110,7 +125,23 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   "vpaddsw %c[zero](%[result]), %%zmm" #b0 ", %%zmm" #b0 "\n"     \
   ".endif\n"                                                      \
   "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
-  "vmovdqa32 %%zmm" #a0 ", %c[codes]+64*" #p "(%[result])\n"      \
+  ".if " #p " == 0\n"                                             \
+  "vmovdqa32 %c[order](%[result]), %%zmm14\n"                     \
+  ".endif\n"                                                      \
+  "vpermd %%zmm" #a0 ", %%zmm14, %%zmm" #a0 "\n"                  \
+  ".if %c[direct] == 0\n"                                         \
+  "vpminub %c[order]+128(%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n" \
+  "vpmaxub %c[order]+64(%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n" \
+  ".endif\n"                                                      \
+  ".if %c[columns] > 1\n"                                         \
+  "vmovdqu64 %%ymm" #a0 ", (%[jumps])\n"                          \
+  "vextracti64x4 $1, %%zmm" #a0 ", (%[runs])\n"                   \
+  ".else\n"                                                       \
+  "vmovdqu64 %%xmm" #a0 ", (%[jumps])\n"                          \
+  "vextracti32x4 $2, %%zmm" #a0 ", (%[runs])\n"                   \
+  ".endif\n"                                                      \
+  "add %[ahead], %[jumps]\n"                                      \
+  "add %[ahead], %[runs]\n"                                       \
   ".if %c[adds]\n"                                                \
   "add %[weight], %[first]\n"                                     \
   "add %[weight], %[second]\n"                                    \
@@ -133,9 +164,9 @@ static_assert(offsetof(TileResidual, step) == 16 && offsetof(TileResidual, multi
   ".endif\n"                                                                  \
   "vcvtps2dq %%zmm" #sum ", %%zmm" #sum "\n"
 
-// Results of a tile. As sums: [pixel of a half][half][channel]. As codes, in a TileResult: in lanes of 16 bytes,
-// four of the first 16 channels and four of the others, of the first half, then of the second. Direct: see Rounding. Added:
-// a residual is added before they are rounded.
+// Results of a tile. As sums: [pixel of a half][half][channel]. As codes, 16 or 32 for each pixel, where a TileResult
+// says. Direct: see Rounding; what packing saturates at clips them, too. Added: a residual is added before they are
+// rounded.
 enum class Gives { Sums, Codes, DirectCodes, AddedCodes, DirectAddedCodes };
 
 // Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
@@ -148,6 +179,10 @@ JIT_PASSES_VNNI void multiplyTile(
   const int64_t* jumps = tile.jumps;
   int64_t runs = tile.runs, left;
   asm volatile(
+      "vmovdqa32 (%[start]), %%zmm28\n"
+      ".if %c[columns] > 1\n"
+      "vmovdqa32 64(%[start]), %%zmm29\n"
+      ".endif\n"
       JIT_PASSES_EACH_PIXEL(JIT_PASSES_BEGIN)
       "1: mov %[quads], %[left]\n"
       "sub $4, %[left]\n"
@@ -178,7 +213,7 @@ JIT_PASSES_VNNI void multiplyTile(
       "mov %c[multiplier](%[result]), %[left]\n"
       "vmovups (%[left]), %%zmm28\n"
       "vmovups 64(%[left]), %%zmm29\n"
-      "mov %c[offset](%[result]), %[left]\n"
+      "mov %c[multiplier]+8(%[result]), %[left]\n"
       ".if %c[adds]\n"
       "vbroadcastss %c[residual]+24(%[result]), %%zmm31\n"
       "mov %c[residual](%[result]), %[first]\n"
@@ -188,6 +223,9 @@ JIT_PASSES_VNNI void multiplyTile(
       "vmovups (%[left]), %%zmm30\n"
       "vmovups 64(%[left]), %%zmm31\n"
       ".endif\n"
+      "mov %c[codes](%[result]), %[jumps]\n"
+      "mov %c[codes]+8(%[result]), %[runs]\n"
+      "mov %c[codes]+16(%[result]), %[ahead]\n"
       JIT_PASSES_EACH_PIXEL(JIT_PASSES_CODES)
       ".endif\n"
       : [first] "+r"(first), [second] "+r"(second), [weight] "+r"(weight), [jumps] "+r"(jumps),
@@ -197,7 +235,7 @@ JIT_PASSES_VNNI void multiplyTile(
         [gives] "i"(kGives), [adds] "i"(kGives == Gives::AddedCodes || kGives == Gives::DirectAddedCodes),
         [direct] "i"(kGives == Gives::DirectCodes || kGives == Gives::DirectAddedCodes),
         [residual] "i"(offsetof(TileResult, residual)), [multiplier] "i"(offsetof(TileResult, multiplier)),
-        [offset] "i"(offsetof(TileResult, offset)),
+        [order] "i"(offsetof(TileResult, order)),
         [zero] "i"(offsetof(TileResult, zero_point)), [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
       : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
         "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20",

@@ -18,52 +18,46 @@
 namespace jit_passes::x86 {
 namespace {
 
-// The treatment of the codes of all tiles.
-struct Finish {
-  Rounding rounding;
-  const uint8_t* table;
-};
+// Bytes from one pixel to the next of codes that are not where they belong yet: those of both halves are neighbours.
+constexpr int64_t kBuffered = 2 * kBlockChannels;
 
-JIT_PASSES_VNNI Finish finishOf(const Requantize& requantize) {
-  return {roundingTo(requantize.range), requantize.table};
-}
-
-// Codes of one tile; `count` of the 32 channels exist. The loop's operands are copied first: bytes that are stored may
-// be anything's, so it would be read again for each pixel.
+// Codes of one tile, out of a buffer; `work.count` of the 32 channels exist, and all of them if `kFull`.
 template <bool kFull>
 JIT_PASSES_VNNI void storeTile(
-    const TileResult& result, int64_t pixels, int64_t first, int64_t count, const Finish& finish,
-    const TargetOf<TwoHalves>& target, int64_t step) {
-  const auto lanes = static_cast<__mmask32>(firstLanes(count));
-  const Rounding rounding = finish.rounding;
-  const uint8_t* const table = finish.table;
+    const uint8_t* codes, const TileWork<TwoHalves>& work, const TargetOf<TwoHalves>& target,
+    const uint8_t* table, int64_t step) {
+  const auto lanes = static_cast<__mmask32>(firstLanes(work.count));
   const int64_t skip0 = target.skip[0], skip1 = target.skip[1];
-  uint8_t *out0 = target.out[0] + first, *out1 = target.out[1] + first;
-  const auto put = [&](uint8_t* out, __m256i codes)
+  uint8_t *out0 = target.out[0] + work.first, *out1 = target.out[1] + work.first;
+  // A read as wide as what was written does not wait for the memory.
+  const auto half = [&](const uint8_t* at) __attribute__((always_inline, target("avx512vl"))) {
+    return work.columns == 1 ? _mm256_castsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)))
+                             : _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+  };
+  const auto put = [&](uint8_t* out, __m256i half)
                        __attribute__((always_inline, target("avx512vl,avx512bw"))) {
                          if constexpr (kFull) {
-                           _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), codes);
+                           _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), half);
                          } else {
-                           _mm256_mask_storeu_epi8(out, lanes, codes);
+                           _mm256_mask_storeu_epi8(out, lanes, half);
                          }
                        };
-  for (int64_t p = 0; p < pixels; ++p, out0 += step, out1 += step) {
-    __m512i codes = _mm512_load_si512(result.codes + 64 * p);
-    codes = clampCodes(_mm512_permutexvar_epi32(rounding.order, codes), rounding);
+  for (int64_t p = 0; p < work.pixels; ++p, codes += kBuffered, out0 += step, out1 += step) {
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(half(codes)), half(codes + kBlockChannels), 1);
     if (table) {
-      codes = lookUp(codes, loadTable(table));
+      both = lookUp(both, loadTable(table));
     }
     if (p >= skip0) {
-      put(out0, _mm512_castsi512_si256(codes));
+      put(out0, _mm512_castsi512_si256(both));
     }
     if (p >= skip1) {
-      put(out1, _mm512_extracti64x4_epi64(codes, 1));
+      put(out1, _mm512_extracti64x4_epi64(both, 1));
     }
   }
 }
 
-using StoreTile = void (*)(
-    const TileResult&, int64_t, int64_t, int64_t, const Finish&, const TargetOf<TwoHalves>&, int64_t);
+using StoreTile =
+    void (*)(const uint8_t*, const TileWork<TwoHalves>&, const TargetOf<TwoHalves>&, const uint8_t*, int64_t);
 constexpr StoreTile kStoreTile[2] = {storeTile<false>, storeTile<true>};
 
 // Scales of a block, in a copy where the block has fewer channels.
@@ -87,8 +81,12 @@ struct TilesToCodes {
             how.residual ? direct ? Gives::DirectAddedCodes : Gives::AddedCodes
             : direct     ? Gives::DirectCodes
                          : Gives::Codes),
-        finish(finishOf(how)),
         step(out_step) {
+    for (int32_t i = 0; i < kLanes; ++i) {
+      result.order[i] = i % 4 * 4 + i / 4;
+    }
+    std::fill_n(result.low, 4 * kLanes, static_cast<uint8_t>(how.range.low));
+    std::fill_n(result.high, 4 * kLanes, static_cast<uint8_t>(how.range.high));
     result.most = static_cast<float>(how.range.high);
     std::fill_n(result.zero_point, 2 * kLanes, static_cast<int16_t>(how.range.zero_point));
     result.residual = {{}, residual_step, how.residual_multiplier};
@@ -100,16 +98,22 @@ struct TilesToCodes {
   void run(const TileWork<Shape>& work, const TargetOf<Shape>& target) {
     result.residual.half[0] = target.residual[0] + work.first;
     result.residual.half[1] = target.residual[1] + work.first;
+    const bool in_place =
+        !how.table && work.count == work.columns * kLanes && target.skip[0] == 0 && target.skip[1] == 0;
+    result.codes = in_place ? TileCodes{{target.out[0] + work.first, target.out[1] + work.first}, step}
+                            : TileCodes{{buffer, buffer + kBlockChannels}, kBuffered};
     multiplyTileFor(gives, work.columns, work.pixels)(
         work.tile, work.channel, work.weight, work.ahead, work.start, &result);
-    kStoreTile[work.count == 2 * kLanes](result, work.pixels, work.first, work.count, finish, target, step);
+    if (!in_place) {
+      kStoreTile[work.count == kBlockChannels](buffer, work, target, how.table, step);
+    }
   }
 
   const Requantize& how;
   Gives gives;
-  Finish finish;
   int64_t step;
   TileResult result{};
+  alignas(64) uint8_t buffer[kBuffered * kHalf];
 };
 
 } // namespace

@@ -178,7 +178,8 @@ JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scali
         halves[row][p] = halfOf<kUnroll.split, kUnroll.ends, 0>(sum, s, scaling, row, x + p);
       }
       const __m512i other = halfOf<kUnroll.split, kUnroll.ends, 2>(sum, s, scaling, row, x + p);
-      const __m512i codes = joinHalves(halves[row][p], other, scaling.rounding);
+      const bool direct = kUnroll.ends == Ends::BareCodes || scaling.rounding.direct;
+      const __m512i codes = joinHalves(halves[row][p], other, direct, scaling.rounding);
       storeCodes<kUnroll.split, kUnroll.ends>(codes, s, row, x + p);
     }
   }

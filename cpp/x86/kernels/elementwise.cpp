@@ -29,9 +29,20 @@ JIT_PASSES_VECTORIZED void multiplyRun(
   lookUpInPlace(out, count, multiply.table);
 }
 
-JIT_PASSES_VECTORIZED void lookUpRun(const uint8_t* in, int64_t count, const uint8_t* table, uint8_t* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    out[i] = table[in[i]];
+// Neighbouring pixels of two images, with `count` codes each.
+struct PixelRun {
+  const uint8_t* in;
+  uint8_t* out;
+  int64_t in_step, out_step, pixels, count;
+};
+
+JIT_PASSES_VECTORIZED void lookUpRun(const PixelRun& run, const uint8_t* table) {
+  const uint8_t* in = run.in;
+  uint8_t* out = run.out;
+  for (int64_t x = 0; x < run.pixels; ++x, in += run.in_step, out += run.out_step) {
+    for (int64_t i = 0; i < run.count; ++i) {
+      out[i] = table[in[i]];
+    }
   }
 }
 
@@ -115,11 +126,20 @@ JIT_PASSES_VNNI void multiplyRunVnni(
   }
 }
 
-JIT_PASSES_VNNI void lookUpRunVnni(const uint8_t* in, int64_t count, const uint8_t* table, uint8_t* out) {
+JIT_PASSES_VNNI void lookUpRunVnni(const PixelRun& run, const uint8_t* table) {
   const Table entries = loadTable(table);
-  for (int64_t i = 0; i < count; i += 64) {
-    const auto lanes = static_cast<__mmask64>(firstLanes(count - i));
-    _mm512_mask_storeu_epi8(out + i, lanes, lookUp(_mm512_maskz_loadu_epi8(lanes, in + i), entries));
+  const int64_t whole = run.count / 64 * 64;
+  const auto lanes = static_cast<__mmask64>(firstLanes(run.count - whole));
+  const uint8_t* in = run.in;
+  uint8_t* out = run.out;
+  for (int64_t x = 0; x < run.pixels; ++x, in += run.in_step, out += run.out_step) {
+    for (int64_t i = 0; i < whole; i += 64) {
+      _mm512_storeu_si512(out + i, lookUp(_mm512_loadu_si512(in + i), entries));
+    }
+    if (lanes) {
+      const __m512i rest = lookUp(_mm512_maskz_loadu_epi8(lanes, in + whole), entries);
+      _mm512_mask_storeu_epi8(out + whole, lanes, rest);
+    }
   }
 }
 
@@ -188,16 +208,20 @@ void Multiply::run(const Image& a, const Image& b, const Image& out, int64_t beg
 void LookUp::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   const auto run = form == Form::Avx512 ? lookUpRunVnni : lookUpRun;
   const bool dense = in.pixel == out.channels && out.pixel == out.channels;
-  const int64_t pixels = dense ? 1 : out.width, count = dense ? out.width * out.channels : out.channels;
+  PixelRun row{
+      nullptr,
+      nullptr,
+      in.pixel,
+      out.pixel,
+      dense ? 1 : out.width,
+      dense ? out.width * out.channels : out.channels};
   for (int64_t index = begin; index < end; ++index) {
-    const uint8_t* row = in.rowAt(index);
-    for (int64_t x = 0; x < pixels; ++x) {
-      const uint8_t* from = row + x * in.pixel;
-      uint8_t* to = out.rowAt(index) + x * out.pixel;
-      if (table) {
-        run(from, count, table, to);
-      } else if (from != to) {
-        std::memcpy(to, from, count);
+    row.in = in.rowAt(index), row.out = out.rowAt(index);
+    if (table) {
+      run(row, table);
+    } else if (row.in != row.out) {
+      for (int64_t x = 0; x < row.pixels; ++x) {
+        std::memcpy(row.out + x * row.out_step, row.in + x * row.in_step, row.count);
       }
     }
   }

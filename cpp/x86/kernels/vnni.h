@@ -20,7 +20,7 @@ namespace jit_passes::x86 {
 
 // Floats to codes as ToCode does it, in packs of 64. Packing saturates, at 0 and 255 in the end, so the zero point is
 // added to int16, and `low` and `high` are applied to bytes. Only a float of 2^31 or more, which int32 does not hold,
-// needs a float minimum first. `direct`: there is no such float, and the zero point is 0.
+// needs a float minimum first. `direct`: there is no such float, the zero point is 0, and all bytes are codes.
 struct Rounding {
   __m512 most;
   __m512i zero_point, low, high, order;
@@ -65,13 +65,14 @@ JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool direct, const R
 }
 
 // 64 codes, where the 16 of a register are four in each lane.
-JIT_PASSES_VNNI_INLINE __m512i joinHalves(__m512i ab, __m512i cd, const Rounding& rounding) {
-  return clampCodes(_mm512_packus_epi16(ab, cd), rounding);
+JIT_PASSES_VNNI_INLINE __m512i joinHalves(__m512i ab, __m512i cd, bool direct, const Rounding& rounding) {
+  const __m512i codes = _mm512_packus_epi16(ab, cd);
+  return direct ? codes : clampCodes(codes, rounding);
 }
 
 JIT_PASSES_VNNI_INLINE __m512i packCodes(__m512 a, __m512 b, __m512 c, __m512 d, const Rounding& rounding) {
   const __m512i ab = packHalf(a, b, rounding.direct, rounding);
-  return joinHalves(ab, packHalf(c, d, rounding.direct, rounding), rounding);
+  return joinHalves(ab, packHalf(c, d, rounding.direct, rounding), rounding.direct, rounding);
 }
 
 // 64 codes in the order of a, b, c and d.
@@ -118,15 +119,17 @@ JIT_PASSES_VNNI_INLINE __m512i spread(__m512i codes, int i) {
   return _mm512_shuffle_epi8(codes, index);
 }
 
-// Whether no sum of products, scaled like that, comes near 2^31, with a residual neither, and no zero point is added.
+// Whether no sum of products, scaled like that, comes near 2^31, with a residual neither, no zero point is added, and
+// all bytes are codes.
 JIT_PASSES_VNNI inline bool isDirect(const Requantize& requantize, int64_t channels) {
   int32_t multiplier = 0, offset = 0; // the bits of floats without their signs are in order
   for (int64_t c = 0; c < channels; ++c) {
     multiplier = std::max(multiplier, std::bit_cast<int32_t>(requantize.multiplier[c]) & INT32_MAX);
     offset = std::max(offset, std::bit_cast<int32_t>(requantize.offset[c]) & INT32_MAX);
   }
-  return requantize.range.zero_point == 0 && multiplier <= std::bit_cast<int32_t>(0.5F) &&
-         offset <= std::bit_cast<int32_t>(float{1 << 29}) &&
+  const CodeRange& range = requantize.range;
+  return range.zero_point == 0 && range.low == 0 && range.high == 255 &&
+         multiplier <= std::bit_cast<int32_t>(0.5F) && offset <= std::bit_cast<int32_t>(float{1 << 29}) &&
          std::abs(requantize.residual_multiplier) <= float{1 << 20};
 }
 

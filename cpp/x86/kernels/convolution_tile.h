@@ -50,18 +50,21 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
 
 // clang-format off
 
-// Pixel `p` of both halves, if there are so many, times the four bytes number `\u` of weights: `at` is its place
-// behind a half's first pixel, and the others are numbers of registers.
+// Pixel `p` of both halves, or of the only one, if there are so many, times the four bytes number `\u` of weights: `at`
+// is its place behind a half's first pixel, and the others are numbers of registers.
 #define JIT_PASSES_PIXEL(p, at, a0, a1, b0, b1)     \
   ".if %c[half] > " #p "\n"                         \
   "vpbroadcastd 4*\\u(%[first]" at "), %%zmm30\n"   \
-  "vpbroadcastd 4*\\u(%[second]" at "), %%zmm31\n"  \
   "vpdpbusd %%zmm28, %%zmm30, %%zmm" #a0 "\n"       \
-  "vpdpbusd %%zmm28, %%zmm31, %%zmm" #b0 "\n"       \
   ".if %c[columns] > 1\n"                           \
   "vpdpbusd %%zmm29, %%zmm30, %%zmm" #a1 "\n"       \
+  ".endif\n"                                        \
+  ".if %c[halves] > 1\n"                            \
+  "vpbroadcastd 4*\\u(%[second]" at "), %%zmm31\n"  \
+  "vpdpbusd %%zmm28, %%zmm31, %%zmm" #b0 "\n"       \
+  ".if %c[columns] > 1\n"                           \
   "vpdpbusd %%zmm29, %%zmm31, %%zmm" #b1 "\n"       \
-  ".endif\n.endif\n"
+  ".endif\n.endif\n.endif\n"
 
 #define JIT_PASSES_EACH_PIXEL(do)    \
   do(0, "", 0, 1, 14, 15)            \
@@ -98,60 +101,70 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
 #define JIT_PASSES_SUMS(p, at, a0, a1, b0, b1)          \
   ".if %c[half] > " #p "\n"                             \
   "vmovdqa32 %%zmm" #a0 ", 256*" #p "(%[result])\n"     \
-  "vmovdqa32 %%zmm" #b0 ", 256*" #p "+128(%[result])\n" \
   ".if %c[columns] > 1\n"                               \
   "vmovdqa32 %%zmm" #a1 ", 256*" #p "+64(%[result])\n"  \
+  ".endif\n"                                            \
+  ".if %c[halves] > 1\n"                                \
+  "vmovdqa32 %%zmm" #b0 ", 256*" #p "+128(%[result])\n" \
+  ".if %c[columns] > 1\n"                               \
   "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[result])\n" \
-  ".endif\n.endif\n"
+  ".endif\n.endif\n.endif\n"
 
 // Sums as codes: pixel `p` of both halves in one register. Here `first` and `second` are pixels of a residual, `jumps`
 // and `runs` those of the result, `weight` and `ahead` go from one to the next, and once the first sums are packed,
 // register 14 has the order.
-#define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                     \
-  ".if %c[half] > " #p "\n"                                       \
-  JIT_PASSES_ROUND(a0, "first", "0", "28", "30")                  \
-  JIT_PASSES_ROUND(b0, "second", "0", "28", "30")                 \
-  ".if %c[columns] > 1\n"                                         \
-  JIT_PASSES_ROUND(a1, "first", "16", "29", "31")                 \
-  JIT_PASSES_ROUND(b1, "second", "16", "29", "31")                \
-  "vpackssdw %%zmm" #a1 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
-  "vpackssdw %%zmm" #b1 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
-  ".else\n"                                                       \
-  "vpackssdw %%zmm" #a0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
-  "vpackssdw %%zmm" #b0 ", %%zmm" #b0 ", %%zmm" #b0 "\n"          \
-  ".endif\n"                                                      \
-  ".if %c[direct] == 0\n"                                         \
-  "vpaddsw %c[zero](%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n"     \
-  "vpaddsw %c[zero](%[result]), %%zmm" #b0 ", %%zmm" #b0 "\n"     \
-  ".endif\n"                                                      \
-  "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"          \
-  ".if " #p " == 0\n"                                             \
-  "vmovdqa32 %c[order](%[result]), %%zmm14\n"                     \
-  ".endif\n"                                                      \
-  "vpermd %%zmm" #a0 ", %%zmm14, %%zmm" #a0 "\n"                  \
-  ".if %c[direct] == 0\n"                                         \
-  "vpminub %c[order]+128(%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n" \
-  "vpmaxub %c[order]+64(%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n" \
-  ".endif\n"                                                      \
-  ".if %c[columns] > 1\n"                                         \
-  "vmovdqu64 %%ymm" #a0 ", (%[jumps])\n"                          \
-  "vextracti64x4 $1, %%zmm" #a0 ", (%[runs])\n"                   \
-  ".else\n"                                                       \
-  "vmovdqu64 %%xmm" #a0 ", (%[jumps])\n"                          \
-  "vextracti32x4 $2, %%zmm" #a0 ", (%[runs])\n"                   \
-  ".endif\n"                                                      \
-  "add %[ahead], %[jumps]\n"                                      \
-  "add %[ahead], %[runs]\n"                                       \
-  ".if %c[adds]\n"                                                \
-  "add %[weight], %[first]\n"                                     \
-  "add %[weight], %[second]\n"                                    \
+#define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                       \
+  ".if %c[half] > " #p "\n"                                         \
+  JIT_PASSES_PACK(a0, a1, "first")                                  \
+  ".if %c[halves] > 1\n"                                            \
+  JIT_PASSES_PACK(b0, b1, "second")                                 \
+  ".endif\n"                                                        \
+  "vpackuswb %%zmm" #b0 ", %%zmm" #a0 ", %%zmm" #a0 "\n"            \
+  ".if " #p " == 0\n"                                               \
+  "vmovdqa32 %c[order](%[result]), %%zmm14\n"                       \
+  ".endif\n"                                                        \
+  "vpermd %%zmm" #a0 ", %%zmm14, %%zmm" #a0 "\n"                    \
+  ".if (%c[gives] & 1) == 0\n"                                      \
+  "vpminub %c[order]+128(%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n"  \
+  "vpmaxub %c[order]+64(%[result]), %%zmm" #a0 ", %%zmm" #a0 "\n"   \
+  ".endif\n"                                                        \
+  ".if %c[columns] > 1\n"                                           \
+  "vmovdqu64 %%ymm" #a0 ", (%[jumps])\n"                            \
+  ".else\n"                                                         \
+  "vmovdqu64 %%xmm" #a0 ", (%[jumps])\n"                            \
+  ".endif\n"                                                        \
+  "add %[ahead], %[jumps]\n"                                        \
+  ".if %c[halves] > 1\n"                                            \
+  ".if %c[columns] > 1\n"                                           \
+  "vextracti64x4 $1, %%zmm" #a0 ", (%[runs])\n"                     \
+  ".else\n"                                                         \
+  "vextracti32x4 $2, %%zmm" #a0 ", (%[runs])\n"                     \
+  ".endif\n"                                                        \
+  "add %[ahead], %[runs]\n"                                         \
+  ".endif\n"                                                        \
+  ".if %c[gives] & 2\n"                                             \
+  "add %[weight], %[first]\n"                                       \
+  "add %[weight], %[second]\n"                                      \
   ".endif\n.endif\n"
+
+// One pixel as int16, not clipped yet: of each register four in each lane.
+#define JIT_PASSES_PACK(sum0, sum1, pixel)                                \
+  JIT_PASSES_ROUND(sum0, pixel, "0", "28", "30")                        \
+  ".if %c[columns] > 1\n"                                               \
+  JIT_PASSES_ROUND(sum1, pixel, "16", "29", "31")                       \
+  "vpackssdw %%zmm" #sum1 ", %%zmm" #sum0 ", %%zmm" #sum0 "\n"          \
+  ".else\n"                                                             \
+  "vpackssdw %%zmm" #sum0 ", %%zmm" #sum0 ", %%zmm" #sum0 "\n"          \
+  ".endif\n"                                                            \
+  ".if (%c[gives] & 1) == 0\n"                                          \
+  "vpaddsw %c[zero](%[result]), %%zmm" #sum0 ", %%zmm" #sum0 "\n"       \
+  ".endif\n"
 
 // Of 16 channels from `channel` on. Where a residual is added, its pixels are at `first` and `second`, its scale is in
 // register 31, and `left` is where the offsets are; else these are in a register.
 #define JIT_PASSES_ROUND(sum, pixel, channel, multiplier, offset)             \
   "vcvtdq2ps %%zmm" #sum ", %%zmm" #sum "\n"                                  \
-  ".if %c[adds]\n"                                                            \
+  ".if %c[gives] & 2\n"                                                            \
   "vpmovzxbd " channel "(%[" pixel "]), %%zmm30\n"                            \
   "vcvtdq2ps %%zmm30, %%zmm30\n"                                              \
   "vfmadd213ps 4*" channel "(%[left]), %%zmm31, %%zmm30\n"                    \
@@ -159,19 +172,19 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   ".else\n"                                                                   \
   "vfmadd213ps %%zmm" offset ", %%zmm" multiplier ", %%zmm" #sum "\n"         \
   ".endif\n"                                                                  \
-  ".if %c[direct] == 0\n"                                                     \
+  ".if (%c[gives] & 1) == 0\n"                                                     \
   "vminps %c[most](%[result])%{1to16%}, %%zmm" #sum ", %%zmm" #sum "\n"         \
   ".endif\n"                                                                  \
   "vcvtps2dq %%zmm" #sum ", %%zmm" #sum "\n"
 
-// Results of a tile. As sums: [pixel of a half][half][channel]. As codes, 16 or 32 for each pixel, where a TileResult
+// Results of a tile. Direct is 1, added 2 and sums 4, for the assembly. As sums: [pixel of a half][half][channel]. As codes, 16 or 32 for each pixel, where a TileResult
 // says. Direct: see Rounding; what packing saturates at clips them, too. Added: a residual is added before they are
 // rounded.
-enum class Gives { Sums, Codes, DirectCodes, AddedCodes, DirectAddedCodes };
+enum class Gives { Codes, DirectCodes, AddedCodes, DirectAddedCodes, Sums };
 
-// Multiplies a tile; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
+// Multiplies a tile, or its first half alone; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
 // with each 16 bytes of input.
-template <int kPixels, int kColumns, Gives kGives>
+template <int kHalves, int kPixels, int kColumns, Gives kGives>
 JIT_PASSES_VNNI void multiplyTile(
     const TileOf<TwoHalves>& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
     void* result) {
@@ -207,14 +220,14 @@ JIT_PASSES_VNNI void multiplyTile(
       "add $8, %[jumps]\n"
       "dec %[runs]\n"
       "jnz 1b\n"
-      ".if %c[gives] == 0\n"
+      ".if %c[gives] & 4\n"
       JIT_PASSES_EACH_PIXEL(JIT_PASSES_SUMS)
       ".else\n"
       "mov %c[multiplier](%[result]), %[left]\n"
       "vmovups (%[left]), %%zmm28\n"
       "vmovups 64(%[left]), %%zmm29\n"
       "mov %c[multiplier]+8(%[result]), %[left]\n"
-      ".if %c[adds]\n"
+      ".if %c[gives] & 2\n"
       "vbroadcastss %c[residual]+24(%[result]), %%zmm31\n"
       "mov %c[residual](%[result]), %[first]\n"
       "mov %c[residual]+8(%[result]), %[second]\n"
@@ -232,8 +245,7 @@ JIT_PASSES_VNNI void multiplyTile(
         [runs] "+r"(runs), [ahead] "+r"(ahead), [left] "=&r"(left)
       : [start] "r"(start), [result] "r"(result), [quads] "rm"(tile.quads), [step] "r"(tile.step),
         [step3] "r"(3 * tile.step), [step5] "r"(5 * tile.step), [half] "i"(kPixels), [columns] "i"(kColumns),
-        [gives] "i"(kGives), [adds] "i"(kGives == Gives::AddedCodes || kGives == Gives::DirectAddedCodes),
-        [direct] "i"(kGives == Gives::DirectCodes || kGives == Gives::DirectAddedCodes),
+        [gives] "i"(kGives), [halves] "i"(kHalves),
         [residual] "i"(offsetof(TileResult, residual)), [multiplier] "i"(offsetof(TileResult, multiplier)),
         [order] "i"(offsetof(TileResult, order)),
         [zero] "i"(offsetof(TileResult, zero_point)), [codes] "i"(offsetof(TileResult, codes)), [most] "i"(offsetof(TileResult, most))
@@ -246,20 +258,25 @@ JIT_PASSES_VNNI void multiplyTile(
 
 using MultiplyTile =
     void (*)(const TileOf<TwoHalves>&, int64_t, const int8_t*, const int8_t*, const int32_t*, void*);
-template <Gives kGives, int kColumns>
-constexpr MultiplyTile kMultiplyTiles[kHalf] = {
-    multiplyTile<1, kColumns, kGives>, multiplyTile<2, kColumns, kGives>, multiplyTile<3, kColumns, kGives>,
-    multiplyTile<4, kColumns, kGives>, multiplyTile<5, kColumns, kGives>, multiplyTile<6, kColumns, kGives>,
-    multiplyTile<7, kColumns, kGives>};
+template <int kHalves, int kColumns, Gives kGives>
+constexpr MultiplyTile kOfPixels[kHalf] = {
+    multiplyTile<kHalves, 1, kColumns, kGives>, multiplyTile<kHalves, 2, kColumns, kGives>,
+    multiplyTile<kHalves, 3, kColumns, kGives>, multiplyTile<kHalves, 4, kColumns, kGives>,
+    multiplyTile<kHalves, 5, kColumns, kGives>, multiplyTile<kHalves, 6, kColumns, kGives>,
+    multiplyTile<kHalves, 7, kColumns, kGives>};
+template <Gives kGives>
+constexpr const MultiplyTile* kOfHalves[2][2] = {
+    {kOfPixels<1, 1, kGives>, kOfPixels<1, 2, kGives>}, {kOfPixels<2, 1, kGives>, kOfPixels<2, 2, kGives>}};
 
-inline MultiplyTile multiplyTileFor(Gives gives, int64_t columns, int64_t pixels) {
-  constexpr const MultiplyTile* kAll[5][2] = {
-      {kMultiplyTiles<Gives::Sums, 1>, kMultiplyTiles<Gives::Sums, 2>},
-      {kMultiplyTiles<Gives::Codes, 1>, kMultiplyTiles<Gives::Codes, 2>},
-      {kMultiplyTiles<Gives::DirectCodes, 1>, kMultiplyTiles<Gives::DirectCodes, 2>},
-      {kMultiplyTiles<Gives::AddedCodes, 1>, kMultiplyTiles<Gives::AddedCodes, 2>},
-      {kMultiplyTiles<Gives::DirectAddedCodes, 1>, kMultiplyTiles<Gives::DirectAddedCodes, 2>}};
-  return kAll[static_cast<int>(gives)][columns - 1][pixels - 1];
+inline MultiplyTile multiplyTileFor(Gives gives, int64_t halves, int64_t columns, int64_t pixels) {
+  const auto of = [=](const auto& all) { return all[halves - 1][columns - 1][pixels - 1]; };
+  switch (gives) {
+    case Gives::Codes: return of(kOfHalves<Gives::Codes>);
+    case Gives::DirectCodes: return of(kOfHalves<Gives::DirectCodes>);
+    case Gives::AddedCodes: return of(kOfHalves<Gives::AddedCodes>);
+    case Gives::DirectAddedCodes: return of(kOfHalves<Gives::DirectAddedCodes>);
+    default: return of(kOfHalves<Gives::Sums>);
+  }
 }
 
 } // namespace jit_passes::x86

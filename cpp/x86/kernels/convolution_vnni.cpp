@@ -98,11 +98,11 @@ struct TilesToCodes {
   void run(const TileWork<Shape>& work, const TargetOf<Shape>& target) {
     result.residual.half[0] = target.residual[0] + work.first;
     result.residual.half[1] = target.residual[1] + work.first;
-    const bool in_place =
-        !how.table && work.count == work.columns * kLanes && target.skip[0] == 0 && target.skip[1] == 0;
+    const bool has_both = target.count == 2, all_new = target.skip[0] == 0 && !(has_both && target.skip[1]);
+    const bool in_place = !how.table && work.count == work.columns * kLanes && all_new;
     result.codes = in_place ? TileCodes{{target.out[0] + work.first, target.out[1] + work.first}, step}
                             : TileCodes{{buffer, buffer + kBlockChannels}, kBuffered};
-    multiplyTileFor(gives, work.columns, work.pixels)(
+    multiplyTileFor(gives, target.count, work.columns, work.pixels)(
         work.tile, work.channel, work.weight, work.ahead, work.start, &result);
     if (!in_place) {
       kStoreTile[work.count == kBlockChannels](buffer, work, target, how.table, step);
@@ -113,7 +113,7 @@ struct TilesToCodes {
   Gives gives;
   int64_t step;
   TileResult result{};
-  alignas(64) uint8_t buffer[kBuffered * kHalf];
+  alignas(64) uint8_t buffer[kBuffered * kHalf]{};
 };
 
 } // namespace

@@ -289,9 +289,9 @@ class TilesToFloats {
   JIT_PASSES_VNNI void enter(int64_t first, int64_t count) { block_ = scalesOf(how_, first, count); }
 
   JIT_PASSES_VNNI void run(const TileWork<Shape>& work, const TargetOf<Shape>& target) {
-    multiplyTileFor(Gives::Sums, work.columns, work.pixels)(
+    multiplyTileFor(Gives::Sums, target.count, work.columns, work.pixels)(
         work.tile, work.channel, work.weight, work.ahead, work.start, sums_);
-    for (int64_t i = 0; i < 2; ++i) {
+    for (int64_t i = 0; i < target.count; ++i) {
       finishHalf(work, target, i);
     }
   }

@@ -147,7 +147,7 @@ void multiplyVnni(
   for (int64_t block = 0; block < form.blocks; ++block) {
     const uint8_t* of_block = packed + block * form.block_bytes;
     const auto* weights = reinterpret_cast<const int8_t*>(of_block + 4 * kBlockChannels);
-    multiplyTileFor(Gives::Sums, form.groups(block), tile.rows)(
+    multiplyTileFor(Gives::Sums, tile.count, form.groups(block), tile.rows)(
         operands, 0, weights, weights, reinterpret_cast<const int32_t*>(of_block), sums);
     storeProducts(sums, of_rows, block * kBlockChannels, form.count(block), product, tile);
   }

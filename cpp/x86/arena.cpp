@@ -1,3 +1,5 @@
+#include <span>
+
 #include "lower.h"
 
 namespace jit_passes::x86 {
@@ -111,7 +113,10 @@ Memory& ownerOf(Lowered& lowered, size_t id) {
   return lowered.memory[id];
 }
 
-void placeMemory(Lowered& lowered) {
+namespace {
+
+// Sets the first and the last step that touches each memory.
+void findUses(Lowered& lowered) {
   for (size_t i = 0; i < lowered.steps.size(); ++i) {
     const Step& step = lowered.steps[i];
     const auto touch = [&](size_t id) {
@@ -126,6 +131,56 @@ void placeMemory(Lowered& lowered) {
       touch(*step.kept);
     }
   }
+}
+
+// The operands that a step reads element by element, before it writes the result's there.
+std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step) {
+  const std::span<const size_t> all(step.inputs);
+  switch (step.does) {
+    case Step::Does::Apply: return all;
+    case Step::Does::Add:
+    case Step::Does::Multiply: return lowered.memory[step.output].bytes() > 1 ? all : all.first(0);
+    case Step::Does::Convolve: return all.subspan(1);
+    // A convolution has the extents in between, and adds by rows.
+    case Step::Does::ToFloats: return all.size() == 2 ? all.subspan(1) : all.first(0);
+    default: return all.first(0);
+  }
+}
+
+// Whether the result of a step can lie where that memory does, which nobody reads later.
+bool takesPlaceOf(Lowered& lowered, const Step& step, size_t index, const Memory& owner) {
+  const Memory& to = lowered.memory[step.output];
+  const auto reads = [&](size_t id) { return &ownerOf(lowered, id) == &owner; };
+  const auto isPlain = [](const Memory& memory) {
+    return memory.is == Is::Own && memory.home == 0 && memory.border == Border{};
+  };
+  return isPlain(owner) && isPlain(to) && owner.last == index && to.first == index &&
+         owner.sizes == to.sizes && owner.axis == to.axis && owner.grid != nullptr &&
+         owner.bytes() == to.bytes() && std::ranges::count_if(step.inputs, reads) == 1;
+}
+
+// Results take the place of an operand, where they can: what is written lies in the caches then, and all values together
+// take less of these.
+void reusePlaces(Lowered& lowered) {
+  for (size_t i = 0; i < lowered.steps.size(); ++i) {
+    const Step& step = lowered.steps[i];
+    for (const size_t id : operandsInPlace(lowered, step)) {
+      Memory& owner = ownerOf(lowered, id);
+      if (takesPlaceOf(lowered, step, i, owner)) {
+        Memory& to = lowered.memory[step.output];
+        to.is = Is::Same, to.parent = &owner - lowered.memory.data();
+        owner.last = to.last;
+        break;
+      }
+    }
+  }
+}
+
+} // namespace
+
+void placeMemory(Lowered& lowered) {
+  findUses(lowered);
+  reusePlaces(lowered);
   std::vector<Place> places;
   for (Memory& memory : lowered.memory) {
     if (memory.is != Is::Own || memory.first == SIZE_MAX) {

@@ -14,7 +14,7 @@ struct FloatOperand {
   int32_t zero_point = 0;
 };
 
-// y = fma(b, b_factor, a * a_factor). An operand is broadcast as for Add. Items: rows.
+// y = fma(b, b_factor, a * a_factor). An operand is broadcast as for Add, and may lie where the result goes. Items: rows.
 struct AddFloats {
   FloatOperand a, b;
   float a_factor = 1, b_factor = 1;

@@ -195,6 +195,22 @@ def test_functions_and_sums_behind_a_linear(function: int, form: int) -> None:
     assert np.array_equal(multiply(*operands, form, function, residual), wanted)
 
 
+@forms
+@pytest.mark.parametrize("function", [NONE, GELU])
+def test_what_is_added_in_place(function: int, form: int) -> None:
+    """The result may take the memory of what is added, in rows that are no multiple of anything."""
+    codes, weight, *rest = drawn(17, 20, 45, True, 1)
+    residual = np.random.default_rng(2).normal(0, 1, (17, 45)).astype(np.float32)
+    wanted = multiply(codes, weight, *rest, form, function, residual)
+    out = image_of(residual.reshape(1, 1, 1, 17, 45))
+    linear = Convolution(weight.reshape(45, 1, 1, 1, 20), form=form)
+    grids, scales, bias = rest
+    sums = weight.sum(1, dtype=np.int32)
+    image = Image.of(codes.reshape(1, 1, 1, 17, 20))
+    to_floats(linear, image, out, scales, bias, sums, grids, form, function, out)
+    assert np.array_equal(floats_in(out).reshape(17, 45), wanted)
+
+
 @vector_forms
 @per_rows
 @pytest.mark.parametrize("size", SIZES)

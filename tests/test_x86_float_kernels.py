@@ -190,6 +190,9 @@ def test_sums_and_products(name: str, types: str) -> None:
         call("multiply_floats", *images, out, *types_of, part)
         assert np.array_equal(floats_in(out), values[0] * values[1])
         out.check()
+        if types == "floats":  # where the first operand lies
+            call("add_floats", *images, images[0], *types_of, np.float32(1), part)
+            assert np.array_equal(floats_in(images[0]), values[0] + values[1])
 
 
 def softmax(

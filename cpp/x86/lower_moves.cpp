@@ -147,6 +147,9 @@ void Moves::lowerExpand(size_t index) {
   }
   const size_t input = primary_[op.inputs[0]];
   const int64_t own = memory(input).axis;
+  if (from == to) {
+    return rename(index, input, own);
+  }
   emit(Does::Copy, index, {input}, own < 0 ? lastAxis(to) : own + more);
   result_.steps.back().axes = axes;
 }
@@ -165,13 +168,16 @@ size_t Moves::slice(size_t whole, const Grid* grid, int64_t start, int64_t lengt
   return addMemory(std::move(part));
 }
 
-// Channels are read where they are, other ranges are copies.
+// Channels are read where they are, and so is a whole axis, as `x[:, 0]` has it; other ranges are copies.
 void Moves::lowerPart(size_t index) {
   const Operator& op = program_.operators[index];
   const Range range = rangeOf(op, sizes_[op.inputs[0]]);
   const size_t input = primary_[op.inputs[0]];
   const bool keeps = sizes_[op.output].size() == sizes_[op.inputs[0]].size();
   int64_t axis = memory(input).axis;
+  if (range.step == 1 && sizes_[op.output] == sizes_[op.inputs[0]]) {
+    return rename(index, input, axis);
+  }
   if (axis == range.axis && range.step == 1 && keeps) {
     primary_[op.output] = slice(input, &program_.grids[op.output], range.start, range.length);
     return;

@@ -113,6 +113,8 @@ class Sums(nn.Module):
 def test_sums_of_float32(keeps: bool) -> None:
     torch.manual_seed(2)
     x = torch.randint(-400, 400, (4, 33, 48)).float()
-    values = 4 + 2 + 4 * keeps  # float32, codes that a layer reads and gives, and what the first sum adds to
+    values = (
+        4 + 2 + 4 * keeps
+    )  # float32, codes that a layer reads and gives, and what the first sum adds to
     taken = run(Sums(48, 6, keeps), x)
     assert values * x.numel() <= taken < values * x.numel() + 3000

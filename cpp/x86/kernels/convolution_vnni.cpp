@@ -29,6 +29,7 @@ JIT_PASSES_VNNI void storeTile(
   const auto lanes = static_cast<__mmask32>(firstLanes(work.count));
   const int64_t skip0 = target.skip[0], skip1 = target.skip[1];
   uint8_t *out0 = target.out[0] + work.first, *out1 = target.out[1] + work.first;
+  const Table entries = table ? loadTable(table) : Table{};
   // A read as wide as what was written does not wait for the memory.
   const auto half = [&](const uint8_t* at) __attribute__((always_inline, target("avx512vl"))) {
     return work.columns == 1 ? _mm256_castsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)))
@@ -45,7 +46,7 @@ JIT_PASSES_VNNI void storeTile(
   for (int64_t p = 0; p < work.pixels; ++p, codes += kBuffered, out0 += step, out1 += step) {
     __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(half(codes)), half(codes + kBlockChannels), 1);
     if (table) {
-      both = lookUp(both, loadTable(table));
+      both = lookUp(both, entries);
     }
     if (p >= skip0) {
       put(out0, _mm512_castsi512_si256(both));

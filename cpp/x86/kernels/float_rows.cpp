@@ -256,7 +256,11 @@ JIT_PASSES_VNNI void softmaxFloatsVnni(
   __m512 sums[4];
   std::fill_n(sums, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
   for (int64_t i = 0; i < count; i += kSumParts) {
-    for (int j = 0; j < 4 && i + 16 * j < count; ++j) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      if (i + 16 * j >= count) {
+        break;
+      }
       const __mmask16 lanes = lanesAt(i + 16 * j, count);
       sums[j] = _mm512_max_ps(_mm512_mask_loadu_ps(sums[j], lanes, in + i + 16 * j), sums[j]);
     }
@@ -268,7 +272,11 @@ JIT_PASSES_VNNI void softmaxFloatsVnni(
   };
   std::fill_n(sums, 4, _mm512_setzero_ps());
   for (int64_t i = 0; i < count; i += kSumParts) {
-    for (int j = 0; j < 4 && i + 16 * j < count; ++j) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      if (i + 16 * j >= count) {
+        break;
+      }
       const __mmask16 lanes = lanesAt(i + 16 * j, count);
       const auto [value, power] = at(i + 16 * j, lanes);
       sums[j] = _mm512_mask3_fmadd_ps(value, power, sums[j], lanes);
@@ -305,7 +313,7 @@ constexpr auto softmaxFloatsVnni = softmaxFloats;
 #endif
 
 // As many rows as layer norm takes at once.
-constexpr size_t kTogether = 2;
+constexpr size_t kTogether = 4;
 
 template <size_t kRows>
 Rows<kRows> rowsFrom(const Image& in, const Image* floats, const Image* codes, int64_t index, int64_t first) {

@@ -92,7 +92,11 @@ struct SoftmaxRow {
 template <bool kFull>
 JIT_PASSES_VNNI_INLINE void addExponentials(
     const uint8_t* in, int64_t count, const SoftmaxRow& row, __m512 (&sums)[4]) {
+#pragma GCC unroll 4
   for (int64_t i = 0; i < 4; ++i) {
+    if (!kFull && 16 * i >= count) {
+      break;
+    }
     const __mmask16 lanes = kFull ? 0xFFFF : firstLanes(count) >> (16 * i) & 0xFFFF;
     const Exponentials e = exponentials(in + 16 * i, lanes, row.largest, row.high, row.low);
     sums[i] = _mm512_mask3_fmadd_ps(e.high, e.low, sums[i], lanes);
@@ -102,8 +106,12 @@ JIT_PASSES_VNNI_INLINE void addExponentials(
 template <bool kFull>
 JIT_PASSES_VNNI_INLINE void storeShares(
     const uint8_t* in, int64_t count, const SoftmaxRow& row, uint8_t* out) {
-  __m512 v[4];
+  __m512 v[4] = {};
+#pragma GCC unroll 4
   for (int64_t i = 0; i < 4; ++i) {
+    if (!kFull && 16 * i >= count) {
+      break;
+    }
     const __mmask16 lanes = kFull ? 0xFFFF : firstLanes(count) >> (16 * i) & 0xFFFF;
     const Exponentials e = exponentials(in + 16 * i, lanes, row.largest, row.scaled, row.low);
     v[i] = _mm512_fmadd_ps(e.high, e.low, row.offset);

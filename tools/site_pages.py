@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "jit_passes"
 PAGES = (
-    "*.md", "docs/**/*.md", "benchmarks/README.md", "tutorials/*/README.md", "LICENSE",
+    "*.md", "docs/**/*.md", "benchmarks/README.md", "tutorials/**/README.md", "LICENSE",
 )  # fmt: skip
 PICTURES = "docs/pictures/*.png"
 TUTORIALS = "tutorials/[0-9][0-9]_*.py"

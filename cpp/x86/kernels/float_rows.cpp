@@ -25,21 +25,6 @@ inline __attribute__((always_inline)) float normalFactor(float squares, int64_t 
   return static_cast<float>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(count) + eps));
 }
 
-constexpr int64_t kSumParts = 64;
-
-inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
-  float sums[16];
-  for (int i = 0; i < 16; ++i) {
-    sums[i] = (parts[i] + parts[i + 16]) + (parts[i + 32] + parts[i + 48]);
-  }
-  for (int half = 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      sums[i] += sums[i + half];
-    }
-  }
-  return sums[0];
-}
-
 // add(part, x) for each number and the part of the sum that it belongs to: whole blocks of parts are vectors.
 template <typename Add>
 inline __attribute__((always_inline)) void addToParts(

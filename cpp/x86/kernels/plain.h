@@ -51,6 +51,22 @@ inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {
   }
 }
 
+// Sums of float32 have so many parts, added up in one order by all forms.
+constexpr int64_t kSumParts = 64;
+
+inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
+  float sums[16];
+  for (int i = 0; i < 16; ++i) {
+    sums[i] = (parts[i] + parts[i + 16]) + (parts[i + 32] + parts[i + 48]);
+  }
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      sums[i] += sums[i + half];
+    }
+  }
+  return sums[0];
+}
+
 // As many channels as the plain forms sum up at once.
 constexpr int64_t kPlainBlock = 64;
 

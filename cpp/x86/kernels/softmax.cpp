@@ -13,30 +13,19 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kParts = 64;
-
 JIT_PASSES_VECTORIZED void softmaxPlain(
     const uint8_t* in, int64_t count, const Softmax& softmax, uint8_t* out) {
   uint8_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     largest = std::max(largest, in[i]);
   }
-  float parts[kParts] = {};
+  float parts[kSumParts] = {};
   for (int64_t i = 0; i < count; ++i) {
     const int d = largest - in[i];
-    float& part = parts[i % kParts];
+    float& part = parts[i % kSumParts];
     part = __builtin_fmaf(softmax.high[d / 16], softmax.low[d % 16], part);
   }
-  float sums[16];
-  for (int i = 0; i < 16; ++i) {
-    sums[i] = (parts[i] + parts[i + 16]) + (parts[i + 32] + parts[i + 48]);
-  }
-  for (int half = 8; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      sums[i] += sums[i + half];
-    }
-  }
-  const float factor = softmax.inverse_scale / sums[0];
+  const float factor = softmax.inverse_scale / sumOfParts(parts);
   float scaled[16];
   for (int i = 0; i < 16; ++i) {
     scaled[i] = softmax.high[i] * factor;
@@ -63,7 +52,7 @@ exponentials(const uint8_t* codes, __mmask16 lanes, __m128i largest, const __m51
 
 JIT_PASSES_VNNI_INLINE uint8_t largestOf(const uint8_t* in, int64_t count) {
   __m512i largest = _mm512_setzero_si512();
-  for (int64_t i = 0; i < count; i += kParts) {
+  for (int64_t i = 0; i < count; i += kSumParts) {
     largest = _mm512_max_epu8(
         largest, _mm512_maskz_loadu_epi8(static_cast<__mmask64>(firstLanes(count - i)), in + i));
   }
@@ -134,16 +123,16 @@ JIT_PASSES_VNNI void softmaxVnni(const uint8_t* in, int64_t count, const Softmax
       roundingTo(softmax.range)};
   __m512 sums[4] = {};
   int64_t i = 0;
-  for (; i + kParts <= count; i += kParts) {
-    addExponentials<true>(in + i, kParts, row, sums);
+  for (; i + kSumParts <= count; i += kSumParts) {
+    addExponentials<true>(in + i, kSumParts, row, sums);
   }
   if (i < count) {
     addExponentials<false>(in + i, count - i, row, sums);
   }
   const float sum = sumOf(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
   row.scaled = _mm512_mul_ps(row.high, _mm512_set1_ps(softmax.inverse_scale / sum));
-  for (i = 0; i + kParts <= count; i += kParts) {
-    storeShares<true>(in + i, kParts, row, out + i);
+  for (i = 0; i + kSumParts <= count; i += kSumParts) {
+    storeShares<true>(in + i, kSumParts, row, out + i);
   }
   if (i < count) {
     storeShares<false>(in + i, count - i, row, out + i);
@@ -180,7 +169,7 @@ JIT_PASSES_AVX2_INLINE uint8_t largestOf32(const uint8_t* in, int64_t count) {
 JIT_PASSES_AVX2 float sumOfExponentials(
     const uint8_t* in, int64_t count, __m128i largest, const Sixteen& high, const Sixteen& low) {
   __m256 sums[8] = {};
-  for (int64_t first = 0; first < count; first += kParts) {
+  for (int64_t first = 0; first < count; first += kSumParts) {
     const __m256i exist[2] = {
         firstBytes(count - first), firstBytes(count - first > 32 ? count - first - 32 : 0)};
 #pragma GCC unroll 8

@@ -48,6 +48,14 @@ bool returnsAlias(const Node* node) {
   return schema != nullptr && !schema->returns().empty() && schema->returns()[0].alias_info() != nullptr;
 }
 
+bool returnsHiddenAlias(c10::Symbol kind) {
+  static const auto kinds = symbols(
+      {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
+       "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::einsum", "aten::sum_to_size",
+       "aten::meshgrid", "aten::broadcast_tensors", "aten::chain_matmul"});
+  return kinds.count(kind) > 0;
+}
+
 bool anyMayWrite(Graph& graph) {
   bool found = false;
   forEachNode(graph, [&](const Node* node) { found = found || mayWrite(node); });
@@ -55,7 +63,9 @@ bool anyMayWrite(Graph& graph) {
 }
 
 void removeDeadNodes(const std::shared_ptr<Graph>& graph) {
-  if (anyMayWrite(*graph)) {
+  bool hidden = false;
+  forEachNode(*graph, [&](const Node* node) { hidden = hidden || returnsHiddenAlias(node->kind()); });
+  if (anyMayWrite(*graph) && !hidden) {
     torch::jit::EliminateDeadCode(graph);
   } else {
     torch::jit::EliminateDeadCode(graph->block());

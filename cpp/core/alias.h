@@ -26,10 +26,15 @@ bool mayWrite(const Node* node, c10::Symbol kind);
 // Whether the node's first result is a view of an operand, or an operand.
 bool returnsAlias(const Node* node);
 
+// Whether operators of that kind may return an operand, or a view of it, though their schemas do not say so. Dropout does
+// in eval mode.
+bool returnsHiddenAlias(c10::Symbol kind);
+
 // Whether the test holds for an operator of that name.
 bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test);
 
-// PyTorch's dead code elimination, which asks who shares memory only where something is written.
+// PyTorch's dead code elimination, which asks who shares memory only where something is written. It takes a hidden alias
+// for a tensor of its own, so that a write to it looks dead: with one, all writes stay.
 void removeDeadNodes(const std::shared_ptr<Graph>& graph);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -33,15 +33,6 @@ bool mayHoldTensor(const c10::Type& type) {
   return std::ranges::any_of(parts, [](const auto& part) { return mayHoldTensor(*part); });
 }
 
-// These may return an operand, or a view of it, though their schemas do not say so.
-bool mayReturnOperand(c10::Symbol kind) {
-  static const auto kinds = symbols(
-      {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
-       "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::einsum", "aten::sum_to_size",
-       "aten::meshgrid", "aten::broadcast_tensors", "aten::chain_matmul"});
-  return kinds.count(kind) > 0;
-}
-
 bool takesApart(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       prim::ListUnpack, prim::TupleUnpack, prim::TupleIndex, prim::TupleSlice, aten::__getitem__};
@@ -184,7 +175,7 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
     }
     // Lists, dicts and what is taken out of them: list(), values(), get(). Schemas say little there.
     const bool plain = i < schema.returns().size() && schema.returns()[i].type() == c10::TensorType::get();
-    if (mayReturnOperand(node->kind()) || (!plain && mayHoldTensor(*output->type()))) {
+    if (returnsHiddenAlias(node->kind()) || (!plain && mayHoldTensor(*output->type()))) {
       for (const Value* operand : node->inputs()) {
         uniteWithContents(output, operand);
       }
@@ -195,7 +186,7 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
 // All that any overload may do.
 void AliasClasses::addByName(Node* node, c10::Symbol kind) {
   const bool writes = mayWrite(node, kind);
-  const bool shares = writes || mayReturnOperand(kind) || anyOverload(kind, [](const auto& schema) {
+  const bool shares = writes || returnsHiddenAlias(kind) || anyOverload(kind, [](const auto& schema) {
                         return std::ranges::any_of(schema.returns(), [&](const auto& result) {
                           return (result.alias_info() != nullptr && !schema.is_mutable()) ||
                                  result.type() != c10::TensorType::get();

@@ -15,15 +15,15 @@ bool unrollLoops(PassContext& context) {
   return torch::jit::UnrollConstantLoops(graph);
 }
 
-// Traced models return tuples from modules, and take them apart where they call these. PyTorch's pass removes dead
-// nodes too.
+// Traced models return tuples from modules, and take them apart where they call these.
 bool resolveTuples(PassContext& context) {
   const auto& graph = context.graph();
   const auto before = nodesInOrder(*graph);
   if (std::ranges::none_of(before, [](const Node* node) { return node->kind() == prim::TupleConstruct; })) {
     return false;
   }
-  torch::jit::LowerSimpleTuples(graph);
+  torch::jit::LowerSimpleTuples(graph->block()); // the form for graphs removes writes behind dropout
+  removeDeadNodes(graph);
   return nodesInOrder(*graph).size() != before.size();
 }
 

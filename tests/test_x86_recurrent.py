@@ -15,7 +15,7 @@ from jit_passes import _C
 from jit_passes.graph.view import GraphView
 from jit_passes.targets import X86
 from tests.compare import sqnr
-from tests.plans import plan_of, traced
+from tests.plans import plan_of, plans_in, traced
 from tests.processor import needs_vnni
 from tests.quantizing import seeded
 from tests.test_x86_floats import kinds_of
@@ -300,3 +300,35 @@ def test_a_tagger(script: bool) -> None:
             found, wanted = quantized(words), model(words)
         assert all(sqnr(a, b) > 30 for a, b in zip(found, wanted, strict=True))
         assert all(map(torch.equal, loaded(words), found))
+
+
+class Reader(nn.Module):
+    """Lines of text: convolutions, and a layer that reads columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.features = nn.Sequential(first, nn.ReLU(), nn.MaxPool2d(2), second)
+        self.lstm = nn.LSTM(16 * 4, 20, 2, bidirectional=True, batch_first=True)
+        self.letters = nn.Linear(40, 30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.features(x).permute(0, 3, 1, 2).flatten(2)
+        return self.letters(self.lstm(columns)[0])
+
+
+@needs_vnni
+@pytest.mark.parametrize("script", [True, False])
+def test_behind_convolutions(script: bool) -> None:
+    """One plan: the zeros that a layer begins with ask the model's input for the batch."""
+    model, data = seeded(Reader), [torch.randn(2, 1, 8, 24) for _ in range(4)]
+    made = torch.jit.script(model) if script else torch.jit.trace(model, data[0])
+    quantized = jit_passes.quantize_script(made, data, target=X86(), progress=False)
+    assert all(row.dtype == "int8" for row in jit_passes.coverage(quantized))
+    assert len(plans_in(quantized)) == 1
+    for shape in ((2, 1, 8, 24), (1, 1, 8, 11), (5, 1, 8, 40)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            assert sqnr(quantized(x), model(x)) > 25
+    with pytest.raises(RuntimeError, match="takes 64 features"):
+        quantized(torch.randn(1, 1, 12, 24))

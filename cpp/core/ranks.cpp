@@ -43,22 +43,8 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   if (const auto sizes = sizesGiven(tensor)) {
     return sizes->size();
   }
-  for (const Use& use : tensor->uses()) {
-    if (use.user->kind() == aten::size && use.user->inputs().size() == 1) {
-      for (const Use& list : use.user->output()->uses()) {
-        // It is unpacked whenever the tensor is there.
-        if (list.user->kind() == prim::ListUnpack && list.user->owningBlock() == node->owningBlock()) {
-          return list.user->outputs().size();
-        }
-        if (const auto more = countedBut(list.user);
-            more && list.user->owningBlock() == node->owningBlock()) {
-          return more;
-        }
-      }
-    }
-    if (const auto own = rankRead(use)) {
-      return own;
-    }
+  if (const auto own = rankReadBehind(tensor)) {
+    return own;
   }
   if (const auto own = rankMade(tensor)) {
     return own;
@@ -77,6 +63,55 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
     }
   }
   return std::nullopt;
+}
+
+// The rank that a reader tells.
+std::optional<int64_t> Shapes::rankReadDirectly(const Value* tensor) const {
+  for (const Use& use : tensor->uses()) {
+    if (use.user->kind() == aten::size && use.user->inputs().size() == 1) {
+      for (const Use& list : use.user->output()->uses()) {
+        // It is unpacked whenever the tensor is there.
+        if (list.user->kind() == prim::ListUnpack &&
+            list.user->owningBlock() == tensor->node()->owningBlock()) {
+          return list.user->outputs().size();
+        }
+        if (const auto more = countedBut(list.user);
+            more && list.user->owningBlock() == tensor->node()->owningBlock()) {
+          return more;
+        }
+      }
+    }
+    if (const auto own = rankRead(use)) {
+      return own;
+    }
+  }
+  return std::nullopt;
+}
+
+// The same, or that of what convolutions, pools and other operators that keep the rank make of it.
+std::optional<int64_t> Shapes::rankReadBehind(const Value* tensor) const {
+  if (!read_) {
+    read_.emplace();
+    std::vector<Node*> nodes = nodesInOrder(*graph_);
+    for (size_t i = nodes.size(); i-- > 0;) {
+      const Node* node = nodes[i];
+      if (node->outputs().size() != 1 || node->inputs().empty() || isWritten(node->output())) {
+        continue;
+      }
+      const auto weighted = weightedOperator(node);
+      const bool keeps = keepsShape(node) || (weighted && weighted->spatial_dims > 0) || spatialOf(node) > 0;
+      if (keeps && node->owningBlock() == node->input(0)->node()->owningBlock()) {
+        const auto behind = read_->find(node->output());
+        const auto own =
+            behind != read_->end() ? std::optional(behind->second) : rankReadDirectly(node->output());
+        if (own) {
+          read_->emplace(node->input(0), *own);
+        }
+      }
+    }
+  }
+  const auto behind = read_->find(tensor);
+  return behind != read_->end() ? std::optional(behind->second) : rankReadDirectly(tensor);
 }
 
 // The rank that follows from the operands of the operator that makes it.

@@ -66,6 +66,8 @@ class Shapes {
   static std::optional<int64_t> integer(const Value* value); // a constant
   std::optional<int64_t> findRank(const Value* tensor) const;
   std::optional<int64_t> rankMade(const Value* tensor) const;
+  std::optional<int64_t> rankReadDirectly(const Value* tensor) const;
+  std::optional<int64_t> rankReadBehind(const Value* tensor) const;
   std::optional<int64_t> rankRead(const torch::jit::Use& use) const;
   // Of what a linear layer gives, or of a part: the tensor that it reads, and features that are not fewer than
   // these, for each place in front of the last axis.
@@ -99,6 +101,7 @@ class Shapes {
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
   mutable std::unordered_map<const Value*, int64_t> numbers_;
   mutable std::optional<std::unordered_map<const Value*, int64_t>> counted_; // by source
+  mutable std::optional<std::unordered_map<const Value*, int64_t>> read_; // by readers of what is made of it
 };
 
 } // namespace jit_passes

@@ -15,6 +15,38 @@ bool unrollLoops(PassContext& context) {
   return torch::jit::UnrollConstantLoops(graph);
 }
 
+// A branch gives what its tuples are made of, if both sides make one there.
+bool splitTuples(Node* branch) {
+  bool changed = false;
+  for (size_t i = branch->kind() == prim::If ? branch->outputs().size() : 0; i-- > 0;) {
+    Value* tuple = branch->output(i);
+    const bool both = std::ranges::all_of(branch->blocks(), [&](const Block* block) {
+      return block->outputs()[i]->node()->kind() == prim::TupleConstruct;
+    });
+    if (!both || tuple->type()->kind() != c10::TypeKind::TupleType) {
+      continue;
+    }
+    std::vector<Value*> parts;
+    for (const auto& type : tuple->type()->containedTypes()) {
+      parts.push_back(branch->addOutput()->setType(type));
+    }
+    for (Block* block : branch->blocks()) {
+      for (Value* part : block->outputs()[i]->node()->inputs()) {
+        block->registerOutput(part);
+      }
+    }
+    Node* made = insertNode(branch->next(), prim::TupleConstruct, parts, branch);
+    made->output()->setType(tuple->type());
+    tuple->replaceAllUsesWith(made->output());
+    for (Block* block : branch->blocks()) {
+      block->eraseOutput(i);
+    }
+    branch->eraseOutput(i);
+    changed = true;
+  }
+  return changed;
+}
+
 // Traced models return tuples from modules, and take them apart where they call these.
 bool resolveTuples(PassContext& context) {
   const auto& graph = context.graph();
@@ -22,9 +54,10 @@ bool resolveTuples(PassContext& context) {
   if (std::ranges::none_of(before, [](const Node* node) { return node->kind() == prim::TupleConstruct; })) {
     return false;
   }
+  const bool split = changeNodes(*graph, splitTuples);
   torch::jit::LowerSimpleTuples(graph->block()); // the form for graphs removes writes behind dropout
   removeDeadNodes(graph);
-  return nodesInOrder(*graph).size() != before.size();
+  return split || nodesInOrder(*graph).size() != before.size();
 }
 
 bool removeDeadCode(PassContext& context) {

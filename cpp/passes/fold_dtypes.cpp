@@ -32,8 +32,12 @@ class Floats {
            held->toTensor().scalar_type() == at::kFloat;
   }
 
-  // The results of a node whose operands have been added.
+  // The results of a node whose operands have been added; and the operand of a layer that always runs.
   void add(const Node* node) {
+    const bool always = node->owningBlock() == node->owningGraph()->block();
+    if (always && weightedOperator(node) && has(node->input(1))) {
+      addRead(node->input(0));
+    }
     if (node->kind() == prim::If) {
       for (size_t i = 0; i < node->outputs().size(); ++i) {
         if (std::ranges::all_of(
@@ -47,6 +51,15 @@ class Floats {
   }
 
  private:
+  // With what it is moved or normalized from: from here on, all are known to be float32.
+  void addRead(const Value* value) {
+    const Node* node = value->node();
+    const bool keeps = movesData(node) || node->kind() == aten::layer_norm || isDropout(node);
+    if (isTensor(value) && found_.insert(value).second && keeps) {
+      addRead(node->input(0));
+    }
+  }
+
   bool givesFloat(const Node* node) const {
     static const auto same = symbols(
         {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::softmax",

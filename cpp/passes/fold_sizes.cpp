@@ -9,6 +9,8 @@
 //   %y, %h = aten::gru(%x, ...)
 //   %n : int = aten::size(%y, 0)                                         ->   %n : int = aten::size(%x, 0)
 //
+//   %n, %t, %c = aten::size(%y)                                          ->   aten::size(%x, 0), aten::size(%x, 1), 64
+//
 // An axis that is repeated as often as it is long stays as it is:
 //
 //   %y = aten::expand(%x, [aten::size(%x, 0), 4, -1], %no)                      ->   aten::expand(%x, [-1, 4, -1], %no)
@@ -42,6 +44,16 @@ std::vector<size_t> keptSizes(const Shapes& shapes, const Node* expand) {
   return kept;
 }
 
+// Whether the model takes the tensor, or has it with axes that it does not take it with.
+bool isGiven(const Value* tensor, const Block* model) {
+  const Node* node = tensor->node();
+  while (node->kind() == aten::flatten || node->kind() == aten::unsqueeze) {
+    node = node->input(0)->node();
+  }
+  return node->kind() == prim::Param && node->owningBlock() == model &&
+         tensor->node()->owningBlock() == model;
+}
+
 struct Axis {
   Value* tensor;
   int64_t number;
@@ -54,8 +66,7 @@ std::optional<Axis> elsewhere(
   if (!asks || extent.isNumber() || extent.number < 0 || !isTensor(extent.value)) {
     return std::nullopt;
   }
-  const Node* maker = extent.value->node();
-  if (maker->kind() == prim::Param && maker->owningBlock() == size->owningGraph()->block()) {
+  if (isGiven(extent.value, size->owningGraph()->block())) {
     return extent.value == size->input(0)
                ? std::nullopt
                : std::optional(Axis{const_cast<Value*>(extent.value), extent.number});
@@ -71,6 +82,84 @@ std::optional<Axis> elsewhere(
   return std::nullopt;
 }
 
+// What takes numbers out of a list of that many, or only looks at it.
+enum class Reader { Unpacks, TakesOne, Looks, Other };
+
+Reader readerOf(const Node* user, int64_t count) {
+  static const auto looks = symbols({"aten::eq", "aten::ne", "aten::format"});
+  if (user->kind() == aten::__getitem__) {
+    const double index = constantNumber(user->input(1)).value_or(count);
+    return index >= -count && index < count ? Reader::TakesOne : Reader::Other;
+  }
+  const bool unpacks = user->kind() == prim::ListUnpack && int64_t(user->outputs().size()) == count;
+  return unpacks ? Reader::Unpacks : looks.count(user->kind()) > 0 ? Reader::Looks : Reader::Other;
+}
+
+// All sizes of a tensor of known rank, if the graph knows each of them, or may ask elsewhere.
+std::optional<std::vector<Extent>> listedElsewhere(const Shapes& shapes, const Node* size) {
+  const auto type = size->kind() == aten::size && size->inputs().size() == 1
+                        ? size->input()->type()->cast<c10::TensorType>()
+                        : nullptr;
+  if (type == nullptr || !type->dim() || shapes.isWritten(size->output())) {
+    return std::nullopt;
+  }
+  const auto count = static_cast<int64_t>(*type->dim());
+  std::vector<Extent> found;
+  bool other = false;
+  for (int64_t axis = 0; axis < count; ++axis) {
+    const Extent extent = shapes.ofAxis(size->input(), axis);
+    const bool given = !extent.isNumber() && extent.number >= 0 && isTensor(extent.value) &&
+                       isGiven(extent.value, size->owningGraph()->block());
+    if (!extent.isNumber() && !given) {
+      return std::nullopt;
+    }
+    other |= given && extent.value != size->input();
+    found.push_back(extent);
+  }
+  const bool read = std::ranges::any_of(
+      size->output()->uses(), [&](const Use& use) { return readerOf(use.user, count) != Reader::Other; });
+  return other && read ? std::optional(found) : std::nullopt;
+}
+
+// Puts the numbers in the place of what is taken out of the list of sizes, and of the list where it is looked at.
+void replaceList(Node* size, const std::vector<Extent>& extents) {
+  std::vector<Value*> numbers;
+  for (const Extent& extent : extents) {
+    Value *number = insertConstant(size, extent.number), *tensor = const_cast<Value*>(extent.value);
+    numbers.push_back(
+        extent.isNumber() ? number
+                          : insertValue(size, aten::size, {tensor, number}, size, c10::IntType::get()));
+  }
+  const auto count = static_cast<int64_t>(numbers.size());
+  Value* list = nullptr;
+  const std::vector<Use> uses = size->output()->uses();
+  for (const auto& [user, offset] : uses) {
+    switch (readerOf(user, count)) {
+      case Reader::Unpacks:
+        for (int64_t i = 0; i < count; ++i) {
+          user->output(i)->replaceAllUsesWith(numbers[i]);
+        }
+        user->destroy();
+        break;
+      case Reader::TakesOne: {
+        const auto index = static_cast<int64_t>(*constantNumber(user->input(1)));
+        replaceNode(user, numbers[index < 0 ? index + count : index]);
+        break;
+      }
+      case Reader::Looks:
+        if (list == nullptr) {
+          list = insertValue(size, prim::ListConstruct, numbers, size, c10::ListType::ofInts());
+        }
+        user->replaceInput(offset, list);
+        break;
+      case Reader::Other: break;
+    }
+  }
+  if (!size->output()->hasUses()) {
+    size->destroy();
+  }
+}
+
 bool isComputedNumber(const Value* value) {
   return value->type()->kind() == c10::TypeKind::IntType && value->hasUses() && !isConstant(value) &&
          value->node()->kind() != prim::Param && value->node()->blocks().empty();
@@ -82,6 +171,7 @@ bool foldSizes(PassContext& context) {
   std::vector<std::pair<Value*, int64_t>> numbers; // all of them before the first edit, as others go by them
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
   std::vector<std::pair<Node*, Axis>> asked;
+  std::vector<std::pair<Node*, std::vector<Extent>>> listed;
   std::vector<Value*> read;
   for (Node* node : nodesWhere(*graph, isRecurrentLayer)) {
     read.push_back(node->input(0));
@@ -94,6 +184,9 @@ bool foldSizes(PassContext& context) {
       } else if (const auto axis = elsewhere(shapes, node, extent, read)) {
         asked.emplace_back(node, *axis);
       }
+    }
+    if (auto extents = listedElsewhere(shapes, node)) {
+      listed.emplace_back(node, std::move(*extents));
     }
     if (node->kind() == aten::expand) {
       if (auto kept = keptSizes(shapes, node); !kept.empty()) {
@@ -116,7 +209,10 @@ bool foldSizes(PassContext& context) {
     size->replaceInput(0, axis.tensor);
     size->replaceInput(1, insertConstant(size, axis.number));
   }
-  return !numbers.empty() || !repeated.empty() || !asked.empty();
+  for (const auto& [size, extents] : listed) {
+    replaceList(size, extents);
+  }
+  return !numbers.empty() || !repeated.empty() || !asked.empty() || !listed.empty();
 }
 
 const RegisterPass fold_sizes_pass{

@@ -6,8 +6,11 @@
 //   %y = aten::linear(%r, %weight, %bias)              ->   %z = aten::linear(%x, %weight, %bias)
 //   %z = aten::reshape(%y, [%n, %t, features])
 //
-// GPT-2 has its layers so. Nobody else may read the rows that the layer gives, and its weight is a matrix: with a
-// vector a layer gives one axis less.
+// GPT-2 has its layers so, and PyTorch's attention. Where keys come from elsewhere, the graph does not know that both have
+// one batch; but there are as many elements, so one axis of another name has the same size.
+//
+// Nobody else may read the rows that the layer gives, and its weight is a matrix: with a vector a layer gives one axis
+// less.
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -49,13 +52,12 @@ bool readsRows(const Shapes& shapes, const Node* node) {
   if (!sizes || static_cast<int64_t>(sizes->size()) != shapes.rank(from)) {
     return false;
   }
+  size_t others = 0; // of another name
   for (size_t axis = 0; axis + 1 < sizes->size(); ++axis) {
-    if (!((*sizes)[axis] == shapes.ofAxis(from, static_cast<int64_t>(axis)))) {
-      return false;
-    }
+    others += (*sizes)[axis] != shapes.ofAxis(from, static_cast<int64_t>(axis));
   }
   const Extent open{nullptr, -1}, features = shapes.ofAxis(linear->output(), -1);
-  return sizes->back() == open || sizes->back() == features;
+  return sizes->back() == features ? others <= 1 : sizes->back() == open && others == 0;
 }
 
 bool keepLeadingAxes(PassContext& context) {

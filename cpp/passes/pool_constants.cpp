@@ -7,6 +7,7 @@
 // By hashing, in linear time. Tensors are equal when they are the same memory, or small and hold
 // the same bytes.
 #include "core/graph.h"
+#include "core/keys.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -14,24 +15,20 @@ namespace {
 
 constexpr int64_t kSmall = 4096; // elements of tensors that are compared by content
 
-void append(std::string& key, const void* data, size_t bytes) {
-  key.append(static_cast<const char*>(data), bytes);
-}
-
 std::optional<std::string> tensorKey(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.is_quantized() || !tensor.device().is_cpu()) {
     return std::nullopt;
   }
   std::string key = "tensor" + std::string(c10::toString(tensor.scalar_type()));
   for (const auto& numbers : {tensor.sizes(), tensor.strides()}) {
-    append(key, numbers.data(), numbers.size() * sizeof(int64_t));
+    appendBytes(key, numbers.data(), numbers.size() * sizeof(int64_t));
     key += '|';
   }
   if (tensor.is_contiguous() && tensor.numel() <= kSmall) {
-    append(key, tensor.const_data_ptr(), tensor.nbytes());
+    appendBytes(key, tensor.const_data_ptr(), tensor.nbytes());
   } else {
     const void* address = tensor.const_data_ptr();
-    append(key, &address, sizeof(address));
+    appendBytes(key, &address, sizeof(address));
   }
   return key;
 }
@@ -48,10 +45,10 @@ std::optional<std::string> keyOf(const Value* value) {
   std::string key = value->type()->str() + "|";
   if (constant->isDouble()) {
     const double number = constant->toDouble();
-    append(key, &number, sizeof(number));
+    appendBytes(key, &number, sizeof(number));
   } else if (constant->isDoubleList()) {
     const auto numbers = constant->toDoubleVector();
-    append(key, numbers.data(), numbers.size() * sizeof(double));
+    appendBytes(key, numbers.data(), numbers.size() * sizeof(double));
   } else if (
       constant->isNone() || constant->isInt() || constant->isBool() || constant->isString() ||
       constant->isIntList() || constant->isBoolList() || constant->isDevice()) {

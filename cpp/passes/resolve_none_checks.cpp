@@ -10,8 +10,13 @@
 //
 //   %b : bool = aten::__is__(%x, %x)                   ->   %b : bool = prim::Constant[value=1]()
 //
+// A tensor that an operator has made is none that the model takes, and none that another one has made; nor are views of
+// one and the other.
+//
 // PyTorch's peephole pass resolves checks for None too, and takes a convolution's result to have a batch axis.
+#include "core/alias.h"
 #include "core/graph.h"
+#include "core/operators.h"
 #include "core/registry.h"
 
 namespace jit_passes {
@@ -39,6 +44,31 @@ bool isSame(const Value* a, const Value* b) {
          constantNumber(left->input(1)) == constantNumber(right->input(1));
 }
 
+// Whether the operator gives a tensor that has not been there before.
+bool makesTensor(const Node* node) {
+  return (weightedOperator(node) || isElementwise(node) || isNormalization(node->kind()) ||
+          node->kind() == aten::layer_norm) &&
+         !mayWrite(node) && !returnsAlias(node) && !returnsHiddenAlias(node->kind());
+}
+
+// Whether what both are views of is not the same tensor for certain.
+bool isOther(const Value* a, const Value* b) {
+  const auto origin = [](const Value* value) {
+    while (returnsAlias(value->node())) {
+      value = value->node()->input(0);
+    }
+    return value;
+  };
+  const auto is_given = [](const Value* value) {
+    return value->node()->kind() == prim::Param &&
+           value->node()->owningBlock() == value->owningGraph()->block();
+  };
+  a = origin(a);
+  b = origin(b);
+  return a != b && ((makesTensor(a->node()) && (makesTensor(b->node()) || is_given(b))) ||
+                    (is_given(a) && makesTensor(b->node())));
+}
+
 bool resolveNoneChecks(PassContext& context) {
   return replaceNodes(*context.graph(), [](Node* node) {
     const bool is = node->kind() == aten::__is__, is_not = node->kind() == aten::__isnot__;
@@ -50,6 +80,8 @@ bool resolveNoneChecks(PassContext& context) {
       replacement = node->input();
     } else if ((is || is_not) && isTensor(node->input(0)) && isSame(node->input(0), node->input(1))) {
       replacement = insertConstant(node, is);
+    } else if ((is || is_not) && isTensor(node->input(0)) && isOther(node->input(0), node->input(1))) {
+      replacement = insertConstant(node, is_not);
     } else if (is || is_not) {
       for (const size_t side : {0, 1}) {
         if (isNone(node->input(side)) && neverNone(node->input(1 - side))) {

@@ -4,6 +4,7 @@
 // same, the constants of their graphs become one tensor, and packed parameters one object: a file has each once, and
 // they are one again when it is loaded. Nothing writes to either.
 #include "core/graph.h"
+#include "core/keys.h"
 #include "passes/methods.h"
 
 namespace jit_passes {
@@ -11,11 +12,7 @@ namespace {
 
 using c10::IValue;
 
-void append(std::string& key, const void* data, size_t bytes) {
-  key.append(static_cast<const char*>(data), bytes);
-}
-
-void append(std::string& key, int64_t number) { append(key, &number, sizeof(number)); }
+void append(std::string& key, int64_t number) { appendBytes(key, &number, sizeof(number)); }
 
 // False for what is compared in no other way than by itself.
 bool append(std::string& key, const at::Tensor& tensor) {
@@ -30,13 +27,13 @@ bool append(std::string& key, const at::Tensor& tensor) {
   append(key, static_cast<int64_t>(tensor.scalar_type()));
   append(key, tensor.dim());
   for (const auto& numbers : {tensor.sizes(), tensor.strides()}) {
-    append(key, numbers.data(), numbers.size() * sizeof(int64_t));
+    appendBytes(key, numbers.data(), numbers.size() * sizeof(int64_t));
   }
   if (tensor.is_quantized()) {
     append(key, static_cast<int64_t>(tensor.qscheme()));
     if (tensor.qscheme() == at::kPerTensorAffine) {
       const double scale = tensor.q_scale();
-      append(key, &scale, sizeof(scale));
+      appendBytes(key, &scale, sizeof(scale));
       append(key, tensor.q_zero_point());
     } else if (
         tensor.qscheme() == at::kPerChannelAffine || tensor.qscheme() == at::kPerChannelAffineFloatQParams) {
@@ -48,7 +45,7 @@ bool append(std::string& key, const at::Tensor& tensor) {
     }
   }
   const auto dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
-  append(key, dense.const_data_ptr(), dense.nbytes());
+  appendBytes(key, dense.const_data_ptr(), dense.nbytes());
   return true;
 }
 
@@ -66,7 +63,7 @@ bool append(std::string& key, const IValue& value) {
     append(key, value.isInt() ? value.toInt() : value.toBool());
   } else if (value.isDouble()) {
     const double number = value.toDouble();
-    append(key, &number, sizeof(number));
+    appendBytes(key, &number, sizeof(number));
   } else if (value.isString()) {
     append(key, static_cast<int64_t>(value.toStringRef().size()));
     key += value.toStringRef();

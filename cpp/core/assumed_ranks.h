@@ -1,0 +1,32 @@
+// What a graph does where some of its tensors have an assumed number of axes.
+#pragma once
+
+#include "shapes.h"
+
+namespace jit_passes {
+
+// One assumption. Answers are kept, so the graph must stay as it is.
+class AssumedRanks {
+ public:
+  AssumedRanks(const Shapes& shapes, std::unordered_map<const Value*, int64_t> ranks)
+      : shapes_(shapes), ranks_(ranks.begin(), ranks.end()) {}
+
+  std::optional<int64_t> rank(const Value* tensor);
+  // The number or the truth value, as 0 or 1, that follows from ranks and constants alone.
+  std::optional<int64_t> number(const Value* value);
+  // Whether the block certainly ends in an error that it raises itself.
+  bool raises(const Block* block);
+
+ private:
+  std::optional<int64_t> findRank(const Value* tensor);
+  std::optional<int64_t> findNumber(const Value* value);
+  // What a branch gives, if the assumption says which side runs, or both agree.
+  std::optional<int64_t> ofBranch(
+      const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide);
+
+  const Shapes& shapes_;
+  std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
+  std::unordered_map<const Value*, std::optional<int64_t>> numbers_;
+};
+
+} // namespace jit_passes

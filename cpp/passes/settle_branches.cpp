@@ -1,0 +1,275 @@
+// Decide branches that the graph has decided before.
+//
+//   %a : bool = prim::is_nested(%x)                    %a : bool = prim::is_nested(%x)
+//   %b : bool = prim::is_nested(%x)                     = prim::If(%a)
+//    = prim::If(%a)                              ->        block0(): prim::RaiseException(...)
+//     block0(): prim::RaiseException(...)                  block1():
+//     block1():                                        %c : bool = prim::Constant[value=0]()
+//   %c : bool = prim::If(%b)
+//     block0(): -> (True)
+//     block1(): -> (%b)
+//
+// Where the graph knows how many axes a tensor has, that decides. A question that is asked twice has one answer, and the
+// device of a result is that of what it is computed from. Within a branch its condition is known, and behind a check that
+// raises an error the check did not fail. A result that is the same value on both sides is that value, and one that is
+// true on one side and false on the other is the condition. What is left of the branches is for the propagation of
+// constants.
+//
+// Scripted transformers make all their checks once more in each layer.
+#include "core/alias.h"
+#include "core/assumed_ranks.h"
+#include "core/keys.h"
+#include "core/known_values.h"
+#include "core/operators.h"
+#include "core/registry.h"
+#include "core/shape_facts.h"
+
+namespace jit_passes {
+namespace {
+
+bool isScalar(const Value* value) {
+  switch (value->type()->kind()) {
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::NoneType:
+    case c10::TypeKind::DeviceObjType: return true;
+    default: return false;
+  }
+}
+
+// A function of its operands alone, which are tensors that nobody writes to, and scalars; or of which values they are.
+bool isQuestion(const Node* node, const KnownValues& known) {
+  static const auto kinds = symbols(
+      {"aten::dim", "aten::size", "prim::is_nested", "prim::device", "prim::dtype", "prim::type", "aten::eq",
+       "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::__not__"});
+  if (node->outputs().size() != 1 || !isScalar(node->output())) {
+    return false;
+  }
+  const bool compares = node->kind() == aten::__is__ || node->kind() == aten::__isnot__;
+  return compares ||
+         (kinds.count(node->kind()) > 0 && std::ranges::all_of(node->inputs(), [&](const Value* operand) {
+            return isScalar(operand) || (isTensor(operand) && !known.isWritten(operand));
+          }));
+}
+
+std::string keyOfQuestion(const Node* node) {
+  std::string key = node->kind().toQualString();
+  for (const Value* operand : node->inputs()) {
+    const auto constant = constantOf(operand);
+    if (constant && (constant->isInt() || constant->isNone())) { // constants may have copies
+      key += constant->isNone() ? "|none" : "|int" + std::to_string(constant->toInt());
+    } else {
+      const size_t number = operand->unique();
+      key += '|';
+      appendBytes(key, &number, sizeof(number));
+    }
+  }
+  return key;
+}
+
+using Asked = std::map<std::string, Value*>; // whose iterators stay valid
+
+// Questions that are asked again, where the first one has an answer.
+bool mergeQuestions(Block* block, const KnownValues& known, Asked& asked) {
+  bool changed = false;
+  std::vector<Asked::iterator> here; // whose answers are not there behind the block
+  for (auto it = block->nodes().begin(); it != block->nodes().end();) {
+    Node* node = *it++;
+    for (Block* inner : node->blocks()) {
+      changed |= mergeQuestions(inner, known, asked);
+    }
+    if (!isQuestion(node, known)) {
+      continue;
+    }
+    const auto [first, added] = asked.emplace(keyOfQuestion(node), node->output());
+    if (added) {
+      here.push_back(first);
+    } else {
+      node->output()->replaceAllUsesWith(first->second);
+      node->destroy();
+      changed = true;
+    }
+  }
+  for (const auto& question : here) {
+    asked.erase(question);
+  }
+  return changed;
+}
+
+bool isWithin(const Node* node, const Block* block) {
+  for (const Block* own = node->owningBlock(); own != nullptr;) {
+    if (own == block) {
+      return true;
+    }
+    own = own->owningNode() != nullptr ? own->owningNode()->owningBlock() : nullptr;
+  }
+  return false;
+}
+
+// Whether the block always ends in an error.
+bool alwaysRaises(const Block* block) {
+  return std::ranges::any_of(
+      block->nodes(), [](const Node* node) { return node->kind() == prim::RaiseException; });
+}
+
+// The condition, and what it is the opposite of.
+std::vector<std::pair<Value*, bool>> factsOf(Value* condition, bool holds) {
+  std::vector<std::pair<Value*, bool>> facts{{condition, holds}};
+  while (facts.back().first->node()->kind() == aten::__not__) {
+    facts.emplace_back(facts.back().first->node()->input(), !facts.back().second);
+  }
+  return facts;
+}
+
+// What the tensor is computed from, by operators whose operands are on one device.
+Value* originOf(Value* tensor) {
+  while (true) {
+    Node* node = tensor->node();
+    if (node->kind() == prim::If) {
+      Value* origin = originOf(node->blocks()[0]->outputs()[tensor->offset()]);
+      return origin == originOf(node->blocks()[1]->outputs()[tensor->offset()]) ? origin : tensor;
+    }
+    const bool computes =
+        weightedOperator(node) || keepsShape(node) || movesData(node) || spatialOf(node) > 0;
+    if (!computes || node->kind() == aten::to) { // perhaps to another device
+      return tensor;
+    }
+    tensor = node->input(0);
+  }
+}
+
+bool askOrigins(Graph& graph) {
+  return changeNodes(graph, [](Node* node) {
+    Value* origin = node->kind() == prim::device ? originOf(node->input()) : nullptr;
+    if (origin == nullptr || origin == node->input()) {
+      return false;
+    }
+    node->replaceInput(0, origin);
+    return true;
+  });
+}
+
+// Branches that ranks decide, which the graph knows.
+bool decideByRanks(const PassContext& context) {
+  const Shapes shapes(context, /*batched=*/false);
+  AssumedRanks known(shapes, {});
+  std::vector<std::pair<Node*, bool>> found; // all of them before the first edit
+  for (Node* branch :
+       nodesWhere(*context.graph(), [](const Node* node) { return node->kind() == prim::If; })) {
+    const auto number = isConstant(branch->input()) ? std::nullopt : known.number(branch->input());
+    if (number) {
+      found.emplace_back(branch, *number != 0);
+    }
+  }
+  for (const auto& [branch, holds] : found) {
+    branch->replaceInput(0, insertConstant(branch, holds));
+  }
+  return !found.empty();
+}
+
+class Branches {
+ public:
+  explicit Branches(Graph& graph) : graph_(graph) {}
+
+  bool run() {
+    forEachNode(graph_, [&](Node* node) {
+      if (node->kind() == prim::If && !isConstant(node->input())) {
+        decideWithin(node);
+        decideBehind(node);
+        mergeResults(node);
+      }
+    });
+    return changed_;
+  }
+
+ private:
+  void decide(
+      const std::vector<std::pair<Value*, bool>>& facts, Node* before,
+      const std::function<bool(const Node*)>& covers) {
+    for (const auto& [value, holds] : facts) {
+      if (isConstant(value)) {
+        continue;
+      }
+      Value* answer = nullptr;
+      const std::vector<Use> uses = value->uses();
+      for (const Use& use : uses) {
+        if (covers(use.user)) {
+          answer = answer != nullptr ? answer : insertConstant(before, holds);
+          use.user->replaceInput(use.offset, answer);
+          changed_ = true;
+        }
+      }
+    }
+  }
+
+  void decideWithin(Node* branch) {
+    for (const size_t side : {0, 1}) {
+      Block* block = branch->blocks()[side];
+      const auto within = [&](const Node* user) { return isWithin(user, block); };
+      Node* first =
+          block->nodes().begin() == block->nodes().end() ? block->return_node() : *block->nodes().begin();
+      decide(factsOf(branch->input(), side == 0), first, within);
+    }
+  }
+
+  void decideBehind(Node* branch) {
+    for (const size_t side : {0, 1}) {
+      if (alwaysRaises(branch->blocks()[side]) && !alwaysRaises(branch->blocks()[1 - side])) {
+        const auto behind = [&](const Node* user) {
+          return isWithin(user, branch->owningBlock()) && user->isAfter(branch);
+        };
+        decide(factsOf(branch->input(), side == 1), branch->next(), behind);
+      }
+    }
+  }
+
+  void mergeResults(Node* branch) {
+    for (Value* output : branch->outputs()) {
+      Value* then = branch->blocks()[0]->outputs()[output->offset()];
+      Value* otherwise = branch->blocks()[1]->outputs()[output->offset()];
+      if (!output->hasUses()) {
+        continue;
+      }
+      Value* merged = then == otherwise ? then : nullptr;
+      const auto yes = constantOf(then), no = constantOf(otherwise);
+      if (merged == nullptr && yes && no && yes->isBool() && no->isBool()) {
+        merged = *yes == *no ? insertConstant(branch, *yes)
+                 : yes->toBool()
+                     ? branch->input()
+                     : insertValue(branch, aten::__not__, {branch->input()}, branch, c10::BoolType::get());
+      }
+      if (merged != nullptr && merged->type()->isSubtypeOf(*output->type())) {
+        output->replaceAllUsesWith(merged);
+        changed_ = true;
+      }
+    }
+  }
+
+  Graph& graph_;
+  bool changed_ = false;
+};
+
+bool settleBranches(PassContext& context) {
+  bool changed = decideByRanks(context);
+  changed |= askOrigins(*context.graph());
+  for (bool again = true; again;) { // an answer merges other questions
+    const KnownValues known(context);
+    Asked asked;
+    again = mergeQuestions(context.graph()->block(), known, asked);
+    again |= Branches(*context.graph()).run();
+    changed |= again;
+  }
+  if (changed) {
+    removeDeadNodes(context.graph());
+  }
+  return changed;
+}
+
+const RegisterPass settle_branches_pass{
+    "settle_branches", "Decide branches that the graph has decided before.", settleBranches,
+    needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

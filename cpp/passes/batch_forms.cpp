@@ -7,7 +7,7 @@ namespace jit_passes {
 namespace {
 
 constexpr int64_t kRefused = -1;
-constexpr size_t kMostRoots = 16;
+constexpr size_t kMostRoots = 256; // two for each layer of a deep model
 
 // Tensors whose ranks the value depends on.
 void collectAsked(const Value* value, std::unordered_set<const Value*>& seen, std::vector<Value*>& asked) {

@@ -9,11 +9,11 @@
 //     block0(): -> (True)
 //     block1(): -> (%b)
 //
-// Where the graph knows how many axes a tensor has, that decides. A question that is asked twice has one answer, and the
-// device of a result is that of what it is computed from. Within a branch its condition is known, and behind a check that
-// raises an error the check did not fail. A result that is the same value on both sides is that value, and one that is
-// true on one side and false on the other is the condition. What is left of the branches is for the propagation of
-// constants.
+// Where the graph knows how many axes a tensor has, that decides. A question that is asked twice has one answer. The
+// device of a result is that of what it is computed from, and it is nested only if that is. Within a branch its condition
+// is known, and behind a check that raises an error the check did not fail. A result that is the same value on both sides
+// is that value, and one that is true on one side and false on the other is the condition. What is left of the branches is
+// for the propagation of constants.
 //
 // Scripted transformers make all their checks once more in each layer.
 #include "core/alias.h"
@@ -26,6 +26,8 @@
 
 namespace jit_passes {
 namespace {
+
+const auto is_nested = symbol("prim::is_nested");
 
 bool isScalar(const Value* value) {
   switch (value->type()->kind()) {
@@ -151,6 +153,63 @@ bool askOrigins(Graph& graph) {
   });
 }
 
+// Tensors that are not nested, found in program order: what convolutions and tables give, and what is computed from such.
+class Strided {
+ public:
+  explicit Strided(const KnownValues& known) : known_(known) {}
+
+  bool has(const Value* value) const {
+    return found_.count(value) > 0 || !isTensor(value) || known_.tensor(value);
+  }
+
+  void add(const Node* node) {
+    if (node->kind() == prim::If) {
+      for (size_t i = 0; i < node->outputs().size(); ++i) {
+        const auto on_side = [&](const Block* block) { return has(block->outputs()[i]); };
+        if (isTensor(node->output(i)) && std::ranges::all_of(node->blocks(), on_side)) {
+          found_.insert(node->output(i));
+        }
+      }
+    } else if (node->outputs().size() == 1 && isTensor(node->output()) && computes(node)) {
+      found_.insert(node->output());
+    }
+  }
+
+ private:
+  bool computes(const Node* node) const {
+    static const auto refuse = symbols({"aten::embedding", "aten::_convolution"});
+    const auto weighted = weightedOperator(node);
+    if ((weighted && weighted->spatial_dims > 0) || refuse.count(node->kind()) > 0) {
+      return true;
+    }
+    if (node->kind() == aten::cat) {
+      const Node* list = node->input(0)->node();
+      return list->kind() == prim::ListConstruct &&
+             std::ranges::all_of(list->inputs(), [&](const Value* element) { return has(element); });
+    }
+    const bool known = weighted || isElementwise(node) || keepsShape(node) || movesData(node) ||
+                       isAttention(node) || node->kind() == aten::matmul;
+    return known && std::ranges::all_of(node->inputs(), [&](const Value* operand) { return has(operand); });
+  }
+
+  const KnownValues& known_;
+  std::unordered_set<const Value*> found_;
+};
+
+bool decideNested(const PassContext& context) {
+  const auto asks = [](const Node* node) { return node->kind() == is_nested; };
+  if (nodesWhere(*context.graph(), asks).empty()) {
+    return false;
+  }
+  const KnownValues known(context);
+  Strided strided(known);
+  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
+    strided.add(node);
+    return asks(node) && isTensor(node->input()) && strided.has(node->input()) ? insertConstant(node, false)
+                                                                               : nullptr;
+  });
+}
+
 // Branches that ranks decide, which the graph knows.
 bool decideByRanks(const PassContext& context) {
   const Shapes shapes(context, /*batched=*/false);
@@ -253,6 +312,7 @@ class Branches {
 
 bool settleBranches(PassContext& context) {
   bool changed = decideByRanks(context);
+  changed |= decideNested(context);
   changed |= askOrigins(*context.graph());
   for (bool again = true; again;) { // an answer merges other questions
     const KnownValues known(context);

@@ -15,6 +15,8 @@ from .module import check_module
 # Twice: loops fill lists, and others go over these.
 _STRAIGHT = ("resolve_lists", "unroll_loops", "propagate_constants")
 
+_SETTLED = ("settle_branches", "propagate_constants")
+
 # The canonical form, of models for use and of those that train: constants first, which tell later
 # steps the ranks and options that they go by.
 CANONICAL_FORM = (
@@ -28,11 +30,11 @@ CANONICAL_FORM = (
     "resolve_lists",
     "fold_constant_lists",
     "canonicalize_view",
+    *_SETTLED,
     "settle_batch_axis",
     "fold_dtypes",
     "resolve_none_checks",  # of query and key, for each other
-    "settle_branches",
-    "propagate_constants",
+    *_SETTLED,
     "resolve_lists",
     "spell_out_weights",
     "canonicalize_convolution",

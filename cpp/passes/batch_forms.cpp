@@ -56,7 +56,7 @@ const Form* BatchForms::find(const Value* value) const {
 // Walks until all roots are known, and each of them is worth it.
 bool BatchForms::settle() {
   while (true) {
-    BatchForms::walk();
+    walk();
     if (!wanted_.empty() && roots_.size() + wanted_.size() <= kMostRoots) {
       for (Value* root : wanted_) {
         roots_.emplace(root, 0);
@@ -181,10 +181,7 @@ void BatchForms::readBranch(Node* branch) {
   Value* root = *roots.begin();
   const auto batched = AssumedRanks(shapes_, with).number(branch->input());
   const auto single = AssumedRanks(shapes_, without).number(branch->input());
-  if (!batched || !single || *batched == *single) {
-    return;
-  }
-  if (want(root)) {
+  if (!batched || !single || *batched == *single || want(root)) {
     return;
   }
   for (Value* output : branch->outputs()) {

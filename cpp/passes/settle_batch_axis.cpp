@@ -7,9 +7,9 @@
 //   %b : bool = aten::eq(%n, 3)
 //   %q = prim::If(%b)                          %u = aten::unsqueeze(%x, 0)
 //     block0(): -> (aten::transpose(%x, 0, 1)) %f = aten::flatten(%u, 0, -3)    with a batch, whatever %x has
-//     block1(): -> (aten::unsqueeze(%x, 1))    %q = aten::transpose(%f, 0, 1)
+//     block1(): -> (aten::unsqueeze(%x, 1))    %q = aten::permute(%f, [1, 0, 2])
 //   %a = ... of %q                        ->   %a = ... of %q
-//   %y = prim::If(%b)                          %y = aten::transpose(%a, 0, 1)
+//   %y = prim::If(%b)                          %y = aten::permute(%a, [1, 0, 2])
 //     block0(): -> (aten::transpose(%a, 0, 1))
 //     block1(): -> (aten::squeeze(%a, 1))
 //
@@ -185,7 +185,12 @@ class BatchAxis {
   std::map<std::pair<const Value*, std::vector<int64_t>>, Value*> permuted_;
 };
 
-bool settleBatchAxis(PassContext& context) { return BatchAxis(context).run(); }
+bool settleBatchAxis(PassContext& context) {
+  const auto decides = [](const Node* node) {
+    return node->kind() == prim::If && std::ranges::any_of(node->outputs(), isTensor);
+  };
+  return !nodesWhere(*context.graph(), decides).empty() && BatchAxis(context).run();
+}
 
 const RegisterPass settle_batch_axis_pass{
     "settle_batch_axis", "Compute with a batch axis what a model decides by whether its data have one.",

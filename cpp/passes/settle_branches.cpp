@@ -311,13 +311,16 @@ class Branches {
 };
 
 bool settleBranches(PassContext& context) {
-  bool changed = decideByRanks(context);
-  changed |= decideNested(context);
+  if (nodesWhere(*context.graph(), [](const Node* node) { return node->kind() == prim::If; }).empty()) {
+    return askOrigins(*context.graph());
+  }
+  bool changed = decideNested(context);
   changed |= askOrigins(*context.graph());
   for (bool again = true; again;) { // an answer merges other questions
+    again = decideByRanks(context);
     const KnownValues known(context);
     Asked asked;
-    again = mergeQuestions(context.graph()->block(), known, asked);
+    again |= mergeQuestions(context.graph()->block(), known, asked);
     again |= Branches(*context.graph()).run();
     changed |= again;
   }

@@ -205,7 +205,7 @@ class Checker:
         It takes the result of dropout for a tensor of its own, from the second run on, or at once
         where a pass has taken tuples apart. In eval mode it is the operand.
         """
-        if self.training or "rop" not in self.drawn.source:
+        if self.training or "dropout" not in self.drawn.source.lower():
             return False
         copy = wrap(_C.deepcopy(module._c))
         with torch.no_grad():

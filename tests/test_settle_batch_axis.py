@@ -13,7 +13,7 @@ from jit_passes.passes.subject import wrap
 from jit_passes.stages.normalize import NORMALIZE, normalize_training
 from tests.compare import sqnr
 from tests.plans import plans_in
-from tests.processor import VNNI
+from tests.processor import needs_vnni
 
 WIDTH = 32
 
@@ -46,7 +46,7 @@ class Recurrent(nn.Module):
 
 
 class Tail(nn.Module):
-    """What counts axes from the front sees those that the data have."""
+    """Operators that count axes from the front see those that the data have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ def test_gradients(name: str, sizes: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not VNNI, reason="plans need VNNI")
+@needs_vnni
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)
 def test_one_plan(name: str, mode: str) -> None:

@@ -43,6 +43,20 @@ bool mayWrite(const Node* node, c10::Symbol kind) {
 
 bool mayWrite(const Node* node) { return mayWrite(node, node->kind()); }
 
+bool mayShareMemory(const Value* value) {
+  switch (value->type()->kind()) {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::ComplexType:
+    case c10::TypeKind::NumberType:
+    case c10::TypeKind::StringType:
+    case c10::TypeKind::NoneType:
+    case c10::TypeKind::DeviceObjType: return false;
+    default: return true;
+  }
+}
+
 bool returnsAlias(const Node* node) {
   const auto* schema = node->maybeSchema();
   return schema != nullptr && !schema->returns().empty() && schema->returns()[0].alias_info() != nullptr;

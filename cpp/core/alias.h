@@ -23,6 +23,9 @@ bool anyMayWrite(Graph& graph);
 bool mayWrite(const Node* node);
 bool mayWrite(const Node* node, c10::Symbol kind);
 
+// Whether the value is, or holds, something that others may hold too: no number, string, device or None.
+bool mayShareMemory(const Value* value);
+
 // Whether the node's first result is a view of an operand, or an operand.
 bool returnsAlias(const Node* node);
 

@@ -6,20 +6,6 @@
 namespace jit_passes {
 namespace {
 
-bool mayShareMemory(const Value* value) {
-  switch (value->type()->kind()) {
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::BoolType:
-    case c10::TypeKind::ComplexType:
-    case c10::TypeKind::NumberType:
-    case c10::TypeKind::StringType:
-    case c10::TypeKind::NoneType:
-    case c10::TypeKind::DeviceObjType: return false;
-    default: return true;
-  }
-}
-
 bool mayHoldTensor(const c10::Type& type) {
   switch (type.kind()) {
     case c10::TypeKind::TensorType:

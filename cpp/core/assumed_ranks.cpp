@@ -6,12 +6,21 @@
 namespace jit_passes {
 
 std::optional<int64_t> AssumedRanks::rank(const Value* tensor) {
-  const auto [known, added] = ranks_.emplace(tensor, std::nullopt);
+  return remember(ranks_, tensor, &AssumedRanks::findRank);
+}
+
+std::optional<int64_t> AssumedRanks::number(const Value* value) {
+  return remember(numbers_, value, &AssumedRanks::findNumber);
+}
+
+std::optional<int64_t> AssumedRanks::remember(
+    Answers& answers, const Value* value, std::optional<int64_t> (AssumedRanks::*find)(const Value*)) {
+  const auto [known, added] = answers.emplace(value, std::nullopt);
   if (!added) {
     return known->second;
   }
-  const auto found = findRank(tensor);
-  return ranks_[tensor] = found;
+  const auto found = (this->*find)(value);
+  return answers[value] = found;
 }
 
 std::optional<int64_t> AssumedRanks::findRank(const Value* tensor) {
@@ -46,15 +55,6 @@ std::optional<int64_t> AssumedRanks::ofBranch(
   }
   const auto first = side(0);
   return first == side(1) ? first : std::nullopt;
-}
-
-std::optional<int64_t> AssumedRanks::number(const Value* value) {
-  const auto [known, added] = numbers_.emplace(value, std::nullopt);
-  if (!added) {
-    return known->second;
-  }
-  const auto found = findNumber(value);
-  return numbers_[value] = found;
 }
 
 std::optional<int64_t> AssumedRanks::findNumber(const Value* value) {

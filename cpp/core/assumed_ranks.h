@@ -1,4 +1,4 @@
-// What a graph does where some of its tensors have an assumed number of axes.
+// The way that a graph goes where some of its tensors have an assumed number of axes.
 #pragma once
 
 #include "shapes.h"
@@ -18,15 +18,18 @@ class AssumedRanks {
   bool raises(const Block* block);
 
  private:
+  using Answers = std::unordered_map<const Value*, std::optional<int64_t>>;
+
+  std::optional<int64_t> remember(
+      Answers& answers, const Value* value, std::optional<int64_t> (AssumedRanks::*find)(const Value*));
   std::optional<int64_t> findRank(const Value* tensor);
   std::optional<int64_t> findNumber(const Value* value);
-  // What a branch gives, if the assumption says which side runs, or both agree.
+  // The result of a branch, if the assumption says which side runs, or both agree.
   std::optional<int64_t> ofBranch(
       const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide);
 
   const Shapes& shapes_;
-  std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
-  std::unordered_map<const Value*, std::optional<int64_t>> numbers_;
+  Answers ranks_, numbers_;
 };
 
 } // namespace jit_passes

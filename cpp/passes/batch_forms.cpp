@@ -286,7 +286,7 @@ bool BatchForms::isBatch(const Value* value, int64_t axis, const Value* root) co
   });
 }
 
-// What an operator gives that treats all places in front of the last axis alike.
+// The form that an operator gives which treats all places in front of the last axis alike.
 std::optional<Form> BatchForms::formOf(const Node* node) const {
   static const auto plain = symbols(
       {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::layer_norm",

@@ -8,7 +8,7 @@ namespace jit_passes {
 
 constexpr int64_t kBatched = 3; // axes of data with a batch
 
-// What a value is without a batch, compared with what it is with one.
+// A value without a batch, compared with the same value with one.
 struct Form {
   Value* root;  // the tensor whose rank says whether there is a batch
   int64_t axis; // that of the batch, where there is one

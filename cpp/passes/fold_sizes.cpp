@@ -82,7 +82,7 @@ std::optional<Axis> elsewhere(
   return std::nullopt;
 }
 
-// What takes numbers out of a list of that many, or only looks at it.
+// Readers of a list of sizes: they take numbers out of it, or only look at it.
 enum class Reader { Unpacks, TakesOne, Looks, Other };
 
 Reader readerOf(const Node* user, int64_t count) {

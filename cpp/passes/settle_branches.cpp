@@ -12,8 +12,8 @@
 // Where the graph knows how many axes a tensor has, that decides. A question that is asked twice has one answer. The
 // device of a result is that of what it is computed from, and it is nested only if that is. Within a branch its condition
 // is known, and behind a check that raises an error the check did not fail. A result that is the same value on both sides
-// is that value, and one that is true on one side and false on the other is the condition. What is left of the branches is
-// for the propagation of constants.
+// is that value, and one that is true on one side and false on the other is the condition. Branches on constants are left
+// to the propagation of constants.
 //
 // Scripted transformers make all their checks once more in each layer.
 #include "core/alias.h"
@@ -29,30 +29,18 @@ namespace {
 
 const auto is_nested = symbol("prim::is_nested");
 
-bool isScalar(const Value* value) {
-  switch (value->type()->kind()) {
-    case c10::TypeKind::BoolType:
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::StringType:
-    case c10::TypeKind::NoneType:
-    case c10::TypeKind::DeviceObjType: return true;
-    default: return false;
-  }
-}
-
 // A function of its operands alone, which are tensors that nobody writes to, and scalars; or of which values they are.
 bool isQuestion(const Node* node, const KnownValues& known) {
   static const auto kinds = symbols(
       {"aten::dim", "aten::size", "prim::is_nested", "prim::device", "prim::dtype", "prim::type", "aten::eq",
        "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::__not__"});
-  if (node->outputs().size() != 1 || !isScalar(node->output())) {
+  if (node->outputs().size() != 1 || mayShareMemory(node->output())) {
     return false;
   }
   const bool compares = node->kind() == aten::__is__ || node->kind() == aten::__isnot__;
   return compares ||
          (kinds.count(node->kind()) > 0 && std::ranges::all_of(node->inputs(), [&](const Value* operand) {
-            return isScalar(operand) || (isTensor(operand) && !known.isWritten(operand));
+            return !mayShareMemory(operand) || (isTensor(operand) && !known.isWritten(operand));
           }));
 }
 
@@ -125,26 +113,33 @@ std::vector<std::pair<Value*, bool>> factsOf(Value* condition, bool holds) {
   return facts;
 }
 
-// What the tensor is computed from, by operators whose operands are on one device.
-Value* originOf(Value* tensor) {
-  while (true) {
+// The tensors that others are computed from, by operators whose operands are on one device.
+class Origins {
+ public:
+  Value* of(Value* tensor) {
+    const auto [known, added] = found_.emplace(tensor, tensor);
+    return added ? found_[tensor] = find(tensor) : known->second;
+  }
+
+ private:
+  Value* find(Value* tensor) {
     Node* node = tensor->node();
     if (node->kind() == prim::If) {
-      Value* origin = originOf(node->blocks()[0]->outputs()[tensor->offset()]);
-      return origin == originOf(node->blocks()[1]->outputs()[tensor->offset()]) ? origin : tensor;
+      Value* origin = of(node->blocks()[0]->outputs()[tensor->offset()]);
+      return origin == of(node->blocks()[1]->outputs()[tensor->offset()]) ? origin : tensor;
     }
     const bool computes =
         weightedOperator(node) || keepsShape(node) || movesData(node) || spatialOf(node) > 0;
-    if (!computes || node->kind() == aten::to) { // perhaps to another device
-      return tensor;
-    }
-    tensor = node->input(0);
+    return computes && node->kind() != aten::to ? of(node->input(0)) : tensor; // `to` may change it
   }
-}
+
+  std::unordered_map<Value*, Value*> found_;
+};
 
 bool askOrigins(Graph& graph) {
-  return changeNodes(graph, [](Node* node) {
-    Value* origin = node->kind() == prim::device ? originOf(node->input()) : nullptr;
+  Origins origins;
+  return changeNodes(graph, [&](Node* node) {
+    Value* origin = node->kind() == prim::device ? origins.of(node->input()) : nullptr;
     if (origin == nullptr || origin == node->input()) {
       return false;
     }
@@ -159,7 +154,8 @@ class Strided {
   explicit Strided(const KnownValues& known) : known_(known) {}
 
   bool has(const Value* value) const {
-    return found_.count(value) > 0 || !isTensor(value) || known_.tensor(value);
+    const auto held = known_.tensor(value);
+    return found_.count(value) > 0 || !isTensor(value) || (held && !held->is_nested());
   }
 
   void add(const Node* node) {

@@ -15,6 +15,7 @@ from .module import check_module
 # Twice: loops fill lists, and others go over these.
 _STRAIGHT = ("resolve_lists", "unroll_loops", "propagate_constants")
 
+# Answers make constants, which decide branches.
 _SETTLED = ("settle_branches", "propagate_constants")
 
 # The canonical form, of models for use and of those that train: constants first, which tell later

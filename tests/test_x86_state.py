@@ -292,7 +292,7 @@ def mutate(plan: Any, x: Tensor | list[Tensor], times: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ((0, 0, 0), 3, "has the format 3"),
+        ((0, 0, 0), 4, "has the format 4"),
         ((0, 0, 1), 0, "0 inputs"),
         ((0, 2), [99], "returns value 99"),
         ((1, 0), float("nan"), "value 0 is float32, and has a grid"),

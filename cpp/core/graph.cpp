@@ -248,6 +248,11 @@ std::optional<at::Tensor> constantTensor(const Value* value) {
   return constant && constant->isTensor() ? std::optional(constant->toTensor()) : std::nullopt;
 }
 
+bool alwaysRaises(const Block* block) {
+  return std::ranges::any_of(
+      block->nodes(), [](const Node* node) { return node->kind() == prim::RaiseException; });
+}
+
 std::optional<std::vector<int64_t>> constantInts(const Value* value) {
   const auto constant = constantOf(value);
   return constant && constant->isIntList() ? std::optional(constant->toIntVector()) : std::nullopt;

@@ -59,6 +59,8 @@ std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isTensor(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
+// Whether the block always ends in an error.
+bool alwaysRaises(const Block* block);
 
 // Puts a node of that kind with Tensor outputs in front of `before`, with the metadata (source
 // line, module path) of `like`.

@@ -12,17 +12,6 @@ std::string stringConstant(const Value* value) {
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
-// Quantized tensors cannot be padded in three axes: PyTorch does not copy between the channels-last
-// layouts of five dimensions.
-bool padsTwoAxesAtMost(const Node* node) {
-  const Value* list = node->input(1);
-  const auto constant = constantInts(list);
-  const size_t length = constant                                      ? constant->size()
-                        : list->node()->kind() == prim::ListConstruct ? list->node()->inputs().size()
-                                                                      : SIZE_MAX;
-  return length <= 4;
-}
-
 bool padsWithZeros(const Node* node) {
   if (node->kind() == aten::constant_pad_nd) {
     return constantNumber(node->input(2)) == 0.0;
@@ -183,7 +172,7 @@ bool movesData(const Node* node) {
     return node->input(1)->type()->kind() == c10::TypeKind::ListType;
   }
   const bool pads = node->kind() == aten::constant_pad_nd || node->kind() == aten::pad;
-  return !pads || (padsWithZeros(node) && padsTwoAxesAtMost(node));
+  return !pads || padsWithZeros(node);
 }
 
 bool isElementwise(const Node* node) {

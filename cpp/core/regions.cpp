@@ -2,6 +2,7 @@
 
 #include "alias.h"
 #include "operators.h"
+#include "shape_facts.h"
 #include "snapshot.h"
 
 namespace jit_passes {
@@ -171,7 +172,7 @@ bool Order::isCopied(const Node* node) const {
       Symbol::fromQualString("jit_passes::dequantize_dynamic"),
       Symbol::fromQualString("jit_passes::quantize_per_channel"),
       Symbol::fromQualString("jit_passes::dequantize_per_channel")};
-  return kinds.count(node->kind()) > 0 && !isFixed(node);
+  return (kinds.count(node->kind()) > 0 || computesSizes(node)) && !isFixed(node);
 }
 
 std::vector<Node*> Order::sourcesOf(Node* node) const {

@@ -25,6 +25,9 @@ bool isQuotient(const Node* node);
 // A number of a tensor, or one as a tensor, as traces have it.
 bool isConversion(const Node* node);
 
+// Whether it makes whole numbers of sizes of tensors, and of other whole numbers.
+bool computesSizes(const Node* node);
+
 // A constant, also the tensor that traces make of a number.
 std::optional<int64_t> wholeNumber(const Value* value);
 

@@ -22,6 +22,20 @@ bool isConversion(const Node* node) {
   return node->inputs().size() == 1 && kinds.count(node->kind()) > 0;
 }
 
+bool computesSizes(const Node* node) {
+  static const auto arithmetic = symbols(
+      {"aten::add", "aten::sub", "aten::mul", "aten::floordiv", "aten::remainder", "prim::min", "prim::max"});
+  const auto isWhole = [](const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; };
+  if (node->kind() == aten::size) {
+    return true;
+  }
+  if (node->kind() == aten::__getitem__ || node->kind() == prim::ListUnpack) {
+    return node->input(0)->node()->kind() == aten::size;
+  }
+  return arithmetic.count(node->kind()) > 0 && isWhole(node->output()) &&
+         std::ranges::all_of(node->inputs(), isWhole);
+}
+
 std::optional<int64_t> wholeNumber(const Value* value) {
   const auto constant = constantOf(value);
   if (constant && constant->isTensor()) {

@@ -5,6 +5,7 @@
 #include "module.h"
 #include "operators.h"
 #include "places.h"
+#include "shape_facts.h"
 
 namespace jit_passes {
 namespace {
@@ -87,7 +88,26 @@ class Recorder {
     if (held) {
       setConstant(record, *held);
     }
+    if (followsFromSizes(value)) {
+      from_sizes_.insert(value);
+      record.from_sizes = true;
+    }
     snapshot_.values.push_back(std::move(record));
+  }
+
+  // Operands are recorded before.
+  bool followsFromSizes(const Value* value) const {
+    const Node* node = value->node();
+    const auto known = [&](const Value* operand) {
+      const auto constant = constantOf(operand);
+      return from_sizes_.count(operand) > 0 || (constant && constant->isInt()) ||
+             (isTensor(operand) && node->kind() == aten::size && !written_.count(operand));
+    };
+    const bool lists = node->kind() == prim::ListConstruct || node->kind() == prim::ListUnpack;
+    const bool whole =
+        value->type()->kind() == c10::TypeKind::IntType || *value->type() == *c10::ListType::ofInts();
+    return whole && !written_.count(value) && (lists || computesSizes(node)) &&
+           std::ranges::all_of(node->inputs(), known);
   }
 
   int64_t blockOf(const Block* block) { return blocks_.emplace(block, blocks_.size()).first->second; }
@@ -96,6 +116,7 @@ class Recorder {
   NodeNames names_;
   std::unordered_set<const Value*> written_;
   const KnownValues* parameters_; // null where they are no constants
+  std::unordered_set<const Value*> from_sizes_;
   std::unordered_map<const Block*, int64_t> blocks_{{graph_.block(), 0}};
   Snapshot snapshot_;
 };

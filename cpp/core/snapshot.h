@@ -29,6 +29,8 @@ struct ValueRecord {
   bool is_tensor = false;
   bool written = false; // an in-place operator may write to it
   bool result = false;  // the method, or a block of it, returns it
+  // It is a whole number, or a list of these, that follows from sizes of tensors and from constants alone.
+  bool from_sizes = false;
   std::optional<c10::IValue> constant;
   // A tensor's shape, the sizes one by one, and its dtype, as far as the graph knows them.
   std::optional<std::vector<std::optional<int64_t>>> shape;

@@ -1,6 +1,7 @@
 #include "convolution.h"
 
 #include "core/operators.h"
+#include "core/shape_facts.h"
 
 namespace jit_passes {
 
@@ -59,6 +60,35 @@ Node* convolutionBehind(Value* value) {
     }
     value = node->input(0);
   }
+}
+
+namespace {
+
+// Whether three axes of the value may be spatial.
+bool isVolume(const Value* value) {
+  constexpr int64_t kImageAxes = 4;
+  for (const Value* of = value;;) {
+    const auto type = of->type()->cast<c10::TensorType>();
+    if (const auto rank = type ? type->dim() : std::nullopt) {
+      return *rank > kImageAxes;
+    }
+    const Node* node = of->node();
+    const std::string_view kind = node->kind().toUnqualString();
+    if (weightedOperator(node) || spatialOf(node) > 0) {
+      return kind.find("3d") != kind.npos;
+    }
+    if (node->inputs().empty() || !node->blocks().empty()) {
+      return false;
+    }
+    of = node->input(0);
+  }
+}
+
+} // namespace
+
+bool movesQuantizedData(const Node* node) {
+  const bool pads = node->kind() == aten::constant_pad_nd || node->kind() == aten::pad;
+  return movesData(node) && !(pads && isVolume(node->input(0)));
 }
 
 } // namespace jit_passes

@@ -31,4 +31,8 @@ constexpr int64_t kMostSpatialDims = 3;
 // it reads; null if none.
 Node* convolutionBehind(Value* value);
 
+// Whether it only moves data, and PyTorch has it for quantized tensors. It does not pad these in the channels-last layout
+// of five dimensions, which its operators of three spatial axes give.
+bool movesQuantizedData(const Node* node);
+
 } // namespace jit_passes

@@ -22,11 +22,6 @@
 namespace jit_passes {
 namespace {
 
-bool alwaysRaises(const Block* block) {
-  return std::ranges::any_of(
-      block->nodes(), [](const Node* node) { return node->kind() == prim::RaiseException; });
-}
-
 bool takeWhatDoesNotRaise(Node* branch) {
   if (branch->kind() != prim::If || alwaysRaises(branch->blocks()[0]) == alwaysRaises(branch->blocks()[1])) {
     return false;

@@ -26,7 +26,7 @@ bool readsAlone(const Node* node) {
 bool raise(Node* node, const std::unordered_set<const Value*>& written) {
   Node* move = node->input(0)->node();
   // A relu belongs to the kernel of the convolution.
-  if (!movesData(move) || isElementwise(move) || move->output()->uses().size() != 1 ||
+  if (!movesQuantizedData(move) || isElementwise(move) || move->output()->uses().size() != 1 ||
       !isTensor(move->output()) || move->owningBlock() != node->owningBlock()) {
     return false;
   }

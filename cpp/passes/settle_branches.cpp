@@ -11,7 +11,8 @@
 //
 // Where the graph knows how many axes a tensor has, that decides. A question that is asked twice has one answer. The
 // device of a result is that of what it is computed from, and it is nested only if that is. Within a branch its condition
-// is known, and behind a check that raises an error the check did not fail. A result that is the same value on both sides
+// is known, and behind a check that raises an error the check did not fail; so is a number that it compares with a
+// constant, as the rank that `interpolate` checks. A result that is the same value on both sides
 // is that value, and one that is true on one side and false on the other is the condition. Branches on constants are left
 // to the propagation of constants.
 //
@@ -98,17 +99,37 @@ bool isWithin(const Node* node, const Block* block) {
   return false;
 }
 
-// Whether the block always ends in an error.
-bool alwaysRaises(const Block* block) {
-  return std::ranges::any_of(
-      block->nodes(), [](const Node* node) { return node->kind() == prim::RaiseException; });
+using Fact = std::pair<Value*, c10::IValue>;
+
+// What follows for an operand of the node, if its result is known: a condition that it is the opposite of, a number that
+// is compared with a constant, or to which one is added.
+std::optional<Fact> factBehind(const Node* node, const c10::IValue& result) {
+  if (node->kind() == aten::__not__) {
+    return Fact(const_cast<Value*>(node->input()), !result.toBool());
+  }
+  const auto isWhole = [](const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; };
+  const bool two = node->inputs().size() == 2 && std::ranges::all_of(node->inputs(), isWhole);
+  const size_t other = two && isConstant(node->input(0)) && node->kind() != aten::sub ? 0 : 1;
+  const auto constant = two ? constantOf(node->input(other)) : std::nullopt;
+  if (!constant) {
+    return std::nullopt;
+  }
+  auto* number = const_cast<Value*>(node->input(1 - other));
+  if ((node->kind() == aten::eq && result.toBool()) || (node->kind() == aten::ne && !result.toBool())) {
+    return Fact(number, *constant);
+  }
+  if (node->kind() == aten::add || node->kind() == aten::sub) {
+    const int64_t sign = node->kind() == aten::add ? -1 : 1;
+    return Fact(number, result.toInt() + sign * constant->toInt());
+  }
+  return std::nullopt;
 }
 
-// The condition, and what it is the opposite of.
-std::vector<std::pair<Value*, bool>> factsOf(Value* condition, bool holds) {
-  std::vector<std::pair<Value*, bool>> facts{{condition, holds}};
-  while (facts.back().first->node()->kind() == aten::__not__) {
-    facts.emplace_back(facts.back().first->node()->input(), !facts.back().second);
+// The condition, and what follows from it.
+std::vector<Fact> factsOf(Value* condition, bool holds) {
+  std::vector<Fact> facts{{condition, holds}};
+  while (const auto behind = factBehind(facts.back().first->node(), facts.back().second)) {
+    facts.push_back(*behind);
   }
   return facts;
 }
@@ -241,7 +262,7 @@ class Branches {
 
  private:
   void decide(
-      const std::vector<std::pair<Value*, bool>>& facts, Node* before,
+      const std::vector<Fact>& facts, Node* before,
       const std::function<bool(const Node*)>& covers) {
     for (const auto& [value, holds] : facts) {
       if (isConstant(value)) {

@@ -10,6 +10,7 @@
 #include "core/graph.h"
 #include "core/operators.h"
 #include "core/registry.h"
+#include "passes/convolution.h"
 #include "passes/dialect.h"
 
 namespace jit_passes {
@@ -59,7 +60,7 @@ bool sinkDequantize(PassContext& context) {
       node->replaceInput(0, node->input(0)->node()->input(0));
       return true;
     }
-    return movesData(node) && !written.count(node->input(0)) && !written.count(node->output()) &&
+    return movesQuantizedData(node) && !written.count(node->input(0)) && !written.count(node->output()) &&
            sinkThrough(node, node->input(0)->node());
   });
   if (changed) {

@@ -140,7 +140,7 @@ py::tuple toTuple(const ValueRecord& v) {
   const bool readable = v.constant && !v.constant->isObject();
   return py::make_tuple(
       v.id, v.name, v.is_tensor, v.written, v.result, v.constant.has_value(),
-      readable ? toPython(*v.constant) : py::none(), shapeOf(v), v.dtype);
+      readable ? toPython(*v.constant) : py::none(), shapeOf(v), v.dtype, v.from_sizes);
 }
 
 namespace {

@@ -1,7 +1,9 @@
 #include "builder.h"
 
 #include "core/registry.h"
+#include "core/shape_facts.h"
 #include "moved.h"
+#include "numbers.h"
 #include "passes/dialect.h"
 #include "planned_floats.h"
 #include "planned_recurrent.h"
@@ -23,6 +25,8 @@ struct Pending {
   std::optional<int64_t> floats = {}; // its result, where it is computed in float32
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   std::vector<Operator> moves = {};
+  // Values of the graph that it is on the way, each behind so many moves.
+  std::vector<std::pair<const Value*, size_t>> names = {};
 };
 
 // Walks over the region from the first node to the last.
@@ -57,6 +61,7 @@ class Walk : ProgramWriter {
         program_.outputs.push_back(known->second);
       }
     }
+    findSized();
     simplify(program_);
     check(program_);
     return std::move(program_);
@@ -158,13 +163,91 @@ class Walk : ProgramWriter {
     const Grid whole = grid;
     grid.low = std::isfinite(pending.low) ? codeOf(pending.low, whole) : grid.low;
     grid.high = std::isfinite(pending.high) ? std::max(codeOf(pending.high, whole), grid.low) : grid.high;
-    int64_t value = pending.floats ? rounded(pending.op.name, *pending.floats, grid)
-                                   : emit(pending.op, pending.op.inputs, grid);
+    std::vector<int64_t> values{
+        pending.floats ? rounded(pending.op.name, *pending.floats, grid)
+                       : emit(pending.op, pending.op.inputs, grid)};
     for (const Operator& move : pending.moves) {
       grid = movedGrid(move.kind, grid);
-      value = emit(move, {value}, grid);
+      values.push_back(emit(move, {values.back()}, grid));
     }
-    return value;
+    for (const auto& [name, moves] : pending.names) {
+      closed_.emplace(name, values[moves]);
+    }
+    return values.back();
+  }
+
+  // A number that follows from sizes.
+  int64_t number(Value* value) {
+    if (const auto known = numbers_.find(value); known != numbers_.end()) {
+      return known->second;
+    }
+    const Number made = madeNumber(value);
+    program_.numbers.push_back(made);
+    return numbers_[value] = static_cast<int64_t>(program_.numbers.size()) - 1;
+  }
+
+  Number madeNumber(Value* value) {
+    using How = Number::How;
+    if (const auto constant = reader_.find(value)) {
+      return {How::Constant, constant->toInt()};
+    }
+    static const std::unordered_map<c10::Symbol, How> kinds{{c10::aten::add, How::Sum},
+                                                            {c10::aten::sub, How::Difference},
+                                                            {c10::aten::mul, How::Product},
+                                                            {c10::aten::floordiv, How::Quotient},
+                                                            {c10::aten::remainder, How::Remainder},
+                                                            {c10::prim::min, How::Smaller},
+                                                            {c10::prim::max, How::Larger}};
+    const Node* node = value->node();
+    const bool listed = node->kind() == c10::prim::ListUnpack || node->kind() == c10::aten::__getitem__;
+    const Node* asks = listed ? node->input(0)->node() : node;
+    if (asks->kind() == c10::aten::size) {
+      const auto axis = node->kind() == c10::prim::ListUnpack
+                            ? std::optional(c10::IValue(static_cast<int64_t>(value->offset())))
+                            : reader_.find(node->input(1));
+      const Value* tensor = asks->input(0);
+      refuseUnless(
+          axis && axis->isInt() && !reader_.isWritten(tensor),
+          "it needs a size that is not known before it runs");
+      inputOf(tensor); // in front of who needs it
+      asked_.emplace_back(program_.numbers.size(), tensor);
+      return {How::Size, 0, axis->toInt()};
+    }
+    const auto how = kinds.find(node->kind());
+    refuseUnless(how != kinds.end() && computesSizes(node), "it reads a number that the model computes");
+    const int64_t a = number(node->input(0)), b = number(node->input(1));
+    return {how->second, a, b};
+  }
+
+  void setComputed(Operator& op, const Computed& computed) {
+    for (const auto& [attribute, value] : computed) {
+      op.computed.emplace_back(attribute, number(value));
+    }
+  }
+
+  // Which values the sizes are of, now that all have been visited.
+  void findSized() {
+    for (const auto& [number, tensor] : asked_) {
+      const auto closed = closed_.find(tensor);
+      const auto value = closed != closed_.end() ? std::optional(closed->second) : valueOf(tensor);
+      program_.numbers[number].a = value.value_or(-1);
+    }
+    std::vector<bool> known(program_.grids.size());
+    for (const Operator& op : program_.operators) {
+      std::vector<bool> seen(program_.numbers.size());
+      for (const auto& [attribute, number] : op.computed) {
+        forEachSized(program_, number, seen, [&](int64_t value) {
+          if (value < 0 || !known[value]) {
+            throw RefusedOperator(
+                op.name + " cannot be part of a plan: it needs a size that is not known before it", op.name);
+          }
+        });
+      }
+      known[op.output] = true;
+    }
+    for (Number& number : program_.numbers) { // that no operator needs
+      number = number.how == Number::How::Size && number.a < 0 ? Number{Number::How::Constant} : number;
+    }
   }
 
   void visitDequantize(Node* node) {
@@ -191,9 +274,15 @@ class Walk : ProgramWriter {
     codes_[node->output()] = {value, shift};
   }
 
+  // Says that a value is to be quantized later.
+  void wait(const Value* value, Pending pending) {
+    pending.names.emplace_back(value, pending.moves.size());
+    pending_.emplace(value, std::move(pending));
+  }
+
   void visitIdentity(Node* node) {
     if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
-      pending_.emplace(node->output(), Pending(pending->second));
+      wait(node->output(), pending->second);
       return;
     }
     const auto value = valueOf(node->input(0));
@@ -211,7 +300,7 @@ class Walk : ProgramWriter {
       refuseUnless(!pads || (low <= 0 && high >= 0), "it clips the zeros of a padding");
       pending.low = std::min(std::max(pending.low, low), high);
       pending.high = std::min(std::max(pending.high, low), high);
-      pending_.emplace(node->output(), std::move(pending));
+      wait(node->output(), std::move(pending));
       return;
     }
     const auto coded = floats_.find(node->input(0));
@@ -228,13 +317,15 @@ class Walk : ProgramWriter {
   }
 
   // Of what a node moves: codes, or a value that is still to be quantized.
-  void move(const Node* node, Operator op, const Value* result) {
+  void move(const Node* node, Planned planned, const Value* result) {
     const Value* from = node->input(0);
+    Operator& op = planned.op;
     op.name = nameOf(node);
+    setComputed(op, planned.computed);
     if (const auto found = pending_.find(from); found != pending_.end()) {
       Pending pending = found->second;
       pending.moves.push_back(std::move(op));
-      pending_.emplace(result, std::move(pending));
+      wait(result, std::move(pending));
       return;
     }
     const auto value = valueOf(from);
@@ -249,9 +340,9 @@ class Walk : ProgramWriter {
     Node* list = node->input(0)->node();
     refuseUnless(movesCodes(list), "its list is made by what no plan has");
     for (size_t i = 0; i < node->outputs().size(); ++i) {
-      Operator op = plannedOperator(reader_, list).op;
-      op.attributes[PartAttributes::Number] = i;
-      move(list, std::move(op), node->output(i));
+      Planned part = plannedOperator(reader_, list);
+      part.op.attributes[PartAttributes::Number] = i;
+      move(list, std::move(part), node->output(i));
     }
   }
 
@@ -285,9 +376,9 @@ class Walk : ProgramWriter {
     }
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (movesCodes(node)) {
-      Operator op = plannedOperator(reader_, node).op;
+      Planned planned = plannedOperator(reader_, node);
       if (isTensor(node->output())) { // else whoever unpacks the list moves codes
-        move(node, std::move(op), node->output());
+        move(node, std::move(planned), node->output());
       }
       return;
     }
@@ -296,6 +387,7 @@ class Walk : ProgramWriter {
 
   void visitPlanned(Node* node, Planned planned) {
     planned.op.name = nameOf(node);
+    setComputed(planned.op, planned.computed);
     takeSum(planned);
     const bool joins = isJoin(reader_, node) || planned.op.kind == Kind::Affine;
     for (const Value* operand : planned.operands) {
@@ -325,7 +417,7 @@ class Walk : ProgramWriter {
       floats_[node->output()] = *pending.floats;
       return;
     }
-    pending_.emplace(node->output(), std::move(pending));
+    wait(node->output(), std::move(pending));
   }
 
   // A sum with the result of an operator with weights that is still to be quantized becomes part of that operator.
@@ -344,6 +436,10 @@ class Walk : ProgramWriter {
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes; or float32
   std::unordered_map<const Value*, int64_t> inputs_;  // of what the region takes
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
+  std::unordered_map<const Value*, int64_t>
+      closed_; // of what was; its codes, or those in front of what moves it
+  std::unordered_map<const Value*, int64_t> numbers_;  // that operators need
+  std::vector<std::pair<size_t, const Value*>> asked_; // numbers that are sizes, and of what
   // Of concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;
 };

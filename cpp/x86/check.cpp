@@ -1,6 +1,7 @@
 // Programs that no code has to look at again: files are not trusted.
 #include "attention.h"
 #include "dynamic.h"
+#include "numbers.h"
 #include "parts.h"
 #include "recurrent.h"
 #include "signature.h"
@@ -26,7 +27,8 @@ bool between(int64_t number, int64_t low, int64_t high) { return number >= low &
 // "not a plan: conv1:conv2d (convolution): ..."
 class Checker {
  public:
-  explicit Checker(const Program& program) : program_(program), computed_(program.grids.size()) {}
+  explicit Checker(const Program& program)
+      : program_(program), computed_(program.grids.size()), numbers_(program.numbers.size()) {}
 
   void check() {
     TORCH_CHECK(between(program_.inputs, 1, kMaxCount), "not a plan: ", program_.inputs, " inputs");
@@ -36,6 +38,7 @@ class Checker {
     for (size_t i = 0; i < program_.grids.size(); ++i) {
       checkGrid(program_.grids[i], i);
     }
+    checkNumbers();
     for (const Operator& op : program_.operators) {
       checkOperator(op);
     }
@@ -56,6 +59,11 @@ class Checker {
     count(op.inputs.size(), form.min_inputs, form.max_inputs, "inputs");
     count(op.attributes.size(), form.min_attributes, form.max_attributes, "attributes");
     count(op.tensors.size(), form.min_tensors, form.max_tensors, "tensors");
+    for (const auto& [attribute, number] : op.computed) {
+      require(
+          between(attribute, 0, int64_t(op.attributes.size()) - 1) && mayCompute(op, attribute),
+          "it computes its attribute ", attribute);
+    }
     for (const at::Tensor& tensor : op.tensors) {
       require(
           tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
@@ -75,6 +83,12 @@ class Checker {
     for (const int64_t input : op.inputs) {
       require(isComputed(input), "its operand, value ", input, ", is not computed before it");
     }
+    for (const auto& [attribute, number] : op.computed) {
+      require(between(number, 0, int64_t(numbers_.size()) - 1), "number ", number, " of ", numbers_.size());
+      forEachSized(program_, number, numbers_, [&](int64_t value) {
+        require(isComputed(value), "it needs the size of value ", value, ", which is not computed before it");
+      });
+    }
     require(
         between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ", op.output,
         " is none, or has been computed already");
@@ -88,6 +102,31 @@ class Checker {
     }
     const int64_t input = op.kind == Kind::Input ? op.attributes[0] : 0;
     require(between(input, 0, program_.inputs - 1), "input ", input, " of ", program_.inputs);
+  }
+
+  // Each is made of those before it, and of sizes of values.
+  void checkNumbers() {
+    using How = Number::How;
+    TORCH_CHECK(
+        program_.numbers.size() <= size_t(kMaxCount), "not a plan: more than ", kMaxCount, " numbers");
+    std::vector<int64_t> depths;
+    for (const auto& [how, a, b] : program_.numbers) {
+      const int64_t before = depths.size();
+      int64_t depth = 0;
+      if (how == How::Size) {
+        TORCH_CHECK(
+            between(a, 0, int64_t(computed_.size()) - 1), "not a plan: number ", before,
+            " is a size of value ", a, ", which is none");
+      } else if (how != How::Constant) {
+        TORCH_CHECK(
+            how >= How::Constant && how <= How::Larger && between(a, 0, before - 1) &&
+                between(b, 0, before - 1),
+            "not a plan: number ", before, " is made of none, or of others than those before it");
+        depth = 1 + std::max(depths[a], depths[b]);
+      }
+      TORCH_CHECK(depth <= kMostDepth, "not a plan: number ", before, " lies deeper than ", kMostDepth);
+      depths.push_back(depth);
+    }
   }
 
   void checkKind(const Operator& op) {
@@ -365,6 +404,7 @@ class Checker {
 
   const Program& program_;
   std::vector<bool> computed_;
+  std::vector<bool> numbers_; // of which all sizes are computed
   const Operator* op_ = nullptr;
 };
 

@@ -41,16 +41,22 @@ Plan::Plan(Program program) : program_(std::move(program)) {
   for (Operator& op : program_.operators) {
     op.tensors = copiesOf(op.tensors);
   }
-  read_.resize(program_.inputs);
+  taken_.resize(program_.inputs), read_.resize(program_.inputs);
   std::vector<int64_t> sources(program_.grids.size(), -1); // the input that a value is
   for (const Operator& op : program_.operators) {
     if (op.kind == Kind::Input) {
       sources[op.output] = op.attributes[0];
     }
     for (const int64_t value : op.inputs) {
-      if (sources[value] >= 0 && op.kind != Kind::Quantize) {
-        read_[sources[value]] = true;
+      if (sources[value] >= 0) {
+        taken_[sources[value]] = true;
+        read_[sources[value]] = read_[sources[value]] || op.kind != Kind::Quantize;
       }
+    }
+  }
+  for (const int64_t value : program_.outputs) {
+    if (sources[value] >= 0) {
+      taken_[sources[value]] = true;
     }
   }
 }
@@ -91,12 +97,13 @@ std::vector<at::Tensor> Plan::run(
   std::vector<at::Tensor> floats;
   Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    floats.push_back(toFloat(inputs[i], i));
+    floats.push_back(taken_[i] ? toFloat(inputs[i], i) : at::Tensor());
     // Some of so many axes count as one. An axis of size 1 may have any stride and leave a tensor contiguous, and two
     // in one go by the stride of the inner: a view of one row has the strides that its sizes say.
-    if (floats.back().dim() > kMostAxes) {
+    if (taken_[i] && floats.back().dim() > kMostAxes) {
       floats.back() = floats.back().contiguous().flatten().view(inputs[i].sizes());
     }
+    TORCH_CHECK(inputs[i].defined(), "input ", i, " of the plan is undefined");
     given.sizes.push_back(inputs[i].sizes().vec());
     given.contiguous.push_back(read_[i] && floats.back().is_contiguous());
   }

@@ -28,7 +28,8 @@ class Plan : public torch::CustomClassHolder {
   void giveBack(at::Tensor arena);
 
   Program program_;
-  std::vector<bool> read_; // of each input, whether it is read as it is, and not only quantized
+  // Of each input: whether an operator reads it, and not only its sizes; and as it is, not only to quantize it.
+  std::vector<bool> taken_, read_;
   Weights weights_;
   std::mutex mutex_;
   std::list<std::pair<Inputs, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front

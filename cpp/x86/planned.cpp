@@ -192,7 +192,9 @@ Planned flatten(const Reader& reader, Node* node) {
 }
 
 Planned reshape(const Reader& reader, Node* node) {
-  return {{Kind::Reshape, "", {}, 0, reader.operand(node, "shape").toIntVector(), {}}, {node->input(0)}};
+  Planned planned{{Kind::Reshape, "", {}, 0, {}, {}}, {node->input(0)}};
+  append(planned, reader.numbers(node, "shape"));
+  return planned;
 }
 
 Planned permute(const Reader& reader, Node* node) {
@@ -205,29 +207,31 @@ Planned pad(const Reader& reader, Node* node) {
       mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
   refuseUnless(
       !reader.has(node, "value") || reader.number(node, "value") == 0, "it pads with another number than 0");
-  const auto sizes = reader.operand(node, "pad").toIntVector();
+  const Numbers sizes = reader.numbers(node, "pad");
   refuseUnless(
-      !sizes.empty() && std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 0; }),
+      !sizes.known.empty() && std::ranges::all_of(sizes.known, [](int64_t size) { return size >= 0; }),
       "it cuts values off");
-  return {{Kind::Pad, "", {}, 0, sizes, {}}, {node->input(0)}};
+  Planned planned{{Kind::Pad, "", {}, 0, {}, {}}, {node->input(0)}};
+  append(planned, sizes);
+  return planned;
 }
 
 template <size_t Spatial>
 Planned resizeNearest(const Reader& reader, Node* node) {
-  std::vector<int64_t> a{Spatial};
-  std::vector<at::Tensor> tensors;
+  Planned planned{{Kind::ResizeNearest, "", {}, 0, {Spatial}, {}}, {node->input(0)}};
   if (reader.has(node, "scale_factors")) {
     const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
     refuseUnless(factors.size() == Spatial, "it has ", factors.size(), " factors");
-    tensors.push_back(at::tensor(factors, at::kDouble));
+    planned.op.tensors.push_back(at::tensor(factors, at::kDouble));
   } else {
     refuseUnless(
         !reader.has(node, "scales") && !reader.has(node, "scales_h") && !reader.has(node, "scales_w"),
         "it has a size and factors");
-    const auto sizes = reader.integers(node, "output_size", Spatial);
-    a.insert(a.end(), sizes.begin(), sizes.end());
+    const Numbers sizes = reader.numbers(node, "output_size");
+    refuseUnless(sizes.known.size() == Spatial, "it has ", sizes.known.size(), " sizes");
+    append(planned, sizes);
   }
-  return {{Kind::ResizeNearest, "", {}, 0, a, tensors}, {node->input(0)}};
+  return planned;
 }
 
 Planned resizeBilinear(const Reader& reader, Node* node) {

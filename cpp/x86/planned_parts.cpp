@@ -19,10 +19,9 @@ Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t
 } // namespace
 
 Planned unflatten(const Reader& reader, Node* node) {
-  std::vector<int64_t> a{reader.operand(node, "dim").toInt()};
-  const auto sizes = reader.operand(node, "sizes").toIntVector();
-  a.insert(a.end(), sizes.begin(), sizes.end());
-  return {{Kind::Unflatten, "", {}, 0, a, {}}, {node->input(0)}};
+  Planned planned{{Kind::Unflatten, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  append(planned, reader.numbers(node, "sizes"));
+  return planned;
 }
 
 Planned transpose(const Reader& reader, Node* node) {
@@ -43,7 +42,9 @@ Planned squeeze(const Reader& reader, Node* node) {
 }
 
 Planned expand(const Reader& reader, Node* node) {
-  return {{Kind::Expand, "", {}, 0, reader.operand(node, "size").toIntVector(), {}}, {node->input(0)}};
+  Planned planned{{Kind::Expand, "", {}, 0, {}, {}}, {node->input(0)}};
+  append(planned, reader.numbers(node, "size"));
+  return planned;
 }
 
 Planned roll(const Reader& reader, Node* node) {
@@ -60,21 +61,24 @@ Planned channelShuffle(const Reader& reader, Node* node) {
 
 Planned slice(const Reader& reader, Node* node) {
   constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
-  const auto number = [&](const char* name, int64_t otherwise) {
-    return reader.has(node, name) ? std::clamp(reader.operand(node, name).toInt(), -kFar, kFar) : otherwise;
-  };
-  const std::vector<int64_t> a{
-      reader.operand(node, "dim").toInt(), number("start", 0), number("end", kFar), number("step", 1)};
-  return {{Kind::Slice, "", {}, 0, a, {}}, {node->input(0)}};
+  Planned planned{{Kind::Slice, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  for (const auto& [name, otherwise] : {std::pair("start", int64_t{0}), std::pair("end", kFar)}) {
+    Numbers end = reader.has(node, name) ? reader.numbers(node, name) : Numbers{{otherwise}, {}};
+    end.known[0] = std::clamp(end.known[0], -kFar, kFar);
+    append(planned, end);
+  }
+  planned.op.attributes.push_back(reader.has(node, "step") ? reader.operand(node, "step").toInt() : 1);
+  return planned;
 }
 
 Planned narrow(const Reader& reader, Node* node) {
   refuseUnless(
       node->input(2)->type()->kind() == c10::TypeKind::IntType, "the model computes where it begins");
-  const std::vector<int64_t> a{
-      reader.operand(node, "dim").toInt(), reader.operand(node, "start").toInt(),
-      reader.operand(node, "length").toInt(), false};
-  return {{Kind::Narrow, "", {}, 0, a, {}}, {node->input(0)}};
+  Planned planned{{Kind::Narrow, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  append(planned, reader.numbers(node, "start"));
+  append(planned, reader.numbers(node, "length"));
+  planned.op.attributes.push_back(false);
+  return planned;
 }
 
 Planned select(const Reader& reader, Node* node) {

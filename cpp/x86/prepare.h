@@ -86,7 +86,8 @@ class Prepared {
 
   // Of the arena that `run` needs for so many threads.
   int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
-  // Float32 tensors of the sizes that it is prepared for, with any strides but for those that have to be contiguous.
+  // Float32 tensors of the sizes that it is prepared for, with any strides but for those that have to be contiguous;
+  // undefined where only the sizes are read.
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
       std::vector<int64_t>* nanoseconds = nullptr) const;
@@ -95,8 +96,8 @@ class Prepared {
  private:
   void prepare(const Program& program, Weights& weights, const Inputs& inputs);
 
-  std::unique_ptr<const Program> apart_; // for sizes with which sums broadcast
-  std::vector<Phase> phases_;            // none for a batch of none
+  std::vector<std::unique_ptr<const Program>> own_; // for these sizes; the last one is what runs
+  std::vector<Phase> phases_;                       // none for a batch of none
   std::vector<Sizes> output_sizes_, output_strides_;
   int64_t bytes_ = 0, scratch_bytes_ = 0; // for values, and for each thread
 };

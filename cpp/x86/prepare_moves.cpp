@@ -10,8 +10,9 @@ Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& at
     const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
     offset[i] = dims[i].axis >= 0 && at < attributes.size() ? attributes[at] : 0;
   }
-  const Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
-  const auto zero = static_cast<uint8_t>(to.grid->zero_point);
+  Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+  x.image.channels *= to.bytes(), y.image.channels *= to.bytes();
+  const auto zero = static_cast<uint8_t>(to.grid->zero_point); // 0 for float32
   return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
             padRows(x.in(call), offset, zero, y.in(call), begin, end);
           }};

@@ -1,14 +1,19 @@
 #include "lower.h"
+#include "numbers.h"
 #include "orders.h"
 #include "sums.h"
 
 namespace jit_passes::x86 {
 
 Prepared::Prepared(const Program& program, Weights& weights, const Inputs& inputs) {
-  if (auto apart = sumsApart(program, inputs.sizes)) {
-    apart_ = std::make_unique<const Program>(std::move(*apart));
+  const Program* whole = &program;
+  for (const auto& form : {withNumbers, sumsApart}) {
+    if (auto other = form(*whole, inputs.sizes)) {
+      own_.push_back(std::make_unique<const Program>(std::move(*other)));
+      whole = own_.back().get();
+    }
   }
-  prepare(apart_ ? *apart_ : program, weights, inputs);
+  prepare(*whole, weights, inputs);
 }
 
 void Prepared::prepare(const Program& program, Weights& weights, const Inputs& inputs) {
@@ -34,8 +39,8 @@ std::vector<at::Tensor> Prepared::run(
   c10::SmallVector<Call::Source, 4> sources;
   c10::SmallVector<uint8_t*, 8> homes{arena};
   for (const at::Tensor& input : inputs) {
-    const auto* data = input.const_data_ptr<float>(); // which nothing writes to
-    sources.push_back({data, input.strides()});
+    const auto* data = input.defined() ? input.const_data_ptr<float>() : nullptr; // which nothing writes to
+    sources.push_back({data, input.defined() ? input.strides() : at::IntArrayRef()});
     homes.push_back(reinterpret_cast<uint8_t*>(const_cast<float*>(data)));
   }
   std::vector<at::Tensor> outputs;

@@ -147,6 +147,16 @@ struct NormTensors {
   enum : size_t { Weight, Bias, Eps, Count };
 };
 
+// A whole number that follows from sizes. `a` and `b` are numbers before it, by position, but for Constant, which is
+// `a`, and Size, that of value `a` along axis `b`. Quotients are rounded towards minus infinity, and remainders go
+// with them, as Python's do.
+struct Number {
+  enum class How : int64_t { Constant, Size, Sum, Difference, Product, Quotient, Remainder, Smaller, Larger };
+
+  How how;
+  int64_t a = 0, b = 0;
+};
+
 struct Operator {
   Kind kind;
   std::string name; // of the node, for messages
@@ -157,6 +167,9 @@ struct Operator {
   // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a
   // constant: uint8 or float32, of its shape.
   std::vector<at::Tensor> tensors;
+  // Attributes that the model computes of sizes, by position, and the numbers that they are. They are known when the
+  // program is prepared (numbers.h); till then `attributes` has 1 in their place.
+  std::vector<std::pair<int64_t, int64_t>> computed = {};
 };
 
 struct Program {
@@ -164,6 +177,7 @@ struct Program {
   std::vector<Grid> grids; // of each value
   std::vector<Operator> operators;
   std::vector<int64_t> outputs; // values that it returns, codes dequantized
+  std::vector<Number> numbers = {};
 };
 
 inline bool isTransposed(Kind kind) {
@@ -199,11 +213,11 @@ void checkGrid(const Grid& grid, size_t index);
 // The same for what an operator is by itself.
 void checkForm(const Operator& op);
 
-// Of an operator: kind and name; inputs, output and attributes; tensors.
+// Of an operator: kind and name; inputs, output, attributes, and (position, number) of each that is computed; tensors.
 using OperatorState =
     std::tuple<std::vector<std::string>, std::vector<std::vector<int64_t>>, std::vector<at::Tensor>>;
-// The format and the number of inputs, (zero point, low, high, whether it is float32) of each value, outputs; scales;
-// operators.
+// The format and the number of inputs, (zero point, low, high, whether it is float32) of each value, outputs, (how, a, b)
+// of each number; scales; operators.
 using State = std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
 
 std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors);

@@ -2,6 +2,7 @@
 
 #include "core/operators.h"
 #include "core/places.h"
+#include "core/shape_facts.h"
 #include "core/shapes.h"
 #include "passes/dialect.h"
 
@@ -86,6 +87,40 @@ std::vector<int64_t> Reader::integers(const Node* node, const std::string& name,
       numbers.size() == count, "its operand '", name, "' has ", numbers.size(), " numbers for ", count,
       " axes");
   return numbers;
+}
+
+Numbers Reader::numbers(const Node* node, const std::string& name) const {
+  Value* value = operandOf(node, name);
+  refuseUnless(value != nullptr, "it has no operand '", name, "'");
+  Numbers numbers;
+  if (const auto found = find(value)) {
+    refuseUnless(
+        found->isInt() || found->isIntList(), "its operand '", name,
+        "' is no whole number, or list of these");
+    numbers.known = found->isInt() ? std::vector{found->toInt()} : found->toIntVector();
+    return numbers;
+  }
+  const bool list = value->node()->kind() == c10::prim::ListConstruct && !isWritten(value);
+  const auto elements = list ? value->node()->inputs().vec() : std::vector{value};
+  for (Value* element : elements) {
+    refuseUnless(
+        element->type()->kind() == c10::TypeKind::IntType, "its operand '", name,
+        "' is computed by the model");
+    const auto known = find(element);
+    if (!known) {
+      numbers.computed.emplace_back(numbers.known.size(), element);
+    }
+    numbers.known.push_back(known ? known->toInt() : 1);
+  }
+  return numbers;
+}
+
+void append(Planned& planned, const Numbers& numbers) {
+  auto& attributes = planned.op.attributes;
+  for (const auto& [position, value] : numbers.computed) {
+    planned.computed.emplace_back(attributes.size() + position, value);
+  }
+  attributes.insert(attributes.end(), numbers.known.begin(), numbers.known.end());
 }
 
 Codes Reader::codesOf(const Node* quantize) const {
@@ -237,7 +272,7 @@ bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
       choose_qparams,      quantize_dynamic,   dequantize_dynamic};
-  return kinds.count(node->kind()) > 0 ||
+  return kinds.count(node->kind()) > 0 || computesSizes(node) ||
          node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
 }
 

@@ -30,6 +30,15 @@ struct Codes {
   int64_t shift;
 };
 
+// Attributes of an operator that the model computes of sizes, by position.
+using Computed = std::vector<std::pair<int64_t, Value*>>;
+
+// One number or some, of which the model computes those; they are 1 here.
+struct Numbers {
+  std::vector<int64_t> known;
+  Computed computed;
+};
+
 class Reader {
  public:
   explicit Reader(const PassContext& context) : known_(context) {}
@@ -41,6 +50,8 @@ class Reader {
   double number(const Node* node, const std::string& name) const;
   // A number for each of `count` axes, or one for all of them.
   std::vector<int64_t> integers(const Node* node, const std::string& name, size_t count) const;
+  // A whole number, or a list of these, which the model may compute. Refuses other operands.
+  Numbers numbers(const Node* node, const std::string& name) const;
   bool has(const Node* node, const std::string& name) const; // and not None
 
   // The grid of the codes that quantize makes; scale and zero point that dequantize reads.
@@ -73,7 +84,10 @@ class Reader {
 struct Planned {
   Operator op;
   std::vector<Value*> operands;
+  Computed computed = {};
 };
+// Adds to its attributes.
+void append(Planned& planned, const Numbers& numbers);
 
 // Whether a plan may have the node as an operator.
 bool isPlanned(const Node* node);

@@ -1,5 +1,7 @@
 #include "simplify.h"
 
+#include "numbers.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -7,7 +9,7 @@ void absorbPaddings(std::vector<Operator>& operators) {
   using A = ConvolutionAttributes;
   std::unordered_map<int64_t, const Operator*> paddings; // by the value that they make
   for (Operator& op : operators) {
-    if (op.kind == Kind::Pad) {
+    if (op.kind == Kind::Pad && op.computed.empty()) {
       paddings.emplace(op.output, &op);
     }
     const auto found = op.kind == Kind::Convolution ? paddings.find(op.inputs[0]) : paddings.end();
@@ -41,7 +43,7 @@ void findShuffles(Program& program) {
       const int64_t axis = op.attributes[0];
       const Operator* swap = names(op, axis) ? made(op, Kind::Transpose) : nullptr;
       const Operator* split = swap && names(*swap, axis) ? made(*swap, Kind::Unflatten) : nullptr;
-      if (split && split->attributes.size() == 3 && split->attributes[0] == axis &&
+      if (split && split->computed.empty() && split->attributes.size() == 3 && split->attributes[0] == axis &&
           split->attributes[1] > 0) {
         op.kind = Kind::Shuffle, op.inputs = split->inputs, op.attributes = {axis, split->attributes[1]};
       }
@@ -56,6 +58,7 @@ void removeUnused(Program& program) {
     used[output] = true;
   }
   std::vector<Operator> kept;
+  std::vector<bool> needed(program.numbers.size());
   for (size_t i = program.operators.size(); i-- > 0;) {
     Operator& op = program.operators[i];
     if (!used[op.output]) {
@@ -64,9 +67,19 @@ void removeUnused(Program& program) {
     for (const int64_t input : op.inputs) {
       used[input] = true;
     }
+    for (const auto& [attribute, number] : op.computed) {
+      forEachSized(program, number, needed, [&](int64_t value) { used[value] = true; });
+    }
     kept.push_back(std::move(op));
   }
   program.operators.assign(std::make_move_iterator(kept.rbegin()), std::make_move_iterator(kept.rend()));
+  if (std::ranges::find(needed, true) == needed.end()) {
+    program.numbers.clear();
+  }
+  for (size_t i = 0; i < program.numbers.size(); ++i) {
+    program.numbers[i] =
+        needed[i] ? program.numbers[i] : Number{Number::How::Constant}; // of values that are gone
+  }
 }
 
 } // namespace

@@ -4,7 +4,8 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kFormat = 2;
+// Without numbers that are computed, a program has the older form, which earlier versions read.
+constexpr int64_t kFormat = 3, kWithoutNumbers = 2;
 
 // Weights that are in a state which somebody holds. Plans of several methods may have the same ones: as one tensor, a
 // file has them once. So states are for reading: who writes to a tensor of one may change others. Plans hold none of
@@ -69,22 +70,42 @@ State stateOf(const Program& program) {
     scales.push_back(grid.scale);
     codes.insert(codes.end(), {grid.zero_point, grid.low, grid.high, int64_t{grid.is_float}});
   }
+  const bool computes = !program.numbers.empty();
   std::vector<OperatorState> operators;
   for (const Operator& op : program.operators) {
+    std::vector<std::vector<int64_t>> lists{op.inputs, {op.output}, op.attributes};
+    if (computes) {
+      lists.emplace_back();
+    }
+    for (const auto& [attribute, number] : op.computed) {
+      lists.back().insert(lists.back().end(), {attribute, number});
+    }
     operators.emplace_back(
-        std::vector<std::string>{nameOf(op.kind), op.name},
-        std::vector<std::vector<int64_t>>{op.inputs, {op.output}, op.attributes}, sharedCopiesOf(op.tensors));
+        std::vector<std::string>{nameOf(op.kind), op.name}, std::move(lists), sharedCopiesOf(op.tensors));
   }
-  return {{{kFormat, program.inputs}, codes, program.outputs}, scales, operators};
+  std::vector<std::vector<int64_t>> lists{
+      {computes ? kFormat : kWithoutNumbers, program.inputs}, codes, program.outputs};
+  if (computes) {
+    lists.emplace_back();
+  }
+  for (const Number& number : program.numbers) {
+    lists.back().insert(lists.back().end(), {static_cast<int64_t>(number.how), number.a, number.b});
+  }
+  return {std::move(lists), scales, operators};
 }
 
 Program programOf(const State& state) {
   const auto& [lists, scales, operators] = state;
-  TORCH_CHECK(lists.size() == 3 && lists[0].size() == 2, "not a plan: its state has another form");
+  TORCH_CHECK(!lists.empty() && lists[0].size() == 2, "not a plan: its state has another form");
   const int64_t format = lists[0][0];
   TORCH_CHECK(
-      format == kFormat, "the plan has the format ", format, ", and this jit_passes reads ", kFormat,
+      format == kFormat || format == kWithoutNumbers, "the plan has the format ", format,
+      ", and this jit_passes reads ", kWithoutNumbers, " and ", kFormat,
       ": load it with the version that wrote it, or quantize the model anew");
+  const size_t more = format == kFormat; // list, of the plan and of each operator
+  TORCH_CHECK(
+      lists.size() == 3 + more && (more == 0 || lists[3].size() % 3 == 0),
+      "not a plan: its state has another form");
   const auto& codes = lists[1];
   TORCH_CHECK(
       codes.size() == 4 * scales.size(), "not a plan: ", scales.size(), " scales, and ", codes.size(),
@@ -98,12 +119,19 @@ Program programOf(const State& state) {
   }
   for (const auto& [texts, numbers, tensors] : operators) {
     TORCH_CHECK(
-        texts.size() == 2 && numbers.size() == 3 && numbers[1].size() == 1,
+        texts.size() == 2 && numbers.size() == 3 + more && numbers[1].size() == 1 &&
+            (more == 0 || numbers[3].size() % 2 == 0),
         "not a plan: the state of an operator has another form");
     program.operators.push_back(
         {kindNamed(texts[0]), texts[1], numbers[0], numbers[1][0], numbers[2], tensors});
+    for (size_t i = 0; more && i < numbers[3].size(); i += 2) {
+      program.operators.back().computed.emplace_back(numbers[3][i], numbers[3][i + 1]);
+    }
   }
   program.outputs = lists[2];
+  for (size_t i = 0; more && i < lists[3].size(); i += 3) {
+    program.numbers.push_back({Number::How{lists[3][i]}, lists[3][i + 1], lists[3][i + 2]});
+  }
   check(program);
   return program;
 }

@@ -36,6 +36,7 @@ Types typesOf(Kind kind) {
     case Kind::Slice:
     case Kind::Narrow:
     case Kind::Part:
+    case Kind::Pad:
     case Kind::Constant: return Types::Same;
     default: return Types::Codes;
   }

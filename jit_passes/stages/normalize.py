@@ -30,6 +30,7 @@ CANONICAL_FORM = (
     *_STRAIGHT,
     "resolve_lists",
     "fold_constant_lists",
+    "resolve_size_tensors",
     "canonicalize_view",
     *_SETTLED,
     "settle_batch_axis",

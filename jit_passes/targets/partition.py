@@ -67,7 +67,8 @@ class Region:
     def named(self, operator: str) -> str:
         """Return the name in the model of an operator that the region's own graph calls so."""
         nodes = GraphView.of(self.module).nodes
-        own = [n.name for n in nodes if n.name and not n.kind.startswith("prim::")]
+        own = [n.name for n in nodes if n.name and not n.kind.startswith("prim::")
+               and not any(value.from_sizes for value in n.outputs)]  # fmt: skip
         names = dict(zip(own, self.operators, strict=True))
         if operator not in names:
             raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")

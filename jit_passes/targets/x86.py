@@ -42,6 +42,7 @@ from .x86_moves import (
     of_few_axes,
     options,
     roll,
+    sizes,
 )
 
 ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
@@ -228,7 +229,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
-        OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), options),
+        OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), sizes),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
             for op in ("matmul", "bmm")

@@ -36,17 +36,34 @@ def options(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
 
 
+def sizes(node: NodeView) -> str | None:
+    """Refuse options that the model computes otherwise than from sizes."""
+    known = all(value.is_constant or value.from_sizes for value in node.inputs[1:])
+    return None if known else "the model computes one of its options of other things than sizes"
+
+
+def _count(numbers: ValueView) -> int:
+    """Return how many there are in a list."""
+    if numbers.is_constant:
+        return len(numbers.constant)
+    return len(numbers.producer.inputs) if numbers.producer is not None else 0
+
+
 def _axes(node: NodeView) -> str | None:
-    if reason := options(node):
+    if reason := sizes(node):
         return reason
-    few = len(node.inputs[1].constant) <= MOST_MOVED
+    few = _count(node.inputs[1]) <= MOST_MOVED
     return None if few else f"it gives more than {MOST_MOVED} axes"
 
 
+def _permute(node: NodeView) -> str | None:
+    return options(node) or _axes(node)
+
+
 def _unflatten(node: NodeView) -> str | None:
-    if reason := options(node):
+    if reason := sizes(node):
         return reason
-    few = len(node.inputs[2].constant) <= MOST_MOVED and axes_of(node.output) <= MOST_MOVED
+    few = _count(node.inputs[2]) <= MOST_MOVED and axes_of(node.output) <= MOST_MOVED
     return None if few else f"it gives more than {MOST_MOVED} axes"
 
 
@@ -62,9 +79,9 @@ def _squeeze(node: NodeView) -> str | None:
 
 
 def _expand(node: NodeView) -> str | None:
-    if reason := options(node):
+    if reason := sizes(node):
         return reason
-    few = len(node.inputs[1].constant) <= MOST_AXES
+    few = _count(node.inputs[1]) <= MOST_AXES
     return None if few else f"it gives more than {MOST_AXES} axes"
 
 
@@ -135,42 +152,41 @@ def _of_few_axes(kind: str, check: Check) -> Check:
 
 
 def _pad(node: NodeView) -> str | None:
-    if reason := options(node):
+    if reason := sizes(node):
         return reason
-    padding = node.inputs[1].constant
-    if len(padding) >= 2 * MOST_AXES:
+    if _count(node.inputs[1]) >= 2 * MOST_AXES:
         return f"it pads all of {MOST_AXES} axes"
-    return None if min(padding) >= 0 else "it cuts values off"
+    cuts = node.inputs[1].is_constant and min(node.inputs[1].constant) < 0
+    return "it cuts values off" if cuts else None
 
 
 def moves() -> dict[str, Check]:
     """Return what only moves elements of any type, and why a node may be none of them."""
     of_any_type = (
-        *("flatten", "contiguous", "detach", "alias", "transpose", "slice", "select", "narrow"),
+        *("flatten", "contiguous", "detach", "alias", "transpose", "select"),
         *("chunk", "split", "split_with_sizes", "unbind"),
         *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     )
     checks: dict[str, Check] = {
         **{f"aten::{kind}": options for kind in of_any_type},
+        "aten::slice": sizes,
+        "aten::narrow": sizes,
         "aten::unflatten": _unflatten,
         "aten::unsqueeze": _unsqueeze,
         "aten::squeeze": _squeeze,
         "aten::expand": _expand,
-        **dict.fromkeys(("aten::reshape", "aten::permute"), _axes),
+        "aten::reshape": _axes,
+        "aten::permute": _permute,
+        **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
     }
     return of_few_axes(checks)
 
 
 def moves_of_codes() -> dict[str, Check]:
     """The same of integers alone."""
-    kinds = (
-        "max_pool1d",
-        "max_pool2d",
-        "channel_shuffle",
-        "upsample_nearest2d",
-        "upsample_nearest3d",
-    )
+    pools = ("max_pool1d", "max_pool2d", "channel_shuffle")
+    resizes = ("upsample_nearest2d", "upsample_nearest3d")
     return {
-        **{f"aten::{kind}": options for kind in kinds},
-        **dict.fromkeys(("aten::pad", "aten::constant_pad_nd"), _pad),
+        **{f"aten::{kind}": options for kind in pools},
+        **{f"aten::{kind}": sizes for kind in resizes},
     }

@@ -1,0 +1,131 @@
+#include "numbers.h"
+
+#include "simplify.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
+
+class Resolved {
+ public:
+  Resolved(const Program& program, const std::vector<Sizes>& inputs)
+      : from_(program),
+        inputs_(inputs),
+        program_{program.inputs, program.grids, {}, program.outputs},
+        sizes_(program.grids.size()),
+        known_(program.numbers.size()) {}
+
+  Program run() {
+    for (Operator op : from_.operators) {
+      for (const auto& [attribute, number] : op.computed) {
+        op.attributes[attribute] = std::clamp(numberOf(op, number), -kFar, kFar);
+      }
+      const bool computes = !op.computed.empty();
+      op.computed.clear();
+      if (computes && op.kind == Kind::Pad) {
+        cutOff(op);
+      }
+      if (computes) {
+        checkForm(op);
+      }
+      add(std::move(op));
+    }
+    simplify(program_);
+    return std::move(program_);
+  }
+
+ private:
+  void add(Operator op) {
+    sizes_[op.output] = inferResult(op, sizes_, inputs_);
+    program_.operators.push_back(std::move(op));
+  }
+
+  // A negative padding is that many elements less.
+  void cutOff(Operator& pad) {
+    for (size_t i = 0; i < pad.attributes.size(); i += 2) {
+      int64_t &before = pad.attributes[i], &behind = pad.attributes[i + 1];
+      if (before >= 0 && behind >= 0) {
+        continue;
+      }
+      const int64_t value = pad.inputs[0], rank = sizes_[value].size(), axis = rank - 1 - int64_t(i) / 2;
+      require(pad, axis >= 0, "pads more axes than there are, got the shape ", sizes_[value]);
+      const int64_t size = sizes_[value][axis], end = size + std::min<int64_t>(behind, 0);
+      require(
+          pad, end + std::min<int64_t>(before, 0) >= 0, "cuts off more than there is, got the shape ",
+          sizes_[value]);
+      pad.inputs[0] = static_cast<int64_t>(program_.grids.size());
+      program_.grids.push_back(Grid(program_.grids[value]));
+      sizes_.emplace_back();
+      add({Kind::Slice, pad.name, {value}, pad.inputs[0], {axis, std::max<int64_t>(-before, 0), end, 1}, {}});
+      before = std::max<int64_t>(before, 0), behind = std::max<int64_t>(behind, 0);
+    }
+  }
+
+  int64_t numberOf(const Operator& op, int64_t number) {
+    if (!known_[number]) {
+      known_[number] = find(op, from_.numbers[number]);
+    }
+    return *known_[number];
+  }
+
+  int64_t find(const Operator& op, const Number& number) {
+    using How = Number::How;
+    if (number.how == How::Constant) {
+      return number.a;
+    }
+    if (number.how == How::Size) {
+      const Sizes& sizes = sizes_[number.a];
+      const int64_t rank = sizes.size();
+      require(
+          op, number.b >= -rank && number.b < rank, "needs the size of axis ", number.b,
+          " of a value of the shape ", sizes);
+      return sizes[axisOf(number.b, rank)];
+    }
+    const int64_t a = numberOf(op, number.a), b = numberOf(op, number.b);
+    int64_t result = 0;
+    bool fits = true;
+    switch (number.how) {
+      case How::Sum: fits = !__builtin_add_overflow(a, b, &result); break;
+      case How::Difference: fits = !__builtin_sub_overflow(a, b, &result); break;
+      case How::Product: fits = !__builtin_mul_overflow(a, b, &result); break;
+      case How::Smaller: return std::min(a, b);
+      case How::Larger: return std::max(a, b);
+      default:
+        require(op, b > 0, "needs ", a, " divided by ", b);
+        return number.how == How::Quotient ? a / b - (a % b < 0) : (a % b + b) % b;
+    }
+    require(op, fits, "needs a number that is too large");
+    return result;
+  }
+
+  const Program& from_;
+  const std::vector<Sizes>& inputs_;
+  Program program_;
+  std::vector<Sizes> sizes_;
+  std::vector<std::optional<int64_t>> known_;
+};
+
+} // namespace
+
+bool mayCompute(const Operator& op, int64_t attribute) {
+  switch (op.kind) {
+    case Kind::Reshape:
+    case Kind::Expand:
+    case Kind::Pad: return true;
+    case Kind::Unflatten: return attribute > 0;
+    case Kind::Slice:
+    case Kind::Narrow: return attribute == 1 || attribute == 2;
+    case Kind::ResizeNearest: return attribute > 0;
+    case Kind::ResizeBilinear: return attribute > 0 && attribute + 1 < int64_t(op.attributes.size());
+    default: return false;
+  }
+}
+
+std::optional<Program> withNumbers(const Program& program, const std::vector<Sizes>& inputs) {
+  const auto computes = [](const Operator& op) { return !op.computed.empty(); };
+  return std::ranges::any_of(program.operators, computes) ? std::optional(Resolved(program, inputs).run())
+                                                          : std::nullopt;
+}
+
+} // namespace jit_passes::x86

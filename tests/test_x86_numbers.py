@@ -1,0 +1,233 @@
+"""Plans that compute sizes: windows of padded images, crops, and reshapes by what the model asks."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jit_passes
+from tests.compare import sqnr
+from tests.plans import plans_in
+from tests.test_x86_state import MUTATIONS, mutate, restored
+
+
+class Windows(nn.Module):
+    """Pads to a multiple of 4, computes within windows, puts them together and crops."""
+
+    def __init__(self, spatial_mix: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 5, 1)
+        self.within, self.spatial_mix = nn.Linear(16, 16), spatial_mix
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).permute(0, 2, 3, 1)
+        b, h, w, c = x.shape
+        x = F.pad(x, (0, 0, 0, (4 - w % 4) % 4, 0, (4 - h % 4) % 4))
+        hp, wp = x.shape[1], x.shape[2]
+        y = x.reshape(b, hp // 4, 4, wp // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+        y = F.relu(self.within(y))
+        if self.spatial_mix:
+            y = self.mix(y.transpose(1, 2)).transpose(1, 2)
+        y = y.reshape(b, hp // 4, wp // 4, 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(b, hp, wp, c)
+        return self.last(y[:, :h, :w].permute(0, 3, 1, 2).contiguous())
+
+
+class Decoder(nn.Module):
+    """Resizes and pads what it has to the size of a skip, which may be the smaller one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+        self.skip, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        y = F.relu(self.deep(F.relu(self.down(x))))
+        y = F.interpolate(y, size=(x.shape[2], x.shape[3]), mode="nearest")
+        skip = self.skip(other)
+        dy, dx = skip.shape[2] - y.shape[2], skip.shape[3] - y.shape[3]
+        y = F.pad(y, [dx // 2, dx - dx // 2, dy // 2, dy - dy // 2])
+        return self.last(y + skip)
+
+
+class Tokens(nn.Module):
+    """Sizes of an input that holds whole numbers, which no operator of the plan reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.qkv = nn.Embedding(20, 16), nn.Linear(16, 16)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        b, t = ids.shape[0], ids.shape[1]
+        x = self.qkv(self.embedding(ids)).view(b, t, 4, 4).transpose(1, 2)
+        return self.last(x.transpose(1, 2).reshape(b, t, 16))
+
+
+def images(*sizes: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(size, generator=generator),) for size in sizes]
+
+
+def forms(model: nn.Module, args: tuple[Tensor, ...]) -> dict[str, Any]:
+    return {
+        "traced": torch.jit.trace(model, args, check_trace=False),
+        "scripted": torch.jit.script(model),
+    }
+
+
+@pytest.mark.parametrize("mode", ["static", "auto"])
+@pytest.mark.parametrize("mix", [False, True])
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_windows_are_one_plan(form: str, mix: bool, mode: str) -> None:
+    """Of all sizes, whatever the data had; the same numbers as the reference model."""
+    torch.manual_seed(0)
+    model = Windows(mix).eval()
+    data = images((2, 3, 9, 13), (1, 3, 8, 12), (3, 3, 10, 7))
+    script = forms(model, data[0])[form]
+    quantized = jit_passes.quantize_script(script, data, mode=mode, target="x86")
+    assert len(plans_in(quantized)) == 1
+    prepared = jit_passes.prepare(script, mode=mode, target="x86")
+    jit_passes.calibrate(prepared, data)
+    reference = jit_passes.convert(prepared)
+    buffer = io.BytesIO()
+    torch.jit.save(quantized, buffer)
+    buffer.seek(0)
+    loaded = torch.jit.load(buffer)
+    for (x,) in images((2, 3, 9, 13), (1, 3, 8, 12), (4, 3, 5, 18), (1, 3, 1, 1)):
+        expected = reference(x)
+        assert sqnr(expected, quantized(x)) > 30
+        assert sqnr(model(x), quantized(x)) > 20
+        assert torch.equal(loaded(x), quantized(x))
+    empty = torch.randn(0, 3, 9, 13)
+    assert quantized(empty).shape == (0, 5, 9, 13)
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_paddings_that_cut_off(form: str) -> None:
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    generator = torch.Generator().manual_seed(1)
+    pairs = [
+        tuple(torch.randn(2, 3, *size, generator=generator) for size in sizes)
+        for sizes in (((9, 13), (9, 13)), ((8, 12), (11, 13)), ((9, 13), (7, 16)), ((9, 9), (5, 4)))
+    ]
+    script = forms(model, pairs[0])[form]
+    quantized = jit_passes.quantize_script(script, pairs, mode="static", target="x86")
+    assert len(plans_in(quantized)) == 1
+    for pair in pairs:
+        assert sqnr(model(*pair), quantized(*pair)) > 25
+    wrong = (torch.randn(2, 3, 9, 9), torch.randn(2, 3, 0, 4))
+    with pytest.raises(RuntimeError):
+        quantized(*wrong)
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_sizes_of_whole_numbers(form: str) -> None:
+    torch.manual_seed(0)
+    model = Tokens().eval()
+    data = [torch.randint(0, 20, (2, 5)), torch.randint(0, 20, (3, 4))]
+    script = forms(model, (data[0],))[form]
+    quantized = jit_passes.quantize_script(script, data, mode="dynamic", target="x86")
+    assert len(plans_in(quantized)) == 1
+    for ids in (*data, torch.randint(0, 20, (1, 7)), torch.randint(0, 20, (2, 5)).int()):
+        assert sqnr(model(ids), quantized(ids)) > 25
+
+
+class ByValue(nn.Module):
+    """A size that depends on what a tensor holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, parts: Tensor) -> Tensor:
+        return self.last(self.first(x).reshape(x.shape[0], int(parts.item()), 4))
+
+
+def test_sizes_by_value_stay_outside() -> None:
+    torch.manual_seed(0)
+    model = ByValue().eval()
+    data = [(torch.randn(2, 8), torch.tensor(4)), (torch.randn(3, 8), torch.tensor(4))]
+    quantized = jit_passes.quantize_script(
+        torch.jit.script(model), data, mode="static", target="x86"
+    )
+    assert len(plans_in(quantized)) == 2
+    for pair in data:
+        assert sqnr(model(*pair), quantized(*pair)) > 25
+
+
+def plan_with_numbers() -> Any:
+    torch.manual_seed(0)
+    model = Windows().eval()
+    (x,) = images((2, 3, 9, 13))[0]
+    traced = torch.jit.trace(model, x, check_trace=False)
+    quantized = jit_passes.quantize_script(traced, [x], mode="static", target="x86")
+    return plans_in(quantized)[0]
+
+
+def test_mutated_states() -> None:
+    (x,) = images((2, 3, 9, 13))[0]
+    plan = plan_with_numbers()
+    assert plan.__getstate__()[0][0][0][0] == 3, "the format with numbers"
+    refused, ran = mutate(plan, x, MUTATIONS)
+    assert refused > 300 and ran > 30
+
+
+SIZE, SUM = 1, 2  # how a number is made
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([SUM, 0, 0], "number 0 is made of none"),
+        ([99, 0, 0], "number 0 is made of none"),
+        ([SIZE, 1 << 20, 0], "which is none"),
+        ([SIZE, -1, 0], "which is none"),
+        ([0, 1, 0, *(n for i in range(300) for n in (SUM, i, i))], "lies deeper than 256"),
+        ([0, 1, 0], "number [0-9]+ of 1"),
+    ],
+)
+def test_wrong_numbers(numbers: list[int], message: str) -> None:
+    lists, scales, operators = plan_with_numbers().__getstate__()[0]
+    with pytest.raises(RuntimeError, match=message):
+        restored(([*lists[:3], numbers], scales, operators))
+
+
+def test_wrong_places() -> None:
+    """An attribute that is none, one that the model cannot compute, a size that comes too late."""
+    lists, scales, operators = plan_with_numbers().__getstate__()[0]
+
+    def with_computed(kind: str, computed: list[int]) -> Any:
+        changed = [
+            (texts, [*parts[:3], computed] if texts[0] == kind else parts, tensors)
+            for texts, parts, tensors in operators
+        ]
+        return restored((lists, scales, changed))
+
+    with pytest.raises(RuntimeError, match="it computes its attribute 9"):
+        with_computed("reshape", [9, 0])
+    with pytest.raises(RuntimeError, match="it computes its attribute 0"):
+        with_computed("permute", [0, 0])
+    last = max(parts[1][0] for _, parts, _ in operators)
+    late = ([*lists[:3], [SIZE, last, 0] * (len(lists[3]) // 3)], scales, operators)
+    with pytest.raises(RuntimeError, match="which is not computed before it"):
+        restored(late)
+
+
+def test_numbers_that_do_not_fit() -> None:
+    """A product that leaves 64 bits, and a division by 0, are errors of the call."""
+    lists, scales, operators = plan_with_numbers().__getstate__()[0]
+    (x,) = images((2, 3, 9, 13))[0]
+    count = len(lists[3]) // 3
+    large = [0, 1 << 62, 0, 4, 0, 0] + [4, 0, 0] * (count - 2)
+    with pytest.raises(RuntimeError, match="a number that is too large"):
+        restored(([*lists[:3], large], scales, operators)).run([x])
+    by_zero = [0, 0, 0] + [5, 0, 0] * (count - 1)
+    with pytest.raises(RuntimeError, match="divided by 0"):
+        restored(([*lists[:3], by_zero], scales, operators)).run([x])

@@ -5,14 +5,10 @@
 //   %n = aten::append(%l, %x)                        %m = prim::ListConstruct(%a, %x)
 //   %y = aten::cat(%l, %one)                         %y = aten::cat(%m, %one)
 //
-// A list is followed from its literal on, through the block that makes it: as long as nobody else can have it, its
-// elements are known. Whoever may keep it, hand it on, or write to it in another way ends that: this node and all
-// behind it share one last literal, which is the object itself from there on. Nested blocks may read.
-//
-// Elements at constant places, lengths, copies, slices and sums are resolved too. An index out of range stays the
+// followed.h says for how long the elements are known. Elements at constant places, lengths, copies, slices and sums are resolved too. An index out of range stays the
 // error that it is.
-#include "core/graph.h"
 #include "core/registry.h"
+#include "passes/followed.h"
 
 namespace jit_passes {
 namespace {
@@ -20,24 +16,6 @@ namespace {
 using Elements = std::vector<Value*>;
 
 const auto list_extend = symbol("aten::extend"), list_reverse = symbol("aten::reverse");
-
-// Whether the node looks at the list, and neither writes to it nor keeps or returns it.
-bool onlyReads(const Node* node, size_t input) {
-  const auto* schema = node->maybeSchema();
-  // Two literals of the same elements are two objects.
-  if (schema == nullptr || input >= schema->arguments().size() || node->kind() == aten::__is__ ||
-      node->kind() == aten::__isnot__) {
-    return false;
-  }
-  const auto* alias = schema->arguments()[input].alias_info();
-  const auto returned = [&](const c10::Argument& result) {
-    return result.alias_info() != nullptr && std::ranges::any_of(alias->beforeSets(), [&](const auto& set) {
-             return result.alias_info()->beforeSets().count(set) > 0;
-           });
-  };
-  return alias == nullptr || (!alias->isWrite() && !alias->isWildcardBefore() && !alias->isWildcardAfter() &&
-                              std::ranges::none_of(schema->returns(), returned));
-}
 
 // The element that a constant index means, counted from the end if it is negative.
 std::optional<size_t> placeOf(const Value* index, const Elements& elements) {
@@ -60,68 +38,27 @@ std::optional<int64_t> endOf(const Value* index, const Elements& elements, int64
   return std::clamp<int64_t>(at < 0 ? at + count : at, 0, count);
 }
 
-class Lists {
- public:
-  bool resolve(Block* block) {
-    for (auto it = block->nodes().begin(); it != block->nodes().end();) {
-      Node* node = *it++;
-      if (resolveNode(node)) {
-        node->destroy();
-        changed_ = true;
-        continue;
-      }
-      settleOperands(node);
-      for (Block* nested : node->blocks()) {
-        resolve(nested);
-      }
-      if (node->kind() == prim::ListConstruct) {
-        known_[node->output()] = {node->inputs().vec()};
-      }
-    }
-    settleOperands(block->return_node());
-    return changed_;
+class Lists : public Followed<Elements> {
+ private:
+  std::optional<Elements> contentOf(Node* node) const override {
+    return node->kind() == prim::ListConstruct ? std::optional(node->inputs().vec()) : std::nullopt;
   }
 
- private:
-  struct Known {
-    Elements elements;
-    bool stale = false; // whether the literal that stands for the list has other elements
-  };
-
-  Known* find(const Value* list) {
-    const auto found = known_.find(list);
-    return found == known_.end() ? nullptr : &found->second;
+  Value* insert(Node* before, const Elements& elements, const Value* like) const override {
+    return insertValue(before, prim::ListConstruct, elements, like->node(), like->type());
   }
 
   // Of a list that is followed, or is an empty constant.
   std::optional<Elements> elementsOf(const Value* list) {
     if (const Known* known = find(list)) {
-      return known->elements;
+      return known->content;
     }
     const auto constant = constantOf(list);
     return constant && constant->isList() && constant->toListRef().empty() ? std::optional(Elements())
                                                                            : std::nullopt;
   }
 
-  // Whether it is done: nothing needs the node any more.
-  bool resolveNode(Node* node) {
-    for (size_t i = 1; i < node->inputs().size(); ++i) {
-      if (!onlyReads(node, i)) {
-        settle(node->input(i), node, false); // an element that is a list itself
-      }
-    }
-    if (node->inputs().empty()) {
-      return false;
-    }
-    if (Known* list = find(node->input(0)); list != nullptr && write(node, *list)) {
-      return true;
-    }
-    const auto elements = elementsOf(node->input(0));
-    return elements && read(node, *elements);
-  }
-
-  bool write(Node* node, Known& list) {
-    Elements& elements = list.elements;
+  bool write(Node* node, Elements& elements) override {
     Value* replacement = node->input(0); // these return the list
     if (node->kind() == aten::append) {
       elements.push_back(node->input(1));
@@ -130,7 +67,7 @@ class Lists {
       if (other == nullptr) {
         return false;
       }
-      const Elements more = other->elements; // may be the list itself
+      const Elements more = other->content; // may be the list itself
       elements.insert(elements.end(), more.begin(), more.end());
     } else if (node->kind() == aten::insert) {
       const auto at = endOf(node->input(1), elements, 0);
@@ -156,14 +93,18 @@ class Lists {
     } else {
       return false;
     }
-    list.stale = true;
     if (!node->outputs().empty()) {
       node->output()->replaceAllUsesWith(replacement);
     }
     return true;
   }
 
-  bool read(Node* node, const Elements& elements) {
+  bool read(Node* node) override {
+    const auto elements = elementsOf(node->input(0));
+    return elements && readElements(node, *elements);
+  }
+
+  bool readElements(Node* node, const Elements& elements) {
     if (node->kind() == prim::ListUnpack && node->outputs().size() == elements.size()) {
       for (size_t i = 0; i < elements.size(); ++i) {
         node->output(i)->replaceAllUsesWith(elements[i]);
@@ -178,7 +119,7 @@ class Lists {
       replacement = at ? elements[*at] : nullptr;
     } else if (const auto made = madeOf(node, elements)) {
       replacement = insertValue(node, prim::ListConstruct, *made, node, node->output()->type());
-      known_[replacement] = {*made};
+      follow(replacement, *made);
     }
     if (replacement != nullptr) {
       node->output()->replaceAllUsesWith(replacement);
@@ -214,50 +155,6 @@ class Lists {
     }
     return part;
   }
-
-  // Gives a node, with its blocks, literals of all lists that they read.
-  void settleOperands(Node* node) {
-    const auto settleInputs = [&](Node* user) {
-      for (size_t i = 0; i < user->inputs().size(); ++i) {
-        settle(user->input(i), node, onlyReads(user, i));
-      }
-    };
-    settleInputs(node);
-    for (Block* block : node->blocks()) {
-      forEachNode(block, [&](Node* nested) {
-        settleInputs(nested);
-        for (Block* inner : nested->blocks()) {
-          settleInputs(inner->return_node());
-        }
-      });
-      settleInputs(block->return_node());
-    }
-  }
-
-  // Makes a literal in front of the node, for it and all behind it, where the one in use has other elements.
-  void settle(Value* value, Node* node, bool only_reads) {
-    const auto found = known_.find(value);
-    if (found == known_.end()) {
-      return;
-    }
-    Known list = found->second;
-    if (list.stale || !only_reads) {
-      known_.erase(found);
-    }
-    if (list.stale) {
-      Value* literal = insertValue(node, prim::ListConstruct, list.elements, value->node(), value->type());
-      value->replaceAllUsesAfterNodeWith(literal->node(), literal);
-      if (value->uses().empty()) {
-        value->node()->destroy();
-      }
-      if (only_reads) {
-        known_[literal] = {list.elements};
-      }
-    }
-  }
-
-  std::unordered_map<const Value*, Known> known_;
-  bool changed_ = false;
 };
 
 bool resolveLists(PassContext& context) { return Lists().resolve(context.graph()->block()); }

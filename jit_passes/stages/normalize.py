@@ -13,7 +13,7 @@ from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
 from .module import check_module
 
 # Twice: loops fill lists, and others go over these.
-_STRAIGHT = ("resolve_lists", "unroll_loops", "propagate_constants")
+_STRAIGHT = ("resolve_dicts", "resolve_lists", "unroll_loops", "propagate_constants")
 
 # Answers make constants, which decide branches.
 _SETTLED = ("settle_branches", "propagate_constants")
@@ -31,6 +31,7 @@ CANONICAL_FORM = (
     "resolve_lists",
     "fold_constant_lists",
     "resolve_size_tensors",
+    "resolve_size_lists",
     "canonicalize_view",
     *_SETTLED,
     "settle_batch_axis",
@@ -38,6 +39,7 @@ CANONICAL_FORM = (
     "resolve_none_checks",  # of query and key, for each other
     *_SETTLED,
     "resolve_lists",
+    *_SETTLED,  # by lengths of lists
     "spell_out_weights",
     "canonicalize_convolution",
     "remove_rank_checks",
@@ -57,6 +59,8 @@ NORMALIZE = Pipeline(
     (
         "freeze",
         "remove_dropout",
+        "propagate_constants",  # branches on keys
+        "resolve_dicts",  # which keep what is written in place
         "replace_inplace",
         *CANONICAL_FORM,
         "fold_batch_norm",
@@ -73,6 +77,7 @@ NORMALIZE_TRAINING = Pipeline(
         "follow_mode",
         "fold_attributes",
         "propagate_constants",  # branches on attributes
+        "resolve_dicts",
         "replace_inplace",
         *CANONICAL_FORM,
         "pool_attributes",

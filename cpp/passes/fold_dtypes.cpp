@@ -3,6 +3,7 @@
 //   %x = aten::conv2d(...), with weights of float32
 //   %dtype : int = prim::dtype(%x)                          ->   %dtype : int = prim::Constant[value=6]()
 //   %w = aten::to(%weight, %dtype, %no, %no, %none)         ->   %weight, if that is of float32
+//   %q = aten::type_as(%x, %v)                              ->   %x, if both are
 //
 // Scripted classifiers of timm cast weight and bias to the dtype of what comes in, so that these would be computed by
 // the model. A convolution or linear refuses an input of another dtype than its weight; in what is between, operators
@@ -28,9 +29,16 @@ class Floats {
     }
     const auto held =
         isConstant(value) ? constantOf(value) : known_.attribute(value); // a write keeps the dtype
-    return held && held->isTensor() && held->toTensor().defined() &&
-           held->toTensor().scalar_type() == at::kFloat;
+    if (!held || !held->isTensor() || !held->toTensor().defined() ||
+        held->toTensor().scalar_type() != at::kFloat) {
+      return false;
+    }
+    devices_.insert(held->toTensor().device().str());
+    return true;
   }
+
+  // Whether weights and constants, and so what is computed of them, are on one device as far as they were seen.
+  bool areOnOneDevice() const { return devices_.size() < 2; }
 
   // The results of a node whose operands have been added; and the operand of a layer that always runs.
   void add(const Node* node) {
@@ -44,6 +52,11 @@ class Floats {
                 node->blocks(), [&](const Block* block) { return has(block->outputs()[i]); })) {
           found_.insert(node->output(i));
         }
+      }
+    } else if (node->kind() == prim::ListUnpack) {
+      const Node* parts = node->input()->node();
+      if (movesData(parts) && has(parts->input(0))) {
+        found_.insert(node->outputs().begin(), node->outputs().end());
       }
     } else if (node->outputs().size() == 1 && isTensor(node->output()) && givesFloat(node)) {
       found_.insert(node->output());
@@ -94,6 +107,7 @@ class Floats {
 
   KnownValues known_;
   std::unordered_set<const Value*> found_;
+  mutable std::unordered_set<std::string> devices_;
 };
 
 // Whether it returns its operand, if that is of float32: no copy, and no other layout or device.
@@ -112,7 +126,9 @@ bool castsToFloat(const Node* node) {
 }
 
 bool foldDtypes(PassContext& context) {
-  const auto asks = [](const Node* node) { return node->kind() == dtype_of || node->kind() == aten::to; };
+  const auto asks = [](const Node* node) {
+    return node->kind() == dtype_of || node->kind() == aten::to || node->kind() == aten::type_as;
+  };
   if (nodesWhere(*context.graph(), asks).empty()) {
     return false;
   }
@@ -122,6 +138,10 @@ bool foldDtypes(PassContext& context) {
       return insertConstant(node, kFloat);
     }
     if (castsToFloat(node) && floats.has(node->input(0))) {
+      return node->input(0);
+    }
+    if (node->kind() == aten::type_as && floats.has(node->input(0)) && floats.has(node->input(1)) &&
+        floats.areOnOneDevice()) {
       return node->input(0);
     }
     floats.add(node);

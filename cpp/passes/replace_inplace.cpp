@@ -2,7 +2,8 @@
 //
 //   %y = aten::relu_(%x)   ->   %y = aten::relu(%x)     when no other name of %x is read later
 //
-// A value that an operator has just made has no other name, whatever becomes of it later. Else PyTorch's alias analysis
+// A value that an operator has just made has no other name, whatever becomes of it later; nor has a part of it that is
+// all that anybody reads, such as the first channels of a concatenation. Else PyTorch's alias analysis
 // decides, for which all that goes into a list or dict may share memory with all weights. A value of which neither can
 // prove it stays in place, and later passes leave those values in float.
 //
@@ -97,6 +98,18 @@ std::optional<c10::Symbol> functionalForm(const Node* node) {
   return std::nullopt;
 }
 
+// What the value is a part of, or the value itself: nobody reads more of it, and nothing of the part is there twice.
+const Value* wholeOf(const Value* value) {
+  static const auto views = symbols(
+      {"aten::slice", "aten::select", "aten::narrow", "aten::transpose", "aten::permute", "aten::unsqueeze",
+       "aten::squeeze", "aten::view", "aten::reshape", "aten::flatten", "aten::unflatten"});
+  while (views.count(value->node()->kind()) > 0 && isTensor(value) && value->node()->input(0)->uses().size() == 1 &&
+         value->node()->input(0)->node()->owningBlock() == value->node()->owningBlock()) {
+    value = value->node()->input(0);
+  }
+  return value;
+}
+
 // Operators that write to a value which nothing has read yet, in the block where it is made.
 bool replaceWritesToFresh(Graph& graph) {
   return changeNodes(graph, [](Node* node) {
@@ -104,7 +117,7 @@ bool replaceWritesToFresh(Graph& graph) {
       return false;
     }
     Value* value = node->input(0);
-    const bool alone = value->node()->owningBlock() == node->owningBlock() && isFresh(value->node()) &&
+    const bool alone = value->node()->owningBlock() == node->owningBlock() && isFresh(wholeOf(value)->node()) &&
                        std::ranges::all_of(value->uses(), [&](const Use& use) {
                          return use.user == node || node->isBefore(use.user);
                        });

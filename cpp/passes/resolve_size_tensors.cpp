@@ -16,7 +16,7 @@
 namespace jit_passes {
 namespace {
 
-const auto rsub = symbol("aten::rsub");
+const auto rsub = symbol("aten::rsub"), repeat_interleave = symbol("aten::repeat_interleave");
 
 class SizeTensors {
  public:
@@ -92,9 +92,17 @@ class SizeTensors {
 
 bool resolveSizeTensors(PassContext& context) {
   SizeTensors tensors(context.graph());
-  return replaceNodes(*context.graph(), [&](Node* node) {
+  return changeNodes(*context.graph(), [&](Node* node) {
+    if (node->kind() == repeat_interleave && isTensor(node->input(1)) && tensors.isNumber(node->input(1))) {
+      node->replaceInput(1, tensors.numberOf(node->input(1))); // another overload
+      return true;
+    }
     const bool reads = isConversion(node) && node->kind() != prim::NumToTensor && isTensor(node->input(0));
-    return reads && tensors.isNumber(node->input(0)) ? tensors.numberOf(node->input(0)) : nullptr;
+    if (!reads || !tensors.isNumber(node->input(0))) {
+      return false;
+    }
+    replaceNode(node, tensors.numberOf(node->input(0)));
+    return true;
   });
 }
 

@@ -81,6 +81,7 @@ struct AverageFloats {
 //   Silu            x * Sigmoid(x)
 //   HardSigmoid     min(max(x + 3, 0), 6) / 6
 //   HardSwish       x * min(max(x + 3, 0), 6) / 6
+//   Square          x * x
 //
 // P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
 struct FloatFunction {
@@ -95,6 +96,7 @@ struct FloatFunction {
     Tanh,
     HardSigmoid,
     HardSwish,
+    Square,
     kCount
   };
   static constexpr int64_t kNumbers[kCount] = {0, 1, 2};

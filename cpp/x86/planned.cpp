@@ -288,6 +288,8 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"expand", {expand, true}},
         {"roll", {roll, true}},
         {"neg", {negative, false}},
+        {"square", {square, false}},
+        {"pow", {square, false}},
         {"channel_shuffle", {channelShuffle, true}},
         {"slice", {slice, true}},
         {"narrow", {narrow, true}},

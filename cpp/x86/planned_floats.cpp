@@ -79,6 +79,13 @@ Planned quotient(const Reader& reader, Node* node) {
   return function(node, FloatFunction::Scale, {1 / *number});
 }
 
+// PyTorch computes a power of 2 as a product.
+Planned square(const Reader& reader, Node* node) {
+  const bool power = node->kind() == c10::aten::pow;
+  refuseUnless(!power || numberOf(reader, node->input(1)) == 2.0, "it has another power than 2");
+  return function(node, FloatFunction::Square);
+}
+
 Planned negative(const Reader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
 
 Planned clipping(Node* node, double low, double high) {

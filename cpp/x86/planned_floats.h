@@ -11,6 +11,7 @@ Planned withChoice(const Reader& reader, const Node* node, Planned planned);
 Planned gelu(const Reader& reader, Node* node);
 // Functions without options.
 Planned namedFunction(const Reader& reader, Node* node);
+Planned square(const Reader& reader, Node* node);
 Planned negative(const Reader& reader, Node* node);
 // By a number.
 Planned quotient(const Reader& reader, Node* node);

@@ -127,6 +127,11 @@ def _floats(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
 
 
+def _squares(node: NodeView) -> str | None:
+    power = node.inputs[1].constant if node.inputs[1].is_constant else None
+    return None if power == 2 else "it has another power than 2"
+
+
 def _mean(node: NodeView) -> str | None:
     if len(node.inputs) < 4 or not is_constant_behind(node, 1):
         return "it goes over all axes, or over some that the model computes"
@@ -254,6 +259,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::cat": _options_of_lists,
         "aten::roll": roll,
         "aten::neg": options,
+        "aten::square": options,
+        "aten::pow": _squares,
         **dict.fromkeys(pools, options),
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _by_number,
@@ -269,7 +276,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         moves={**moves(), **moves_of_codes()},
         floats={**moves(), **of_few_axes(floats)},
         begins=frozenset({*NORMS, *SOFTMAX}),
-        forms=("expand_attention", "gather_rms_norm"),
+        forms=("spell_out_moves", "expand_attention", "gather_rms_norm"),
         dynamic=dynamic,
         dynamic_regions=True,
     )

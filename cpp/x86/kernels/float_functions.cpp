@@ -61,6 +61,12 @@ JIT_PASSES_VECTORIZED void hardswishes(const float* in, float* out, int64_t coun
   }
 }
 
+JIT_PASSES_VECTORIZED void squares(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] * in[i];
+  }
+}
+
 // The probability P(-a) of 0 <= a < 6, a polynomial in each of 16 intervals, and 0 beyond: 1 - P(a) is less than 1e-9.
 constexpr int kIntervals = 16, kDegree = 5;
 constexpr float kTailEnd = 6, kPerUnit = kIntervals / kTailEnd;
@@ -201,6 +207,7 @@ void FloatFunction::run(const float* in, float* out, int64_t count) const {
     case Tanh: return tanhs(in, out, count);
     case HardSigmoid: return ramps(in, out, count);
     case HardSwish: return hardswishes(in, out, count);
+    case Square: return squares(in, out, count);
     default:
       if (in != out) {
         std::copy_n(in, count, out);

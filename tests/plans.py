@@ -71,6 +71,8 @@ CANONICAL = Pipeline(
         "canonicalize_convolution",
         "canonicalize_padding",
         "canonicalize_clamp",
+        "resolve_size_tensors",
+        "resolve_size_lists",
         "canonicalize_view",
         "canonicalize_reshape",
         "remove_dead_code",

@@ -111,8 +111,9 @@ NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": 
 SILENT = {"remove_dead_code"}
 # None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers,
 # products by einsum, a norm by the root of the mean square, a plain recurrent layer with a
-# quantized input, a pool that computes its sizes, or a dynamic operator that a target leaves in
-# float; and some passes change no graph. test_partition.py cuts regions out of random modules.
+# quantized input, a pool that computes its sizes, a part of a list of sizes, or a dynamic operator
+# that a target leaves in float; and some passes change no graph. test_partition.py cuts regions out
+# of random modules, and test_x86_numbers.py computes with random sizes.
 NEVER = {
     "original",
     "avoid_fast_path",
@@ -125,6 +126,7 @@ NEVER = {
     "lower_weights",
     "outline_regions",
     "remark_float",
+    "resolve_size_lists",
     "spell_out_weights",
     "undo_dynamic",
     # Without VNNI PyTorch has no fast kernel for so many groups, and they stay in float.

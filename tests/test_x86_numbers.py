@@ -1,8 +1,9 @@
-"""Plans that compute sizes: windows of padded images, crops, and reshapes by what the model asks."""
+"""Plans that compute sizes: windows of padded images, crops, reshapes by what the model asks."""
 
 from __future__ import annotations
 
 import io
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from tests.compare import sqnr
-from tests.plans import plans_in
+from tests.plans import Grid, plan_of, plans_in, traced
 from tests.test_x86_state import MUTATIONS, mutate, restored
 
 
@@ -160,6 +161,84 @@ def test_sizes_by_value_stay_outside() -> None:
     assert len(plans_in(quantized)) == 2
     for pair in data:
         assert sqnr(model(*pair), quantized(*pair)) > 25
+
+
+class Sized(nn.Module):
+    """A chain of operators whose options follow from sizes, on codes or on float32."""
+
+    def __init__(self, seed: int, codes: bool) -> None:
+        super().__init__()
+        self.seed, self.codes = seed, codes
+        self.grid, self.last = Grid(0.031, 131), Grid(0.063, 77)
+
+    def forward(self, x: Tensor, other: Tensor) -> Any:
+        draw = random.Random(self.seed)
+        later = draw.random() < 0.5  # quantized behind what moves it
+        if self.codes:
+            x, other = self.grid(x), self.grid(other)
+            values = [x + x, other] if later else [x, other]
+        else:
+            values = [F.hardswish(x), F.hardswish(other)]
+        for _ in range(draw.randint(1, 5)):
+            like = draw.choice(values)
+            values.append(self.moved(draw, values[-1] if draw.random() < 0.7 else values[0], like))
+        results = values[2:][-2:]
+        if self.codes and later:
+            return tuple(self.last(value) for value in results)
+        return tuple(F.relu(value) for value in results)
+
+    @staticmethod
+    def moved(draw: random.Random, x: Tensor, like: Tensor) -> Tensor:
+        rank, axis = x.dim(), draw.randrange(x.dim())
+        size, wanted = x.shape[axis], like.shape[draw.randrange(like.dim())]
+        kind = draw.choice(["multiple", "crop", "front", "behind", "rows", "cut", "expand", "flat"])
+        none = [0, 0] * (rank - 1 - axis)
+        if kind == "multiple" and rank < 5:
+            return F.pad(x, [*none, 0, (3 - size % 3) % 3])
+        if kind == "crop" and rank < 5:  # or padded
+            difference = wanted - size
+            return F.pad(x, [*none, difference // 2, difference - difference // 2])
+        if kind == "front":
+            return x.narrow(axis, 0, size // 2 + size % 2)
+        if kind == "behind":
+            return x[(slice(None),) * axis + (slice(size // 3, wanted),)]
+        if kind == "cut" and rank < 5:
+            x = F.pad(x, [*none, 0, size % 2])
+            sizes = [*x.shape[:axis], (size + 1) // 2, 2, *x.shape[axis + 1 :]]
+            return x.reshape(sizes)
+        if kind == "expand" and rank < 5:
+            return x.unsqueeze(axis).expand(*x.shape[:axis], wanted, *x.shape[axis:])
+        if kind == "rows" and rank > 1:
+            return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+        return x.reshape(x.shape[0], -1) if rank > 1 else x.reshape(-1, 1)
+
+
+@pytest.mark.parametrize("codes", [True, False])
+@pytest.mark.parametrize("seed", range(150))
+def test_sizes_of_all_kinds(seed: int, codes: bool) -> None:
+    """The numbers of the graph, for sizes that it was not traced with."""
+    torch.manual_seed(seed)
+    rank = random.Random(seed).choice([2, 3, 4])
+    whole = [
+        ((3, 7, 5, 4), (2, 4, 6, 8)),
+        ((2, 4, 6, 5), (5, 3, 4, 3)),
+        ((1, 9, 8, 2), (1, 2, 9, 9)),
+    ]
+    shapes = [tuple(shape[:rank] for shape in pair) for pair in whole]
+    x, other = (torch.randn(shape) for shape in shapes[0])
+    model = Sized(seed, codes)
+    region = traced(model, x, other)
+    plan = plan_of(region)
+    for pair in shapes:
+        inputs = [torch.randn(shape) for shape in pair]
+        try:
+            expected = region(*inputs)
+        except RuntimeError:  # a slice of nothing, or a reshape that does not fit
+            with pytest.raises(RuntimeError):
+                plan.run(inputs)
+            continue
+        for got, want in zip(plan.run(inputs), expected, strict=True):
+            assert torch.equal(got, want)
 
 
 def plan_with_numbers() -> Any:

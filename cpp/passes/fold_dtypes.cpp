@@ -18,6 +18,21 @@ namespace {
 constexpr auto kFloat = static_cast<int64_t>(at::kFloat);
 const auto dtype_of = symbol("prim::dtype");
 
+// Whether it gives float32, and returns an operand that is: no copy, and no other layout or device.
+bool castsToFloat(const Node* node) {
+  const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
+  const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
+  if (!dtype || constantNumber(node->input(*dtype)) != kFloat) {
+    return false;
+  }
+  for (const char* name : {"layout", "device", "pin_memory", "memory_format"}) {
+    if (schema->argumentIndexWithName(name) && !isNone(node->namedInput(name))) {
+      return false;
+    }
+  }
+  return schema->argumentIndexWithName("copy") && constantNumber(node->namedInput("copy")) == 0.0;
+}
+
 // Values of float32, found in program order.
 class Floats {
  public:
@@ -78,6 +93,9 @@ class Floats {
         {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::softmax",
          "aten::log_softmax", "aten::mean", "aten::sum"});
     static const auto products = symbols({"aten::matmul", "aten::bmm", "aten::mm"});
+    if (castsToFloat(node)) {
+      return true;
+    }
     if (weightedOperator(node)) {
       return has(node->input(1));
     }
@@ -109,21 +127,6 @@ class Floats {
   std::unordered_set<const Value*> found_;
   mutable std::unordered_set<std::string> devices_;
 };
-
-// Whether it returns its operand, if that is of float32: no copy, and no other layout or device.
-bool castsToFloat(const Node* node) {
-  const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
-  const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
-  if (!dtype || constantNumber(node->input(*dtype)) != kFloat) {
-    return false;
-  }
-  for (const char* name : {"layout", "device", "pin_memory", "memory_format"}) {
-    if (schema->argumentIndexWithName(name) && !isNone(node->namedInput(name))) {
-      return false;
-    }
-  }
-  return schema->argumentIndexWithName("copy") && constantNumber(node->namedInput("copy")) == 0.0;
-}
 
 bool foldDtypes(PassContext& context) {
   const auto asks = [](const Node* node) {

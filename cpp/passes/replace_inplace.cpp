@@ -110,7 +110,15 @@ const Value* wholeOf(const Value* value) {
   return value;
 }
 
-// Operators that write to a value which nothing has read yet, in the block where it is made.
+// Whether it keeps nothing of what it reads, and no result is another name for it.
+bool onlyComputes(const Node* node) {
+  const auto* schema = node->maybeSchema();
+  return schema != nullptr && !returnsHiddenAlias(node->kind()) &&
+         std::ranges::none_of(schema->arguments(), [](const auto& a) { return a.alias_info() != nullptr; }) &&
+         std::ranges::none_of(schema->returns(), [](const auto& r) { return r.alias_info() != nullptr; });
+}
+
+// Operators that write to a value of which nobody has another name, in the block where it is made.
 bool replaceWritesToFresh(Graph& graph) {
   return changeNodes(graph, [](Node* node) {
     if (node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node)) {
@@ -119,7 +127,7 @@ bool replaceWritesToFresh(Graph& graph) {
     Value* value = node->input(0);
     const bool alone = value->node()->owningBlock() == node->owningBlock() && isFresh(wholeOf(value)->node()) &&
                        std::ranges::all_of(value->uses(), [&](const Use& use) {
-                         return use.user == node || node->isBefore(use.user);
+                         return use.user == node || node->isBefore(use.user) || onlyComputes(use.user);
                        });
     const auto kind = alone ? functionalForm(node) : std::nullopt;
     if (!kind) {

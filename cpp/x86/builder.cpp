@@ -1,11 +1,10 @@
 #include "builder.h"
 
 #include "core/registry.h"
-#include "core/shape_facts.h"
 #include "moved.h"
-#include "numbers.h"
 #include "passes/dialect.h"
 #include "planned_floats.h"
+#include "planned_numbers.h"
 #include "planned_recurrent.h"
 #include "reader.h"
 #include "simplify.h"
@@ -61,7 +60,10 @@ class Walk : ProgramWriter {
         program_.outputs.push_back(known->second);
       }
     }
-    findSized();
+    numbers_.settle([&](const Value* tensor) {
+      const auto closed = closed_.find(tensor);
+      return closed != closed_.end() ? std::optional(closed->second) : valueOf(tensor);
+    });
     simplify(program_);
     check(program_);
     return std::move(program_);
@@ -176,80 +178,6 @@ class Walk : ProgramWriter {
     return values.back();
   }
 
-  // A number that follows from sizes.
-  int64_t number(Value* value) {
-    if (const auto known = numbers_.find(value); known != numbers_.end()) {
-      return known->second;
-    }
-    const Number made = madeNumber(value);
-    program_.numbers.push_back(made);
-    return numbers_[value] = static_cast<int64_t>(program_.numbers.size()) - 1;
-  }
-
-  Number madeNumber(Value* value) {
-    using How = Number::How;
-    if (const auto constant = reader_.find(value)) {
-      return {How::Constant, constant->toInt()};
-    }
-    static const std::unordered_map<c10::Symbol, How> kinds{{c10::aten::add, How::Sum},
-                                                            {c10::aten::sub, How::Difference},
-                                                            {c10::aten::mul, How::Product},
-                                                            {c10::aten::floordiv, How::Quotient},
-                                                            {c10::aten::remainder, How::Remainder},
-                                                            {c10::prim::min, How::Smaller},
-                                                            {c10::prim::max, How::Larger}};
-    const Node* node = value->node();
-    const bool listed = node->kind() == c10::prim::ListUnpack || node->kind() == c10::aten::__getitem__;
-    const Node* asks = listed ? node->input(0)->node() : node;
-    if (asks->kind() == c10::aten::size) {
-      const auto axis = node->kind() == c10::prim::ListUnpack
-                            ? std::optional(c10::IValue(static_cast<int64_t>(value->offset())))
-                            : reader_.find(node->input(1));
-      const Value* tensor = asks->input(0);
-      refuseUnless(
-          axis && axis->isInt() && !reader_.isWritten(tensor),
-          "it needs a size that is not known before it runs");
-      inputOf(tensor); // in front of who needs it
-      asked_.emplace_back(program_.numbers.size(), tensor);
-      return {How::Size, 0, axis->toInt()};
-    }
-    const auto how = kinds.find(node->kind());
-    refuseUnless(how != kinds.end() && computesSizes(node), "it reads a number that the model computes");
-    const int64_t a = number(node->input(0)), b = number(node->input(1));
-    return {how->second, a, b};
-  }
-
-  void setComputed(Operator& op, const Computed& computed) {
-    for (const auto& [attribute, value] : computed) {
-      op.computed.emplace_back(attribute, number(value));
-    }
-  }
-
-  // Which values the sizes are of, now that all have been visited.
-  void findSized() {
-    for (const auto& [number, tensor] : asked_) {
-      const auto closed = closed_.find(tensor);
-      const auto value = closed != closed_.end() ? std::optional(closed->second) : valueOf(tensor);
-      program_.numbers[number].a = value.value_or(-1);
-    }
-    std::vector<bool> known(program_.grids.size());
-    for (const Operator& op : program_.operators) {
-      std::vector<bool> seen(program_.numbers.size());
-      for (const auto& [attribute, number] : op.computed) {
-        forEachSized(program_, number, seen, [&](int64_t value) {
-          if (value < 0 || !known[value]) {
-            throw RefusedOperator(
-                op.name + " cannot be part of a plan: it needs a size that is not known before it", op.name);
-          }
-        });
-      }
-      known[op.output] = true;
-    }
-    for (Number& number : program_.numbers) { // that no operator needs
-      number = number.how == Number::How::Size && number.a < 0 ? Number{Number::How::Constant} : number;
-    }
-  }
-
   void visitDequantize(Node* node) {
     if (reader_.find(node->input(0))) {
       return; // a weight, which whoever reads it understands
@@ -321,7 +249,7 @@ class Walk : ProgramWriter {
     const Value* from = node->input(0);
     Operator& op = planned.op;
     op.name = nameOf(node);
-    setComputed(op, planned.computed);
+    numbers_.set(op, planned.computed);
     if (const auto found = pending_.find(from); found != pending_.end()) {
       Pending pending = found->second;
       pending.moves.push_back(std::move(op));
@@ -387,7 +315,7 @@ class Walk : ProgramWriter {
 
   void visitPlanned(Node* node, Planned planned) {
     planned.op.name = nameOf(node);
-    setComputed(planned.op, planned.computed);
+    numbers_.set(planned.op, planned.computed);
     takeSum(planned);
     const bool joins = isJoin(reader_, node) || planned.op.kind == Kind::Affine;
     for (const Value* operand : planned.operands) {
@@ -438,8 +366,7 @@ class Walk : ProgramWriter {
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
   std::unordered_map<const Value*, int64_t>
       closed_; // of what was; its codes, or those in front of what moves it
-  std::unordered_map<const Value*, int64_t> numbers_;  // that operators need
-  std::vector<std::pair<size_t, const Value*>> asked_; // numbers that are sizes, and of what
+  PlannedNumbers numbers_{reader_, program_, [this](const Value* tensor) { inputOf(tensor); }};
   // Of concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;
 };

@@ -38,7 +38,7 @@ class Checker {
     for (size_t i = 0; i < program_.grids.size(); ++i) {
       checkGrid(program_.grids[i], i);
     }
-    checkNumbers();
+    checkNumbersOf(program_);
     for (const Operator& op : program_.operators) {
       checkOperator(op);
     }
@@ -102,31 +102,6 @@ class Checker {
     }
     const int64_t input = op.kind == Kind::Input ? op.attributes[0] : 0;
     require(between(input, 0, program_.inputs - 1), "input ", input, " of ", program_.inputs);
-  }
-
-  // Each is made of those before it, and of sizes of values.
-  void checkNumbers() {
-    using How = Number::How;
-    TORCH_CHECK(
-        program_.numbers.size() <= size_t(kMaxCount), "not a plan: more than ", kMaxCount, " numbers");
-    std::vector<int64_t> depths;
-    for (const auto& [how, a, b] : program_.numbers) {
-      const int64_t before = depths.size();
-      int64_t depth = 0;
-      if (how == How::Size) {
-        TORCH_CHECK(
-            between(a, 0, int64_t(computed_.size()) - 1), "not a plan: number ", before,
-            " is a size of value ", a, ", which is none");
-      } else if (how != How::Constant) {
-        TORCH_CHECK(
-            how >= How::Constant && how <= How::Larger && between(a, 0, before - 1) &&
-                between(b, 0, before - 1),
-            "not a plan: number ", before, " is made of none, or of others than those before it");
-        depth = 1 + std::max(depths[a], depths[b]);
-      }
-      TORCH_CHECK(depth <= kMostDepth, "not a plan: number ", before, " lies deeper than ", kMostDepth);
-      depths.push_back(depth);
-    }
   }
 
   void checkKind(const Operator& op) {

@@ -5,8 +5,11 @@
 
 namespace jit_passes::x86 {
 
-// Numbers lie at most so deep within one another.
-constexpr int64_t kMostDepth = 256;
+// As many there may be, and so deep they lie within one another.
+constexpr int64_t kMostNumbers = int64_t{1} << 20, kMostDepth = 256;
+
+// Throws where a number is made of others than those before it, or of what is no value.
+void checkNumbersOf(const Program& program);
 
 // Whether the model may compute that attribute of an operator, rather than have a constant there.
 bool mayCompute(const Operator& op, int64_t attribute);

@@ -1,0 +1,76 @@
+#include "planned_numbers.h"
+
+#include "builder.h"
+#include "core/shape_facts.h"
+
+namespace jit_passes::x86 {
+
+void PlannedNumbers::set(Operator& op, const Computed& computed) {
+  for (const auto& [attribute, value] : computed) {
+    op.computed.emplace_back(attribute, number(value));
+  }
+}
+
+int64_t PlannedNumbers::number(Value* value) {
+  if (const auto known = known_.find(value); known != known_.end()) {
+    return known->second;
+  }
+  const Number number = made(value);
+  program_.numbers.push_back(number);
+  return known_[value] = static_cast<int64_t>(program_.numbers.size()) - 1;
+}
+
+Number PlannedNumbers::made(Value* value) {
+  using How = Number::How;
+  if (const auto constant = reader_.find(value)) {
+    return {How::Constant, constant->toInt()};
+  }
+  Node* node = value->node();
+  const bool unpacks = node->kind() == c10::prim::ListUnpack;
+  const bool listed = unpacks || node->kind() == c10::aten::__getitem__;
+  const Node* size = listed ? node->input(0)->node() : node;
+  if (size->kind() == c10::aten::size) {
+    const auto axis = unpacks ? std::optional(c10::IValue(static_cast<int64_t>(value->offset())))
+                              : reader_.find(node->input(1));
+    const Value* tensor = size->input(0);
+    refuseUnless(
+        axis && axis->isInt() && !reader_.isWritten(tensor),
+        "it needs a size that is not known before it runs");
+    asked_(tensor);
+    sizes_.emplace_back(program_.numbers.size(), tensor);
+    return {How::Size, -1, axis->toInt()};
+  }
+  static const std::unordered_map<c10::Symbol, How> kinds{
+      {c10::aten::add, How::Sum},           {c10::aten::sub, How::Difference},
+      {c10::aten::mul, How::Product},       {c10::aten::floordiv, How::Quotient},
+      {c10::aten::remainder, How::Remainder}, {c10::prim::min, How::Smaller},
+      {c10::prim::max, How::Larger}};
+  const auto how = kinds.find(node->kind());
+  refuseUnless(how != kinds.end() && computesSizes(node), "it reads a number that the model computes");
+  const int64_t a = number(node->input(0)), b = number(node->input(1));
+  return {how->second, a, b};
+}
+
+void PlannedNumbers::settle(const std::function<std::optional<int64_t>(const Value* tensor)>& valueOf) {
+  for (const auto& [number, tensor] : sizes_) {
+    program_.numbers[number].a = valueOf(tensor).value_or(-1);
+  }
+  std::vector<bool> known(program_.grids.size());
+  for (const Operator& op : program_.operators) {
+    std::vector<bool> seen(program_.numbers.size());
+    for (const auto& [attribute, number] : op.computed) {
+      forEachSized(program_, number, seen, [&](int64_t value) {
+        if (value < 0 || !known[value]) {
+          throw RefusedOperator(
+              op.name + " cannot be part of a plan: it needs a size that is not known before it", op.name);
+        }
+      });
+    }
+    known[op.output] = true;
+  }
+  for (Number& number : program_.numbers) { // that no operator needs
+    number = number.how == Number::How::Size && number.a < 0 ? Number{Number::How::Constant} : number;
+  }
+}
+
+} // namespace jit_passes::x86

@@ -59,9 +59,9 @@ bool isCount(const Node* node) {
 
 bool keepsShape(const Node* node) {
   static const auto kinds = symbols(
-      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::type_as", "aten::batch_norm",
-       "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm", "aten::roll",
-       "jit_passes::quantize", "jit_passes::dequantize"});
+      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::type_as",
+       "aten::batch_norm", "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm",
+       "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
   return kinds.count(node->kind()) || isDropout(node) ||
          (isElementwise(node) && tensors == 1 && isTensor(node->input(0)));

@@ -103,7 +103,8 @@ const Value* wholeOf(const Value* value) {
   static const auto views = symbols(
       {"aten::slice", "aten::select", "aten::narrow", "aten::transpose", "aten::permute", "aten::unsqueeze",
        "aten::squeeze", "aten::view", "aten::reshape", "aten::flatten", "aten::unflatten"});
-  while (views.count(value->node()->kind()) > 0 && isTensor(value) && value->node()->input(0)->uses().size() == 1 &&
+  while (views.count(value->node()->kind()) > 0 && isTensor(value) &&
+         value->node()->input(0)->uses().size() == 1 &&
          value->node()->input(0)->node()->owningBlock() == value->node()->owningBlock()) {
     value = value->node()->input(0);
   }
@@ -125,7 +126,8 @@ bool replaceWritesToFresh(Graph& graph) {
       return false;
     }
     Value* value = node->input(0);
-    const bool alone = value->node()->owningBlock() == node->owningBlock() && isFresh(wholeOf(value)->node()) &&
+    const bool alone = value->node()->owningBlock() == node->owningBlock() &&
+                       isFresh(wholeOf(value)->node()) &&
                        std::ranges::all_of(value->uses(), [&](const Use& use) {
                          return use.user == node || node->isBefore(use.user) || onlyComputes(use.user);
                        });

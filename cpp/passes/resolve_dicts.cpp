@@ -18,7 +18,8 @@ namespace {
 using Items = std::vector<std::pair<Value*, Value*>>;
 
 const auto empty_dict = symbol("aten::dict"), dict_contains = symbol("aten::__contains__");
-const auto dict_get = symbol("aten::get"), dict_values = symbol("aten::values"), dict_keys = symbol("aten::keys");
+const auto dict_get = symbol("aten::get"), dict_values = symbol("aten::values"),
+           dict_keys = symbol("aten::keys");
 const auto dict_items = symbol("aten::items");
 
 bool isKey(const Value* value) {
@@ -27,7 +28,8 @@ bool isKey(const Value* value) {
 }
 
 auto placeOfKey(const Items& items, const Value* key) {
-  return std::ranges::find_if(items, [&](const auto& item) { return *constantOf(item.first) == *constantOf(key); });
+  return std::ranges::find_if(
+      items, [&](const auto& item) { return *constantOf(item.first) == *constantOf(key); });
 }
 
 class Dicts : public Followed<Items> {
@@ -90,10 +92,10 @@ class Dicts : public Followed<Items> {
     if (node->inputs().size() > 1 && isKey(node->input(1))) {
       const auto place = placeOfKey(items, node->input(1));
       const bool has = place != items.end();
-      return node->kind() == dict_contains                               ? insertConstant(node, has)
-          : has && node->kind() == aten::__getitem__                      ? place->second
-          : has && node->kind() == dict_get && node->inputs().size() == 3 ? place->second
-                                                                          : nullptr;
+      return node->kind() == dict_contains                                   ? insertConstant(node, has)
+             : has && node->kind() == aten::__getitem__                      ? place->second
+             : has && node->kind() == dict_get && node->inputs().size() == 3 ? place->second
+                                                                             : nullptr;
     }
     const bool keys = node->kind() == dict_keys;
     if (!keys && node->kind() != dict_values && node->kind() != dict_items) {
@@ -103,11 +105,10 @@ class Dicts : public Followed<Items> {
     for (const auto& [key, value] : items) {
       Value* own = node->kind() == dict_values ? value : insertConstant(node, *constantOf(key));
       elements.push_back(
-          node->kind() != dict_items
-              ? own
-              : insertValue(
-                    node, prim::TupleConstruct, {own, value}, node,
-                    c10::TupleType::create({own->type(), value->type()})));
+          node->kind() != dict_items ? own
+                                     : insertValue(
+                                           node, prim::TupleConstruct, {own, value}, node,
+                                           c10::TupleType::create({own->type(), value->type()})));
     }
     return insertValue(node, prim::ListConstruct, elements, node, node->output()->type());
   }
@@ -116,8 +117,8 @@ class Dicts : public Followed<Items> {
 bool resolveDicts(PassContext& context) { return Dicts().resolve(context.graph()->block()); }
 
 const RegisterPass resolve_dicts_pass{
-    "resolve_dicts", "Give readers of a dictionary that is filled step by step what it holds there.", resolveDicts,
-    needs("inlined")};
+    "resolve_dicts", "Give readers of a dictionary that is filled step by step what it holds there.",
+    resolveDicts, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -29,8 +29,9 @@ class SizeLists {
   // The list that stands for a part of one; null where it is none of sizes that the tensor has.
   Value* listOf(Node* slice) const {
     const Node* size = slice->kind() == aten::slice ? slice->input(0)->node() : nullptr;
-    if (size == nullptr || size->kind() != aten::size || size->inputs().size() != 1 || known_.isWritten(size->output()) ||
-        known_.isWritten(slice->output()) || wholeNumber(slice->input(3)) != 1) {
+    if (size == nullptr || size->kind() != aten::size || size->inputs().size() != 1 ||
+        known_.isWritten(size->output()) || known_.isWritten(slice->output()) ||
+        wholeNumber(slice->input(3)) != 1) {
       return nullptr;
     }
     Value* tensor = const_cast<Value*>(size->input(0));

@@ -261,9 +261,7 @@ class Branches {
   }
 
  private:
-  void decide(
-      const std::vector<Fact>& facts, Node* before,
-      const std::function<bool(const Node*)>& covers) {
+  void decide(const std::vector<Fact>& facts, Node* before, const std::function<bool(const Node*)>& covers) {
     for (const auto& [value, holds] : facts) {
       if (isConstant(value)) {
         continue;

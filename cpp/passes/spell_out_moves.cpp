@@ -68,8 +68,8 @@ bool spellOutMoves(PassContext& context) {
 }
 
 const RegisterPass spell_out_moves_pass{
-    "spell_out_moves", "Write stack and repeat_interleave as the operators that they are made of.", spellOutMoves,
-    needs("inlined")};
+    "spell_out_moves", "Write stack and repeat_interleave as the operators that they are made of.",
+    spellOutMoves, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -124,19 +124,23 @@ bool mayCompute(const Operator& op, int64_t attribute) {
 
 void checkNumbersOf(const Program& program) {
   using How = Number::How;
-  const auto between = [](int64_t number, int64_t low, int64_t high) { return number >= low && number <= high; };
-  TORCH_CHECK(program.numbers.size() <= size_t(kMostNumbers), "not a plan: more than ", kMostNumbers, " numbers");
+  const auto between = [](int64_t number, int64_t low, int64_t high) {
+    return number >= low && number <= high;
+  };
+  TORCH_CHECK(
+      program.numbers.size() <= size_t(kMostNumbers), "not a plan: more than ", kMostNumbers, " numbers");
   std::vector<int64_t> depths;
   for (const auto& [how, a, b] : program.numbers) {
     const int64_t before = depths.size();
     int64_t depth = 0;
     if (how == How::Size) {
       TORCH_CHECK(
-          between(a, 0, int64_t(program.grids.size()) - 1), "not a plan: number ", before, " is a size of value ", a,
-          ", which is none");
+          between(a, 0, int64_t(program.grids.size()) - 1), "not a plan: number ", before,
+          " is a size of value ", a, ", which is none");
     } else if (how != How::Constant) {
       TORCH_CHECK(
-          how >= How::Constant && how <= How::Larger && between(a, 0, before - 1) && between(b, 0, before - 1),
+          how >= How::Constant && how <= How::Larger && between(a, 0, before - 1) &&
+              between(b, 0, before - 1),
           "not a plan: number ", before, " is made of none, or of others than those before it");
       depth = 1 + std::max(depths[a], depths[b]);
     }

@@ -40,11 +40,13 @@ Number PlannedNumbers::made(Value* value) {
     sizes_.emplace_back(program_.numbers.size(), tensor);
     return {How::Size, -1, axis->toInt()};
   }
-  static const std::unordered_map<c10::Symbol, How> kinds{
-      {c10::aten::add, How::Sum},           {c10::aten::sub, How::Difference},
-      {c10::aten::mul, How::Product},       {c10::aten::floordiv, How::Quotient},
-      {c10::aten::remainder, How::Remainder}, {c10::prim::min, How::Smaller},
-      {c10::prim::max, How::Larger}};
+  static const std::unordered_map<c10::Symbol, How> kinds{{c10::aten::add, How::Sum},
+                                                          {c10::aten::sub, How::Difference},
+                                                          {c10::aten::mul, How::Product},
+                                                          {c10::aten::floordiv, How::Quotient},
+                                                          {c10::aten::remainder, How::Remainder},
+                                                          {c10::prim::min, How::Smaller},
+                                                          {c10::prim::max, How::Larger}};
   const auto how = kinds.find(node->kind());
   refuseUnless(how != kinds.end() && computesSizes(node), "it reads a number that the model computes");
   const int64_t a = number(node->input(0)), b = number(node->input(1));

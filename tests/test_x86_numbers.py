@@ -163,6 +163,69 @@ def test_sizes_by_value_stay_outside() -> None:
         assert sqnr(model(*pair), quantized(*pair)) > 25
 
 
+class Summed(nn.Module):
+    """The size of a result that is part of a sum in the plan, which may broadcast; and a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Linear(8, 16), nn.Linear(8, 16)
+        self.last = nn.Linear(8, 3)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = torch.relu(y + self.other(x * 0.5))
+        z = torch.cat([self.token.expand(x.shape[0], 1, 16), z], 1)
+        return self.last(z.reshape(y.shape[0], 1 + y.shape[1], 2, 8))
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_sizes_of_a_part_of_a_sum(form: str) -> None:
+    """Operators of the region have the names that they have in the model, whatever it computes."""
+    torch.manual_seed(0)
+    model = Summed().eval()
+    data = [torch.randn(2, 5, 8), torch.randn(3, 4, 8)]
+    script = forms(model, (data[0],))[form]
+    prepared = jit_passes.prepare(script, mode="static", target="x86")
+    jit_passes.calibrate(prepared, data)
+    reference = jit_passes.convert(prepared)
+    (region,) = jit_passes.partition(reference, "x86").regions
+    assert [region.named(name) for name in region.operators] == [*region.operators]
+    assert "aten::size" in str(region.module.graph) and "aten::expand" in str(region.module.graph)
+    quantized = jit_passes.lower(reference, target="x86")
+    assert len(plans_in(quantized)) == 1
+    for x in (*data, torch.randn(1, 9, 8)):
+        assert sqnr(model(x), quantized(x)) > 25
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_the_token_of_a_class(form: str) -> None:
+    """It is repeated for each image within the plan."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.token = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
+            self.norm, self.mlp = nn.LayerNorm(16), nn.Linear(16, 16)
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.patches(x).flatten(2).transpose(1, 2)
+            x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1)
+            x = x + self.mlp(self.norm(x))
+            return self.head(x[:, 0])
+
+    torch.manual_seed(0)
+    model = Classifier().eval()
+    data = [torch.randn(2, 3, 16, 16), torch.randn(3, 3, 16, 16)]
+    script = forms(model, (data[0],))[form]
+    for mode in ("static", "auto"):
+        quantized = jit_passes.quantize_script(script, data, mode=mode, target="x86")
+        assert len(plans_in(quantized)) == 1
+        for x in (*data, torch.randn(1, 3, 16, 16)):
+            assert sqnr(model(x), quantized(x)) > 25
+
+
 class Sized(nn.Module):
     """A chain of operators whose options follow from sizes, on codes or on float32."""
 

@@ -172,7 +172,8 @@ bool Order::isCopied(const Node* node) const {
       Symbol::fromQualString("jit_passes::dequantize_dynamic"),
       Symbol::fromQualString("jit_passes::quantize_per_channel"),
       Symbol::fromQualString("jit_passes::dequantize_per_channel")};
-  return (kinds.count(node->kind()) > 0 || computesSizes(node)) && !isFixed(node);
+  const bool repeats = repeatsConstant(node) && !isFixed(node->input(0)->node());
+  return (kinds.count(node->kind()) > 0 || computesSizes(node) || repeats) && !isFixed(node);
 }
 
 std::vector<Node*> Order::sourcesOf(Node* node) const {

@@ -14,7 +14,7 @@ class Order {
   // draws random numbers, or contains what does. Such a node belongs to no region.
   bool isFixed(const Node* node) const { return fixed_.count(node) > 0; }
   // Whether each region that reads the node has one of its own: constants, quantize and dequantize, lists of
-  // tensors, sizes and what is computed of them. No path leaves a region through them.
+  // tensors, sizes and what is computed of them, constants that are repeated. No path leaves a region through them.
   bool isCopied(const Node* node) const;
   // The nodes of the same block that make what a node reads, those behind what is copied.
   std::vector<Node*> sourcesOf(Node* node) const;

@@ -28,6 +28,9 @@ bool isConversion(const Node* node);
 // Whether it makes whole numbers of sizes of tensors, and of other whole numbers.
 bool computesSizes(const Node* node);
 
+// Whether it repeats a constant tensor, as models put the token of a class in front of each image's.
+bool repeatsConstant(const Node* node);
+
 // A constant, also the tensor that traces make of a number.
 std::optional<int64_t> wholeNumber(const Value* value);
 

@@ -36,6 +36,11 @@ bool computesSizes(const Node* node) {
          std::ranges::all_of(node->inputs(), isWhole);
 }
 
+bool repeatsConstant(const Node* node) {
+  const Node* of = node->kind() == aten::expand ? node->input(0)->node() : nullptr;
+  return of != nullptr && (of->kind() == prim::Constant || of->kind() == prim::GetAttr);
+}
+
 std::optional<int64_t> wholeNumber(const Value* value) {
   const auto constant = constantOf(value);
   if (constant && constant->isTensor()) {

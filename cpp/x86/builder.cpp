@@ -256,12 +256,9 @@ class Walk : ProgramWriter {
       wait(result, std::move(pending));
       return;
     }
-    const auto value = valueOf(from);
-    refuseUnless(
-        value && (hasFloats(op.kind) || !program_.grids[*value].is_float), "its operand ", from->debugName(),
-        " is in float");
-    const Grid grid = movedGrid(op.kind, program_.grids[*value]);
-    floats_[result] = emit(std::move(op), {*value}, grid);
+    const int64_t value = operandOf(from, hasFloats(op.kind));
+    const Grid grid = movedGrid(op.kind, program_.grids[value]);
+    floats_[result] = emit(std::move(op), {value}, grid);
   }
 
   void visitParts(Node* node) {

@@ -10,7 +10,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, count_of
-from ..graph.view import GraphView, ValueView
+from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
@@ -67,8 +67,7 @@ class Region:
     def named(self, operator: str) -> str:
         """Return the name in the model of an operator that the region's own graph calls so."""
         nodes = GraphView.of(self.module).nodes
-        own = [n.name for n in nodes if n.name and not n.kind.startswith("prim::")
-               and not any(value.from_sizes for value in n.outputs)]  # fmt: skip
+        own = [n.name for n in nodes if n.name and _computes(n)]
         names = dict(zip(own, self.operators, strict=True))
         if operator not in names:
             raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")
@@ -185,6 +184,13 @@ def cut(
         module = outline.run(module, method).module
     found = _regions(module, method, operators)
     return Cut(module, tuple(sorted(found, key=lambda region: _number(region.name))), refused)
+
+
+def _computes(node: NodeView) -> bool:
+    """Say whether a node of a region is an operator of it, and not there for each who reads it."""
+    given = any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
+    sizes = any(value.from_sizes for value in node.outputs)
+    return given and not sizes and not node.kind.startswith("prim::")
 
 
 def _number(region: str) -> int:

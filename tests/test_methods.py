@@ -264,7 +264,7 @@ class Cached(nn.Module):
 @pytest.mark.parametrize("methods", [METHODS, ["encode"], ["decode"]])
 @pytest.mark.parametrize("aliased", [False, True])
 def test_state_in_common(methods: list[str], aliased: bool) -> None:
-    """What a method writes to is there for others, under another name too, quantized or not."""
+    """State that a method writes is there for others, under another name too, quantized or not."""
     x, y = torch.randn(2, 4), torch.randn(2, 4)
     model = torch.jit.script(seeded(lambda: Cached(aliased)))
     joined = jit_passes.quantize_script(model, methods=methods, mode="dynamic", target="stock")
@@ -371,7 +371,7 @@ class Detector(nn.Module):
 
 
 class Memory(nn.Module):
-    """What a stream has left."""
+    """The rest of a stream."""
 
     def __init__(self) -> None:
         super().__init__()

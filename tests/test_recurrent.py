@@ -397,7 +397,7 @@ class Stepwise(nn.Module):
 
 @pytest.mark.parametrize("target", ["reference", "stock", "x86"])
 def test_beside_lists_that_are_filled(target: str) -> None:
-    """What is put into a list has nothing to do with the list of weights."""
+    """A value that goes into a list has nothing to do with the list of weights."""
     model = seeded(Stepwise)
     quantized = jit_passes.quantize_script(torch.jit.script(model), target=target, progress=False)
     assert [row.dtype for row in jit_passes.coverage(quantized)] == ["int8", "int8"]

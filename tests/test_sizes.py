@@ -59,7 +59,7 @@ class Remainder(nn.Module):
 
 
 class Exchange(nn.Module):
-    """What windows leave of one axis is what they lack of another."""
+    """Windows leave as much of one axis as they lack of another."""
 
     def __init__(self) -> None:
         super().__init__()

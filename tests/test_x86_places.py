@@ -46,7 +46,7 @@ class Twice(Residuals):
 
 
 class Kept(Residuals):
-    """What a sum adds to is read once more behind it."""
+    """The operand of a sum is read once more behind it."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.x(x)
@@ -56,7 +56,7 @@ class Kept(Residuals):
 
 
 class Returned(Residuals):
-    """What a sum adds to is a result of the plan."""
+    """The operand of a sum is a result of the plan."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.added(self.x(x), 0)

@@ -149,7 +149,7 @@ def test_decoders(seed: int) -> None:
 
 
 class Generator(nn.Module):
-    """That of DCGAN (Radford et al., 2015), with few channels."""
+    """The generator of DCGAN (Radford et al., 2015), with few channels."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ std::optional<c10::Symbol> functionalForm(const Node* node) {
   return std::nullopt;
 }
 
-// What the value is a part of, or the value itself: nobody reads more of it, and nothing of the part is there twice.
+// The value that this one is a part of, or itself: nobody reads more of it, and nothing of the part is there twice.
 const Value* wholeOf(const Value* value) {
   static const auto views = symbols(
       {"aten::slice", "aten::select", "aten::narrow", "aten::transpose", "aten::permute", "aten::unsqueeze",

@@ -5,8 +5,8 @@
 //   %n = aten::append(%l, %x)                        %m = prim::ListConstruct(%a, %x)
 //   %y = aten::cat(%l, %one)                         %y = aten::cat(%m, %one)
 //
-// followed.h says for how long the elements are known. Elements at constant places, lengths, copies, slices and sums are resolved too. An index out of range stays the
-// error that it is.
+// followed.h says for how long the elements are known. Elements at constant places, lengths, copies, slices and sums
+// are resolved too. An index out of range stays the error that it is.
 #include "core/registry.h"
 #include "passes/followed.h"
 

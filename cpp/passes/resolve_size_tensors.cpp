@@ -28,7 +28,7 @@ class SizeTensors {
     return known != known_.end() ? known->second : (known_[tensor] = findIsNumber(tensor));
   }
 
-  // That number, computed in front of whoever makes the tensor.
+  // The number that it holds, computed in front of whoever makes the tensor.
   Value* numberOf(Value* tensor) {
     if (const auto made = made_.find(tensor); made != made_.end()) {
       return made->second;

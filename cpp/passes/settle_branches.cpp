@@ -101,8 +101,8 @@ bool isWithin(const Node* node, const Block* block) {
 
 using Fact = std::pair<Value*, c10::IValue>;
 
-// What follows for an operand of the node, if its result is known: a condition that it is the opposite of, a number that
-// is compared with a constant, or to which one is added.
+// A fact about an operand of the node that follows, if its result is known: of a condition that it is the opposite of,
+// a number that is compared with a constant, or to which one is added.
 std::optional<Fact> factBehind(const Node* node, const c10::IValue& result) {
   if (node->kind() == aten::__not__) {
     return Fact(const_cast<Value*>(node->input()), !result.toBool());

@@ -60,7 +60,9 @@ bool spellOutMoves(PassContext& context) {
   }
   const Shapes shapes(context);
   return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
-    if (!moves(node) || shapes.isWritten(node->input(0)) || shapes.isWritten(node->output())) {
+    const auto is_written = [&](const Value* value) { return shapes.isWritten(value); };
+    if (!moves(node) || is_written(node->output()) || is_written(node->input(0)) ||
+        std::ranges::any_of(node->input(0)->node()->inputs(), is_written)) {
       return nullptr;
     }
     return node->kind() == aten::stack ? spelledStack(node) : spelledRepeat(node, shapes);

@@ -56,6 +56,20 @@ class Decoder(nn.Module):
         return self.last(y + skip)
 
 
+class Signal(nn.Module):
+    """Pads to a multiple of many samples, and rounds up by a negative divisor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(1, 4, 3, 1, 1), nn.Conv1d(4, 2, 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = F.pad(y, [0, (1 << 16) - y.shape[2] % (1 << 16)])
+        y = y[:, :, : 0 - (x.shape[2] // -8) * 8]
+        return self.last(y)
+
+
 class Tokens(nn.Module):
     """Sizes of an input that holds whole numbers, which no operator of the plan reads."""
 
@@ -126,6 +140,18 @@ def test_paddings_that_cut_off(form: str) -> None:
     wrong = (torch.randn(2, 3, 9, 9), torch.randn(2, 3, 0, 4))
     with pytest.raises(RuntimeError):
         quantized(*wrong)
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_long_paddings_and_negative_divisors(form: str) -> None:
+    torch.manual_seed(0)
+    model = Signal().eval()
+    data = [torch.randn(2, 1, 60_001), torch.randn(1, 1, 65_000)]
+    script = forms(model, (data[0],))[form]
+    quantized = jit_passes.quantize_script(script, data, mode="static", target="x86")
+    assert len(plans_in(quantized)) == 1
+    for x in (*data, torch.randn(1, 1, 16_000), torch.randn(1, 1, 13)):
+        assert sqnr(model(x), quantized(x)) > 25
 
 
 @pytest.mark.parametrize("form", ["traced", "scripted"])

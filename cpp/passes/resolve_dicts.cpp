@@ -102,13 +102,12 @@ class Dicts : public Followed<Items> {
       return nullptr;
     }
     std::vector<Value*> elements;
+    const c10::TypePtr type = node->output()->type()->expectRef<c10::ListType>().getElementType();
     for (const auto& [key, value] : items) {
       Value* own = node->kind() == dict_values ? value : insertConstant(node, *constantOf(key));
       elements.push_back(
-          node->kind() != dict_items ? own
-                                     : insertValue(
-                                           node, prim::TupleConstruct, {own, value}, node,
-                                           c10::TupleType::create({own->type(), value->type()})));
+          node->kind() == dict_items ? insertValue(node, prim::TupleConstruct, {own, value}, node, type)
+                                     : own);
     }
     return insertValue(node, prim::ListConstruct, elements, node, node->output()->type());
   }

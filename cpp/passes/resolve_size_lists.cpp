@@ -37,6 +37,9 @@ class SizeLists {
     Value* tensor = const_cast<Value*>(size->input(0));
     const auto start = isNone(slice->input(1)) ? 0 : wholeNumber(slice->input(1));
     auto end = wholeNumber(slice->input(2));
+    if (end == 0 || start.value_or(0) < -kMostAxes) { // nothing, or all
+      return nullptr;
+    }
     if (start.value_or(0) < 0 && (isNone(slice->input(2)) || end.value_or(0) > kMostAxes)) {
       end = 0;
     }

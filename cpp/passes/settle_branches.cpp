@@ -151,7 +151,8 @@ class Origins {
     }
     const bool computes =
         weightedOperator(node) || keepsShape(node) || movesData(node) || spatialOf(node) > 0;
-    return computes && node->kind() != aten::to ? of(node->input(0)) : tensor; // `to` may change it
+    const bool moves = node->kind() == aten::to || node->kind() == aten::type_as; // to another device
+    return computes && !moves ? of(node->input(0)) : tensor;
   }
 
   std::unordered_map<Value*, Value*> found_;

@@ -38,7 +38,8 @@ Value* spelledRepeat(Node* node, const Shapes& shapes) {
   }
   const auto rank = shapes.rank(node->input(0));
   const auto given = constantNumber(node->input(2));
-  if (!rank || !given || *given < -*rank || *given >= *rank) {
+  const bool fails = constantNumber(node->input(1)).value_or(0) < 0;
+  if (!rank || !given || *given < -*rank || *given >= *rank || fails) {
     return nullptr;
   }
   const int64_t axis = static_cast<int64_t>(*given) + (*given < 0 ? *rank : 0);

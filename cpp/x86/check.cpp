@@ -12,6 +12,7 @@ namespace {
 
 // Sizes and numbers of things beyond these are mistakes, and products of a few of them fit 64 bits.
 constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kMaxCount = int64_t{1} << 20;
+constexpr int64_t kMaxPadding = int64_t{1} << 24; // of a value; a convolution pads by a window at most
 // Convolutions that a transposed one falls into.
 constexpr int64_t kMaxResidues = 4096;
 // Sums of products and what stands for the zero point each stay below this.
@@ -129,7 +130,7 @@ class Checker {
         return checkAxes(op, 1);
       case Kind::Pad:
         require(op.attributes.size() % 2 == 0, "a padding on one side only");
-        return each(op.attributes, 0, kMaxWindow, "a padding");
+        return each(op.attributes, 0, kMaxPadding, "a padding");
       case Kind::MatrixProduct:
         return require(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
       case Kind::LayerNorm:

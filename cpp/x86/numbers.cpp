@@ -92,8 +92,13 @@ class Resolved {
       case How::Smaller: return std::min(a, b);
       case How::Larger: return std::max(a, b);
       default:
-        require(op, b > 0, "needs ", a, " divided by ", b);
-        return number.how == How::Quotient ? a / b - (a % b < 0) : (a % b + b) % b;
+        require(op, b != 0, "needs ", a, " divided by ", b);
+        if (b == -1) {
+          fits = number.how != How::Quotient || !__builtin_sub_overflow(int64_t{0}, a, &result);
+          break;
+        }
+        const bool other_way = a % b != 0 && (a < 0) != (b < 0);
+        result = number.how == How::Quotient ? a / b - other_way : a % b + (other_way ? b : 0);
     }
     require(op, fits, "needs a number that is too large");
     return result;

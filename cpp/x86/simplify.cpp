@@ -5,6 +5,9 @@
 namespace jit_passes::x86 {
 namespace {
 
+// A wider border would take more memory than the image.
+constexpr int64_t kMostAbsorbed = 1 << 10;
+
 void absorbPaddings(std::vector<Operator>& operators) {
   using A = ConvolutionAttributes;
   std::unordered_map<int64_t, const Operator*> paddings; // by the value that they make
@@ -17,7 +20,9 @@ void absorbPaddings(std::vector<Operator>& operators) {
       continue;
     }
     const Operator& padding = *found->second;
-    if (static_cast<int64_t>(padding.attributes.size()) > 2 * op.attributes[A::Spatial]) {
+    const bool wide =
+        std::ranges::any_of(padding.attributes, [](int64_t pixels) { return pixels > kMostAbsorbed; });
+    if (wide || static_cast<int64_t>(padding.attributes.size()) > 2 * op.attributes[A::Spatial]) {
       continue;
     }
     for (size_t i = 0; i < padding.attributes.size(); ++i) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -111,6 +113,60 @@ def test_padding_of_three_axes_stays_float() -> None:
     assert {"aten::constant_pad_nd", "quantized::conv3d"} <= kinds
     with torch.no_grad():
         assert (lowered(x) - model(x)).abs().max() < 0.05
+
+
+class Volumes(nn.Module):
+    """An input, and its sum with what a layer of three spatial axes gives, padded."""
+
+    def __init__(self, padding: list[int]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv3d(4, 4, 3, padding=1), nn.Conv3d(4, 2, 1)
+        self.padding = padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, self.padding)
+        return self.last(F.pad(x + F.relu(self.first(x)), self.padding))
+
+
+@pytest.mark.parametrize("padding", [[0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2, 0]], ids=str)
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("form", [torch.jit.script, torch.jit.trace], ids=["script", "trace"])
+def test_padding_of_volumes(form: Any, last: bool, padding: list[int]) -> None:
+    """In however many axes: PyTorch does not pad their quantized tensors, channels last."""
+    torch.manual_seed(0)
+    model, x = Volumes(padding).eval(), torch.randn(2, 4, 6, 5, 7)
+    x = x.contiguous(memory_format=torch.channels_last_3d) if last else x
+    script = form(model) if form is torch.jit.script else form(model, x)
+    lowered = jit_passes.quantize_script(script, [x], target="stock", progress=False)
+    kinds = {node.kind() for node in lowered.graph.nodes()}
+    assert {"aten::pad", "quantized::conv3d"} <= kinds
+    with torch.no_grad():
+        assert sqnr(model(x), lowered(x)) > 30
+
+
+@pytest.mark.parametrize("target", ["stock", "x86"])
+@pytest.mark.parametrize("padding", [[0, 0, 0, 2, 0, 1], [1, 1, 0, 2, 1, 0]], ids=str)
+def test_padding_of_images_in_three_axes(padding: list[int], target: str) -> None:
+    """With channels last, as window attention has them, it stays on integers."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 3)
+            self.last = nn.Linear(8 + padding[0] + padding[1], 4)
+            self.padding = padding
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(F.pad(F.relu(self.first(x)).permute(0, 2, 3, 1), self.padding))
+
+    torch.manual_seed(0)
+    model, x = Padded().eval(), torch.randn(2, 3, 7, 9)
+    script = torch.jit.trace(model, x)
+    lowered = jit_passes.quantize_script(script, [x], target=target, mode="static", progress=False)
+    kinds = [node.kind() for node in lowered.inlined_graph.nodes()]
+    assert kinds.count("aten::quantize_per_tensor") == (target == "stock")
+    with torch.no_grad():
+        assert sqnr(model(x), lowered(x)) > 30
 
 
 class Sums1d(nn.Module):

@@ -67,7 +67,8 @@ def test_the_smallest_file(widths: tuple[int, ...], bits: tuple[int, ...], more:
     small = jit_passes.tune(model, data, config=config, objective="size", **how)
     names, fewer = (frozenset(layer.name for layer in t.layers) for t in (small, few))
     assert fewer == {"down.0:linear"} and "down.0:linear" not in names
-    assert costs[names] == min(costs.values()) < costs[fewer]
+    # Records of a file begin at multiples of 64 bytes, so costs do not add up to the byte.
+    assert costs[names] - 64 <= min(costs.values()) < costs[fewer]
     assert small.score >= budget
     base = file_size(variants.model_of({}))
     assert small.costs == (base, costs[names]) and few.costs is None

@@ -64,9 +64,33 @@ bool returnsAlias(const Node* node) {
 
 bool returnsHiddenAlias(c10::Symbol kind) {
   static const auto kinds = symbols(
-      {"aten::dropout", "aten::feature_dropout", "aten::alpha_dropout", "aten::feature_alpha_dropout",
-       "aten::atleast_1d", "aten::atleast_2d", "aten::atleast_3d", "aten::einsum", "aten::sum_to_size",
-       "aten::meshgrid", "aten::broadcast_tensors", "aten::chain_matmul"});
+      {"aten::dropout",
+       "aten::feature_dropout",
+       "aten::alpha_dropout",
+       "aten::feature_alpha_dropout",
+       "aten::atleast_1d",
+       "aten::atleast_2d",
+       "aten::atleast_3d",
+       "aten::einsum",
+       "aten::sum_to_size",
+       "aten::meshgrid",
+       "aten::broadcast_tensors",
+       "aten::chain_matmul",
+       "aten::cartesian_prod",
+       "aten::type_as",
+       "aten::conj_physical",
+       "aten::dequantize",
+       "aten::to_dense",
+       "aten::data",
+       "aten::lift",
+       "aten::_cast_Float",
+       "aten::_cast_Double",
+       "aten::_cast_Half",
+       "aten::_unsafe_view",
+       "aten::flatten_dense_tensors",
+       "aten::unsafe_chunk",
+       "aten::unsafe_split",
+       "aten::unsafe_split_with_sizes"});
   return kinds.count(kind) > 0;
 }
 

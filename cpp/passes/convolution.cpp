@@ -1,7 +1,6 @@
 #include "convolution.h"
 
 #include "core/operators.h"
-#include "core/shape_facts.h"
 
 namespace jit_passes {
 
@@ -62,33 +61,16 @@ Node* convolutionBehind(Value* value) {
   }
 }
 
-namespace {
-
-// Whether three axes of the value may be spatial.
-bool isVolume(const Value* value) {
-  constexpr int64_t kImageAxes = 4;
-  for (const Value* of = value;;) {
-    const auto type = of->type()->cast<c10::TensorType>();
-    if (const auto rank = type ? type->dim() : std::nullopt) {
-      return *rank > kImageAxes;
-    }
-    const Node* node = of->node();
-    const std::string_view kind = node->kind().toUnqualString();
-    if (weightedOperator(node) || spatialOf(node) > 0) {
-      return kind.find("3d") != kind.npos;
-    }
-    if (node->inputs().empty() || !node->blocks().empty()) {
-      return false;
-    }
-    of = node->input(0);
-  }
+bool hasVolumes(Graph& graph) {
+  const auto is_3d = [](const Node* node) {
+    return std::string_view(node->kind().toUnqualString()).find("3d") != std::string_view::npos;
+  };
+  return !nodesWhere(graph, is_3d).empty();
 }
 
-} // namespace
-
-bool movesQuantizedData(const Node* node) {
+bool movesQuantizedData(const Node* node, bool volumes) {
   const bool pads = node->kind() == aten::constant_pad_nd || node->kind() == aten::pad;
-  return movesData(node) && !(pads && isVolume(node->input(0)));
+  return movesData(node) && !(pads && volumes);
 }
 
 } // namespace jit_passes

@@ -31,8 +31,10 @@ constexpr int64_t kMostSpatialDims = 3;
 // it reads; null if none.
 Node* convolutionBehind(Value* value);
 
+// Whether an operator of the graph has three spatial axes.
+bool hasVolumes(Graph& graph);
 // Whether it only moves data, and PyTorch has it for quantized tensors. It does not pad these in the channels-last layout
-// of five dimensions, which its operators of three spatial axes give.
-bool movesQuantizedData(const Node* node);
+// of five dimensions, and graphs do not tell the layout: with `volumes`, nothing is padded so.
+bool movesQuantizedData(const Node* node, bool volumes);
 
 } // namespace jit_passes

@@ -3,7 +3,7 @@
 //   %x = aten::conv2d(...), with weights of float32
 //   %dtype : int = prim::dtype(%x)                          ->   %dtype : int = prim::Constant[value=6]()
 //   %w = aten::to(%weight, %dtype, %no, %no, %none)         ->   %weight, if that is of float32
-//   %q = aten::type_as(%x, %v)                              ->   %x, if both are
+//   %q = aten::type_as(%x, %v)                              ->   %x, if both are, and on one device
 //
 // Scripted classifiers of timm cast weight and bias to the dtype of what comes in, so that these would be computed by
 // the model. A convolution or linear refuses an input of another dtype than its weight; in what is between, operators
@@ -52,11 +52,16 @@ class Floats {
     return true;
   }
 
-  // Whether weights and constants, and so what is computed of them, are on one device as far as they were seen.
-  bool areOnOneDevice() const { return devices_.size() < 2; }
+  // Whether both are for certain on the device of the weights, as far as these were seen.
+  bool areOnOneDevice(const Value* a, const Value* b) const {
+    return devices_.size() < 2 && placed_.count(a) > 0 && placed_.count(b) > 0;
+  }
 
   // The results of a node whose operands have been added; and the operand of a layer that always runs.
   void add(const Node* node) {
+    if (isPlaced(node)) {
+      placed_.insert(node->outputs().begin(), node->outputs().end());
+    }
     const bool always = node->owningBlock() == node->owningGraph()->block();
     if (always && weightedOperator(node) && has(node->input(1))) {
       addRead(node->input(0));
@@ -83,9 +88,22 @@ class Floats {
   void addRead(const Value* value) {
     const Node* node = value->node();
     const bool keeps = movesData(node) || node->kind() == aten::layer_norm || isDropout(node);
+    placed_.insert(value);
     if (isTensor(value) && found_.insert(value).second && keeps) {
       addRead(node->input(0));
     }
+  }
+
+  // Whether the results are on the device of a weight. Operands of an operator are on one device, but for numbers.
+  bool isPlaced(const Node* node) const {
+    if (weightedOperator(node)) {
+      return has(node->input(1));
+    }
+    const bool parts = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
+    const bool joins = node->kind() == aten::cat || node->kind() == aten::stack;
+    return (parts || joins || isElementwise(node) || movesData(node) || castsToFloat(node)) &&
+           std::ranges::any_of(
+               node->inputs(), [&](const Value* operand) { return placed_.count(operand) > 0; });
   }
 
   bool givesFloat(const Node* node) const {
@@ -124,7 +142,7 @@ class Floats {
   }
 
   KnownValues known_;
-  std::unordered_set<const Value*> found_;
+  std::unordered_set<const Value*> found_, placed_;
   mutable std::unordered_set<std::string> devices_;
 };
 
@@ -144,7 +162,7 @@ bool foldDtypes(PassContext& context) {
       return node->input(0);
     }
     if (node->kind() == aten::type_as && floats.has(node->input(0)) && floats.has(node->input(1)) &&
-        floats.areOnOneDevice()) {
+        floats.areOnOneDevice(node->input(0), node->input(1))) {
       return node->input(0);
     }
     floats.add(node);

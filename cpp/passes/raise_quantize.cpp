@@ -23,10 +23,10 @@ bool readsAlone(const Node* node) {
   });
 }
 
-bool raise(Node* node, const std::unordered_set<const Value*>& written) {
+bool raise(Node* node, const std::unordered_set<const Value*>& written, bool volumes) {
   Node* move = node->input(0)->node();
   // A relu belongs to the kernel of the convolution.
-  if (!movesQuantizedData(move) || isElementwise(move) || move->output()->uses().size() != 1 ||
+  if (!movesQuantizedData(move, volumes) || isElementwise(move) || move->output()->uses().size() != 1 ||
       !isTensor(move->output()) || move->owningBlock() != node->owningBlock()) {
     return false;
   }
@@ -56,13 +56,14 @@ bool raise(Node* node, const std::unordered_set<const Value*>& written) {
 bool raiseQuantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
+  const bool volumes = hasVolumes(*graph);
   const auto found = nodesWhere(*graph, [](const Node* node) {
     return node->kind() == quantize &&
            std::all_of(node->inputs().begin() + 1, node->inputs().end(), isConstant);
   });
   bool changed = false;
   for (Node* node : found) {
-    changed |= raise(node, written);
+    changed |= raise(node, written, volumes);
   }
   return changed;
 }

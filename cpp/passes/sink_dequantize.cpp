@@ -52,6 +52,7 @@ bool sinkThrough(Node* node, Node* source) {
 bool sinkDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
+  const bool volumes = hasVolumes(*graph);
   const bool changed = changeNodes(*graph, [&](Node* node) {
     if (node->inputs().empty() || node->input(0)->node()->kind() != dequantize) {
       return false;
@@ -60,8 +61,8 @@ bool sinkDequantize(PassContext& context) {
       node->replaceInput(0, node->input(0)->node()->input(0));
       return true;
     }
-    return movesQuantizedData(node) && !written.count(node->input(0)) && !written.count(node->output()) &&
-           sinkThrough(node, node->input(0)->node());
+    return movesQuantizedData(node, volumes) && !written.count(node->input(0)) &&
+           !written.count(node->output()) && sinkThrough(node, node->input(0)->node());
   });
   if (changed) {
     removeDeadNodes(graph);

@@ -361,8 +361,8 @@ class Walk : ProgramWriter {
   std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes; or float32
   std::unordered_map<const Value*, int64_t> inputs_;  // of what the region takes
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
-  std::unordered_map<const Value*, int64_t>
-      closed_; // of what was; its codes, or those in front of what moves it
+  // Of what was: its codes, or those in front of what moves it.
+  std::unordered_map<const Value*, int64_t> closed_;
   PlannedNumbers numbers_{reader_, program_, [this](const Value* tensor) { inputOf(tensor); }};
   // Of concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;

@@ -11,8 +11,8 @@ namespace jit_passes::x86 {
 namespace {
 
 // Sizes and numbers of things beyond these are mistakes, and products of a few of them fit 64 bits.
-constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxWindow = int64_t{1} << 15, kMaxCount = int64_t{1} << 20;
-constexpr int64_t kMaxPadding = int64_t{1} << 24; // of a value; a convolution pads by a window at most
+constexpr int64_t kMaxSize = int64_t{1} << 30, kMaxCount = int64_t{1} << 20;
+constexpr int64_t kMaxPadding = int64_t{1} << 24; // by an operator of its own
 // Convolutions that a transposed one falls into.
 constexpr int64_t kMaxResidues = 4096;
 // Sums of products and what stands for the zero point each stay below this.
@@ -177,7 +177,7 @@ class Checker {
       const int64_t kernel = weight.size(2 + i);
       checkWindow(kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
       require(
-          between(a[A::PadAfter + i], transposed ? -kMaxWindow : 0, kMaxWindow), "a padding of ",
+          between(a[A::PadAfter + i], transposed ? -kMostWindow : 0, kMostWindow), "a padding of ",
           a[A::PadAfter + i]);
       residues *= a[A::Stride + i];
       require(
@@ -196,8 +196,8 @@ class Checker {
 
   void checkWindow(int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
     require(
-        between(kernel, 1, kMaxWindow) && between(stride, 1, kMaxWindow) && between(pad, 0, kMaxWindow) &&
-            between(dilation, 1, kMaxWindow),
+        between(kernel, 1, kMostWindow) && between(stride, 1, kMostWindow) && between(pad, 0, kMostWindow) &&
+            between(dilation, 1, kMostWindow),
         "a window of ", kernel, ", a stride of ", stride, ", a padding of ", pad, ", a dilation of ",
         dilation);
   }
@@ -332,7 +332,7 @@ class Checker {
       checkNumbers(op.tensors[0], spatial, "factors");
       const auto& factors = op.tensors[0];
       require(
-          at::logical_and(factors > 0, factors <= double(kMaxWindow)).all().item<bool>(),
+          at::logical_and(factors > 0, factors <= double(kMostWindow)).all().item<bool>(),
           "a factor is not above 0, or too large");
     }
     for (int64_t i = 1; i <= sizes; ++i) {

@@ -29,6 +29,8 @@ at::Tensor rescaled(const Grid& from, const Grid& to);
 
 // Axes of a tensor; operators that only move elements, or go over them one by one, take some more.
 constexpr int64_t kMostAxes = 5, kMostMovedAxes = 6;
+// Pixels along an axis of a window, its stride, its dilation, and what an operator with a window pads.
+constexpr int64_t kMostWindow = int64_t{1} << 15;
 
 enum class Kind {
   Input,                 // float32; attributes: the number of an input of the plan

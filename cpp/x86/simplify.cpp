@@ -5,9 +5,6 @@
 namespace jit_passes::x86 {
 namespace {
 
-// A wider border would take more memory than the image.
-constexpr int64_t kMostAbsorbed = 1 << 10;
-
 void absorbPaddings(std::vector<Operator>& operators) {
   using A = ConvolutionAttributes;
   std::unordered_map<int64_t, const Operator*> paddings; // by the value that they make
@@ -20,13 +17,18 @@ void absorbPaddings(std::vector<Operator>& operators) {
       continue;
     }
     const Operator& padding = *found->second;
-    const bool wide =
-        std::ranges::any_of(padding.attributes, [](int64_t pixels) { return pixels > kMostAbsorbed; });
-    if (wide || static_cast<int64_t>(padding.attributes.size()) > 2 * op.attributes[A::Spatial]) {
+    const auto own = [&](size_t i) -> int64_t& {
+      return op.attributes[(i % 2 ? A::PadAfter : A::PadBefore) + 2 - i / 2];
+    };
+    bool fits = static_cast<int64_t>(padding.attributes.size()) <= 2 * op.attributes[A::Spatial];
+    for (size_t i = 0; fits && i < padding.attributes.size(); ++i) {
+      fits = own(i) + padding.attributes[i] <= kMostWindow;
+    }
+    if (!fits) {
       continue;
     }
     for (size_t i = 0; i < padding.attributes.size(); ++i) {
-      op.attributes[(i % 2 ? A::PadAfter : A::PadBefore) + 2 - i / 2] += padding.attributes[i];
+      own(i) += padding.attributes[i];
     }
     op.inputs[0] = padding.inputs[0];
   }

@@ -54,6 +54,16 @@ def show_constants(graph: GraphView) -> None:
         node.output.is_constant, node.output.constant = True, operator(*operands)
 
 
+def computes(node: NodeView) -> bool:
+    """Say whether a node computes a tensor from others that the model computes."""
+    return (
+        not node.kind.startswith("prim::")
+        and (node.moves_data or any(value.is_tensor for value in node.outputs))
+        and any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
+        and not node.traits.asks_for_shape
+    )
+
+
 class Reader:
     """Finds the operators of a reference model that a backend computes on integers.
 
@@ -93,10 +103,8 @@ class Reader:
     def is_operator(self, node: NodeView) -> bool:
         """Say whether a node computes on tensors, by itself."""
         return (
-            not node.kind.startswith(("prim::", "jit_passes::"))
-            and (node.moves_data or any(value.is_tensor for value in node.outputs))
-            and any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
-            and not node.traits.asks_for_shape
+            computes(node)
+            and not node.kind.startswith("jit_passes::")
             and node.index not in self._clips
         )
 

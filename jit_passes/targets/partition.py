@@ -10,12 +10,12 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, count_of
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, ValueView
 from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
 from ..specification.parameters import QParams
-from .integer_operators import Reader, parameters_of, quantizer_of
+from .integer_operators import Reader, computes, parameters_of, quantizer_of
 from .target import RefusedOperator, Target
 from .units import DEQUANTIZE, QUANTIZE
 
@@ -67,7 +67,7 @@ class Region:
     def named(self, operator: str) -> str:
         """Return the name in the model of an operator that the region's own graph calls so."""
         nodes = GraphView.of(self.module).nodes
-        own = [n.name for n in nodes if n.name and _computes(n)]
+        own = [n.name for n in nodes if n.name and computes(n)]
         names = dict(zip(own, self.operators, strict=True))
         if operator not in names:
             raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")
@@ -184,13 +184,6 @@ def cut(
         module = outline.run(module, method).module
     found = _regions(module, method, operators)
     return Cut(module, tuple(sorted(found, key=lambda region: _number(region.name))), refused)
-
-
-def _computes(node: NodeView) -> bool:
-    """Say whether a node of a region is an operator of it, and not there for each who reads it."""
-    given = any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
-    sizes = any(value.from_sizes for value in node.outputs)
-    return given and not sizes and not node.kind.startswith("prim::")
 
 
 def _number(region: str) -> int:

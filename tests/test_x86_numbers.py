@@ -167,6 +167,51 @@ def test_sizes_of_whole_numbers(form: str) -> None:
     assert taken == 2, "what the embedding gives, and the whole numbers"
 
 
+class Clipped(nn.Module):
+    """Sizes of a result in front of its clip, which is never there by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, 2, 1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = F.relu(y)
+        return self.last(z.reshape(y.shape[0], y.shape[2] * y.shape[3] * 2, 4))
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_sizes_in_front_of_a_clip(form: str) -> None:
+    torch.manual_seed(0)
+    data = [torch.randn(2, 3, 9, 12), torch.randn(1, 3, 7, 7)]
+    in_plans(Clipped().eval(), form, "static", data, [torch.randn(3, 3, 8, 11)])
+
+
+class Between(nn.Module):
+    """Operators in float between two plans, of which one needs a size of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mid = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 1)
+        self.last, self.side = nn.Linear(4, 3), nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.first(x))
+        z = F.relu(self.mid(torch.cumsum(y.unflatten(1, (2, 4)), 2).flatten(1, 2)))
+        z = self.last(z.reshape(y.shape[0], y.shape[2] * y.shape[3] * 2, 4))
+        return torch.cumsum(z, 1).mean(1) + torch.cumsum(self.side(y), 1).mean((2, 3))
+
+
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_sizes_of_codes_of_another_plan(form: str) -> None:
+    """They come in as they are, not as they were in front of quantize, which nobody else has."""
+    torch.manual_seed(0)
+    data = [torch.randn(2, 3, 9, 12), torch.randn(1, 3, 7, 7)]
+    more = [torch.randn(3, 3, 8, 11)]
+    quantized = in_plans(Between().eval(), form, "static", data, more, plans=2)
+    assert [row.bits for row in jit_passes.coverage(quantized)] == ["w8a8"] * 4
+
+
 class ByValue(nn.Module):
     """A size that depends on what a tensor holds."""
 

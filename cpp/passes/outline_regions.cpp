@@ -141,8 +141,9 @@ class Outline {
   }
 
   Node* copy(Node* node) {
-    Node* made = inner_->createClone(node, [&](Value* value) { return take(value); });
-    inner_->insertNode(made);
+    const bool asks = asksForShape(node);
+    const auto operand = [&](Value* value) { return asks ? takeShape(value) : take(value); };
+    Node* made = inner_->insertNode(inner_->createClone(node, operand));
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       inside_[node->output(i)] = made->output(i);
     }
@@ -162,6 +163,19 @@ class Outline {
       inside_[value] = value->node()->kind() == quantize ? takeCodes(value) : takeInput(value);
     }
     return inside_.at(value);
+  }
+
+  // The same of a shape: codes of the caller's come in as they are, not as they were in front of quantize.
+  Value* takeShape(Value* value) {
+    const Value* source = value;
+    while (source->node()->kind() == dequantize || source->node()->kind() == quantize) {
+      source = source->node()->input(0);
+    }
+    if (source == value || members_.count(source->node()) || inside_.count(value)) {
+      return take(value);
+    }
+    const auto [known, added] = shapes_.emplace(value, nullptr);
+    return added ? known->second = addInput(value) : known->second;
   }
 
   // Whether it unpacks a list that the caller has: the region takes the tensors.
@@ -323,8 +337,8 @@ class Outline {
   Nodes nodes_;
   std::unordered_set<const Node*> members_;
   std::shared_ptr<Graph> inner_ = std::make_shared<Graph>();
-  std::unordered_map<Value*, Value*> inside_;
-  std::vector<Value*> inputs_; // of the outer graph
+  std::unordered_map<Value*, Value*> inside_, shapes_; // of the latter, only the shape is read
+  std::vector<Value*> inputs_;                         // of the outer graph
   std::vector<Result> results_;
 };
 

@@ -98,3 +98,27 @@ def test_written_views(tail: Callable[[Tensor], Tensor], target: str) -> None:
     with torch.no_grad():
         expected, found = net(batches[0]), quantized(batches[0])
     assert (expected - found).norm() < 0.05 * expected.norm()
+
+
+class Told(nn.Module):
+    """A model that asks how its tensors lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[int], bool]:
+        y = self.conv(x)
+        return y.as_strided((2, 4, 3), (8, 2, 1)), y.stride(), y.is_contiguous()
+
+
+@pytest.mark.parametrize("target", ["stock", "x86"])
+def test_what_a_model_asks_of_memory(target: str) -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3, 8, 8) for _ in range(4)]
+    script = torch.jit.script(Told().eval())
+    quantized = jit_passes.quantize_script(script, batches, target=target, progress=False)
+    with torch.no_grad():
+        expected, found = script(batches[0]), quantized(batches[0])
+    assert found[1:] == expected[1:]
+    assert (expected[0] - found[0]).norm() < 0.05 * expected[0].norm()

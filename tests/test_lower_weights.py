@@ -294,6 +294,33 @@ def test_bags(bag: dict[str, Any], packed: bool, bits: int) -> None:
     assert {row.dtype for row in jit_passes.coverage(lowered)} == {"int8"}
 
 
+class Columns(nn.Module):
+    """A table of each column of a tensor, whose numbers do not lie side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Embedding(50, 16) for _ in range(3))
+        self.bag = nn.EmbeddingBag(50, 16, mode="sum")
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights = ids.float() / 50
+        bags = self.bag(ids[:, 2], offsets[::2], weights[:, 1])
+        return (
+            self.one(ids[:, 0]),
+            self.two(ids[:1, 1].expand(3, 4)) + self.three(ids[:3, ::2]),
+            bags,
+        )
+
+
+def test_indices_that_are_not_contiguous() -> None:
+    reference, lowered = pair(seeded(Columns()), {"bits": 8})
+    assert {"quantized::embedding_byte", "quantized::embedding_bag_byte"} <= kinds(lowered)
+    ids = torch.randint(0, 50, (12, 8), generator=torch.Generator().manual_seed(3))
+    offsets = torch.tensor([0, 1, 5, 1, 9, 2])
+    for expected, found in zip(reference(ids, offsets), lowered(ids, offsets), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 # ----------------------------------------------------------------------------------------- files
 
 

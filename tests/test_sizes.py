@@ -85,6 +85,33 @@ class Vector(nn.Module):
         return F.linear(x.flatten(0, 1), self.weight).reshape(n, t, -1), y.size(-1)
 
 
+class Activated(nn.Module):
+    """prelu has a number for each channel, which is not the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.prelu = nn.Conv2d(3, 8, 3, padding=1), nn.PReLU(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.prelu(self.conv(x))
+        n, c, h, w = y.shape
+        return y.flatten(2).softmax(-1).view(n, c, h, w)
+
+
+class Scores(nn.Module):
+    """A product with a vector has an axis less, and the last one is none of the vector's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.vector = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        scores = y.tanh() @ self.vector
+        n, t = scores.shape
+        return y * scores.reshape(n, t, 1), scores.flatten().reshape(n, t)
+
+
 class Powers(nn.Module):
     """Two powers of one number, whose shapes are those of the exponents."""
 
@@ -121,6 +148,8 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
     "no remainder": (Remainder, (torch.randn(2, 3, 8, 6),)),
     "exchange": (Exchange, (torch.randn(2, 3, 6, 6),)),
     "powers": (Powers, (torch.randn(2, 8), torch.randn(4, 4))),
+    "prelu": (Activated, (torch.randn(2, 3, 6, 9),)),
+    "scores": (Scores, (torch.randn(2, 5, 8),)),
     "vector": (Vector, (torch.randn(2, 3, 8),)),
 }
 

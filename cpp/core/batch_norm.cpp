@@ -1,5 +1,7 @@
 #include "batch_norm.h"
 
+#include "shape_facts.h"
+
 namespace jit_passes {
 namespace {
 
@@ -33,11 +35,21 @@ std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
   return groups ? std::optional<int64_t>(*groups) : std::nullopt;
 }
 
+// Whether it makes rows of the features of a tensor, whatever other axes that has.
+bool joinsRows(const Node* node, const Shapes& shapes) {
+  if (node->kind() != aten::flatten || constantNumber(node->input(1)) != 0.0) {
+    return false;
+  }
+  const auto rank = shapes.rank(node->input(0)), last = wholeNumber(node->input(2));
+  return rank && last && *rank == *last + (*last < 0 ? *rank : 0) + 2;
+}
+
 // The shape stays what it was, so asking for it is no use of the values: scripted modules check the
-// rank of what they get.
-bool alone(const Node* norm, const Value* result) {
-  return std::ranges::all_of(
-      result->uses(), [&](const Use& use) { return use.user == norm || asksForShape(use.user); });
+// rank of what they get, and others give another tensor that shape.
+bool alone(const Node* reader, const Value* result) {
+  return std::ranges::all_of(result->uses(), [&](const Use& use) {
+    return use.user == reader || asksForShape(use.user) || (takesShape(use.user) && use.offset == 1);
+  });
 }
 
 // Whether a scripted module behind it takes the result of a convolution to have another rank than one with a batch
@@ -94,11 +106,24 @@ void nameBias(Value* bias, const Value* weight) {
   }
 }
 
-std::optional<NormalizedOperator> normalizedOperator(const Node* norm) {
+std::optional<NormalizedOperator> normalizedOperator(const Node* norm, const Shapes* shapes) {
   Node* producer = const_cast<Node*>(norm)->input(0)->node();
+  const Node* reader = norm;
+  const bool joined = shapes != nullptr && joinsRows(producer, *shapes);
+  if (joined) {
+    if (!alone(norm, producer->output())) {
+      return std::nullopt;
+    }
+    reader = producer;
+    producer = producer->input(0)->node();
+  }
   const auto op = weightedOperator(producer);
-  if (!op || !alone(norm, producer->output()) || producer->owningBlock() != norm->owningBlock() ||
-      (op->spatial_dims == 0 ? !isMatrix(producer->output()) : hasNoBatchAxis(producer->output(), *op))) {
+  if (!op || !alone(reader, producer->output()) || producer->owningBlock() != norm->owningBlock()) {
+    return std::nullopt;
+  }
+  const bool apart = op->spatial_dims == 0 ? !joined && !isMatrix(producer->output())
+                                           : joined || hasNoBatchAxis(producer->output(), *op);
+  if (apart) { // axis 1 may be another one than that of its channels
     return std::nullopt;
   }
   const auto groups = groupsOf(producer, *op);

@@ -4,6 +4,7 @@
 #include "graph.h"
 #include "known_values.h"
 #include "operators.h"
+#include "shapes.h"
 
 namespace jit_passes {
 
@@ -35,6 +36,8 @@ void copyName(Value* folded, const Value* original);
 // "conv.bias" next to "conv.weight", for a tensor that has no name.
 void nameBias(Value* bias, const Value* weight);
 
-std::optional<NormalizedOperator> normalizedOperator(const Node* norm);
+// With `shapes`, that of a linear layer too whose rows the model joins in front of the norm:
+// batch_norm(flatten(linear(x), 0, 1)), where x has three axes.
+std::optional<NormalizedOperator> normalizedOperator(const Node* norm, const Shapes* shapes = nullptr);
 
 } // namespace jit_passes

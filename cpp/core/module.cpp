@@ -295,4 +295,18 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
   return graph;
 }
 
+void copyConstants(Graph& graph) {
+  std::unordered_map<const at::TensorImpl*, at::Tensor> copies; // one tensor may be several constants
+  forEachNode(graph, [&](Node* node) {
+    if (node->kind() != prim::Constant || !node->hasAttribute(attr::value) ||
+        node->kindOf(attr::value) != torch::jit::AttributeKind::t || !node->t(attr::value).defined()) {
+      return;
+    }
+    const at::Tensor original = node->t(attr::value);
+    at::Tensor& copy = copies[original.unsafeGetTensorImpl()];
+    copy = copy.defined() ? copy : original.detach().clone();
+    node->t_(attr::value, copy);
+  });
+}
+
 } // namespace jit_passes

@@ -29,6 +29,10 @@ Module cloneModule(const Module& original, const std::string& method);
 // The method's graph, inlined: the module's own where it calls nothing.
 std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& method);
 
+// Gives the graph memory of its own for constants. Freezing makes them of the caller's parameters, whose memory they
+// share: a model that is done would change where the caller goes on training.
+void copyConstants(Graph& graph);
+
 // The content of self's attribute for a value that is read from it: %w = %self.conv.weight.
 std::optional<c10::IValue> attributeOf(const Module& self, const Value* value);
 

@@ -137,6 +137,13 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     const auto own = rank(node->input(1));
     return own ? std::optional(*own + 1) : std::nullopt;
   }
+  if (takesShape(node)) {
+    return rank(node->input(1));
+  }
+  if (const auto fewer = reducedAxes(node)) {
+    const auto own = rank(node->input(0));
+    return own ? std::optional(*own - *fewer) : std::nullopt;
+  }
   if (isCount(node)) {
     return 1;
   }

@@ -16,6 +16,12 @@ bool isRecurrentLayer(const Node* node);
 // Two tensors, number by number.
 bool broadcasts(const Node* node);
 
+// By how many axes its results have fewer than its operand, of what goes over axes; nothing where that is not known.
+std::optional<int64_t> reducedAxes(const Node* node);
+
+// Whether it gives the elements of its first operand in the shape of the second, which may have more.
+bool takesShape(const Node* node);
+
 // arange(end, ...), or arange(0, end, ...)
 bool isCount(const Node* node);
 

@@ -46,9 +46,35 @@ bool isRecurrentLayer(const Node* node) {
   return kinds.count(node->kind()) && operandOf(node, "batch_sizes") == nullptr;
 }
 
+// Numbers of prelu are those of channels, of axis 1.
 bool broadcasts(const Node* node) {
-  return isElementwise(node) && std::count_if(node->inputs().begin(), node->inputs().end(), isTensor) == 2 &&
+  return isElementwise(node) && node->kind() != aten::prelu &&
+         std::count_if(node->inputs().begin(), node->inputs().end(), isTensor) == 2 &&
          isTensor(node->input(0)) && isTensor(node->input(1));
+}
+
+std::optional<int64_t> reducedAxes(const Node* node) {
+  const bool other = node->inputs().size() < 3 || !isTensor(node->input(0)) || isTensor(node->input(1));
+  if (other || node->maybeSchema() == nullptr) { // quantiles may have an axis more
+    return std::nullopt;
+  }
+  const Value *dims = operandOf(node, "dim"), *keeps = operandOf(node, "keepdim");
+  if (dims == nullptr || keeps == nullptr || !constantNumber(keeps)) {
+    return std::nullopt;
+  }
+  if (constantNumber(keeps) != 0.0) {
+    return 0;
+  }
+  const auto axes = constantInts(dims);
+  if (axes && !axes->empty()) { // else it goes over all
+    return axes->size();
+  }
+  return constantNumber(dims) ? std::optional<int64_t>(1) : std::nullopt;
+}
+
+bool takesShape(const Node* node) {
+  static const auto kinds = symbols({"aten::expand_as", "aten::reshape_as", "aten::view_as"});
+  return kinds.count(node->kind()) > 0;
 }
 
 bool isCount(const Node* node) {
@@ -60,8 +86,8 @@ bool isCount(const Node* node) {
 bool keepsShape(const Node* node) {
   static const auto kinds = symbols(
       {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::type_as",
-       "aten::batch_norm", "aten::softmax", "aten::_safe_softmax", "aten::layer_norm", "aten::rms_norm",
-       "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
+       "aten::batch_norm", "aten::prelu", "aten::softmax", "aten::_safe_softmax", "aten::layer_norm",
+       "aten::rms_norm", "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
   return kinds.count(node->kind()) || isDropout(node) ||
          (isElementwise(node) && tensors == 1 && isTensor(node->input(0)));
@@ -191,8 +217,9 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
   const int64_t behind = axis - rank_of_result; // below 0
   const bool is_matrix = node->kind() == aten::matmul || isAttention(node);
   const Value *left = node->input(0), *right = node->input(isAttention(node) ? 2 : 1);
-  if (is_matrix && behind >= -2) {
-    return ofAxis(behind == -2 ? left : right, behind);
+  if (is_matrix && behind >= -2) { // a vector has one axis, and the result one less
+    const bool matrices = isAttention(node) || std::min(rank(left).value_or(1), rank(right).value_or(1)) >= 2;
+    return matrices ? ofAxis(behind == -2 ? left : right, behind) : Extent{tensor, axis};
   }
   std::optional<Extent> size;
   for (const Value* operand : node->inputs().slice(0, isAttention(node) ? 3 : 2)) {

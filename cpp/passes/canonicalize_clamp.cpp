@@ -2,7 +2,11 @@
 //
 //   aten::relu6(%x)                  ->  aten::clamp(%x, 0, 6)
 //   aten::hardtanh(%x, %low, %high)  ->  aten::clamp(%x, %low, %high)
-//   aten::clamp(%x, 0, None), aten::clamp_min(%x, 0)  ->  aten::relu(%x)
+//   aten::clamp_min(%x, %low)        ->  aten::clamp(%x, %low, None)
+//   aten::clamp_max(%x, %high)       ->  aten::clamp(%x, None, %high)
+//   aten::clamp(%x, 0, None)         ->  aten::relu(%x)
+//
+// and bounds that are constant tensors of one number are that number.
 //
 // At a bound itself the derivative changes: clamp has 1 there, relu and hardtanh have 0.
 #include "core/alias.h"
@@ -14,13 +18,23 @@ namespace {
 
 const auto relu6 = symbol("aten::relu6");
 const auto hardtanh = symbol("aten::hardtanh");
-const auto clamp_min = symbol("aten::clamp_min");
+const auto clamp_min = symbol("aten::clamp_min"), clamp_max = symbol("aten::clamp_max");
 
 bool clipsBelowZeroOnly(const Node* node) {
   const bool no_maximum =
       node->kind() == clamp_min || (node->kind() == aten::clamp && isNone(node->input(2)));
   // A bound of 0.0 would turn integers into floats, which relu does not.
   return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
+}
+
+// The number that a bound is, if it is a constant tensor; None where there is no bound.
+std::optional<c10::IValue> boundOf(const Value* bound) {
+  if (isNone(bound)) {
+    return c10::IValue();
+  }
+  const auto tensor = constantTensor(bound);
+  const bool is_number = tensor && tensor->dim() == 0 && tensor->scalar_type() == at::kFloat;
+  return is_number ? std::optional<c10::IValue>(tensor->item<double>()) : std::nullopt;
 }
 
 // The derivative of relu is of its result, which then no operator may write; that of clamp is of its operand.
@@ -33,8 +47,24 @@ Value* canonicalClamp(Node* node, const std::unordered_set<const Value*>& writte
   if (node->kind() == hardtanh) {
     return insertValue(node, aten::clamp, node->inputs(), node);
   }
-  const bool is_relu = clipsBelowZeroOnly(node) && !written.count(node->output());
-  return is_relu ? insertValue(node, aten::relu, {node->input(0)}, node) : nullptr;
+  if (clipsBelowZeroOnly(node) && !written.count(node->output())) {
+    return insertValue(node, aten::relu, {node->input(0)}, node);
+  }
+  if (node->kind() == aten::clamp && (isTensor(node->input(1)) || isTensor(node->input(2)))) {
+    const auto low = boundOf(node->input(1)), high = boundOf(node->input(2));
+    return low && high ? insertValue(
+                             node, aten::clamp,
+                             {node->input(0), insertConstant(node, *low), insertConstant(node, *high)}, node)
+                       : nullptr;
+  }
+  const bool is_min = node->kind() == clamp_min;
+  if ((!is_min && node->kind() != clamp_max) || isTensor(node->input(1))) {
+    return nullptr;
+  }
+  Value* none = insertConstant(node, c10::IValue());
+  const std::vector<Value*> operands{
+      node->input(0), is_min ? node->input(1) : none, is_min ? none : node->input(1)};
+  return insertValue(node, aten::clamp, operands, node);
 }
 
 bool canonicalizeClamp(PassContext& context) {
@@ -43,8 +73,8 @@ bool canonicalizeClamp(PassContext& context) {
 }
 
 const RegisterPass canonicalize_clamp_pass{
-    "canonicalize_clamp", "Turn relu6, hardtanh and clamp_min into relu and clamp.", canonicalizeClamp,
-    needs("inlined")};
+    "canonicalize_clamp", "Turn relu6, hardtanh, clamp_min and clamp_max into relu and clamp.",
+    canonicalizeClamp, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

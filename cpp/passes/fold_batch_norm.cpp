@@ -4,7 +4,8 @@
 //   weight' = weight * factor          bias' = (bias - running_mean) * factor + beta
 //
 // along the output channels; factor and bias are computed in double. Only where the normalization
-// alone uses the result's values, so a convolution that feeds two of them keeps both.
+// alone uses the result's values, so a convolution that feeds two of them keeps both. Rows that a model joins between
+// linear and batch norm, flatten(0, 1), stay joined.
 #include "core/batch_norm.h"
 #include "core/registry.h"
 
@@ -53,8 +54,8 @@ at::Tensor scaleWeight(
 }
 
 // Returns why the batch norm stays; nothing where it was folded.
-std::optional<std::string> foldInto(Node* norm) {
-  const auto op = normalizedOperator(norm);
+std::optional<std::string> foldInto(Node* norm, const Shapes& shapes) {
+  const auto op = normalizedOperator(norm, &shapes);
   if (!op) {
     return weightedOperator(norm->input(0)->node())
                ? "the result in front of it has other users, or axis 1 may not be that of its channels"
@@ -85,16 +86,17 @@ std::optional<std::string> foldInto(Node* norm) {
   nameBias(shifted, constant);
   producer->replaceInput(1, constant);
   producer->replaceInput(2, shifted);
-  replaceNode(norm, producer->output());
+  replaceNode(norm, norm->input(0));
   return std::nullopt;
 }
 
 bool foldBatchNorm(PassContext& context) {
+  const Shapes shapes(context);
   return changeNodes(*context.graph(), [&](Node* node) {
     if (node->kind() != aten::batch_norm) {
       return false;
     }
-    const auto reason = foldInto(node);
+    const auto reason = foldInto(node, shapes);
     if (reason) {
       context.remark(node, *reason);
     }

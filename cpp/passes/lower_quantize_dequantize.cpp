@@ -47,6 +47,13 @@ bool dependsOnLayout(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
+// Whether what it gives depends on the layout whoever reads it.
+bool tellsLayout(const Node* node) {
+  static const auto kinds =
+      symbols({"aten::as_strided", "aten::stride", "aten::is_contiguous", "aten::storage_offset"});
+  return kinds.count(node->kind()) > 0;
+}
+
 using ValueSet = std::unordered_set<const Value*>;
 
 // Everything that the value is computed from; of a branch or loop all that it reads.
@@ -76,11 +83,11 @@ void addSources(const Value* value, ValueSet& seen) {
   }
 }
 
-// Values whose layout decides which memory is written to.
+// Values whose layout decides which memory is written to, or is told.
 ValueSet valuesWithLayout(Graph& graph, const ValueSet& written) {
   ValueSet found;
   forEachNode(graph, [&](const Node* node) {
-    if (!written.empty() && dependsOnLayout(node) && written.count(node->output())) {
+    if (tellsLayout(node) || (!written.empty() && dependsOnLayout(node) && written.count(node->output()))) {
       addSources(node->input(0), found);
     }
   });

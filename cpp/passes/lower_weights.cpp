@@ -225,7 +225,7 @@ class Lowering {
     if (rows.isNone()) {
       return decodedRows(write, weight, indices);
     }
-    Value* flat = write("aten::flatten", indices, 0, -1); // it takes two axes at most
+    Value* flat = inOrder(write, write("aten::flatten", indices, 0, -1)); // it takes two axes at most
     Value* picked = write("quantized::embedding_byte", attribute(rows, node), flat, false);
     return write("aten::reshape", picked, sizesWith(write, indices, 0, weight.columns()));
   }
@@ -248,11 +248,35 @@ class Lowering {
       node->replaceInput(1, write("aten::arange", count, none, none, none, none));
       return nullptr;
     }
+    Value *indices = inOrder(write, node->input(1)), *offsets = inOrder(write, node->input(2));
     Value* sum = write(
-        "quantized::embedding_bag_byte", attribute(rows, node), node->input(1), node->input(2), false, 0,
-        false, node->input(6), c10::IValue(), node->input(7));
+        "quantized::embedding_bag_byte", attribute(rows, node), indices, offsets, false, 0, false,
+        orNone(node, node->input(6)), c10::IValue(), node->input(7));
     node->output(0)->replaceAllUsesWith(sum);
     return nullptr;
+  }
+
+  // PyTorch's kernels read numbers one behind the other.
+  static Value* inOrder(Writer& write, Value* numbers) {
+    return write("aten::contiguous", numbers, static_cast<int64_t>(at::MemoryFormat::Contiguous));
+  }
+
+  // The same of what may be None. The kernel takes factors for numbers one behind the other, and does not ask.
+  static Value* orNone(Node* node, Value* numbers) {
+    Writer write(node);
+    if (isTensor(numbers) || isNone(numbers)) {
+      return isNone(numbers) ? numbers : inOrder(write, numbers);
+    }
+    Value* given =
+        write.typed("aten::__isnot__", {numbers, write.valueOf(c10::IValue())}, c10::BoolType::get());
+    Node* branch = node->owningGraph()->create(prim::If, {given}, 1)->insertBefore(node);
+    branch->output()->setType(numbers->type());
+    Block *there = branch->addBlock(), *none = branch->addBlock();
+    none->registerOutput(numbers);
+    Writer inside(there->return_node());
+    Value* tensor = inside.typed("prim::unchecked_cast", {numbers}, c10::TensorType::get());
+    there->registerOutput(inOrder(inside, tensor));
+    return branch->output();
   }
 
   Value* attribute(const c10::IValue& rows, Node* node) {

@@ -332,6 +332,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("quantized_values", [](const Module& module, const std::string& method) {
     return quantizedValues(*module.get_method(method).graph());
   });
+  m.def("copy_constants", [](const Module& module, const std::string& method) {
+    copyConstants(*module.get_method(method).graph());
+  });
   m.def("state_paths", &statePaths);
   m.def("set_string_attribute", &setStringAttribute);
 }

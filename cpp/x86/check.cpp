@@ -126,6 +126,10 @@ class Checker {
       case Kind::ResizeNearest:
       case Kind::ResizeBilinear: return checkSizes(op);
       case Kind::Mean:
+      case Kind::Sum:
+      case Kind::Length:
+      case Kind::Largest:
+      case Kind::Smallest:
         require(between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
         return checkAxes(op, 1);
       case Kind::Pad:

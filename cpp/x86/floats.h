@@ -1,6 +1,6 @@
 // Kernels of float32. See kernels.h for what holds for all kernels: of an image of float32, strides are in bytes too,
-// and `channels` counts floats. They have the bits of PyTorch's operators, but for exponentials, gelu, and sums of more
-// than two numbers, which PyTorch adds up in another order.
+// and `channels` counts floats. They have the bits of PyTorch's operators, but for exponentials, gelu, square roots,
+// which are rounded once here, and sums of more than two numbers, which PyTorch adds up in another order.
 #pragma once
 
 #include "kernels.h"
@@ -24,6 +24,13 @@ struct AddFloats {
 
 // y = a * b. Operands as for AddFloats. Items: rows.
 struct MultiplyFloats {
+  FloatOperand a, b;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// y = a / b. Operands as for AddFloats. Items: rows.
+struct DivideFloats {
   FloatOperand a, b;
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
@@ -72,6 +79,17 @@ struct AverageFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// Over images, planes, rows, columns and channels, each where the result has one of them: the sum, the mean, the root of
+// the sum of squares, the largest or the smallest number. Numbers of a row of pixels are taken together first, those
+// of channels in 64 parts. Items: rows of the result times blocks of channels.
+struct ReduceFloats {
+  enum Which { Sum, Mean, Length, Largest, Smallest };
+
+  Which which;
+  int64_t items(const Image& out) const;
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // A function of a number, with numbers of its own:
 //
 //   Scale           x * first
@@ -82,6 +100,10 @@ struct AverageFloats {
 //   HardSigmoid     min(max(x + 3, 0), 6) / 6
 //   HardSwish       x * min(max(x + 3, 0), 6) / 6
 //   Square          x * x
+//   Root            the square root of x
+//   InverseRoot     1 / Root(x)
+//   Inverse         1 / x
+//   Absolute        |x|
 //
 // P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
 struct FloatFunction {
@@ -97,6 +119,10 @@ struct FloatFunction {
     HardSigmoid,
     HardSwish,
     Square,
+    Root,
+    InverseRoot,
+    Inverse,
+    Absolute,
     kCount
   };
   static constexpr int64_t kNumbers[kCount] = {0, 1, 2};

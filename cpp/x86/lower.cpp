@@ -102,8 +102,14 @@ class Lowering : public Dynamics {
       }
       case Kind::Add: return lowerBroadcast(Does::Add, index);
       case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
+      case Kind::Divide: return lowerBroadcast(Does::Divide, index);
       case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
-      case Kind::Mean: return lowerMean(index);
+      case Kind::Mean:
+        return memory(primary_[op.inputs[0]]).grid->is_float ? lowerReduction(index) : lowerMean(index);
+      case Kind::Sum:
+      case Kind::Length:
+      case Kind::Largest:
+      case Kind::Smallest: return lowerReduction(index);
       case Kind::MatrixProduct: return lowerProduct(index);
       case Kind::Softmax: return lowerRows(Does::Softmax, index);
       case Kind::GroupNorm: return emit(Does::NormalizeGroups, index, wantAll(op), kAffineAxis);
@@ -197,16 +203,31 @@ class Lowering : public Dynamics {
       for (axis = rank - 1; axis >= 0 && isReduced(op, axis, rank); --axis) {
       }
     }
-    int64_t in_front = 0;
-    for (int64_t i = 0; i < axis && !op.attributes[0]; ++i) {
-      in_front += isReduced(op, i, rank);
-    }
     const size_t input = want(op.inputs[0], axis);
     const int64_t others = rank - (axis >= 0);
     TORCH_CHECK(
         others <= 3 || (others == 4 && !isReduced(op, axis == 0 ? 1 : 0, rank)), op.name,
         " (mean) goes over the first of ", rank, " axes, which a plan cannot do");
-    emit(Does::Mean, index, {input}, axis - in_front);
+    emit(Does::Mean, index, {input}, axisBehind(op, axis, rank));
+  }
+
+  // The axis of the result that an axis of the operand is; -1 where it is gone.
+  static int64_t axisBehind(const Operator& op, int64_t axis, int64_t rank) {
+    if (op.attributes[0] || axis < 0) {
+      return axis;
+    }
+    int64_t in_front = 0;
+    for (int64_t i = 0; i < axis; ++i) {
+      in_front += isReduced(op, i, rank);
+    }
+    return isReduced(op, axis, rank) ? -1 : axis - in_front;
+  }
+
+  // Of float32, which goes over channels as over all other axes.
+  void lowerReduction(size_t index) {
+    const Operator& op = program_.operators[index];
+    const int64_t rank = sizes_[op.inputs[0]].size(), own = ownAxis(op), axis = own < 0 ? rank - 1 : own;
+    emit(Does::Reduce, index, {want(op.inputs[0], axis)}, axisBehind(op, axis, rank));
   }
 
   void lowerAffine(size_t index) {

@@ -42,9 +42,11 @@ struct Step {
     LookUp,
     Add,
     Multiply,
+    Divide,
     MaxPool,
     Average,
     Mean,
+    Reduce, // float32
     Resample,
     Pad,
     Interleave,

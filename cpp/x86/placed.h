@@ -60,6 +60,8 @@ Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> 
 Part dequantized(const Memory& from, const Memory& to);
 AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
 MultiplyFloats floatProduct(const Memory& a, const Memory& b);
+DivideFloats floatQuotient(const Memory& a, const Memory& b);
+ReduceFloats reductionOf(const Operator& op);
 Part averaged(
     const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);
 // As float32, as codes, or both.

@@ -1,5 +1,7 @@
 #include "plan.h"
 
+#include "types.h"
+
 #include <torch/custom_class.h>
 
 namespace jit_passes::x86 {
@@ -9,14 +11,15 @@ namespace {
 // memory.
 constexpr size_t kSizes = 32, kArenas = 16;
 
-at::Tensor toFloat(const at::Tensor& x, size_t number) {
+// Beside float32, whole numbers and truths become float32 in PyTorch too, as masks do.
+at::Tensor toFloat(const at::Tensor& x, size_t number, bool is_beside_floats) {
   TORCH_CHECK(x.defined(), "input ", number, " of the plan is undefined");
   TORCH_CHECK(
       x.device().is_cpu() && x.layout() == at::kStrided, "input ", number,
       " of the plan must be a dense tensor of the CPU, got ", x.toString(), ": call x.cpu() or x.to_dense()");
   TORCH_CHECK(
-      x.is_floating_point(), "input ", number, " of the plan must have a floating-point dtype, got ",
-      x.scalar_type(), ": call x.float()");
+      x.is_floating_point() || (is_beside_floats && !x.is_complex() && !x.is_quantized()), "input ", number,
+      " of the plan must have a floating-point dtype, got ", x.scalar_type(), ": call x.float()");
   return x.to(at::kFloat).resolve_neg();
 }
 
@@ -41,11 +44,22 @@ Plan::Plan(Program program) : program_(std::move(program)) {
   for (Operator& op : program_.operators) {
     op.tensors = copiesOf(op.tensors);
   }
-  taken_.resize(program_.inputs), read_.resize(program_.inputs);
+  taken_.resize(program_.inputs), read_.resize(program_.inputs), beside_floats_.resize(program_.inputs, true);
   std::vector<int64_t> sources(program_.grids.size(), -1); // the input that a value is
+  std::vector<int64_t> moved(program_.grids.size(), -1);   // the input whose elements it has
   for (const Operator& op : program_.operators) {
     if (op.kind == Kind::Input) {
-      sources[op.output] = op.attributes[0];
+      sources[op.output] = moved[op.output] = op.attributes[0];
+    }
+    for (const int64_t value : op.inputs) {
+      if (moved[value] < 0) {
+        continue;
+      }
+      if (isMove(op.kind)) {
+        moved[op.output] = moved[value];
+      } else if (typesOf(op.kind) != Types::Mixed) {
+        beside_floats_[moved[value]] = false;
+      }
     }
     for (const int64_t value : op.inputs) {
       if (sources[value] >= 0) {
@@ -57,6 +71,9 @@ Plan::Plan(Program program) : program_(std::move(program)) {
   for (const int64_t value : program_.outputs) {
     if (sources[value] >= 0) {
       taken_[sources[value]] = true;
+    }
+    if (moved[value] >= 0) {
+      beside_floats_[moved[value]] = false;
     }
   }
 }
@@ -97,7 +114,7 @@ std::vector<at::Tensor> Plan::run(
   std::vector<at::Tensor> floats;
   Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    floats.push_back(taken_[i] ? toFloat(inputs[i], i) : at::Tensor());
+    floats.push_back(taken_[i] ? toFloat(inputs[i], i, beside_floats_[i]) : at::Tensor());
     // Some of so many axes count as one. An axis of size 1 may have any stride and leave a tensor contiguous, and two
     // in one go by the stride of the inner: a view of one row has the strides that its sizes say.
     if (taken_[i] && floats.back().dim() > kMostAxes) {

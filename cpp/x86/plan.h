@@ -30,6 +30,7 @@ class Plan : public torch::CustomClassHolder {
   Program program_;
   // Of each input: whether an operator reads it, and not only its sizes; and as it is, not only to quantize it.
   std::vector<bool> taken_, read_;
+  std::vector<bool> beside_floats_; // whether all that read its elements compute with float32 beside them
   Weights weights_;
   std::mutex mutex_;
   std::list<std::pair<Inputs, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front

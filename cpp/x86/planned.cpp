@@ -164,18 +164,6 @@ Planned adaptiveAverage(const Reader& reader, Node* node) {
   return {{Kind::AdaptiveAverage, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
-Planned mean(const Reader& reader, Node* node) {
-  refuseUnless(operandOf(node, "dim") != nullptr, "it goes over all axes");
-  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
-  refuseUnless(reader.has(node, "dim"), "it goes over all axes");
-  const auto dims = reader.operand(node, "dim");
-  std::vector<int64_t> a{reader.operand(node, "keepdim").toBool()};
-  const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
-  refuseUnless(!axes.empty(), "it goes over all axes");
-  a.insert(a.end(), axes.begin(), axes.end());
-  return {{Kind::Mean, "", {}, 0, a, {}}, {node->input(0)}};
-}
-
 Planned concat(const Reader& reader, Node* node) {
   Node* list = node->input(0)->node();
   refuseUnless(
@@ -276,7 +264,12 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"adaptive_avg_pool1d", {adaptiveAverage<1>, false}},
         {"adaptive_avg_pool2d", {adaptiveAverage<2>, false}},
         {"adaptive_avg_pool3d", {adaptiveAverage<3>, false}},
-        {"mean", {mean, false}},
+        {"mean", {reduction, false}},
+        {"sum", {reduction, false}},
+        {"norm", {reduction, false}},
+        {"linalg_vector_norm", {reduction, false}},
+        {"amax", {reduction, false}},
+        {"amin", {reduction, false}},
         {"cat", {concat, false}},
         {"flatten", {flatten, true}},
         {"reshape", {reshape, true}},
@@ -288,8 +281,12 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"expand", {expand, true}},
         {"roll", {roll, true}},
         {"neg", {negative, false}},
-        {"square", {square, false}},
-        {"pow", {square, false}},
+        {"square", {namedFunction, false}},
+        {"sqrt", {namedFunction, false}},
+        {"rsqrt", {namedFunction, false}},
+        {"reciprocal", {namedFunction, false}},
+        {"abs", {namedFunction, false}},
+        {"pow", {power, false}},
         {"channel_shuffle", {channelShuffle, true}},
         {"slice", {slice, true}},
         {"narrow", {narrow, true}},

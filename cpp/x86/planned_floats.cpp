@@ -64,29 +64,56 @@ Planned gelu(const Reader& reader, Node* node) {
 
 Planned namedFunction(const Reader&, Node* node) {
   static const std::unordered_map<c10::Symbol, FloatFunction::Which> known{
-      {c10::aten::sigmoid, FloatFunction::Sigmoid},
-      {c10::aten::silu, FloatFunction::Silu},
-      {c10::aten::tanh, FloatFunction::Tanh},
-      {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
-      {c10::aten::hardswish, FloatFunction::HardSwish}};
+      {c10::aten::sigmoid, FloatFunction::Sigmoid},     {c10::aten::silu, FloatFunction::Silu},
+      {c10::aten::tanh, FloatFunction::Tanh},           {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
+      {c10::aten::hardswish, FloatFunction::HardSwish}, {c10::aten::square, FloatFunction::Square},
+      {c10::aten::sqrt, FloatFunction::Root},           {c10::aten::rsqrt, FloatFunction::InverseRoot},
+      {c10::aten::reciprocal, FloatFunction::Inverse},  {c10::aten::abs, FloatFunction::Absolute}};
   return function(node, known.at(node->kind()));
 }
 
+// Of a tensor by another, or by a number.
 Planned quotient(const Reader& reader, Node* node) {
+  refuseUnless(node->inputs().size() == 2, "it rounds quotients");
   const auto number = numberOf(reader, node->input(1));
-  refuseUnless(number.has_value() && node->inputs().size() == 2, "it divides by what is no number");
+  if (!number) {
+    return {{Kind::Divide, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
+  }
   refuseUnless(std::isfinite(static_cast<float>(1 / *number)), "it divides by ", *number);
   return function(node, FloatFunction::Scale, {1 / *number});
 }
 
-// PyTorch computes a power of 2 as a product.
-Planned square(const Reader& reader, Node* node) {
-  const bool power = node->kind() == c10::aten::pow;
-  refuseUnless(!power || numberOf(reader, node->input(1)) == 2.0, "it has another power than 2");
-  return function(node, FloatFunction::Square);
+// PyTorch computes these powers in the same way.
+Planned power(const Reader& reader, Node* node) {
+  static const std::map<double, FloatFunction::Which> known{
+      {2, FloatFunction::Square},
+      {0.5, FloatFunction::Root},
+      {-0.5, FloatFunction::InverseRoot},
+      {-1, FloatFunction::Inverse}};
+  const auto number = numberOf(reader, node->input(1));
+  refuseUnless(number && known.count(*number), "it has another power than 2, 0.5, -0.5 and -1");
+  return function(node, known.at(*number));
 }
 
 Planned negative(const Reader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
+
+Planned reduction(const Reader& reader, Node* node) {
+  static const std::unordered_map<c10::Symbol, Kind> known{
+      {c10::aten::mean, Kind::Mean},    {c10::aten::sum, Kind::Sum},
+      {c10::aten::norm, Kind::Length},  {c10::aten::linalg_vector_norm, Kind::Length},
+      {c10::aten::amax, Kind::Largest}, {c10::aten::amin, Kind::Smallest}};
+  const Kind kind = known.at(node->kind());
+  refuseUnless(operandOf(node, "dim") != nullptr && reader.has(node, "dim"), "it goes over all axes");
+  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
+  refuseUnless(
+      kind != Kind::Length || numberOf(reader, node->input(1)) == 2.0, "it is another norm than that of 2");
+  const auto dims = reader.operand(node, "dim");
+  const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
+  refuseUnless(!axes.empty(), "it goes over all axes");
+  std::vector<int64_t> a{reader.operand(node, "keepdim").toBool()};
+  a.insert(a.end(), axes.begin(), axes.end());
+  return {{kind, "", {}, 0, a, {}}, {node->input(0)}};
+}
 
 Planned clipping(Node* node, double low, double high) {
   return function(node, FloatFunction::Clip, {low, high});

@@ -11,10 +11,11 @@ Planned withChoice(const Reader& reader, const Node* node, Planned planned);
 Planned gelu(const Reader& reader, Node* node);
 // Functions without options.
 Planned namedFunction(const Reader& reader, Node* node);
-Planned square(const Reader& reader, Node* node);
+Planned power(const Reader& reader, Node* node);
 Planned negative(const Reader& reader, Node* node);
-// By a number.
 Planned quotient(const Reader& reader, Node* node);
+// What goes over axes.
+Planned reduction(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);
 
 } // namespace jit_passes::x86

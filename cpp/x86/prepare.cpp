@@ -49,9 +49,11 @@ class Preparation {
       case Does::LookUp: return lookUp(step);
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
+      case Does::Divide: return binary(step, floatQuotient(in(step, 0), in(step, 1)));
       case Does::MaxPool: return maxPool(step);
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);
+      case Does::Reduce: return reduced(step);
       case Does::Resample:
         return operatorOf(step).kind == Kind::ResizeBilinear ? blended(operatorOf(step), in(step), out(step))
                                                              : resample(step);
@@ -282,30 +284,39 @@ class Preparation {
     return averageOf(step, spans(op, x.image, y.image), divisor, x, y);
   }
 
-  Part mean(const Step& step) const {
-    const Memory &from = in(step), &to = out(step);
-    const Operator& op = operatorOf(step);
+  // What goes over axes reads them as `dims` has them. Of its result these have the size 1.
+  static Placed resultOf(const Operator& op, const Memory& from, const Memory& to, Dims dims) {
     const int64_t rank = from.sizes.size();
     // The strides of the result along the axes of the operand.
     Sizes strides(rank, 0);
-    Dims dims = axisDims(from.sizes, from.axis), reduced = dims;
     for (int64_t axis = 0, kept = 0; axis < rank; ++axis) {
       if (!isReduced(op, axis, rank)) {
         strides[axis] = to.strides[kept];
       }
       kept += op.attributes[0] || !isReduced(op, axis, rank);
     }
-    std::array<std::vector<Span>, 3> spans;
-    for (size_t i = 0; i < dims.size(); ++i) {
-      const bool whole = dims[i].axis >= 0 && isReduced(op, dims[i].axis, rank);
-      reduced[i].size = whole ? 1 : dims[i].size;
-      if (i > 0) {
-        spans[i - 1] = whole ? adaptiveSpans(dims[i].size, 1) : adaptiveSpans(dims[i].size, dims[i].size);
-      }
+    for (Dim& dim : dims) {
+      dim.size = dim.axis >= 0 && isReduced(op, dim.axis, rank) ? 1 : dim.size;
     }
-    return averageOf(
-        step, spans, 0, image(from, dims),
-        {imageOf(reduced, strides, to.channels(), to.bytes()), to.offset, to.home});
+    return {imageOf(dims, strides, to.channels(), to.bytes()), to.offset, to.home};
+  }
+
+  Part mean(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    const Dims dims = axisDims(from.sizes, from.axis);
+    const Placed x = image(from, dims), y = resultOf(operatorOf(step), from, to, dims);
+    std::array<std::vector<Span>, 3> spans;
+    for (size_t i = 0; i < spans.size(); ++i) {
+      spans[i] = adaptiveSpans(sizeOf(x.image, i), sizeOf(y.image, i));
+    }
+    return averageOf(step, spans, 0, x, y);
+  }
+
+  Part reduced(const Step& step) const {
+    const Memory &from = in(step), &to = out(step);
+    const Dims dims = axisDims(from.sizes, from.axis);
+    return unary(
+        reductionOf(operatorOf(step)), image(from, dims), resultOf(operatorOf(step), from, to, dims));
   }
 
   Part resample(const Step& step) const {

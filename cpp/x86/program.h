@@ -49,18 +49,23 @@ enum class Kind {
   Table,    // a function of codes
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
   Multiply, // of two tensors, which broadcast; in float32 where one of the three is
+  Divide,   // the first by the second, which broadcast; gives float32
   MaxPool,  // see PoolAttributes
   AveragePool,     // see PoolAttributes
   AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
   Mean,            // attributes: whether axes are kept, axes
-  Concat,          // attributes: axis
-  Flatten,         // attributes: first and last axis
-  Reshape,         // attributes: sizes; at most one is -1, which is open
-  Unflatten,       // attributes: axis, the sizes that it becomes; at most one is -1, which is open
-  Permute,         // attributes: axes
-  Transpose,       // attributes: two axes
-  Unsqueeze,       // attributes: where an axis of size 1 comes in
-  Squeeze,         // attributes: axes that go where they are of size 1
+  Sum,             // these go over axes as Mean does, in float32
+  Length,          // the root of the sum of squares
+  Largest,
+  Smallest,
+  Concat,    // attributes: axis
+  Flatten,   // attributes: first and last axis; from here to Pad, elements of one operand move
+  Reshape,   // attributes: sizes; at most one is -1, which is open
+  Unflatten, // attributes: axis, the sizes that it becomes; at most one is -1, which is open
+  Permute,   // attributes: axes
+  Transpose, // attributes: two axes
+  Unsqueeze, // attributes: where an axis of size 1 comes in
+  Squeeze,   // attributes: axes that go where they are of size 1
   Expand,  // axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand
   Roll,    // attributes: how far, of each axis that is rolled; then these axes
   Shuffle, // interleaves the parts of an axis; attributes: axis, number of parts of one size
@@ -188,6 +193,7 @@ inline bool isTransposed(Kind kind) {
 inline bool isConvolution(Kind kind) {
   return kind == Kind::Convolution || kind == Kind::DynamicConvolution || isTransposed(kind);
 }
+inline bool isMove(Kind kind) { return Kind::Flatten <= kind && kind <= Kind::Pad; }
 inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
 inline bool isDynamic(Kind kind) {
   return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution ||

@@ -51,13 +51,18 @@ class Inference {
       case Kind::Linear: return summed(linear());
       case Kind::DynamicLinear: return linear();
       case Kind::Add:
-      case Kind::Multiply: return broadcast(first(), *operands_[1]);
+      case Kind::Multiply:
+      case Kind::Divide: return broadcast(first(), *operands_[1]);
       case Kind::MaxPool:
       case Kind::AveragePool: return pool();
       case Kind::AdaptiveAverage:
       case Kind::ResizeNearest:
       case Kind::ResizeBilinear: return resized();
-      case Kind::Mean: return mean();
+      case Kind::Mean:
+      case Kind::Sum:
+      case Kind::Length:
+      case Kind::Largest:
+      case Kind::Smallest: return reduced();
       case Kind::Concat: return concat(op_.attributes[0]);
       case Kind::Flatten:
       case Kind::Reshape:
@@ -261,7 +266,7 @@ class Inference {
     return sizes;
   }
 
-  Sizes mean() const {
+  Sizes reduced() const {
     const int64_t rank = first().size();
     for (size_t i = 1; i < op_.attributes.size(); ++i) {
       checkAxis(op_.attributes[i], rank);
@@ -273,7 +278,7 @@ class Inference {
         sizes.push_back(reduced ? 1 : first()[axis]);
       }
     }
-    require(countOf(first()) > 0 || countOf(sizes) == 0, "is a mean of no values for the shape ", first());
+    require(countOf(first()) > 0 || countOf(sizes) == 0, "goes over no values of the shape ", first());
     return sizes;
   }
 
@@ -309,8 +314,8 @@ int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& o
   return axisOf(axis, rank);
 }
 
-bool isReduced(const Operator& mean, int64_t axis, int64_t rank) {
-  return std::any_of(mean.attributes.begin() + 1, mean.attributes.end(), [&](int64_t reduced) {
+bool isReduced(const Operator& op, int64_t axis, int64_t rank) {
+  return std::any_of(op.attributes.begin() + 1, op.attributes.end(), [&](int64_t reduced) {
     return axisOf(reduced, rank) == axis;
   });
 }

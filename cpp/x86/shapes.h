@@ -29,8 +29,8 @@ void require(const Operator& op, bool condition, const Message&... message) {
 // The same of an axis that the operator works along, of a tensor of so many axes.
 int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& of);
 
-// Whether the axis is one that a mean goes over.
-bool isReduced(const Operator& mean, int64_t axis, int64_t rank);
+// Whether the axis is one that a mean, or another operator of its form, goes over.
+bool isReduced(const Operator& op, int64_t axis, int64_t rank);
 
 // The axis of the operand, for each of the result of Permute or Transpose.
 Sizes permutationOf(const Operator& op, int64_t rank);

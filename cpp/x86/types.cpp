@@ -11,12 +11,17 @@ Types typesOf(Kind kind) {
     case Kind::Quantize: return Types::ToCodes;
     case Kind::Dequantize: return Types::ToFloats;
     case Kind::Add:
-    case Kind::Multiply: return Types::Mixed;
+    case Kind::Multiply:
+    case Kind::Divide: return Types::Mixed;
     case Kind::DynamicLinear:
     case Kind::DynamicConvolution:
     case Kind::DynamicTransposedConvolution:
     case Kind::RmsNorm:
     case Kind::Recurrent:
+    case Kind::Sum:
+    case Kind::Length:
+    case Kind::Largest:
+    case Kind::Smallest:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
     case Kind::AdaptiveAverage:
@@ -47,9 +52,9 @@ bool hasFloats(Kind kind) {
   return types == Types::Same || types == Types::Mixed || types == Types::Real;
 }
 
-// The sums of more codes than that would leave int32.
+// Of layer norm, sums of more codes than that would leave int32.
 bool hasCodes(const Operator& op) {
-  return typesOf(op.kind) != Types::Real &&
+  return typesOf(op.kind) != Types::Real && op.kind != Kind::Divide &&
          (op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized);
 }
 
@@ -64,7 +69,8 @@ int64_t leastAxes(const Operator& op, int64_t first, int64_t most) {
     case Kind::Expand: return a.size();
     case Kind::Constant: return op.tensors[0].dim();
     case Kind::Add:
-    case Kind::Multiply: return most;
+    case Kind::Multiply:
+    case Kind::Divide: return most;
     case Kind::MatrixProduct: return 0;
     default: break;
   }
@@ -76,7 +82,11 @@ int64_t leastAxes(const Operator& op, int64_t first, int64_t most) {
     case Kind::Unsqueeze: return first + 1;
     case Kind::Squeeze: return std::max<int64_t>(first - int64_t(a.size()), 0);
     case Kind::Flatten: return std::max<int64_t>(first - axisOf(a[1], first) + axisOf(a[0], first), 0);
-    case Kind::Mean: return a[0] ? first : std::max<int64_t>(first + 1 - int64_t(a.size()), 0);
+    case Kind::Mean:
+    case Kind::Sum:
+    case Kind::Length:
+    case Kind::Largest:
+    case Kind::Smallest: return a[0] ? first : std::max<int64_t>(first + 1 - int64_t(a.size()), 0);
     case Kind::Narrow: return first - a[3];
     case Kind::Part: return first - (a[PartAttributes::How] == PartAttributes::Single);
     default: return first;
@@ -99,7 +109,10 @@ int64_t mostAxes(Kind kind) {
     case Kind::Unsqueeze:
     case Kind::Squeeze:
     case Kind::Permute:
-    case Kind::Transpose: return kMostMovedAxes;
+    case Kind::Transpose:
+    case Kind::Slice:
+    case Kind::Narrow:
+    case Kind::Part: return kMostMovedAxes;
     default: return kMostAxes;
   }
 }

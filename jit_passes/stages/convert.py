@@ -79,6 +79,7 @@ def convert(
         "insert_quantize_dequantize": options,
     }
     result = CONVERT.run(module, report.method, options=given).module
+    _C.copy_constants(result, report.method)  # else training on would change the result
     operators = tuple(_with_refusal(row, refused) for row in report.operators)
     _warn(operators, refused, bool(found))
     codes: dict[tuple[int, int], list[int]] = {}

@@ -118,17 +118,20 @@ BINARY = (
         clips=True,
     ),
 )
-SHARED = tuple(
-    Fusion(f"aten::{name}(a, rest)", f"%q = aten::{name}(%a, %rest)", shared=True)
-    for name in (
-        "clamp",
-        "avg_pool2d",
-        "avg_pool3d",
-        "adaptive_avg_pool2d",
-        "adaptive_avg_pool3d",
-        "mean",
-    )
+SHARED = (
+    Fusion("aten::clamp(a, low, high)", "%q = aten::clamp(%a, %low, %high)", shared=True),
+    *(
+        Fusion(f"aten::{name}(a, rest)", f"%q = aten::{name}(%a, %rest)", shared=True)
+        for name in (
+            "avg_pool2d",
+            "avg_pool3d",
+            "adaptive_avg_pool2d",
+            "adaptive_avg_pool3d",
+            "mean",
+        )
+    ),
 )
+BOUNDS = ("low", "high", "clip_low", "clip_high")
 
 
 def saturates(match: Match) -> bool | str:
@@ -148,6 +151,17 @@ def saturates(match: Match) -> bool | str:
     if bound_high is not None and bound_high / scale + zero_point < highest - 0.5 - slack:
         return "the result's range reaches above the clip"
     return True
+
+
+def _of_numbers(check: Check | None) -> Check:
+    """Return the check that also refuses clips by tensors, which PyTorch has for floats alone."""
+
+    def refusal(match: Match) -> bool | str:
+        if any(match.types.get(name) == "Tensor" for name in BOUNDS):
+            return "it clips by tensors"
+        return True if check is None else check(match)
+
+    return refusal
 
 
 def fixed_grids(engine: str) -> dict[str, tuple[float, int]]:
@@ -203,7 +217,7 @@ def _rule(
         "_".join(part for part in (name, clip) if part),
         f"{header}{body}{clip_line}  %q = {quantized}\n  return (%q)",
         f"{header}  {_for_engine(replacement, engine)}\n  return (%q)",
-        saturates if clip and absorb else check,
+        _of_numbers(saturates if absorb else check) if clip else check,
     )
     return rule.compile()
 
@@ -250,6 +264,8 @@ def _fusion_rules(fusion: Fusion, engine: str) -> list[Any]:
     if fusion.clips:
         return _clipped_rules(*named)
     result = fixed_grids(engine).get(kind)
+    if kind == "aten::clamp":
+        return [_rule(*named, check=_of_numbers(None))]
     return [_rule(*named, check=None if result is None else _has_grid(result))]
 
 

@@ -115,6 +115,13 @@ def _layer_norm(node: NodeView) -> str | None:
     return _constants(node, 1, 4)
 
 
+def linear(node: NodeView) -> str | None:
+    """Refuse a weight that is a vector."""
+    weight = node.operand("weight").constant
+    vector = isinstance(weight, torch.Tensor) and weight.dim() == 1
+    return "its weight is a vector, and the quantized operator takes matrices" if vector else None
+
+
 def _clamp(node: NodeView) -> str | None:
     return None if node.clip is not None else "its bounds are computed by the model"
 
@@ -219,6 +226,7 @@ _ROWS = (
         _W,
         clips=CLIPS,
         ranks=(2, 8),
+        check=linear,
         weights_alone=WEIGHTS_ALONE,
         modes=("static", "dynamic", "weight_only"),
     ),

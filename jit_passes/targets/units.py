@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _C
+from ..graph.traits import arguments_of
 from ..graph.view import NodeView, ValueView
 from ..quantizers.selection import LISTS
 
@@ -103,18 +104,26 @@ class IntegerOperators:
         """Leave out what is in float, but for what computes behind integers, or in front of them.
 
         In front of integers floats come in to an operator that may begin, and to what leads to it.
-        Nothing comes in to be averaged, and what only rearranges stays out at the rim.
+        Nothing comes in to be averaged or summed, and what only rearranges stays out at the rim. So
+        does what others read: of numbers that come in, nothing says that they are floats.
         """
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
         behind = _reached(start, readers)
-        averages = {unit for unit in self.floats - behind if self.units[unit][0].traits.within}
+        averages = {unit for unit in self.floats - behind if _reduces(self.units[unit][0])}
         makers_in = {unit: makers[unit] - averages for unit in chosen}
         ends = {unit for unit in _reached(start, makers_in) if self._begins(unit)}
         before = _reached(ends, makers_in)
-        computing = {unit for unit in behind | before if not self._rearranges(unit)}
+        inside = {node.index for unit in chosen for node in self.units[unit]}
+        told = {
+            unit
+            for unit in before - behind - ends
+            if any(_leaves(node, inside) for node in self.units[unit])
+        }
+        computing = {unit for unit in behind | before - told if not self._rearranges(unit)}
         inner = _reached(computing, readers) & _reached(computing, makers)
-        return {unit for unit in chosen if unit not in self.floats or unit in computing | inner}
+        kept = (computing | inner) - told
+        return {unit for unit in chosen if unit not in self.floats or unit in kept}
 
     def _paths(self, chosen: set[int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
         """Return, for each of some units, those that make what it reads, and that read it."""
@@ -137,6 +146,25 @@ def choice_of(value: ValueView) -> NodeView | None:
     codes = maker.inputs[0].producer
     choice = codes.inputs[1].producer if codes and codes.kind == QUANTIZE_DYNAMIC else None
     return choice if choice is not None and choice.kind == CHOOSE else None
+
+
+def _reduces(node: NodeView) -> bool:
+    return node.traits.within or "keepdim" in arguments_of(node.kind, node.overload or "")
+
+
+def _leaves(node: NodeView, inside: set[int]) -> bool:
+    """Say whether others than some operators read a result, converted or in lists too."""
+    pending = list(node.outputs)
+    while pending:
+        value = pending.pop()
+        if value.is_result:
+            return True
+        for user, _ in value.uses:
+            if user.kind in BETWEEN:
+                pending += user.outputs
+            elif user.index not in inside:
+                return True
+    return False
 
 
 def _makers(node: NodeView) -> set[int]:

@@ -15,7 +15,7 @@ import torch
 
 from .. import _C
 from ..errors import first_line, warn
-from ..graph.traits import kinds
+from ..graph.traits import arguments_of, kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, Step
@@ -28,13 +28,15 @@ from .cell_rules import expand_cells
 from .dynamic_rules import fuse_dynamic
 from .partition import CompileRegions
 from .stock import needs_reduced_range
-from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
+from .stock_support import WEIGHTS_ALONE, dynamic_inputs, linear, lookups, recurrent
 from .target import RefusedOperator, Target
 from .x86_moves import (
     CLIPS,
     FUNCTIONS,
+    LENGTHS,
     MOST_AXES,
     NORMS,
+    REDUCTIONS,
     SOFTMAX,
     SUMS,
     moves,
@@ -48,6 +50,7 @@ from .x86_moves import (
 ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 FLOAT32 = 6  # as graphs have it
+POWERS = (2, 0.5, -0.5, -1)  # which PyTorch computes as squares, roots and quotients
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
@@ -103,12 +106,6 @@ def _tensors_or_constants(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
 
 
-def _by_number(node: NodeView) -> str | None:
-    other = node.inputs[1]
-    number = other.is_constant and torch.as_tensor(other.constant).dim() == 0
-    return None if number else "its second operand is no number"
-
-
 def _hides(node: NodeView, constant: torch.Tensor) -> bool:
     readers = [user.kind for user, _ in node.output.uses]
     return bool(readers) and {*readers} <= {*SOFTMAX} and bool(constant.min() <= HIDDEN)
@@ -127,16 +124,31 @@ def _floats(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
 
 
-def _squares(node: NodeView) -> str | None:
+def _quotient(node: NodeView) -> str | None:
+    return "it rounds quotients" if len(node.inputs) > 2 else _floats(node)
+
+
+def _power(node: NodeView) -> str | None:
     power = node.inputs[1].constant if node.inputs[1].is_constant else None
-    return None if power == 2 else "it has another power than 2"
+    if isinstance(power, torch.Tensor):
+        power = power.item() if power.dim() == 0 else None
+    return None if power in POWERS else f"it has another power than {POWERS}"
 
 
-def _mean(node: NodeView) -> str | None:
-    if len(node.inputs) < 4 or not is_constant_behind(node, 1):
-        return "it goes over all axes, or over some that the model computes"
-    dims, dtype = node.inputs[1].constant, node.inputs[3].constant
-    return None if dims and dtype is None else "it goes over all axes, or changes the dtype"
+def _reduction(node: NodeView) -> str | None:
+    names = arguments_of(node.kind, node.overload or "")
+    if reason := options(node):
+        return reason
+    if "dim" not in names or not node.operand("dim").constant:
+        return "it goes over all axes"
+    changes = "dtype" in names and node.operand("dtype").constant is not None
+    return "it changes the dtype" if changes else None
+
+
+def _length(node: NodeView) -> str | None:
+    return _reduction(node) or (
+        None if node.inputs[1].constant == 2 else "its norm is not that of 2"
+    )
 
 
 def _softmax(node: NodeView) -> str | None:
@@ -211,7 +223,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
-                        weights_alone=WEIGHTS_ALONE, modes=("static", "dynamic", "weight_only")),
+                        check=linear, weights_alone=WEIGHTS_ALONE,
+                        modes=("static", "dynamic", "weight_only")),
         *lookups(),
         *(
             replace(row, dynamic=of_pytorch) if row.kind in GATED else row for row in recurrent()
@@ -233,7 +246,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
                             check=options)
             for n in (1, 2, 3)
         ),
-        OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_mean),
+        OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_reduction),
         OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), sizes),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
@@ -255,15 +268,15 @@ def _capability(integer_layer_norm: bool) -> Capability:
     pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
     floats = {
         **dict.fromkeys(NORMS, _layer_norm),
-        "aten::mean": _mean,
+        **dict.fromkeys(REDUCTIONS, _reduction),
+        **dict.fromkeys(LENGTHS, _length),
         "aten::cat": _options_of_lists,
         "aten::roll": roll,
         "aten::neg": options,
-        "aten::square": options,
-        "aten::pow": _squares,
+        "aten::pow": _power,
         **dict.fromkeys(pools, options),
         **dict.fromkeys(SOFTMAX, _softmax),
-        "aten::div": _by_number,
+        "aten::div": _quotient,
         "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
         **dict.fromkeys((*FUNCTIONS, *CLIPS), options),
@@ -276,7 +289,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         moves={**moves(), **moves_of_codes()},
         floats={**moves(), **of_few_axes(floats)},
         begins=frozenset({*NORMS, *SOFTMAX}),
-        forms=("spell_out_moves", "expand_attention", "gather_rms_norm"),
+        forms=("spell_out_composites", "expand_attention", "gather_rms_norm"),
         dynamic=dynamic,
         dynamic_regions=True,
     )

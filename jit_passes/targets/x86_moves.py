@@ -12,12 +12,19 @@ MOST_AXES = 5  # of a tensor
 MOST_MOVED = 6  # of one that is only cut into windows, or gone over number by number
 MOST_ROLLED = 3  # axes
 FUNCTIONS = tuple(
-    f"aten::{name}" for name in ("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish")
+    f"aten::{name}"
+    for name in (
+        *("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish"),
+        *("square", "sqrt", "rsqrt", "reciprocal", "abs"),
+    )
 )  # of float32
 CLIPS = ("aten::relu", "aten::clamp")
 NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 SUMS = ("aten::add", "aten::sub", "aten::mul")  # and products, which broadcast
+BROADCAST = (*SUMS, "aten::div")
+REDUCTIONS = tuple(f"aten::{name}" for name in ("mean", "sum", "amax", "amin"))
+LENGTHS = ("aten::linalg_vector_norm", "aten::norm")
 KEEP_AXES = (
     *(f"aten::{name}" for name in ("contiguous", "detach", "alias", "transpose", "slice")),
     *(f"aten::{name}" for name in ("roll", "to", "neg", "div", "linear")),
@@ -27,6 +34,9 @@ KEEP_AXES = (
 CUTS = (
     *(f"aten::{name}" for name in ("reshape", "flatten", "unflatten", "unsqueeze", "squeeze")),
     *(f"aten::{name}" for name in ("permute", "transpose", "contiguous", "detach", "alias")),
+    *("aten::slice", "aten::narrow", "aten::select"),
+    *(f"aten::{name}" for name in ("chunk", "split", "split_with_sizes", "unbind")),
+    *(f"aten::unsafe_{name}" for name in ("chunk", "split", "split_with_sizes")),
     *("aten::to", "aten::neg", "aten::div", *FUNCTIONS, *CLIPS),
 )  # take tensors of MOST_MOVED axes
 
@@ -144,7 +154,7 @@ def _of_few_axes(kind: str, check: Check) -> Check:
     most = MOST_MOVED if kind in CUTS else MOST_AXES
 
     def refusal(node: NodeView) -> str | None:
-        operands = node.inputs[: 2 if kind in (*SUMS, "aten::matmul") else 1]
+        operands = node.inputs[: 2 if kind in (*BROADCAST, "aten::matmul") else 1]
         few = all(axes_of(operand) <= most for operand in operands)
         return check(node) or (None if few else f"it reads more than {most} axes")
 

@@ -67,6 +67,30 @@ JIT_PASSES_VECTORIZED void squares(const float* in, float* out, int64_t count) {
   }
 }
 
+JIT_PASSES_VECTORIZED void roots(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = __builtin_sqrtf(in[i]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void inverseRoots(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = 1 / __builtin_sqrtf(in[i]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void inverses(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = 1 / in[i];
+  }
+}
+
+JIT_PASSES_VECTORIZED void absolutes(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = __builtin_fabsf(in[i]);
+  }
+}
+
 // The probability P(-a) of 0 <= a < 6, a polynomial in each of 16 intervals, and 0 beyond: 1 - P(a) is less than 1e-9.
 constexpr int kIntervals = 16, kDegree = 5;
 constexpr float kTailEnd = 6, kPerUnit = kIntervals / kTailEnd;
@@ -208,6 +232,10 @@ void FloatFunction::run(const float* in, float* out, int64_t count) const {
     case HardSigmoid: return ramps(in, out, count);
     case HardSwish: return hardswishes(in, out, count);
     case Square: return squares(in, out, count);
+    case Root: return roots(in, out, count);
+    case InverseRoot: return inverseRoots(in, out, count);
+    case Inverse: return inverses(in, out, count);
+    case Absolute: return absolutes(in, out, count);
     default:
       if (in != out) {
         std::copy_n(in, count, out);

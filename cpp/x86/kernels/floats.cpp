@@ -1,4 +1,4 @@
-// Sums and products of float32.
+// Sums, products and quotients of float32.
 #include "x86/floats.h"
 
 #include <algorithm>
@@ -29,6 +29,13 @@ JIT_PASSES_VECTORIZED void multiplyFloats(const float* a, const float* b, int64_
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
     out[i] = a[i] * b[i];
+  }
+}
+
+JIT_PASSES_VECTORIZED void divideFloats(const float* a, const float* b, int64_t count, float* out) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = a[i] / b[i];
   }
 }
 
@@ -96,6 +103,10 @@ void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t be
 
 void MultiplyFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
   overFloats(a, b, x, y, out, begin, end, multiplyFloats);
+}
+
+void DivideFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, divideFloats);
 }
 
 } // namespace jit_passes::x86

@@ -1,0 +1,178 @@
+// Write operators that are made of others as these, for targets that have no form of their own.
+//
+//   %y = aten::stack([%a, %b], -1)             ->   %c = aten::unsqueeze(%a, -1)
+//                                                   %d = aten::unsqueeze(%b, -1)
+//                                                   %y = aten::cat([%c, %d], -1)
+//
+//   %y = aten::repeat_interleave(%x, %n, 1)    ->   %u = aten::unsqueeze(%x, 2)
+//                                                   %e = aten::expand(%u, [-1, -1, %n, -1], False)
+//                                                   %y = aten::flatten(%e, 1, 2)
+//
+//   %e = aten::expand_as(%a, %x)               ->   %y = aten::div(%x, %a)
+//   %y = aten::div(%x, %e)
+//
+//   %y = aten::reshape_as(%a, %x)              ->   %y = aten::reshape(%a, [aten::size(%x, 0), aten::size(%x, 1)])
+//
+//   %y = aten::addcmul(%a, %b, %c, value=v)    ->   %p = aten::mul(%b, %c)
+//                                                   %y = aten::add(%a, %p, v)
+//
+// Rotary embeddings stack what they have turned, models repeat keys for the queries that share them, and vectors are
+// divided by their lengths, which functional.normalize expands before. A product in addcmul is rounded before it is added.
+#include "core/registry.h"
+#include "core/shape_facts.h"
+#include "core/shapes.h"
+
+namespace jit_passes {
+namespace {
+
+const auto repeat_interleave = symbol("aten::repeat_interleave");
+const auto expand_as = symbol("aten::expand_as"), addcmul = symbol("aten::addcmul");
+
+bool isComposite(const Node* node) {
+  return node->kind() == aten::stack || node->kind() == repeat_interleave || node->kind() == addcmul ||
+         takesShape(node);
+}
+
+// One of them, and what is known of shapes before any edit.
+struct Composite {
+  Node* node;
+  std::optional<int64_t> rank = {}; // of what is repeated, or of the tensor whose shape is taken
+  bool is_broadcast = false;        // whether all that read it broadcast it to that tensor
+};
+
+// Whether it has as many axes as a tensor, along whose axes it was reduced.
+bool isAsLong(const Value* value, const Value* tensor) {
+  for (const Node* node = value->node(); node->kind() != prim::Param; node = node->input(0)->node()) {
+    if (const auto reduced = reducedAxes(node)) {
+      return *reduced == 0 && node->input(0) == tensor;
+    }
+    if (!keepsShape(node)) {
+      return false;
+    }
+  }
+  return false;
+}
+
+// A tensor without axes would give another dtype.
+bool isBroadcastAnyway(const Node* expand, const Shapes& shapes) {
+  const Value *tensor = expand->input(0), *other = expand->input(1);
+  const auto own = shapes.rank(tensor), rank = shapes.rank(other);
+  const bool fits = own && rank ? *own > 0 && *own <= *rank : isAsLong(tensor, other);
+  return fits && std::ranges::all_of(expand->output()->uses(), [&](const Use& use) {
+           return broadcasts(use.user) && use.offset < 2 && use.user->input(1 - use.offset) == other;
+         });
+}
+
+std::vector<Composite> compositesOf(const PassContext& context) {
+  std::vector<Composite> found;
+  const auto nodes = nodesWhere(*context.graph(), isComposite);
+  if (nodes.empty()) { // shapes take time
+    return found;
+  }
+  const Shapes shapes(context);
+  const auto is_written = [&](const Value* value) { return shapes.isWritten(value); };
+  for (Node* node : nodes) {
+    if (is_written(node->output()) || std::ranges::any_of(node->inputs(), is_written) ||
+        (node->kind() == aten::stack && std::ranges::any_of(node->input(0)->node()->inputs(), is_written))) {
+      continue;
+    }
+    const bool repeats = node->kind() == repeat_interleave;
+    const auto rank = isTensor(node->input(!repeats)) ? shapes.rank(node->input(!repeats)) : std::nullopt;
+    found.push_back({node, rank, node->kind() == expand_as && isBroadcastAnyway(node, shapes)});
+  }
+  return found;
+}
+
+Value* listOf(const std::vector<Value*>& elements, Node* at, const c10::TypePtr& type) {
+  return insertValue(at, prim::ListConstruct, elements, at, type);
+}
+
+Value* spelledStack(Node* node) {
+  const Node* list = node->input(0)->node();
+  if (list->kind() != prim::ListConstruct) {
+    return nullptr;
+  }
+  std::vector<Value*> elements;
+  for (Value* element : const_cast<Node*>(list)->inputs()) {
+    elements.push_back(insertValue(node, aten::unsqueeze, {element, node->input(1)}, node));
+  }
+  Value* all = listOf(elements, node, c10::ListType::ofTensors());
+  return insertValue(node, aten::cat, {all, node->input(1)}, node);
+}
+
+// Of a number for all elements, along an axis.
+Value* spelledRepeat(Node* node, std::optional<int64_t> rank) {
+  if (node->inputs().size() != 4 || isTensor(node->input(1))) {
+    return nullptr;
+  }
+  const auto given = constantNumber(node->input(2));
+  const bool fails = constantNumber(node->input(1)).value_or(0) < 0;
+  if (!rank || !given || *given < -*rank || *given >= *rank || fails) {
+    return nullptr;
+  }
+  const int64_t axis = static_cast<int64_t>(*given) + (*given < 0 ? *rank : 0);
+  Value *first = insertConstant(node, axis), *second = insertConstant(node, axis + 1);
+  std::vector<Value*> sizes(*rank + 1, insertConstant(node, int64_t{-1}));
+  sizes[axis + 1] = node->input(1);
+  Value* more = insertValue(node, aten::unsqueeze, {node->input(0), second}, node);
+  Value* list = listOf(sizes, node, c10::ListType::ofInts());
+  Value* repeated = insertValue(node, aten::expand, {more, list, insertConstant(node, false)}, node);
+  return insertValue(node, aten::flatten, {repeated, first, second}, node);
+}
+
+Value* spelledSum(Node* node) {
+  Value* product = insertValue(node, aten::mul, {node->input(1), node->input(2)}, node);
+  return insertValue(node, aten::add, {node->input(0), product, node->input(3)}, node);
+}
+
+// Of the shape that another tensor has, of that rank.
+Value* spelledShape(Node* node, int64_t rank) {
+  Value *tensor = node->input(0), *other = node->input(1);
+  std::vector<Value*> sizes;
+  for (int64_t axis = 0; axis < rank; ++axis) {
+    Value* of = insertConstant(node, axis);
+    sizes.push_back(insertValue(node, aten::size, {other, of}, node, c10::IntType::get()));
+  }
+  Value* list = listOf(sizes, node, c10::ListType::ofInts());
+  if (node->kind() == expand_as) {
+    return insertValue(node, aten::expand, {tensor, list, insertConstant(node, false)}, node);
+  }
+  return insertValue(node, aten::reshape, {tensor, list}, node);
+}
+
+// Null where the node stays.
+Value* spelled(const Composite& composite) {
+  Node* node = composite.node;
+  if (node->kind() == aten::stack) {
+    return spelledStack(node);
+  }
+  if (node->kind() == repeat_interleave) {
+    return spelledRepeat(node, composite.rank);
+  }
+  if (node->kind() == addcmul) {
+    return spelledSum(node);
+  }
+  if (composite.is_broadcast) {
+    return node->input(0);
+  }
+  return composite.rank ? spelledShape(node, *composite.rank) : nullptr;
+}
+
+bool spellOutComposites(PassContext& context) {
+  bool changed = false;
+  for (const Composite& composite : compositesOf(context)) {
+    if (Value* replacement = spelled(composite)) {
+      replaceNode(composite.node, replacement);
+      changed = true;
+    }
+  }
+  return changed;
+}
+
+const RegisterPass spell_out_composites_pass{
+    "spell_out_composites",
+    "Write operators that are made of others as these: stack, addcmul, expand_as, ...", spellOutComposites,
+    needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

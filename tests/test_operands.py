@@ -99,6 +99,86 @@ def test_masks(target: str, frontend: str, dtype: torch.dtype) -> None:
                 assert torch.equal(exact, same) and exact.dtype == same.dtype
 
 
+class Counted(nn.Module):
+    """Whole numbers that the model computes with, before a norm makes them floats."""
+
+    def __init__(self, count: Any) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.count = count
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        return self.two(self.norm(self.one(x) + self.count(m)))
+
+
+def doubled(m: Tensor) -> Tensor:
+    return m + m
+
+
+def difference(m: Tensor) -> Tensor:
+    return m - (m - 1)
+
+
+def cast(m: Tensor) -> Tensor:
+    return torch.sigmoid(m.float())
+
+
+def quotient(m: Tensor) -> Tensor:
+    return m / 3
+
+
+def hidden(m: Tensor) -> Tensor:
+    return -(1 - m) * 1e-2
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("count", "dtype"),
+    [
+        *((doubled, torch.bool), (doubled, torch.uint8), (difference, torch.int64)),
+        *((cast, torch.int64), (quotient, torch.int64), (hidden, torch.int64)),
+    ],
+)
+def test_whole_numbers_stay_whole(count: Any, dtype: torch.dtype, mode: str) -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(Counted(torch.jit.script(count)).eval())
+    numbers = {torch.bool: (0, 2), torch.uint8: (120, 140), torch.int64: (0, 5)}[dtype]
+    offset = 2**30 if count is difference else 0
+    data = [
+        (torch.randn(4, 8), (torch.randint(*numbers, (4, 8)) + offset).to(dtype)) for _ in range(4)
+    ]
+    lowered = jit_passes.quantize_script(model, data, mode=mode, target="x86", progress=False)
+    for batch in data:
+        with torch.no_grad():
+            expected = model(*batch)
+            assert (lowered(*batch) - expected).norm() < 0.06 * expected.norm()
+
+
+class Widened(nn.Module):
+    """A write keeps the dtype of what is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("places", torch.randn(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        y += self.places
+        return self.two(y)
+
+
+@pytest.mark.parametrize("target", ["stock", "x86", "reference"])
+def test_a_write_of_a_wider_dtype(target: str) -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(Widened().eval())
+    data = [torch.randn(4, 8) for _ in range(4)]
+    quantized = jit_passes.quantize_script(model, data, target=target, progress=False)
+    with torch.no_grad():
+        expected = model(data[0])
+        assert (quantized(data[0]) - expected).norm() < 0.05 * expected.norm()
+
+
 class Mixture(nn.Module):
     """Parameters that stay in float, some of them in each mode."""
 

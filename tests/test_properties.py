@@ -199,25 +199,33 @@ class Checker:
         # A clone has not run yet: from the second run on, PyTorch differentiates graphs itself, and
         # fails on some.
         inputs = self.drawn.arguments(torch.float64 if self.exact else torch.float32)
-        return observe(wrap(_C.clone(module)), self.method, inputs, self.gradients)
+        try:
+            return observe(wrap(_C.clone(module)), self.method, inputs, self.gradients)
+        except RuntimeError:
+            # PyTorch's executor makes another graph of it, which may be a wrong one: it takes the
+            # sizes of addmm by a constant for that one's, and torch.jit.freeze shows the same.
+            with torch.jit.optimized_execution(False):
+                return observe(wrap(_C.clone(module)), self.method, inputs, self.gradients)
 
     def loses_writes(self, module: torch.jit.ScriptModule, expected: Mapping[str, Any]) -> bool:
-        """Whether PyTorch's executor removes a write to memory that dropout has given back.
+        """Whether PyTorch removes a write to memory that dropout has given back.
 
-        It takes the result of dropout for a tensor of its own, from the second run on, or at once
-        where a pass has taken tuples apart. In eval mode it is the operand.
+        It takes the result of dropout for a tensor of its own: when it compiles, from the second
+        run on, or where a pass has taken tuples apart. In eval mode it is the operand.
         """
         if self.training or "dropout" not in self.drawn.source.lower():
             return False
         copy = wrap(_C.deepcopy(module._c))
         with torch.no_grad():
+            eager = self.drawn.module(training=False)
+            outputs = [getattr(eager, self.method)(*self.drawn.arguments(torch.float64))]
             for _ in range(3):
                 copy.load_state_dict(module.state_dict())
-                output = getattr(copy, self.method)(*self.drawn.arguments(torch.float64))
-        results = dict(leaves_of(output, "output"))
+                outputs.append(getattr(copy, self.method)(*self.drawn.arguments(torch.float64)))
         return not all(
             torch.allclose(value, expected[name], equal_nan=True)
-            for name, value in results.items()
+            for output in (outputs[0], outputs[-1])
+            for name, value in leaves_of(output, "output")
             if isinstance(value, Tensor)
         )
 
@@ -226,9 +234,8 @@ class Checker:
         tolerance = REORDERED if self.exact else 1e-4
         frozen = not dict(wrap(module).named_parameters())
         bound = tolerance if reorders else 0.0
-        actual = self.observe(module)
         gradients = GRADIENTS_REORDERED if self.exact else tolerance
-        compare(expected, actual, bound, gradients, parameters=not frozen)
+        compare(expected, self.observe(module), bound, gradients, parameters=not frozen)
 
     def check(
         self,
@@ -301,10 +308,10 @@ def check_method(checker: Checker, module: torch.jit.ScriptModule) -> None:
     method = checker.method
     state = {name: value.clone() for name, value in module.state_dict().items()}
     text = graph_text(module._c, method)
-    expected = None
-    with checker.reporting("original"):
+    try:
         expected = checker.observe(module._c)
-    if expected is None:
+    except Exception:  # it runs in Python, and PyTorch's compiler is at fault
+        checker.findings.changed[f"skipped {checker.drawn.index}"] += 1
         return
     if checker.loses_writes(module, expected):
         checker.findings.changed[f"skipped {checker.drawn.index}"] += 1

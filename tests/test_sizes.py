@@ -112,6 +112,55 @@ class Scores(nn.Module):
         return y * scores.reshape(n, t, 1), scores.flatten().reshape(n, t)
 
 
+class Started(nn.Module):
+    """A tensor of no numbers goes with any other in a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("start", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        y = torch.cat([self.start, x], 1)
+        if y.dim() == 1:
+            y = y + 100
+        return y, y.size(0)
+
+
+class Grouped(nn.Module):
+    """Heads of keys that queries share; a query without a batch axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(3, 5, 4))
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        z = F.scaled_dot_product_attention(self.query, k[:, :1], k[:, :1])
+        if z.dim() == 3:
+            z = z.unsqueeze(0)
+        return y.transpose(1, 2).flatten(2) / y.shape[1], z
+
+
+class Bounded(nn.Module):
+    """A bound that may be a tensor, with more axes."""
+
+    def forward(self, x: Tensor, low: Tensor | None) -> tuple[int, Tensor]:
+        y = torch.clamp(x, min=low)
+        return y.size(0), y.reshape(y.size(0), -1)
+
+
+class Unbatched2d(nn.Module):
+    """Sizes in front of the last one, with a batch axis and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x)
+        return y.view(-1, y.size(-1)), y.reshape(y.shape[0], 1, -1)
+
+
 class Powers(nn.Module):
     """Two powers of one number, whose shapes are those of the exponents."""
 
@@ -148,6 +197,11 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
     "no remainder": (Remainder, (torch.randn(2, 3, 8, 6),)),
     "exchange": (Exchange, (torch.randn(2, 3, 6, 6),)),
     "powers": (Powers, (torch.randn(2, 8), torch.randn(4, 4))),
+    "started": (Started, (torch.randn(2, 4),)),
+    "grouped": (Grouped, (torch.randn(2, 8, 6, 4), torch.randn(2, 2, 7, 4))),
+    "bounded": (Bounded, (torch.randn(2, 4), torch.randn(3, 1, 1))),
+    "image": (Unbatched2d, (torch.randn(3, 6, 5),)),
+    "images": (Unbatched2d, (torch.randn(2, 3, 6, 5),)),
     "prelu": (Activated, (torch.randn(2, 3, 6, 9),)),
     "scores": (Scores, (torch.randn(2, 5, 8),)),
     "vector": (Vector, (torch.randn(2, 3, 8),)),

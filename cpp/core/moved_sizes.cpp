@@ -108,7 +108,7 @@ Extent Shapes::joinedWith(const Extent& whole, int64_t others) const {
   return count == 1 && product == others ? open : whole;
 }
 
-// Along all other axes, its operands have one size.
+// Along all other axes, its operands have one size, but for those of one axis: of no numbers, these go with any others.
 std::optional<Extent> Shapes::ofConcatenated(const Node* cat, int64_t axis, int64_t along) const {
   const Node* list = cat->input(0)->node();
   if (along < 0 || list->kind() != prim::ListConstruct || isWritten(cat->input(0)) ||
@@ -117,6 +117,9 @@ std::optional<Extent> Shapes::ofConcatenated(const Node* cat, int64_t axis, int6
   }
   Extent whole{nullptr, 0};
   for (const Value* element : list->inputs()) {
+    if (rank(element) == 1) {
+      return std::nullopt;
+    }
     const Extent own = ofAxis(element, axis);
     if (axis != along) {
       return own;

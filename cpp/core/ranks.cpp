@@ -125,9 +125,16 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     const auto own = rank(node->input(0));
     return own ? std::optional(*own - (weightRank(node) == 1)) : std::nullopt;
   }
-  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
-      isAttention(node)) {
+  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice) {
     return rank(node->input(0));
+  }
+  if (isAttention(node)) {
+    std::optional<int64_t> most = 0;
+    for (const Value* operand : node->inputs().slice(0, 3)) {
+      const auto own = rank(operand);
+      most = own && most ? std::optional(std::max(*own, *most)) : std::nullopt;
+    }
+    return most;
   }
   if (node->kind() == aten::permute) {
     const auto axes = constantInts(node->input(1));
@@ -177,7 +184,8 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     const Node* list = node->input(0)->node();
     const bool made = node->kind() == aten::cat ? list->kind() == prim::ListConstruct : movesData(list);
     for (const Value* element : made ? list->inputs() : at::ArrayRef<const Value*>()) {
-      if (const auto own = isTensor(element) ? rank(element) : std::nullopt) {
+      const auto own = isTensor(element) ? rank(element) : std::nullopt;
+      if (own && (*own > 1 || node->kind() != aten::cat)) { // one of no numbers, [0], goes with any rank
         return own;
       }
     }

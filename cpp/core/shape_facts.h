@@ -13,6 +13,9 @@ bool isAttention(const Node* node);
 // A recurrent layer of sequences that are not packed: [steps, batch, features], or the first two the other way round.
 bool isRecurrentLayer(const Node* node);
 
+// Whether it may be a tensor or None, as only a call tells.
+bool mayBeTensor(const Value* value);
+
 // Two tensors, number by number.
 bool broadcasts(const Node* node);
 

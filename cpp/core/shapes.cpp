@@ -46,9 +46,15 @@ bool isRecurrentLayer(const Node* node) {
   return kinds.count(node->kind()) && operandOf(node, "batch_sizes") == nullptr;
 }
 
+bool mayBeTensor(const Value* value) {
+  const auto type = value->type()->cast<c10::OptionalType>();
+  return type && type->getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
 // Numbers of prelu are those of channels, of axis 1.
 bool broadcasts(const Node* node) {
   return isElementwise(node) && node->kind() != aten::prelu &&
+         std::ranges::none_of(node->inputs(), mayBeTensor) &&
          std::count_if(node->inputs().begin(), node->inputs().end(), isTensor) == 2 &&
          isTensor(node->input(0)) && isTensor(node->input(1));
 }
@@ -90,7 +96,8 @@ bool keepsShape(const Node* node) {
        "aten::rms_norm", "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
   return kinds.count(node->kind()) || isDropout(node) ||
-         (isElementwise(node) && tensors == 1 && isTensor(node->input(0)));
+         (isElementwise(node) && tensors == 1 && isTensor(node->input(0)) &&
+          std::ranges::none_of(node->inputs(), mayBeTensor));
 }
 
 bool isUnbound(const Node* node) {
@@ -220,6 +227,11 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
   if (is_matrix && behind >= -2) { // a vector has one axis, and the result one less
     const bool matrices = isAttention(node) || std::min(rank(left).value_or(1), rank(right).value_or(1)) >= 2;
     return matrices ? ofAxis(behind == -2 ? left : right, behind) : Extent{tensor, axis};
+  }
+  const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
+  if (grouped != nullptr && behind == -3 &&
+      constantNumber(grouped) != 0.0) { // heads of the query share those of keys
+    return ofAxis(left, behind);
   }
   std::optional<Extent> size;
   for (const Value* operand : node->inputs().slice(0, isAttention(node) ? 3 : 2)) {

@@ -9,6 +9,8 @@
 // and bounds that are constant tensors of one number are that number.
 //
 // At a bound itself the derivative changes: clamp has 1 there, relu and hardtanh have 0.
+#include <cmath>
+
 #include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
@@ -25,6 +27,13 @@ bool clipsBelowZeroOnly(const Node* node) {
       node->kind() == clamp_min || (node->kind() == aten::clamp && isNone(node->input(2)));
   // A bound of 0.0 would turn integers into floats, which relu does not.
   return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
+}
+
+// The bound as a whole number, if it is one: hardtanh keeps the dtype of whole numbers, which others would make floats.
+Value* inDtype(Node* node, Value* bound) {
+  const auto number = constantNumber(bound);
+  const bool whole = number && *number == std::floor(*number) && std::abs(*number) < 1e9;
+  return whole ? insertConstant(node, static_cast<int64_t>(*number)) : bound;
 }
 
 // The number that a bound is, if it is a constant tensor; None where there is no bound.
@@ -45,7 +54,9 @@ Value* canonicalClamp(Node* node, const std::unordered_set<const Value*>& writte
     return insertValue(node, aten::clamp, operands, node);
   }
   if (node->kind() == hardtanh) {
-    return insertValue(node, aten::clamp, node->inputs(), node);
+    return insertValue(
+        node, aten::clamp, {node->input(0), inDtype(node, node->input(1)), inDtype(node, node->input(2))},
+        node);
   }
   if (clipsBelowZeroOnly(node) && !written.count(node->output())) {
     return insertValue(node, aten::relu, {node->input(0)}, node);

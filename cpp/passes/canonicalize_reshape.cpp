@@ -256,9 +256,10 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
 
 // Several axes that become several others, of which one is open: it takes what the numbers leave of all elements.
 // Where these are a part of the last axis, that is split, and the rest of it joined with those in front.
+// `end` names the last axis in steps.
 std::optional<NamedAxes> regrouped(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
-    int64_t last_size) {
+    int64_t last_size, int64_t end) {
   std::vector<int64_t> parts;
   int64_t product = 1;
   for (int64_t i = first; i <= last_size; ++i) {
@@ -270,13 +271,14 @@ std::optional<NamedAxes> regrouped(
   }
   const Extent whole = shapes.ofAxis(node->input(0), last);
   if (parts.front() != -1 || !whole.isNumber() || whole.number <= product || whole.number % product != 0) {
-    return NamedAxes{node, {{aten::flatten, first, last}, {aten::unflatten, first, parts}}};
+    return NamedAxes{node, {{aten::flatten, first, end}, {aten::unflatten, first, parts}}};
   }
   parts.front() = whole.number / product;
   return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}};
 }
 
-std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
+// `certain` takes no batch axis for granted.
+std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, Node* node) {
   if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
       shapes.isWritten(node->input(0))) {
     return std::nullopt;
@@ -302,9 +304,11 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   if (front > 0 && (front + behind == count) != (front + behind == axes)) {
     --front; // axes of size 1 go into the one in front of them, or come out of it
   }
-  const int64_t left = count - front - behind;
+  const int64_t left = count - front - behind, last = axes - 1 - behind;
+  // Without a batch axis, axes behind are the same from the end.
+  const int64_t end = behind == 0 || !certain.rank(from) ? -1 - behind : last;
   if (left == 1 && axes > front + behind) {
-    return NamedAxes{node, {{aten::flatten, front, behind == 0 ? -1 : axes - 1 - behind}}};
+    return NamedAxes{node, {{aten::flatten, front, end}}};
   }
   std::vector<int64_t> parts;
   for (int64_t i = front; i < front + left; ++i) {
@@ -321,8 +325,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, Node* node) {
   if (auto steps = Matching(shapes, node, *sizes).run()) {
     return steps->empty() ? std::nullopt : std::optional(NamedAxes{node, std::move(*steps)});
   }
-  const int64_t last = axes - 1 - behind;
-  return front < last && left > 1 ? regrouped(shapes, node, *sizes, front, last, count - 1 - behind)
+  return front < last && left > 1 ? regrouped(shapes, node, *sizes, front, last, count - 1 - behind, end)
                                   : std::nullopt;
 }
 
@@ -353,7 +356,7 @@ bool canonicalizeReshape(PassContext& context) {
   bool changed = false;
   std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
   forEachNode(*graph, [&](Node* node) {
-    auto named = namedAxes(shapes, node);
+    auto named = namedAxes(shapes, certain, node);
     if (!named) {
       named = joinedOne(certain, node);
     }

@@ -11,6 +11,7 @@
 #include "core/known_values.h"
 #include "core/operators.h"
 #include "core/registry.h"
+#include "core/shape_facts.h"
 
 namespace jit_passes {
 namespace {
@@ -137,7 +138,10 @@ class Floats {
       return false;
     }
     return std::ranges::all_of(node->inputs(), [&](const Value* operand) {
-      return !isTensor(operand) || has(operand) || node->kind() == aten::batch_norm;
+      const auto kind = operand->type()->kind();
+      const bool widens =
+          kind == c10::TypeKind::ComplexType || kind == c10::TypeKind::NumberType || mayBeTensor(operand);
+      return (!isTensor(operand) && !widens) || has(operand) || node->kind() == aten::batch_norm;
     });
   }
 

@@ -64,8 +64,9 @@ bool foldFactor(Node* product) {
     }
     Node* node = scaled->node;
     const auto weight = constantTensor(node->input(1)), bias = constantTensor(node->input(2));
-    if (!weight || weight->scalar_type() != factor->scalar_type() || (!bias && !isNone(node->input(2))) ||
-        !isOfChannels(*factor, weight->size(0), scaled->axis)) {
+    const auto rank = weightedOperator(node)->spatial_dims + 2; // a vector gives no channels
+    if (!weight || weight->dim() != rank || weight->scalar_type() != factor->scalar_type() ||
+        (!bias && !isNone(node->input(2))) || !isOfChannels(*factor, weight->size(0), scaled->axis)) {
       continue;
     }
     std::vector<int64_t> shape(weight->dim(), 1);

@@ -20,17 +20,24 @@
 // PyTorch's analysis takes the result of dropout for a tensor of its own. In eval mode it is the operand, so what is
 // written to on either side of a dropout that may be off stays in place too.
 #include "core/alias.h"
+#include "core/known_values.h"
 #include "core/operators.h"
 #include "core/registry.h"
 
 namespace jit_passes {
 namespace {
 
-bool mayBeOff(const Node* node) { return isDropout(node) && constantNumber(node->input(2)) != 1.0; }
+bool mayBeOff(const Node* node) {
+  return isDropout(node) &&
+         (constantNumber(node->input(2)) != 1.0 || constantNumber(node->input(1)).value_or(0) <= 0);
+}
 
-// The value that the memory comes from: behind views, writes and dropout that may be off.
+// Whether it may give back an operand, though PyTorch's analysis takes the result for a tensor of its own.
+bool mayGiveBack(const Node* node) { return mayBeOff(node) || returnsHiddenAlias(node->kind()); }
+
+// The value that the memory comes from: behind views, writes and what may give back its operand.
 const Value* sourceOf(const Value* value) {
-  while (!value->node()->inputs().empty() && (mayBeOff(value->node()) || returnsAlias(value->node()))) {
+  while (!value->node()->inputs().empty() && (mayGiveBack(value->node()) || returnsAlias(value->node()))) {
     value = value->node()->input(0);
   }
   return value;
@@ -117,10 +124,20 @@ bool onlyComputes(const Node* node) {
   return isFresh(node) || kinds.count(node->kind()) > 0;
 }
 
+// Whether an operand may make the result of the functional form wider than what is written to, which keeps its dtype.
+bool widens(const KnownValues& known, const Node* node) {
+  return std::ranges::any_of(node->inputs(), [&](const Value* operand) {
+    const auto tensor = isTensor(operand) ? known.tensor(operand) : std::nullopt;
+    return operand->type()->kind() == c10::TypeKind::ComplexType ||
+           (tensor && tensor->dim() > 0 && (tensor->scalar_type() == at::kDouble || tensor->is_complex()));
+  });
+}
+
 // Operators that write to a value of which nobody has another name, in the block where it is made.
-bool replaceWritesToFresh(Graph& graph) {
-  return changeNodes(graph, [](Node* node) {
-    if (node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node)) {
+bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
+  return changeNodes(graph, [&](Node* node) {
+    if (node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node) ||
+        widens(known, node)) {
       return false;
     }
     Value* value = node->input(0);
@@ -154,15 +171,26 @@ bool expandCopies(Graph& graph) {
 
 bool replaceInplace(PassContext& context) {
   const auto graph = context.graph();
-  const bool replaced = replaceWritesToFresh(*graph);
+  const KnownValues known(context);
+  const bool replaced = replaceWritesToFresh(*graph, known);
   std::unordered_set<const Value*> dropped;
   forEachNode(*graph, [&](const Node* node) {
-    if (mayBeOff(node)) {
-      dropped.insert(sourceOf(node->input(0)));
+    if (!mayGiveBack(node)) {
+      return;
+    }
+    for (const Value* operand : node->inputs()) {
+      if (isTensor(operand)) {
+        dropped.insert(sourceOf(operand));
+      } else if (operand->node()->kind() == prim::ListConstruct) {
+        for (const Value* element : operand->node()->inputs()) {
+          dropped.insert(sourceOf(element));
+        }
+      }
     }
   });
   const bool changed = torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
-    return !isAnotherOperator(node) && (node->inputs().empty() || !dropped.count(sourceOf(node->input(0))));
+    return !isAnotherOperator(node) && !widens(known, node) &&
+           (node->inputs().empty() || !dropped.count(sourceOf(node->input(0))));
   });
   return expandCopies(*graph) || changed || replaced;
 }

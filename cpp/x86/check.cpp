@@ -95,6 +95,9 @@ class Checker {
         " is none, or has been computed already");
     computed_[op.output] = true;
     require(fitsTypes(op, program_.grids), "it does not have operands and a result of these types");
+    require(
+        op.kind != Kind::Affine || op.inputs.size() == 1 || !program_.grids[op.output].is_float,
+        "it scales several values in float32");
     if (const Grid& grid = program_.grids[op.output]; op.kind == Kind::Constant && !grid.is_float) {
       const auto [low, high] = op.tensors[0].aminmax();
       require(

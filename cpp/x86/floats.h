@@ -70,6 +70,28 @@ struct SoftmaxFloats {
   void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
 };
 
+// y = fma(x, factor[c], bias[c]) for each channel. Items: rows.
+struct ScaleFloats {
+  const float *factor, *bias;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// The largest number of a window, or a NaN if there is one. Items: rows times blocks of channels.
+struct MaxFloats {
+  std::vector<Span> z, y, x;
+  int64_t dilation_d = 1, dilation_h = 1, dilation_w = 1;
+  int64_t items(const Image& out) const;
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// Between four pixels, as Blend has it: y = v. Items: rows.
+struct BlendFloats {
+  std::vector<Blend::Taps> y, x;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // y = (sum of x, pixel by pixel) / count; `divisor` stands in for the count, if not 0. Items: rows times blocks of
 // channels.
 struct AverageFloats {

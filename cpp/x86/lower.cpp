@@ -233,6 +233,9 @@ class Lowering : public Dynamics {
   void lowerAffine(size_t index) {
     const Operator& op = program_.operators[index];
     const auto operands = wantAll(op);
+    if (program_.grids[op.output].is_float) {
+      return emit(Does::Scale, index, operands, kAffineAxis);
+    }
     const bool several = operands.size() > 1;
     const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];
     emitWithTable(Does::Convolve, index, {input}, kAffineAxis);

@@ -47,6 +47,7 @@ struct Step {
     Average,
     Mean,
     Reduce, // float32
+    Scale,  // channels of float32
     Resample,
     Pad,
     Interleave,

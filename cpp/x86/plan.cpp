@@ -47,17 +47,22 @@ Plan::Plan(Program program) : program_(std::move(program)) {
   taken_.resize(program_.inputs), read_.resize(program_.inputs), beside_floats_.resize(program_.inputs, true);
   std::vector<int64_t> sources(program_.grids.size(), -1); // the input that a value is
   std::vector<int64_t> moved(program_.grids.size(), -1);   // the input whose elements it has
+  std::vector<bool> certain(program_.grids.size(), true);  // whether it is float32, whatever comes in
   for (const Operator& op : program_.operators) {
     if (op.kind == Kind::Input) {
       sources[op.output] = moved[op.output] = op.attributes[0];
     }
+    const bool mixes = typesOf(op.kind) == Types::Mixed;
+    const auto isCertain = [&](int64_t value) { return bool(certain[value]); };
+    if (op.kind == Kind::Input || op.kind == Kind::Constant) {
+      certain[op.output] = op.kind == Kind::Constant && op.tensors[0].dim() > 0;
+    } else if (mixes || isMove(op.kind)) {
+      certain[op.output] = std::ranges::any_of(op.inputs, isCertain);
+    }
     for (const int64_t value : op.inputs) {
-      if (moved[value] < 0) {
-        continue;
-      }
-      if (isMove(op.kind)) {
+      if (moved[value] >= 0 && isMove(op.kind)) {
         moved[op.output] = moved[value];
-      } else if (typesOf(op.kind) != Types::Mixed) {
+      } else if (moved[value] >= 0 && !(mixes && certain[op.output])) {
         beside_floats_[moved[value]] = false;
       }
     }

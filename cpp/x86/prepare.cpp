@@ -54,6 +54,7 @@ class Preparation {
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);
       case Does::Reduce: return reduced(step);
+      case Does::Scale: return scaledChannels(operatorOf(step), in(step), out(step));
       case Does::Resample:
         return operatorOf(step).kind == Kind::ResizeBilinear ? blended(operatorOf(step), in(step), out(step))
                                                              : resample(step);
@@ -247,6 +248,9 @@ class Preparation {
     const Operator& op = operatorOf(step);
     auto [z_spans, y_spans, x_spans] = spans(op, x.image, y.image);
     const int64_t* dilation = &op.attributes[PoolAttributes::Dilation];
+    if (out(step).grid->is_float) {
+      return unary(MaxFloats{z_spans, y_spans, x_spans, dilation[0], dilation[1], dilation[2]}, x, y);
+    }
     return unary(MaxPool{z_spans, y_spans, x_spans, dilation[0], dilation[1], dilation[2]}, x, y);
   }
 
@@ -320,7 +324,8 @@ class Preparation {
   }
 
   Part resample(const Step& step) const {
-    const Placed x = image(in(step)), y = image(out(step));
+    Placed x = image(in(step)), y = image(out(step));
+    x.image.channels *= in(step).bytes(), y.image.channels *= out(step).bytes();
     const Operator& op = operatorOf(step);
     Resample kernel;
     std::vector<int64_t>* const from[] = {&kernel.from_z, &kernel.from_y, &kernel.from_x};

@@ -105,6 +105,18 @@ DivideFloats floatQuotient(const Memory& a, const Memory& b) {
   return {floatOperandOf(a), floatOperandOf(b)};
 }
 
+Part scaledChannels(const Operator& op, const Memory& from, const Memory& to) {
+  const at::Tensor signs = op.tensors[kWeight].flatten().to(at::kDouble);
+  const at::Tensor factors = (signs * op.tensors[kWeightScales]).to(at::kFloat), bias = op.tensors[kBias];
+  const Dims dims = axisDims(to.sizes, to.axis);
+  const Placed x = image(from, dims), y = image(to, dims);
+  const ScaleFloats kernel{factors.const_data_ptr<float>(), bias.const_data_ptr<float>()};
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            (void)factors; // the part keeps them
+            kernel.run(x.in(call), y.in(call), begin, end);
+          }};
+}
+
 ReduceFloats reductionOf(const Operator& op) {
   switch (op.kind) {
     case Kind::Mean: return {ReduceFloats::Mean};

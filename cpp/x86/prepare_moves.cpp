@@ -156,9 +156,14 @@ Part blended(const Operator& op, const Memory& from, const Memory& to) {
         op.tensors.empty() ? std::nullopt : std::optional(op.tensors[0].const_data_ptr<double>()[axis]);
     return blendedTaps(in, out, factor, op.attributes.back() != 0);
   };
+  const auto rows = tapsOf(x.image.height, y.image.height, 0),
+             columns = tapsOf(x.image.width, y.image.width, 1);
+  if (to.grid->is_float) {
+    return unary(BlendFloats{rows, columns}, x, y);
+  }
   const double ratio =
       static_cast<double>(static_cast<float>(from.grid->scale)) / static_cast<float>(to.grid->scale);
-  Blend kernel{tapsOf(x.image.height, y.image.height, 0), tapsOf(x.image.width, y.image.width, 1)};
+  Blend kernel{rows, columns};
   kernel.ratio = static_cast<float>(ratio);
   kernel.offset = static_cast<float>(offsetOf(*to.grid) - ratio * from.grid->zero_point);
   kernel.range = codeRangeOf(*to.grid);

@@ -44,8 +44,8 @@ enum class Kind {
   DynamicConvolution, // the same of Convolution; attributes of both, one after the other
   DynamicTransposedConvolution, // the same of TransposedConvolution
   Function, // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
-  Affine,   // a factor and a number for each channel, of axis 1, of several values one after the other;
-            // weights are -1, 0 or 1
+  Affine, // a factor and a number for each channel, of axis 1, of several values one after the other, of one in
+          // float32; weights are -1, 0 or 1
   Table,    // a function of codes
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
   Multiply, // of two tensors, which broadcast; in float32 where one of the three is

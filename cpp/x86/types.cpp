@@ -24,6 +24,11 @@ Types typesOf(Kind kind) {
     case Kind::Smallest:
     case Kind::Function: return Types::Real;
     case Kind::MatrixProduct:
+    case Kind::Affine:
+    case Kind::MaxPool:
+    case Kind::AveragePool:
+    case Kind::ResizeNearest:
+    case Kind::ResizeBilinear:
     case Kind::AdaptiveAverage:
     case Kind::Mean:
     case Kind::LayerNorm:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from .. import _C
 from ..graph.traits import arguments_of
 from ..graph.view import NodeView, ValueView
@@ -105,7 +107,8 @@ class IntegerOperators:
 
         In front of integers floats come in to an operator that may begin, and to what leads to it.
         Nothing comes in to be averaged or summed, and what only rearranges stays out at the rim. So
-        does what others read: of numbers that come in, nothing says that they are floats.
+        does a cast, what others read, and what may compute with whole numbers: of those that come
+        in, nothing says that they are floats.
         """
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
@@ -118,7 +121,7 @@ class IntegerOperators:
         told = {
             unit
             for unit in before - behind - ends
-            if any(_leaves(node, inside) for node in self.units[unit])
+            if any(_leaves(node, inside) or not _is_float(node) for node in self.units[unit])
         }
         computing = {unit for unit in behind | before - told if not self._rearranges(unit)}
         inner = _reached(computing, readers) & _reached(computing, makers)
@@ -150,6 +153,46 @@ def choice_of(value: ValueView) -> NodeView | None:
 
 def _reduces(node: NodeView) -> bool:
     return node.traits.within or "keepdim" in arguments_of(node.kind, node.overload or "")
+
+
+# Operators that give floats, whatever they read.
+GIVES_FLOATS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("embedding", "embedding_bag", "to", "layer_norm", "rms_norm", "group_norm", "batch_norm"),
+        *("softmax", "matmul", "bmm", "gelu", "silu", "sigmoid", "tanh", "sqrt", "rsqrt", "div"),
+        *("reciprocal", "scaled_dot_product_attention", "lstm", "gru"),
+    )
+)
+
+
+def _is_float(node: NodeView) -> bool:
+    """Say whether an operator in front of a region surely computes with floats.
+
+    An operator that broadcasts needs one such operand, any other nothing but these. A cast stays in
+    front of the region, which does not know what it casts.
+    """
+    certain = [_gives_floats(value) for value in node.inputs if value.is_tensor]
+    if node.kind == "aten::to" or not certain:
+        return False
+    return any(certain) if node.traits.elementwise > 1 else all(certain)
+
+
+def _gives_floats(value: ValueView) -> bool:
+    pending, seen = [value], set()
+    while pending:
+        last = pending.pop()
+        maker = last.producer
+        if isinstance(last.constant, torch.Tensor):
+            if last.constant.dtype == torch.float32 and last.constant.dim() > 0:
+                return True
+        elif maker is not None and maker.index not in seen:
+            seen.add(maker.index)
+            if maker.kind in GIVES_FLOATS or maker.kind in BETWEEN or maker.traits.weighted:
+                return True
+            if maker.traits.elementwise or maker.moves_data:
+                pending += [read for read in maker.inputs if read.is_tensor]
+    return False
 
 
 def _leaves(node: NodeView, inside: set[int]) -> bool:

@@ -265,7 +265,11 @@ def _capability(integer_layer_norm: bool) -> Capability:
             OperatorSupport("aten::layer_norm", _OWN, (0,), CLIPS, RANKS, _integer_layer_norm,
                             begins=True)
         )  # fmt: skip
-    pools = (f"aten::adaptive_avg_pool{n}d" for n in (1, 2, 3))
+    pools = (
+        *(f"aten::{form}_pool{n}d" for form in ("adaptive_avg", "max") for n in (1, 2, 3)),
+        *("aten::avg_pool2d", "aten::avg_pool3d"),
+    )
+    resizes = ("upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d")
     floats = {
         **dict.fromkeys(NORMS, _layer_norm),
         **dict.fromkeys(REDUCTIONS, _reduction),
@@ -275,6 +279,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::neg": options,
         "aten::pow": _power,
         **dict.fromkeys(pools, options),
+        **{f"aten::{kind}": sizes for kind in resizes},
+        "aten::batch_norm": _batch_norm,
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _quotient,
         "aten::to": _to_float,

@@ -39,6 +39,13 @@ JIT_PASSES_VECTORIZED void divideFloats(const float* a, const float* b, int64_t 
   }
 }
 
+JIT_PASSES_VECTORIZED void scaleChannels(
+    const float* x, const float* factor, const float* bias, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = __builtin_fmaf(x[i], factor[i], bias[i]);
+  }
+}
+
 // At most so many floats of an operand are taken at once.
 constexpr int64_t kFloats = 1024;
 
@@ -103,6 +110,16 @@ void AddFloats::run(const Image& x, const Image& y, const Image& out, int64_t be
 
 void MultiplyFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
   overFloats(a, b, x, y, out, begin, end, multiplyFloats);
+}
+
+void ScaleFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t i = 0; i < out.width; ++i) {
+      scaleChannels(
+          reinterpret_cast<const float*>(in.rowAt(index) + i * in.pixel), factor, bias, out.channels,
+          reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel));
+    }
+  }
 }
 
 void DivideFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {

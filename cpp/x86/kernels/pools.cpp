@@ -1,5 +1,6 @@
 // Pools: the maximum or the average of a window, block of channels by block of channels.
 #include <algorithm>
+#include <limits>
 
 #include "avx2.h"
 #include "plain.h"
@@ -12,6 +13,13 @@ namespace {
 JIT_PASSES_VECTORIZED void takeLarger(const uint8_t* x, int64_t count, uint8_t* largest) {
   for (int64_t c = 0; c < count; ++c) {
     largest[c] = std::max(largest[c], x[c]);
+  }
+}
+
+// A NaN stays.
+JIT_PASSES_VECTORIZED void takeLargerFloats(const float* x, int64_t count, float* largest) {
+  for (int64_t c = 0; c < count; ++c) {
+    largest[c] = largest[c] >= x[c] || largest[c] != largest[c] ? largest[c] : x[c];
   }
 }
 
@@ -61,17 +69,30 @@ void largestPlain(const PoolWindow& w, uint8_t* out) {
   std::copy_n(largest, w.count, out);
 }
 
-void averageOfFloats(const PoolWindow& w, float by, float* out) {
-  float sums[kPlainBlock] = {};
+// take(pixel, count, results) for each pixel.
+template <typename Take>
+void overFloats(const PoolWindow& w, const Take& take, float* results) {
   for (int64_t z = 0; z < w.size[0]; ++z) {
     for (int64_t y = 0; y < w.size[1]; ++y) {
       for (int64_t x = 0; x < w.size[2]; ++x) {
         const uint8_t* pixel = w.first + z * w.step[0] + y * w.step[1] + x * w.step[2];
-        addPixel(reinterpret_cast<const float*>(pixel), w.count, sums);
+        take(reinterpret_cast<const float*>(pixel), w.count, results);
       }
     }
   }
+}
+
+void averageOfFloats(const PoolWindow& w, float by, float* out) {
+  float sums[kPlainBlock] = {};
+  overFloats(w, addPixel, sums);
   storeShares(sums, w.count, by, out);
+}
+
+void largestOfFloats(const PoolWindow& w, float* out) {
+  float largest[kPlainBlock];
+  std::fill_n(largest, kPlainBlock, -std::numeric_limits<float>::infinity());
+  overFloats(w, takeLargerFloats, largest);
+  std::copy_n(largest, w.count, out);
 }
 
 // An average has the code of fma(sum + start, multiplier, offset).
@@ -267,6 +288,14 @@ void MaxPool::run(const Image& in, const Image& out, int64_t begin, int64_t end)
       [&](const PoolWindow& window, const Span* /*spans*/, uint8_t* to) { largest(window, to); });
 }
 
+int64_t MaxFloats::items(const Image& out) const { return out.rows() * poolBlocks(out); }
+
+void MaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  overOutputs<float>(
+      *this, {dilation_d, dilation_h, dilation_w}, in, out, begin, end,
+      [&](const PoolWindow& window, const Span* /*spans*/, float* to) { largestOfFloats(window, to); });
+}
+
 int64_t AverageFloats::items(const Image& out) const { return out.rows() * poolBlocks(out); }
 
 void AverageFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
@@ -307,20 +336,51 @@ JIT_PASSES_VECTORIZED void blendPixel(
   }
 }
 
+JIT_PASSES_VECTORIZED void blendFloats(
+    const float* const (&pixels)[4], float along, float across, int64_t channels, float* out) {
+  for (int64_t c = 0; c < channels; ++c) {
+    const float a = pixels[0][c], b = pixels[1][c], d = pixels[2][c], e = pixels[3][c];
+    const float top = __builtin_fmaf(b - a, along, a), bottom = __builtin_fmaf(e - d, along, d);
+    out[c] = __builtin_fmaf(bottom - top, across, top);
+  }
+}
+
+// blend(pixels, share along the row, share across rows, out) for all pixels of some rows.
+template <typename Element, typename Body>
+void overBlends(
+    const std::vector<Blend::Taps>& y, const std::vector<Blend::Taps>& x, const Image& in, const Image& out,
+    int64_t begin, int64_t end, const Body& blend) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t n = row / out.height;
+    const Blend::Taps& rows = y[row % out.height];
+    for (int64_t i = 0; i < out.width; ++i) {
+      const Blend::Taps& columns = x[i];
+      const auto at = [&](int64_t from_y, int64_t from_x) {
+        return reinterpret_cast<const Element*>(in.at(n, 0, from_y, from_x));
+      };
+      const Element* const pixels[] = {
+          at(rows.first, columns.first), at(rows.first, columns.second), at(rows.second, columns.first),
+          at(rows.second, columns.second)};
+      blend(pixels, columns.share, rows.share, reinterpret_cast<Element*>(out.rowAt(row) + i * out.pixel));
+    }
+  }
+}
+
 } // namespace
 
 void Blend::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t n = row / out.height;
-    const Taps& rows = y[row % out.height];
-    for (int64_t i = 0; i < out.width; ++i) {
-      const Taps& columns = x[i];
-      const uint8_t* const pixels[] = {
-          in.at(n, 0, rows.first, columns.first), in.at(n, 0, rows.first, columns.second),
-          in.at(n, 0, rows.second, columns.first), in.at(n, 0, rows.second, columns.second)};
-      blendPixel(pixels, columns.share, rows.share, out.channels, *this, out.rowAt(row) + i * out.pixel);
-    }
-  }
+  overBlends<uint8_t>(
+      y, x, in, out, begin, end,
+      [&](const uint8_t* const(&pixels)[4], float along, float across, uint8_t* to) {
+        blendPixel(pixels, along, across, out.channels, *this, to);
+      });
+}
+
+void BlendFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  overBlends<float>(
+      y, x, in, out, begin, end, [&](const float* const(&pixels)[4], float along, float across, float* to) {
+        blendFloats(pixels, along, across, out.channels, to);
+      });
 }
 
 } // namespace jit_passes::x86

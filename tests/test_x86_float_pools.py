@@ -1,0 +1,102 @@
+"""Pools, batch norms and resized images in float32 within plans, as in nets in the mode dynamic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jit_passes
+from tests.compare import sqnr
+from tests.plans import Grid, plan_of, plans_in, traced
+from tests.test_x86_floats import kinds_of
+from tests.test_x86_state import mutate
+
+
+class Pooled(nn.Module):
+    """Of codes with float32 beside them, which is float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm = Grid(1 / 32, 131), nn.BatchNorm2d(70)
+        for name, low in (("running_mean", -1.0), ("running_var", 0.5), ("weight", -1.0)):
+            nn.init.uniform_(getattr(self.norm, name), low, 2.0)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.into(x) + x
+        pools = (
+            F.max_pool2d(y, 3, 2, 1),
+            F.max_pool2d(y, (2, 3), 1, dilation=2, ceil_mode=True),
+            F.avg_pool2d(y, 3, 2, 1),
+            F.avg_pool2d(y, (3, 2), count_include_pad=False, ceil_mode=True),
+            F.avg_pool2d(y, 2, divisor_override=3),
+        )
+        resized = (
+            F.interpolate(y, scale_factor=2.0, mode="nearest"),
+            F.interpolate(y, size=[5, 9], mode="bilinear", align_corners=False),
+            F.interpolate(y, scale_factor=2.0, mode="bilinear", align_corners=True),
+        )
+        return (self.norm(y), *pools, *resized)
+
+
+def test_pools_norms_and_resized_images() -> None:
+    """Largest and nearest numbers are exact; others are sums, within a few roundings."""
+    torch.manual_seed(0)
+    region = traced(Pooled(), torch.randn(2, 70, 9, 12))
+    plan = plan_of(region)
+    kinds = kinds_of(plan)
+    for kind in ("affine", "max_pool", "average_pool", "resize_nearest", "resize_bilinear"):
+        assert kind in kinds
+    for shape in ((2, 70, 9, 12), (1, 70, 8, 7), (3, 70, 15, 6)):
+        x = torch.randn(shape)
+        x[0, 3, 2, 1] = float("nan")
+        with torch.no_grad():
+            expected = region(x)
+        for place, (got, wanted) in enumerate(zip(plan.run([x]), expected, strict=True)):
+            exact = place in (1, 2, 6)
+            torch.testing.assert_close(
+                got, wanted, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5, equal_nan=True
+            )
+
+
+def test_states_that_were_changed() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 70, 9, 12)
+    plan = plan_of(traced(Pooled(), x))
+    refused, ran = mutate(plan, x, 400)
+    assert refused > 80 and ran > 8
+
+
+class Net(nn.Module):
+    """Norms in front of convolutions, as in dense nets, and a path up again, as in U-Nets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 12, 3, padding=1)
+        self.three, self.norm = nn.Conv2d(24, 5, 1), nn.BatchNorm2d(12)
+        self.norm.running_var.fill_(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        y = F.max_pool2d(self.norm(x.sigmoid()).relu(), 2)
+        y = F.interpolate(self.two(y), scale_factor=2.0, mode="bilinear")
+        return self.three(torch.cat([x, y], 1))
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script"])
+def test_a_net_in_the_mode_dynamic(frontend: str) -> None:
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.randn(2, 3, 16, 20)
+    model: Any = torch.jit.script(net) if frontend == "script" else torch.jit.trace(net, x)
+    lowered, reference = (
+        jit_passes.quantize_script(model, mode="dynamic", target=target, progress=False)
+        for target in ("x86", "reference")
+    )
+    assert len(plans_in(lowered)) == 1 or frontend == "script"
+    for shape in ((2, 3, 16, 20), (1, 3, 8, 12)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            assert sqnr(net(x), lowered(x)) > 25 and sqnr(reference(x), lowered(x)) > 45

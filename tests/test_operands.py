@@ -127,6 +127,10 @@ def quotient(m: Tensor) -> Tensor:
     return m / 3
 
 
+def truncated(m: Tensor) -> Tensor:
+    return (m.float() * 0.7).to(torch.int64) - m * 2**29
+
+
 def hidden(m: Tensor) -> Tensor:
     return -(1 - m) * 1e-2
 
@@ -137,6 +141,7 @@ def hidden(m: Tensor) -> Tensor:
     [
         *((doubled, torch.bool), (doubled, torch.uint8), (difference, torch.int64)),
         *((cast, torch.int64), (quotient, torch.int64), (hidden, torch.int64)),
+        (truncated, torch.int64),
     ],
 )
 def test_whole_numbers_stay_whole(count: Any, dtype: torch.dtype, mode: str) -> None:

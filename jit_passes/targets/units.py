@@ -155,13 +155,14 @@ def _reduces(node: NodeView) -> bool:
     return node.traits.within or "keepdim" in arguments_of(node.kind, node.overload or "")
 
 
+FLOAT32 = 6  # as graphs have it
 # Operators that give floats, whatever they read.
 GIVES_FLOATS = frozenset(
     f"aten::{name}"
     for name in (
-        *("embedding", "embedding_bag", "to", "layer_norm", "rms_norm", "group_norm", "batch_norm"),
-        *("softmax", "matmul", "bmm", "gelu", "silu", "sigmoid", "tanh", "sqrt", "rsqrt", "div"),
-        *("reciprocal", "scaled_dot_product_attention", "lstm", "gru"),
+        *("embedding", "embedding_bag", "layer_norm", "rms_norm", "group_norm", "batch_norm"),
+        *("softmax", "gelu", "silu", "sigmoid", "tanh", "sqrt", "rsqrt", "reciprocal"),
+        *("scaled_dot_product_attention", "lstm", "gru"),
     )
 )
 
@@ -188,9 +189,14 @@ def _gives_floats(value: ValueView) -> bool:
                 return True
         elif maker is not None and maker.index not in seen:
             seen.add(maker.index)
-            if maker.kind in GIVES_FLOATS or maker.kind in BETWEEN or maker.traits.weighted:
+            casts = maker.kind == "aten::to" and maker.overload == "dtype"
+            if (casts and maker.inputs[1].constant == FLOAT32) or maker.kind in GIVES_FLOATS:
                 return True
-            if maker.traits.elementwise or maker.moves_data:
+            if maker.kind in LISTS:
+                pending += maker.inputs
+            elif maker.kind in BETWEEN or maker.traits.weighted:
+                return True
+            elif maker.traits.elementwise or maker.traits.moves_data:
                 pending += [read for read in maker.inputs if read.is_tensor]
     return False
 

@@ -349,6 +349,17 @@ ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def test_powers_of_two_lose_what_is_below_zero() -> None:
+    """In dtypes without a sign: the zero point is 0, and a warning says so."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4)).eval())
+    config = {"version": 1, "global": {"input": {"scheme": "power_of_two"}}}
+    prepared = jit_passes.prepare(model, target="x86", config=config)
+    jit_passes.calibrate(prepared, [torch.randn(16, 8)])
+    with pytest.warns(jit_passes.JitPassesWarning, match="values below 0 become 0 in uint8"):
+        jit_passes.convert(prepared)
+
+
+@pytest.mark.filterwarnings("ignore:a scale that is a power of two")
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_rounding_without_training(rounding: str) -> None:
     """A calibrated model too: of weights codes, of activations what goes into the operator."""

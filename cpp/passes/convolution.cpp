@@ -1,6 +1,7 @@
 #include "convolution.h"
 
 #include "core/operators.h"
+#include "core/places.h"
 
 namespace jit_passes {
 
@@ -68,9 +69,25 @@ bool hasVolumes(Graph& graph) {
   return !nodesWhere(graph, is_3d).empty();
 }
 
+namespace {
+
+// Of a volume in the channels-last layout that stays as large as it is, PyTorch 2.13 gives whatever memory holds.
+bool mayStayAsLarge(const Node* node) {
+  static const auto resizes = symbol("aten::upsample_nearest3d");
+  if (node->kind() != resizes) {
+    return false;
+  }
+  const Value* factors = operandOf(node, "scale_factors");
+  const auto known = factors != nullptr ? constantOf(factors) : std::nullopt;
+  const auto doubles = [](double factor) { return factor >= 2; };
+  return !known || !known->isDoubleList() || std::ranges::none_of(known->toDoubleVector(), doubles);
+}
+
+} // namespace
+
 bool movesQuantizedData(const Node* node, bool volumes) {
   const bool pads = node->kind() == aten::constant_pad_nd || node->kind() == aten::pad;
-  return movesData(node) && !(pads && volumes);
+  return movesData(node) && !(pads && volumes) && !mayStayAsLarge(node);
 }
 
 } // namespace jit_passes

@@ -34,7 +34,8 @@ Node* convolutionBehind(Value* value);
 // Whether an operator of the graph has three spatial axes.
 bool hasVolumes(Graph& graph);
 // Whether it only moves data, and PyTorch has it for quantized tensors. It does not pad these in the channels-last layout
-// of five dimensions, and graphs do not tell the layout: with `volumes`, nothing is padded so.
+// of five dimensions, and graphs do not tell the layout: with `volumes`, nothing is padded so. Nor does it resize them to
+// the size that they have.
 bool movesQuantizedData(const Node* node, bool volumes);
 
 } // namespace jit_passes

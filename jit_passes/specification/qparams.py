@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import JitPassesError
+from ..errors import JitPassesError, warn
 from ..observers import HistogramObserver, ObserverState
 from ..observers.headroom import widened
 from .derivation import derivation, find_derivation
@@ -133,6 +133,12 @@ def choose_qparams(
         if sampled and isinstance(spec.observer, HistogramObserver):
             codes = spec.quant_max - spec.quant_min + 1
             low, high = widened(low, high, state, codes, spec.observer.headroom)
+        if spec.power_of_two and spec.quant_min == 0 and float(state.range[0]) < 0:
+            warn(
+                "a scale that is a power of two has the zero point 0, so that values below 0 "
+                f"become 0 in {spec.dtype}: use dtype int8 where the target has it, or the scheme "
+                "affine"
+            )
         scale, zero_point = affine_qparams(low, high, spec)
         return QParams(scale, zero_point, None, *grid)
     ranges = spec.observer.find_channel_ranges(state)

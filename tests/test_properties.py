@@ -143,8 +143,8 @@ PYTORCH = (
 ATTRIBUTES = {"freeze", "remove_unused_attributes"}
 # A second run may go further: freeze orders constants anew, PyTorch's propagation of constants
 # removes those that it has left without uses, and its removal of dead code lists that nobody reads,
-# before what had only been put into them.
-FURTHER = {"freeze", "propagate_constants", "remove_dead_code"}
+# before what had only been put into them. What an operator is spelled as tells ranks to others.
+FURTHER = {"freeze", "propagate_constants", "remove_dead_code", "spell_out_composites"}
 
 
 def graph_text(module: Any, method: str) -> str:

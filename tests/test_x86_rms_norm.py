@@ -102,7 +102,8 @@ def test_one_plan(spelling: Callable[[Tensor, Tensor], Tensor], mode: str) -> No
     model, given = scripted(Block(spelling), "trace", data[0]), data if mode == "static" else None
     result = jit_passes.quantize_script(model, given, mode=mode, target="x86", progress=False)
     assert plans_of(result) == 1
-    assert not any(node.kind().startswith("aten::") for node in result.graph.nodes())
+    # A cast of what comes in stays in front of the plan: it may be one of whole numbers.
+    assert {node.kind() for node in result.graph.nodes() if "aten::" in node.kind()} <= {"aten::to"}
     reference = jit_passes.quantize_script(
         model, given, mode=mode, target="reference", progress=False
     )

@@ -107,8 +107,8 @@ class IntegerOperators:
 
         In front of integers floats come in to an operator that may begin, and to what leads to it.
         Nothing comes in to be averaged or summed, and what only rearranges stays out at the rim. So
-        does a cast, what others read, and what may compute with whole numbers: of those that come
-        in, nothing says that they are floats.
+        does what others read, and what may compute with whole numbers or cast them: of numbers that
+        come in, nothing says that they are floats.
         """
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
@@ -170,13 +170,12 @@ GIVES_FLOATS = frozenset(
 def _is_float(node: NodeView) -> bool:
     """Say whether an operator in front of a region surely computes with floats.
 
-    An operator that broadcasts needs one such operand, any other nothing but these. A cast stays in
-    front of the region, which does not know what it casts.
+    An operator that broadcasts needs one such operand, any other nothing but these: so a cast of
+    what may be whole numbers stays in front of the region.
     """
     certain = [_gives_floats(value) for value in node.inputs if value.is_tensor]
-    if node.kind == "aten::to" or not certain:
-        return False
-    return any(certain) if node.traits.elementwise > 1 else all(certain)
+    several = node.traits.elementwise > 1
+    return any(certain) if several else bool(certain) and all(certain)
 
 
 def _gives_floats(value: ValueView) -> bool:

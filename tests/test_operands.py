@@ -99,6 +99,29 @@ def test_masks(target: str, frontend: str, dtype: torch.dtype) -> None:
                 assert torch.equal(exact, same) and exact.dtype == same.dtype
 
 
+class Cached(nn.Module):
+    """A cache that begins with a tensor of no numbers, as traces of decoders have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.cat([torch.tensor([], dtype=x.dtype), self.one(x)], dim=-2))
+
+
+@pytest.mark.parametrize("target", ["stock", "x86", "reference"])
+@pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
+def test_a_cache_of_nothing(mode: str, target: str) -> None:
+    torch.manual_seed(0)
+    data = [torch.randn(2, 5, 16) for _ in range(4)]
+    model = torch.jit.trace(Cached().eval(), data[0])
+    quantized = jit_passes.quantize_script(model, data, mode=mode, target=target, progress=False)
+    x = torch.randn(1, 7, 16)
+    with torch.no_grad():
+        assert (quantized(x) - model(x)).norm() < 0.05 * model(x).norm()
+
+
 class Counted(nn.Module):
     """Whole numbers that the model computes with, before a norm makes them floats."""
 

@@ -143,7 +143,8 @@ PYTORCH = (
 ATTRIBUTES = {"freeze", "remove_unused_attributes"}
 # A second run may go further: freeze orders constants anew, PyTorch's propagation of constants
 # removes those that it has left without uses, and its removal of dead code lists that nobody reads,
-# before what had only been put into them. What an operator is spelled as tells ranks to others.
+# before what had only been put into them. The operators that a
+# composite is spelled as tell ranks to others.
 FURTHER = {"freeze", "propagate_constants", "remove_dead_code", "spell_out_composites"}
 
 

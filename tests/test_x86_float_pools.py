@@ -86,6 +86,30 @@ class Net(nn.Module):
         return self.three(torch.cat([x, y], 1))
 
 
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("pool", "size"),
+    [
+        (nn.AvgPool2d(32, ceil_mode=True), 8),  # as EfficientNet's pooler has it
+        (nn.MaxPool2d(32, ceil_mode=True), 8),
+        (nn.AvgPool2d(7, 6, padding=2, ceil_mode=True), 6),
+        (nn.MaxPool2d(3, 2, dilation=2, ceil_mode=True), 7),
+    ],
+    ids=str,
+)
+def test_windows_that_reach_beyond_the_image(pool: nn.Module, size: int, mode: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), pool, nn.Conv2d(8, 8, 1)).eval()
+    data = [torch.randn(2, 3, size, size) for _ in range(4)]
+    model = torch.jit.script(net)
+    lowered = jit_passes.quantize_script(model, data, mode=mode, target="x86", progress=False)
+    assert len(plans_in(lowered)) == 1
+    for side in (size, size + 1, size + 4):
+        x = torch.randn(1, 3, side, size)
+        with torch.no_grad():
+            assert lowered(x).shape == net(x).shape and sqnr(net(x), lowered(x)) > 20
+
+
 @pytest.mark.parametrize("frontend", ["trace", "script"])
 def test_a_net_in_the_mode_dynamic(frontend: str) -> None:
     torch.manual_seed(0)

@@ -124,6 +124,8 @@ void addMoves(Table& table) {
       "feature_alpha_dropout feature_alpha_dropout_",
       [](OperatorTraits& t) { t.dropout = true; });
   table.each("size dim numel len", [](OperatorTraits& t) { t.asks_for_shape = true; });
+  table.each(
+      "as_strided stride is_contiguous storage_offset", [](OperatorTraits& t) { t.tells_layout = true; });
 }
 
 const OperatorTraits& traitsOf(Symbol kind) {
@@ -185,6 +187,8 @@ bool isQuantization(const Node* node) {
       "correlation", "add_bias", "fold_bias", "deferred_batch_norm"};
   return node->kind().ns() == dialect && !of_the_model.count(node->kind().toUnqualString());
 }
+
+bool tellsLayout(const Node* node) { return traitsOf(node->kind()).tells_layout; }
 
 bool asksForShape(const Node* node) { return traitsOf(node->kind()).asks_for_shape; }
 

@@ -34,6 +34,7 @@ struct OperatorTraits {
   bool moves_data = false; // may be of those that movesData is about
   bool dropout = false;
   bool asks_for_shape = false;
+  bool tells_layout = false; // its result depends on how its first operand lies in memory
   std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
 };
 
@@ -51,6 +52,9 @@ constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5, kEps = 7; // 
 
 // Whether it is dropout of some kind; its third operand says whether it does anything.
 bool isDropout(const Node* node);
+
+// Whether its result depends on how its first operand lies in memory.
+bool tellsLayout(const Node* node);
 
 // Whether it draws numbers. PyTorch says so of all that may have dropout, as recurrent layers; they have none where they do
 // not train.

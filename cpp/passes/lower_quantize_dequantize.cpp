@@ -17,6 +17,7 @@
 // Views of integers are taken of %d then, as dequantize gives them another layout.
 #include "core/alias.h"
 #include "core/graph.h"
+#include "core/operators.h"
 #include "core/registry.h"
 #include "passes/dialect.h"
 
@@ -44,13 +45,6 @@ bool dependsOnLayout(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       aten::contiguous, aten::reshape, aten::reshape_as, aten::flatten,   aten::ravel,
       aten::view,       aten::view_as, aten::as_strided, aten::unflatten, aten::to};
-  return kinds.count(node->kind()) > 0;
-}
-
-// Whether what it gives depends on the layout whoever reads it.
-bool tellsLayout(const Node* node) {
-  static const auto kinds =
-      symbols({"aten::as_strided", "aten::stride", "aten::is_contiguous", "aten::storage_offset"});
   return kinds.count(node->kind()) > 0;
 }
 

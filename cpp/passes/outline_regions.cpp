@@ -224,12 +224,13 @@ class Outline {
 
   // Whether something outside of the region reads the value, or what is copied where it is read.
   bool isRead(const Value* value) const {
-    return std::any_of(value->uses().begin(), value->uses().end(), [&](const torch::jit::Use& use) {
-      const auto outputs = use.user->outputs();
-      const auto read = [&](const Value* output) { return isRead(output); };
-      return order_.isCopied(use.user) ? std::any_of(outputs.begin(), outputs.end(), read)
-                                       : members_.count(use.user) == 0;
+    return std::ranges::any_of(value->uses(), [&](const torch::jit::Use& use) {
+      return order_.isCopied(use.user) ? isReadBehind(use.user) : members_.count(use.user) == 0;
     });
+  }
+
+  bool isReadBehind(const Node* node) const {
+    return std::ranges::any_of(node->outputs(), [&](const Value* output) { return isRead(output); });
   }
 
   // Codes are given dequantized, and quantized again where they were.
@@ -257,11 +258,6 @@ class Outline {
     if (!direct.uses.empty()) {
       results_.push_back(std::move(direct));
     }
-  }
-
-  bool isReadBehind(const Node* node) const {
-    return std::any_of(
-        node->outputs().begin(), node->outputs().end(), [&](const Value* output) { return isRead(output); });
   }
 
   Module makeModule(const Module& root, Value* self) {

@@ -281,7 +281,11 @@ class Walk : ProgramWriter {
     const auto& [elements, grid] = *constant;
     refuseUnless(
         may_be_float || !grid.is_float, "its operand ", operand->debugName(), " is a constant in float");
-    return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {elements}}, {}, grid);
+    try {
+      return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {elements}}, {}, grid);
+    } catch (const RefusedOperator& error) { // of the operator that reads it, which has a name
+      throw Refusal{error.what()};
+    }
   }
 
   void visitRecurrent(Node* node) {

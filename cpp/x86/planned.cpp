@@ -169,8 +169,16 @@ Planned concat(const Reader& reader, Node* node) {
   refuseUnless(
       list->kind() == c10::prim::ListConstruct && !reader.isWritten(node->input(0)),
       "the list of its operands is made elsewhere");
+  // Caches begin with a tensor of no numbers and one axis, which goes with any others.
+  const auto isEmpty = [&](const Value* value) {
+    const auto known = reader.find(value);
+    return known && known->isTensor() && known->toTensor().dim() == 1 && known->toTensor().numel() == 0;
+  };
+  auto operands = list->inputs().vec();
+  std::erase_if(operands, isEmpty);
+  refuseUnless(!operands.empty(), "it joins nothing");
   const std::vector<int64_t> axis{reader.operand(node, "dim").toInt()};
-  return {{Kind::Concat, "", {}, 0, axis, {}}, list->inputs().vec()};
+  return {{Kind::Concat, "", {}, 0, axis, {}}, operands};
 }
 
 Planned flatten(const Reader& reader, Node* node) {

@@ -14,7 +14,7 @@ Planned namedFunction(const Reader& reader, Node* node);
 Planned power(const Reader& reader, Node* node);
 Planned negative(const Reader& reader, Node* node);
 Planned quotient(const Reader& reader, Node* node);
-// What goes over axes.
+// An operator that goes over axes.
 Planned reduction(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);
 

@@ -288,7 +288,7 @@ class Preparation {
     return averageOf(step, spans(op, x.image, y.image), divisor, x, y);
   }
 
-  // What goes over axes reads them as `dims` has them. Of its result these have the size 1.
+  // The result of an operator that goes over axes, along those of its operand, where it has the size 1.
   static Placed resultOf(const Operator& op, const Memory& from, const Memory& to, Dims dims) {
     const int64_t rank = from.sizes.size();
     // The strides of the result along the axes of the operand.

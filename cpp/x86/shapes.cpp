@@ -238,11 +238,12 @@ class Inference {
     for (size_t i = unused; i < 3; ++i) {
       int64_t& size = sizes[axis + i - unused];
       const int64_t stride = a[A::Stride + i], pad = a[A::Pad + i];
-      const int64_t window = a[A::Dilation + i] * (a[A::Kernel + i] - 1) + 1, rest = size + 2 * pad - window;
+      const int64_t window = a[A::Dilation + i] * (a[A::Kernel + i] - 1) + 1;
+      const int64_t rest = size + 2 * pad - window + (a[A::Ceil] ? stride - 1 : 0);
       require(rest >= 0, "has a window larger than its padded input of the shape ", first());
       int64_t out = rest / stride + 1;
-      if (a[A::Ceil] && rest % stride != 0 && out * stride < size + pad) {
-        ++out; // the last window begins inside of the input or of the padding in front of it
+      if (a[A::Ceil] && (out - 1) * stride >= size + pad) {
+        --out; // the last window begins inside of the input or of the padding in front of it
       }
       size = out;
     }

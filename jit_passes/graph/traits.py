@@ -47,6 +47,7 @@ class Traits:
         moves_data: whether it may be one of those that only rearrange; see `NodeView.moves_data`.
         dropout: whether it is dropout of some kind.
         asks_for_shape: whether it asks for its operand's shape and for no values.
+        tells_layout: whether its result depends on how its first operand lies in memory.
         gives: the dtype of its result, where that is known and not that of its operands.
     """
 
@@ -60,6 +61,7 @@ class Traits:
     moves_data: bool = False
     dropout: bool = False
     asks_for_shape: bool = False
+    tells_layout: bool = False
     gives: torch.dtype | None = None
 
     @property

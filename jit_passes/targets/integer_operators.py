@@ -16,9 +16,10 @@ from ..quantizers.support import OperatorSupport, Role
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
-from .units import DEQUANTIZE, QUANTIZE, IntegerOperators, choice_of
+from .units import DEQUANTIZE, QUANTIZE, IntegerOperators, choice_of, laid_out
 
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+LAYOUT = "the model asks how its result lies in memory"
 ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 
 _WEIGHT = 1
@@ -76,7 +77,8 @@ class Reader:
         self, graph: GraphView, target: Any, excluded: Mapping[str, str] | None = None
     ) -> None:
         self.graph = graph
-        self.excluded = excluded or {}  # operators that stay outside for these reasons, by name
+        # Operators that stay outside for these reasons, by name.
+        self.excluded = {**dict.fromkeys(laid_out(graph), LAYOUT), **(excluded or {})}
         self.target = target
         self.capability: Capability = target.capability
         self.found = IntegerOperators(begins=self.capability.begins)

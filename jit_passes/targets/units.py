@@ -10,7 +10,7 @@ import torch
 
 from .. import _C
 from ..graph.traits import arguments_of
-from ..graph.view import NodeView, ValueView
+from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.selection import LISTS
 
 QUANTIZE = "jit_passes::quantize"
@@ -149,6 +149,23 @@ def choice_of(value: ValueView) -> NodeView | None:
     codes = maker.inputs[0].producer
     choice = codes.inputs[1].producer if codes and codes.kind == QUANTIZE_DYNAMIC else None
     return choice if choice is not None and choice.kind == CHOOSE else None
+
+
+def laid_out(graph: GraphView) -> set[str]:
+    """Return operators that only rearrange, and of whose result the model asks how it lies in memory.
+
+    A region gives tensors in an order of its own, where these would be views.
+    """
+    found: set[str] = set()
+    pending = [node.inputs[0] for node in graph.nodes if node.traits.tells_layout]
+    while pending:
+        maker = pending.pop().producer
+        if maker is not None and maker.kind in LISTS:
+            pending += maker.inputs
+        elif maker is not None and maker.moves_data and maker.name not in found:
+            found.add(maker.name)
+            pending += maker.inputs[:1]
+    return found
 
 
 def _reduces(node: NodeView) -> bool:

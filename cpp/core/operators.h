@@ -34,7 +34,7 @@ struct OperatorTraits {
   bool moves_data = false; // may be of those that movesData is about
   bool dropout = false;
   bool asks_for_shape = false;
-  bool tells_layout = false; // its result depends on how its first operand lies in memory
+  bool tells_layout = false;           // its result depends on how its first operand lies in memory
   std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
 };
 

@@ -152,7 +152,7 @@ def choice_of(value: ValueView) -> NodeView | None:
 
 
 def laid_out(graph: GraphView) -> set[str]:
-    """Return operators that only rearrange, and of whose result the model asks how it lies in memory.
+    """Return operators that only rearrange, where the model asks how their result lies in memory.
 
     A region gives tensors in an order of its own, where these would be views.
     """

@@ -13,6 +13,9 @@
 //
 //   %y = aten::reshape_as(%a, %x)              ->   %y = aten::reshape(%a, [aten::size(%x, 0), aten::size(%x, 1)])
 //
+//   %f = aten::flatten(%x, 0, 1)               ->   %x
+//   %y = aten::reshape_as(%f, %x)
+//
 //   %y = aten::addcmul(%a, %b, %c, value=v)    ->   %p = aten::mul(%b, %c)
 //                                                   %y = aten::add(%a, %p, v)
 //
@@ -63,13 +66,22 @@ bool isBroadcastAnyway(const Node* expand, const Shapes& shapes) {
          });
 }
 
+// The tensor whose shape is taken, if what takes it has nothing but its elements, in their order.
+Value* sameElements(const Node* reshape) {
+  static const auto kinds = symbols({"aten::flatten", "aten::reshape", "aten::unflatten"});
+  Node* maker = const_cast<Node*>(reshape)->input(0)->node();
+  const bool same =
+      reshape->kind() != expand_as && kinds.count(maker->kind()) > 0 && maker->input(0) == reshape->input(1);
+  return same ? maker->input(0) : nullptr;
+}
+
 std::vector<Composite> compositesOf(const PassContext& context) {
   std::vector<Composite> found;
   const auto nodes = nodesWhere(*context.graph(), isComposite);
   if (nodes.empty()) { // shapes take time
     return found;
   }
-  const Shapes shapes(context);
+  const Shapes shapes(context, /*batched=*/false);
   const auto is_written = [&](const Value* value) { return shapes.isWritten(value); };
   for (Node* node : nodes) {
     if (is_written(node->output()) || std::ranges::any_of(node->inputs(), is_written) ||
@@ -154,6 +166,9 @@ Value* spelled(const Composite& composite) {
   }
   if (composite.is_broadcast) {
     return node->input(0);
+  }
+  if (Value* same = sameElements(node)) {
+    return same;
   }
   return composite.rank ? spelledShape(node, *composite.rank) : nullptr;
 }

@@ -343,6 +343,7 @@ SCHEMES = ("affine", "symmetric", "power_of_two")
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("grid", [(-128, 127), (0, 255), (-127, 127), (-32768, 32767)], ids=str)
 @pytest.mark.parametrize("constant", [0.01, 0.3, 1.0])
+@pytest.mark.filterwarnings("ignore:a scale that is a power of two has the zero point 0")
 def test_moving_average(constant: float, grid: tuple[int, int], scheme: str) -> None:
     """Over batches: the range of torch.ao's formula, the scale of choose_qparams for that range.
 

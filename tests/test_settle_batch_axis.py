@@ -157,6 +157,33 @@ def test_gradients(name: str, sizes: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+class TwoOrders(nn.Module):
+    """Layers that have the batch on different axes of one tensor; a convolution reads the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.GRU(6, 1, batch_first=True), nn.LSTM(6, 3)
+        self.weight = nn.Parameter(torch.randn(1, 3))
+        self.convolution = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)[0]
+        return self.convolution(y @ self.weight), self.second(x)[0] * 2
+
+
+def test_two_orders() -> None:
+    """One run finds the axis of both layers, though the one's answer is needed for the other's."""
+    torch.manual_seed(0)
+    model = TwoOrders().eval()
+    normal = wrap(normalize_training(torch.jit.script(model)))
+    branches = normal.graph.findAllNodes("prim::If")
+    given = [str(value.type()) for node in branches for value in node.outputs()]
+    assert given.count("Tensor") == 2  # in front of the convolution, and of what the model gives
+    x = torch.randn(3, 6, 6)
+    for wanted, given in zip(model(x), normal(x), strict=True):
+        torch.testing.assert_close(given, wanted)
+
+
 @needs_vnni
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 @pytest.mark.parametrize("name", MODELS)

@@ -90,7 +90,8 @@ Extent Shapes::ofOpen(const Node* unflatten, int64_t axis) const {
 // The rest of a size behind so many elements, where flatten joins axes to it; else the size itself.
 Extent Shapes::joinedWith(const Extent& whole, int64_t others) const {
   const Node* flatten = whole.value->node();
-  const auto change = flatten->kind() == aten::flatten ? split(flatten) : std::nullopt;
+  const bool counted = flatten->kind() == aten::flatten && rank(flatten->input(0));
+  const auto change = counted ? split(flatten) : std::nullopt;
   if (!change || change->axis != whole.number) {
     return whole;
   }

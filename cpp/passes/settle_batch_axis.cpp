@@ -189,7 +189,15 @@ bool settleBatchAxis(PassContext& context) {
   const auto decides = [](const Node* node) {
     return node->kind() == prim::If && std::ranges::any_of(node->outputs(), isTensor);
   };
-  return !nodesWhere(*context.graph(), decides).empty() && BatchAxis(context).run();
+  bool changed = false;
+  // What one layer is given may say of another tensor what its batch axis is: once for each branch at most.
+  for (size_t left = nodesWhere(*context.graph(), decides).size(); left > 0; --left) {
+    if (!BatchAxis(context).run()) {
+      break;
+    }
+    changed = true;
+  }
+  return changed;
 }
 
 const RegisterPass settle_batch_axis_pass{

@@ -111,7 +111,8 @@ NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": 
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers,
-# products by einsum, a norm by the root of the mean square, a plain recurrent layer with a
+# products by einsum, a norm by the root of the mean square, an activation in float32 that is
+# spelled out, a plain recurrent layer with a
 # quantized input, a pool that computes its sizes, a part of a list of sizes, or a dynamic operator
 # that a target leaves in float; and some passes change no graph. test_partition.py cuts regions out
 # of random modules, and test_x86_numbers.py computes with random sizes.
@@ -122,6 +123,7 @@ NEVER = {
     "canonicalize_pool",
     "clamp_codes",
     "expand_recurrent",
+    "gather_activations",
     "gather_rms_norm",
     "keep_leading_axes",
     "lower_weights",
@@ -143,9 +145,9 @@ PYTORCH = (
 # Change attributes, and maybe nothing else.
 ATTRIBUTES = {"freeze", "remove_unused_attributes"}
 # A second run may go further: freeze orders constants anew, PyTorch's propagation of constants
-# removes those that it has left without uses, and its removal of dead code, of tuples as well, lists
-# that nobody reads, before what had only been put into them. The operators that a composite is
-# spelled as tell ranks to others.
+# removes those that it has left without uses, and its removal of dead code, of tuples as well,
+# lists that nobody reads, before what had only been put into them. The operators that a composite
+# is spelled as tell ranks to others.
 FURTHER = {
     "freeze",
     "propagate_constants",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.codes import ROUNDS_STEPS
@@ -29,6 +31,7 @@ Floats = NDArray[np.float32]
 GRID = np.dtype([("scale", np.float32), ("zero_point", np.int32)])
 EPS = float(np.finfo(np.float32).eps)
 NONE, SCALE, CLIP, GELU, GELU_TANH, SIGMOID, SILU, TANH, HARDSIGMOID, HARDSWISH = range(10)
+LEAKY_RELU, ELU, EXP, SOFTPLUS, MISH, CUBE = range(15, 21)
 SHAPES = [(1, 1), (1, 7), (3, 64), (8, 65), (29, 384), (2, 5000)]
 per_rows = pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
 AFFINE, SYMMETRIC, FBGEMM = range(3)
@@ -185,14 +188,15 @@ def test_the_largest_sums(form: int) -> None:
 
 
 @forms
-@pytest.mark.parametrize("function", range(SCALE, HARDSWISH + 1))
+@pytest.mark.parametrize("function", range(SCALE, CUBE + 1))
 def test_functions_and_sums_behind_a_linear(function: int, form: int) -> None:
     """The bits of the steps one by one."""
     operands = drawn(17, 20, 45, True, 1)
     residual = np.random.default_rng(2).normal(0, 1, (17, 45)).astype(np.float32)
     before = multiply(*operands, form)
     wanted = applied(before, function, 0.5, 0, form) + residual
-    assert np.array_equal(multiply(*operands, form, function, residual), wanted)
+    found = multiply(*operands, form, function, residual)
+    assert np.array_equal(found, wanted, equal_nan=True)  # roots of numbers below 0
 
 
 @forms
@@ -376,6 +380,34 @@ def test_ramps(function: int, torch_function: Any) -> None:
     x[:8] = [np.nan, np.inf, 0, -0.0, 3, -3, 1e-42, -1e30]
     found = applied(x, function, 0, 0, form=Form.PLAIN)
     assert np.array_equal(found, torch_function(torch.from_numpy(x)).numpy(), equal_nan=True)
+
+
+# By numbers of their own: in double precision, and how many roundings of the result there are.
+BENDING: dict[str, tuple[int, float, float, Callable[[Tensor], Tensor], int]] = {
+    "leaky_relu": (LEAKY_RELU, 0.1, 0, lambda x: F.leaky_relu(x, float(np.float32(0.1))), 1),
+    "elu": (ELU, 1.5, 0, lambda x: F.elu(x, 1.5), 4),
+    "exp": (EXP, 0, 0, torch.exp, 3),
+    "softplus": (SOFTPLUS, 1, 20, F.softplus, 4),
+    "softplus of twice": (SOFTPLUS, 2, 20, lambda x: F.softplus(x, 2), 4),
+    "mish": (MISH, 0, 0, F.mish, 6),
+    "cube": (CUBE, 0, 0, lambda x: x**3, 2),
+}
+
+
+@pytest.mark.parametrize("name", BENDING)
+def test_bending_functions(name: str) -> None:
+    """No digits are lost near 0 and far from it; exponentials below exp(-87) may be 0."""
+    function, first, second, reference, roundings = BENDING[name]
+    draw = np.random.default_rng(0)
+    x = np.concatenate([draw.normal(0, size, 5000) for size in (1e-6, 1e-3, 1, 5, 25)])
+    x = x[np.abs(x) < 85].astype(np.float32)
+    wanted = reference(torch.from_numpy(x).double()).numpy()
+    found = applied(x, function, first, second, form=Form.PLAIN)
+    assert (np.abs(found - wanted) <= roundings * EPS * np.abs(wanted) + 1e-35).all()
+    ends = np.array([np.inf, -np.inf, np.nan, 0, 88.7, 89.5, -120], np.float32)
+    wanted = reference(torch.from_numpy(ends)).numpy()
+    found = applied(ends, function, first, second, form=Form.PLAIN)
+    np.testing.assert_allclose(found, wanted, rtol=4 * EPS, atol=1e-35)
 
 
 def test_clip_and_scale() -> None:

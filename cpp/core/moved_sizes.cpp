@@ -110,21 +110,31 @@ Extent Shapes::joinedWith(const Extent& whole, int64_t others) const {
 }
 
 // Along all other axes, its operands have one size, but for those of one axis: of no numbers, these go with any others.
+// Traces have such a constant for a cache that is empty at first.
 std::optional<Extent> Shapes::ofConcatenated(const Node* cat, int64_t axis, int64_t along) const {
   const Node* list = cat->input(0)->node();
-  if (along < 0 || list->kind() != prim::ListConstruct || isWritten(cat->input(0)) ||
-      list->inputs().empty()) {
+  if (along < 0 || list->kind() != prim::ListConstruct || isWritten(cat->input(0))) {
     return std::nullopt;
   }
-  Extent whole{nullptr, 0};
+  std::vector<Extent> sizes;
   for (const Value* element : list->inputs()) {
+    const auto constant = constantTensor(element);
+    if (constant && constant->dim() == 1 && constant->numel() == 0) {
+      continue;
+    }
     if (rank(element) == 1) {
       return std::nullopt;
     }
-    const Extent own = ofAxis(element, axis);
-    if (axis != along) {
-      return own;
-    }
+    sizes.push_back(ofAxis(element, axis));
+  }
+  if (sizes.empty()) {
+    return std::nullopt;
+  }
+  if (axis != along || sizes.size() == 1) {
+    return sizes.front();
+  }
+  Extent whole{nullptr, 0};
+  for (const Extent& own : sizes) {
     if (!own.isNumber()) {
       return std::nullopt;
     }

@@ -15,6 +15,12 @@ Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
   return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
 }
 
+// Whether it is a tensor, and no number as one, as traces have it.
+bool hasAxes(const Value* value) {
+  const auto constant = isTensor(value) ? constantTensor(value) : std::nullopt;
+  return isTensor(value) && (!constant || constant->dim() > 0);
+}
+
 } // namespace
 
 int64_t spatialOf(const Node* node) {
@@ -94,9 +100,9 @@ bool keepsShape(const Node* node) {
       {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::type_as",
        "aten::batch_norm", "aten::prelu", "aten::softmax", "aten::_safe_softmax", "aten::layer_norm",
        "aten::rms_norm", "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
-  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), isTensor);
+  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), hasAxes);
   return kinds.count(node->kind()) || isDropout(node) ||
-         (isElementwise(node) && tensors == 1 && isTensor(node->input(0)) &&
+         (isElementwise(node) && tensors == 1 && hasAxes(node->input(0)) &&
           std::ranges::none_of(node->inputs(), mayBeTensor));
 }
 
@@ -204,8 +210,42 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     if (node->kind() == aten::matmul || isAttention(node) || broadcasts(node)) {
       return ofProduct(tensor, axis, *own);
     }
+  } else {
+    return ofFrontAxis(tensor, axis);
   }
   return {tensor, axis};
+}
+
+// Of a tensor whose rank is not known: of an axis that is not among the last ones.
+Extent Shapes::ofFrontAxis(const Value* tensor, int64_t axis) const {
+  const Node* node = tensor->node();
+  const int64_t least = leastRank(tensor);
+  if (axis < least - 1 && (isLayer(node) || node->kind() == aten::embedding)) {
+    return ofAxis(node->input(isLayer(node) ? 0 : 1), axis);
+  }
+  if (!broadcasts(node)) {
+    return {tensor, axis};
+  }
+  for (const size_t operand : {0, 1}) {
+    const Value *whole = node->input(operand), *other = node->input(1 - operand);
+    const auto own = rank(other); // of numbers for the last axes
+    if ((own && axis < least - *own) || isReducedOf(other, whole)) {
+      return ofAxis(whole, axis);
+    }
+  }
+  return {tensor, axis};
+}
+
+// Whether it is made of the other tensor element by element, and by going over axes that stay, of size 1.
+bool Shapes::isReducedOf(const Value* tensor, const Value* whole) const {
+  while (source(tensor) != source(whole)) {
+    tensor = source(tensor);
+    if (reducedAxes(tensor->node()) != 0 || isWritten(tensor)) {
+      return false;
+    }
+    tensor = tensor->node()->input(0);
+  }
+  return true;
 }
 
 // Of an axis of an einsum, which broadcasts.

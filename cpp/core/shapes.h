@@ -37,6 +37,8 @@ class Shapes {
       : graph_(context.graph()), known_(context), batched_(batched) {}
 
   std::optional<int64_t> rank(const Value* tensor) const;
+  // No more than the rank; 0 where nothing is known.
+  int64_t leastRank(const Value* tensor) const;
   Extent ofNumber(const Value* value) const;
   // Axes count from the end where they are below 0.
   Extent ofAxis(const Value* tensor, int64_t axis) const { return ofAxis(tensor, axis, {tensor, axis}); }
@@ -69,6 +71,11 @@ class Shapes {
   std::optional<int64_t> rankReadDirectly(const Value* tensor) const;
   std::optional<int64_t> rankReadBehind(const Value* tensor) const;
   std::optional<int64_t> rankRead(const torch::jit::Use& use) const;
+  int64_t leastKnown(const Value* tensor) const;
+  bool isLayer(const Node* node) const;
+  int64_t leastMade(const Node* node) const;
+  int64_t leastRead(const Node* node, size_t operand) const;
+  void findLeastRanks() const;
   // Of what a linear layer gives, or of a part: the tensor that it reads, and features that are not fewer than
   // these, for each place in front of the last axis.
   struct Layered {
@@ -81,6 +88,8 @@ class Shapes {
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
   Extent findExtent(const Value* tensor, int64_t axis) const;
+  Extent ofFrontAxis(const Value* tensor, int64_t axis) const;
+  bool isReducedOf(const Value* tensor, const Value* whole) const;
   Extent findNumber(const Value* value) const;
   Extent ofOpen(const Node* unflatten, int64_t axis) const;
   Extent joinedWith(const Extent& whole, int64_t others) const;
@@ -98,6 +107,7 @@ class Shapes {
   bool batched_;
   // Answers given so far, so that each value is looked at once.
   mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
+  mutable std::optional<std::unordered_map<const Value*, int64_t>> least_ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
   mutable std::unordered_map<const Value*, int64_t> numbers_;
   mutable std::optional<std::unordered_map<const Value*, int64_t>> counted_; // by source

@@ -289,8 +289,8 @@ class Checker {
     const at::Tensor& numbers = op.tensors[0];
     require(
         numbers.scalar_type() == at::kDouble && numbers.dim() == 1 &&
-            numbers.numel() == FloatFunction::kNumbers[which] && !at::isnan(numbers).any().item<bool>(),
-        "the numbers of its function are float64, ", FloatFunction::kNumbers[which], " of them");
+            numbers.numel() == FloatFunction::numbersOf(which) && !at::isnan(numbers).any().item<bool>(),
+        "the numbers of its function are float64, ", FloatFunction::numbersOf(which), " of them");
   }
 
   void checkTable(const Operator& op) {

@@ -126,6 +126,12 @@ struct ReduceFloats {
 //   InverseRoot     1 / Root(x)
 //   Inverse         1 / x
 //   Absolute        |x|
+//   LeakyRelu       x where that is above 0, and x * first
+//   Elu             x where that is above 0, and first * (exp(x) - 1)
+//   Exp             exp(x)
+//   Softplus        log(1 + exp(first * x)) / first, and x where first * x is above second
+//   Mish            x * Tanh(log(1 + exp(x)))
+//   Cube            x * x * x
 //
 // P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
 struct FloatFunction {
@@ -145,9 +151,19 @@ struct FloatFunction {
     InverseRoot,
     Inverse,
     Absolute,
+    LeakyRelu,
+    Elu,
+    Exp,
+    Softplus,
+    Mish,
+    Cube,
     kCount
   };
-  static constexpr int64_t kNumbers[kCount] = {0, 1, 2};
+  static constexpr int64_t numbersOf(int64_t which) {
+    return which == Scale || which == LeakyRelu || which == Elu ? 1
+           : which == Clip || which == Softplus                 ? 2
+                                                                : 0;
+  }
 
   Which which = None;
   float first = 0, second = 0;

@@ -64,12 +64,36 @@ Planned gelu(const Reader& reader, Node* node) {
 
 Planned namedFunction(const Reader&, Node* node) {
   static const std::unordered_map<c10::Symbol, FloatFunction::Which> known{
-      {c10::aten::sigmoid, FloatFunction::Sigmoid},     {c10::aten::silu, FloatFunction::Silu},
-      {c10::aten::tanh, FloatFunction::Tanh},           {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
-      {c10::aten::hardswish, FloatFunction::HardSwish}, {c10::aten::square, FloatFunction::Square},
-      {c10::aten::sqrt, FloatFunction::Root},           {c10::aten::rsqrt, FloatFunction::InverseRoot},
-      {c10::aten::reciprocal, FloatFunction::Inverse},  {c10::aten::abs, FloatFunction::Absolute}};
+      {c10::aten::sigmoid, FloatFunction::Sigmoid},
+      {c10::aten::silu, FloatFunction::Silu},
+      {c10::aten::tanh, FloatFunction::Tanh},
+      {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
+      {c10::aten::hardswish, FloatFunction::HardSwish},
+      {c10::aten::square, FloatFunction::Square},
+      {c10::aten::sqrt, FloatFunction::Root},
+      {c10::aten::rsqrt, FloatFunction::InverseRoot},
+      {c10::aten::reciprocal, FloatFunction::Inverse},
+      {c10::aten::abs, FloatFunction::Absolute},
+      {c10::aten::exp, FloatFunction::Exp},
+      {c10::aten::mish, FloatFunction::Mish}};
   return function(node, known.at(node->kind()));
+}
+
+Planned leakyRelu(const Reader& reader, Node* node) {
+  return function(
+      node, FloatFunction::LeakyRelu, {reader.operand(node, "negative_slope").toScalar().toDouble()});
+}
+
+Planned elu(const Reader& reader, Node* node) {
+  const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
+  refuseUnless(number("scale") == 1 && number("input_scale") == 1, "it has scales");
+  return function(node, FloatFunction::Elu, {number("alpha")});
+}
+
+Planned softplus(const Reader& reader, Node* node) {
+  const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
+  refuseUnless(number("beta") != 0, "its beta is 0");
+  return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
 }
 
 // Of a tensor by another, or by a number.
@@ -87,11 +111,12 @@ Planned quotient(const Reader& reader, Node* node) {
 Planned power(const Reader& reader, Node* node) {
   static const std::map<double, FloatFunction::Which> known{
       {2, FloatFunction::Square},
+      {3, FloatFunction::Cube},
       {0.5, FloatFunction::Root},
       {-0.5, FloatFunction::InverseRoot},
       {-1, FloatFunction::Inverse}};
   const auto number = numberOf(reader, node->input(1));
-  refuseUnless(number && known.count(*number), "it has another power than 2, 0.5, -0.5 and -1");
+  refuseUnless(number && known.count(*number), "it has another power than 3, 2, 0.5, -0.5 and -1");
   return function(node, known.at(*number));
 }
 

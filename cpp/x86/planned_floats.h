@@ -11,6 +11,9 @@ Planned withChoice(const Reader& reader, const Node* node, Planned planned);
 Planned gelu(const Reader& reader, Node* node);
 // Functions without options.
 Planned namedFunction(const Reader& reader, Node* node);
+Planned leakyRelu(const Reader& reader, Node* node);
+Planned elu(const Reader& reader, Node* node);
+Planned softplus(const Reader& reader, Node* node);
 Planned power(const Reader& reader, Node* node);
 Planned negative(const Reader& reader, Node* node);
 Planned quotient(const Reader& reader, Node* node);

@@ -50,7 +50,7 @@ from .x86_moves import (
 ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 FLOAT32 = 6  # as graphs have it
-POWERS = (2, 0.5, -0.5, -1)  # which PyTorch computes as squares, roots and quotients
+POWERS = (3, 2, 0.5, -0.5, -1)  # which PyTorch computes as squares, roots and quotients
 MOST_RESIDUES = 4096  # convolutions that a transposed one falls into
 MOST_NORMALIZED = 33024  # whose squares have a sum in int32
 RANKS = (1, MOST_AXES)
@@ -295,7 +295,10 @@ def _capability(integer_layer_norm: bool) -> Capability:
         moves={**moves(), **moves_of_codes()},
         floats={**moves(), **of_few_axes(floats)},
         begins=frozenset({*NORMS, *SOFTMAX}),
-        forms=("spell_out_composites", "expand_attention", "gather_rms_norm"),
+        forms=(
+            *("spell_out_composites", "expand_attention"),
+            *("gather_rms_norm", "gather_activations"),
+        ),
         dynamic=dynamic,
         dynamic_regions=True,
     )

@@ -16,6 +16,7 @@ FUNCTIONS = tuple(
     for name in (
         *("gelu", "sigmoid", "silu", "tanh", "hardsigmoid", "hardswish"),
         *("square", "sqrt", "rsqrt", "reciprocal", "abs"),
+        *("exp", "mish", "leaky_relu", "elu", "softplus"),
     )
 )  # of float32
 CLIPS = ("aten::relu", "aten::clamp")

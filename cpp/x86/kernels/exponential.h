@@ -20,18 +20,66 @@ constexpr float kShift =
 // The series, of which |r| <= ln(2) / 2 needs no more.
 constexpr float kTaylor[] = {1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1, 1};
 
-inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
-  const float x = d < kLeast ? kLeast : d; // a NaN stays
+// x = n ln(2) + r, with n in the last bits of `shifted`.
+struct Reduced {
+  float shifted, r;
+};
+
+inline __attribute__((always_inline)) Reduced reducedOf(float x) {
   const float shifted = __builtin_fmaf(x, kLog2E, kShift);
   const float n = shifted - kShift;
-  const float r = __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x));
+  return {shifted, __builtin_fmaf(n, -kLn2Low, __builtin_fmaf(n, -kLn2High, x))};
+}
+
+inline __attribute__((always_inline)) int32_t powerIn(float shifted) {
+  return std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kShift);
+}
+
+// The first terms of the series in Horner's form.
+template <size_t kTerms>
+inline __attribute__((always_inline)) float seriesOf(float r) {
   float value = kTaylor[0];
 #pragma GCC unroll 8 // else loops of this have loops in them, and are not vectors
-  for (size_t i = 1; i < std::size(kTaylor); ++i) {
+  for (size_t i = 1; i < kTerms; ++i) {
     value = __builtin_fmaf(value, r, kTaylor[i]);
   }
-  const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kShift) + 127;
-  return {value, d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
+  return value;
+}
+
+inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
+  const float x = d < kLeast ? kLeast : d; // a NaN stays
+  const auto [shifted, r] = reducedOf(x);
+  const uint32_t exponent = powerIn(shifted) + 127;
+  return {seriesOf<8>(r), d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
+}
+
+// exp(x) for any number, in two factors, as the power may be too large or too small for one.
+inline __attribute__((always_inline)) float expOf(float x) {
+  const float above = x < -104 ? -104 : x, within = above > 89 ? 89 : above; // a NaN stays
+  const auto [shifted, r] = reducedOf(within);
+  const int32_t power = powerIn(shifted), half = power >> 1;
+  const float one = std::bit_cast<float>((half + 127) << 23);
+  const float other = std::bit_cast<float>((power - half + 127) << 23);
+  return seriesOf<8>(r) * one * other;
+}
+
+// exp(x) - 1 for a number that is not above 0: the series without its first term loses no digits.
+inline __attribute__((always_inline)) float expMinusOneOf(float x) {
+  const float within = x < -30 ? -30 : x; // a NaN stays
+  const auto [shifted, r] = reducedOf(within);
+  const float power = std::bit_cast<float>((powerIn(shifted) + 127) << 23);
+  return __builtin_fmaf(seriesOf<7>(r) * r, power, power - 1);
+}
+
+// log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u), which is not above 1/3.
+inline __attribute__((always_inline)) float logOnePlusOf(float u) {
+  const float s = u / (2 + u), square = s * s;
+  float sum = 1.0F / 15;
+#pragma GCC unroll 8
+  for (int odd = 13; odd > 0; odd -= 2) {
+    sum = __builtin_fmaf(sum, square, 1.0F / static_cast<float>(odd));
+  }
+  return 2 * s * sum;
 }
 
 // Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may join are joined here.

@@ -91,6 +91,52 @@ JIT_PASSES_VECTORIZED void absolutes(const float* in, float* out, int64_t count)
   }
 }
 
+JIT_PASSES_VECTORIZED void leakyRelus(const float* in, float slope, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] > 0 ? in[i] : in[i] * slope;
+  }
+}
+
+JIT_PASSES_VECTORIZED void elus(const float* in, float alpha, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float below = in[i] > 0 ? 0 : in[i];
+    out[i] = in[i] > 0 ? in[i] : alpha * expMinusOneOf(below);
+  }
+}
+
+JIT_PASSES_VECTORIZED void exponentials(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = expOf(in[i]);
+  }
+}
+
+// log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|))
+JIT_PASSES_VECTORIZED void softpluses(
+    const float* in, float beta, float threshold, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float z = in[i] * beta, above = z < 0 ? 0 : z;
+    const auto [value, power] = exponentialOf(-__builtin_fabsf(z));
+    const float soft = (above + logOnePlusOf(value * power)) / beta;
+    out[i] = z > threshold ? in[i] : soft;
+  }
+}
+
+// With u = exp(-|x|), tanh(log(1 + exp(x))) is (1 + 2 u) / (1 + 2 u + 2 u^2) or u (2 + u) / (2 + u (2 + u)).
+JIT_PASSES_VECTORIZED void mishes(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const auto [value, power] = exponentialOf(-__builtin_fabsf(in[i]));
+    const float u = value * power;
+    const float top = in[i] < 0 ? u * (2 + u) : __builtin_fmaf(2, u, 1);
+    out[i] = in[i] * (top / (in[i] < 0 ? 2 + top : __builtin_fmaf(2 * u, u, top)));
+  }
+}
+
+JIT_PASSES_VECTORIZED void cubes(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] * in[i] * in[i];
+  }
+}
+
 // The probability P(-a) of 0 <= a < 6, a polynomial in each of 16 intervals, and 0 beyond: 1 - P(a) is less than 1e-9.
 constexpr int kIntervals = 16, kDegree = 5;
 constexpr float kTailEnd = 6, kPerUnit = kIntervals / kTailEnd;
@@ -236,6 +282,12 @@ void FloatFunction::run(const float* in, float* out, int64_t count) const {
     case InverseRoot: return inverseRoots(in, out, count);
     case Inverse: return inverses(in, out, count);
     case Absolute: return absolutes(in, out, count);
+    case LeakyRelu: return leakyRelus(in, first, out, count);
+    case Elu: return elus(in, first, out, count);
+    case Exp: return exponentials(in, out, count);
+    case Softplus: return softpluses(in, first, second, out, count);
+    case Mish: return mishes(in, out, count);
+    case Cube: return cubes(in, out, count);
     default:
       if (in != out) {
         std::copy_n(in, count, out);

@@ -1,0 +1,152 @@
+#include "float_values.h"
+
+#include "operators.h"
+#include "places.h"
+#include "shape_facts.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr auto kFloat = static_cast<int64_t>(at::kFloat);
+
+} // namespace
+
+bool castsToFloat(const Node* node) {
+  const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
+  const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
+  if (!dtype || constantNumber(node->input(*dtype)) != kFloat) {
+    return false;
+  }
+  for (const char* name : {"layout", "device", "pin_memory", "memory_format"}) {
+    if (schema->argumentIndexWithName(name) && !isNone(node->namedInput(name))) {
+      return false;
+    }
+  }
+  return schema->argumentIndexWithName("copy") && constantNumber(node->namedInput("copy")) == 0.0;
+}
+
+bool FloatValues::has(const Value* value) const {
+  if (found_.count(value) > 0) {
+    return true;
+  }
+  const auto held =
+      isConstant(value) ? constantOf(value) : known_.attribute(value); // a write keeps the dtype
+  if (!held || !held->isTensor() || !held->toTensor().defined() ||
+      held->toTensor().scalar_type() != at::kFloat) {
+    return false;
+  }
+  devices_.insert(held->toTensor().device().str());
+  return true;
+}
+
+void FloatValues::add(const Node* node) {
+  if (isPlaced(node)) {
+    placed_.insert(node->outputs().begin(), node->outputs().end());
+  }
+  const bool always = node->owningBlock() == node->owningGraph()->block();
+  if (always && weightedOperator(node) && has(node->input(1))) {
+    addRead(node->input(0));
+  }
+  if (node->kind() == prim::If) {
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      if (std::ranges::all_of(node->blocks(), [&](const Block* block) { return has(block->outputs()[i]); })) {
+        found_.insert(node->output(i));
+      }
+    }
+  } else if (node->kind() == prim::ListUnpack) {
+    const Node* parts = node->input()->node();
+    if (movesData(parts) && has(parts->input(0))) {
+      found_.insert(node->outputs().begin(), node->outputs().end());
+    }
+  } else if (node->outputs().size() == 1 && isTensor(node->output()) && givesFloat(node)) {
+    found_.insert(node->output());
+  }
+}
+
+// With what it is moved or normalized from: from here on, all are known to be float32.
+void FloatValues::addRead(const Value* value) {
+  const Node* node = value->node();
+  const bool keeps = movesData(node) || node->kind() == aten::layer_norm || isDropout(node);
+  placed_.insert(value);
+  if (isTensor(value) && found_.insert(value).second && keeps) {
+    addRead(node->input(0));
+  }
+}
+
+// Whether the results are on the device of a weight. Operands of an operator are on one device, but for numbers.
+bool FloatValues::isPlaced(const Node* node) const {
+  if (weightedOperator(node)) {
+    return has(node->input(1));
+  }
+  if (node->kind() == aten::embedding) {
+    return has(node->input(0));
+  }
+  const bool parts = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
+  const bool joins = node->kind() == aten::cat || node->kind() == aten::stack;
+  return (parts || joins || isElementwise(node) || movesData(node) || castsToFloat(node) ||
+          node->kind() == aten::type_as) &&
+         std::ranges::any_of(
+             node->inputs(), [&](const Value* operand) { return placed_.count(operand) > 0; });
+}
+
+bool FloatValues::givesFloat(const Node* node) const {
+  static const auto same = symbols(
+      {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::softmax",
+       "aten::log_softmax", "aten::mean", "aten::sum"});
+  static const auto products = symbols({"aten::matmul", "aten::bmm", "aten::mm"});
+  if (castsToFloat(node)) {
+    return true;
+  }
+  if (node->kind() == aten::type_as) {
+    return has(node->input(1));
+  }
+  const Value* dtype = node->maybeSchema() == nullptr ? nullptr : operandOf(node, "dtype");
+  if (dtype != nullptr && constantNumber(dtype) == kFloat) {
+    return true;
+  }
+  if (weightedOperator(node)) {
+    return has(node->input(1));
+  }
+  if (node->kind() == aten::embedding) {
+    return has(node->input(0));
+  }
+  if (products.count(node->kind()) > 0) {
+    return has(node->input(0)) && has(node->input(1));
+  }
+  if (node->kind() == aten::cat || node->kind() == aten::stack) {
+    const Node* list = node->input(0)->node();
+    return list->kind() == prim::ListConstruct && !list->inputs().empty() &&
+           std::ranges::all_of(list->inputs(), [&](const Value* element) { return has(element); });
+  }
+  const auto row = operatorTable().find(node->kind().toQualString());
+  const bool keeps = row != operatorTable().end() && !row->second.gives &&
+                     (row->second.elementwise > 0 || row->second.within || row->second.dropout);
+  if (!(keeps || movesData(node) || same.count(node->kind()) > 0) || !has(node->input(0))) {
+    return false;
+  }
+  // Other tensors may have another dtype, and an operand may say that the result has one.
+  if (node->maybeSchema() == nullptr || (dtype != nullptr && !isNone(dtype))) {
+    return false;
+  }
+  return std::ranges::all_of(node->inputs(), [&](const Value* operand) {
+    const auto kind = operand->type()->kind();
+    const bool widens =
+        kind == c10::TypeKind::ComplexType || kind == c10::TypeKind::NumberType || mayBeTensor(operand);
+    return (!isTensor(operand) && !widens) || has(operand) || node->kind() == aten::batch_norm ||
+           isBesideAxes(operand, node->input(0));
+  });
+}
+
+// Whether it is a number as a tensor, as traces have it, beside a tensor with axes: that one's dtype stays.
+bool FloatValues::isBesideAxes(const Value* number, const Value* tensor) const {
+  const auto constant = constantTensor(number);
+  if (!constant || constant->dim() > 0 || constant->is_complex()) {
+    return false;
+  }
+  if (!shapes_) {
+    shapes_.emplace(context_);
+  }
+  return shapes_->leastRank(tensor) > 0;
+}
+
+} // namespace jit_passes

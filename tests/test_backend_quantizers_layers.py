@@ -32,6 +32,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.graph.view import GraphView
+from jit_passes.observers import MinMax
 from jit_passes.quantizer import (
     BackendQuantizer,
     Configuration,
@@ -127,6 +128,34 @@ def test_set_value() -> None:
     assert rows["x"] == [(pytest.approx(4 / 255), 0, -128, 127, torch.int8)]
     assert rows[TWICE[0]] == [(0.5, 3, 0, 255, torch.uint8)]
     assert rows[TWICE[1]][0][0] != 0.5
+
+
+def test_a_value_and_its_readers() -> None:
+    """What is said of a value holds where it is read too, whatever all inputs are."""
+    quantizer = Reference().quantizer()
+    quantizer.set_global(LayerOptions(input=TensorOptions(calibration=MinMax())))
+    quantizer.set_value(TWICE[0], TensorOptions(range=(0.0, 51.0)))
+    rows = results(reference_of(seeded(Layers), quantizer, images(), target="reference"))
+    assert rows[TWICE[0]] == [(pytest.approx(0.2), 0, 0, 255, torch.uint8)]
+
+
+@pytest.mark.parametrize("target", ["stock", "x86", "reference"])
+def test_a_given_scale_of_weights(target: str) -> None:
+    """Around zero it is symmetric, as kernels want it; a bias has the accumulator's 32 bits."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval())
+    data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    weight_options = {"scale": 0.004, "zero_point": 0}
+    config = {"version": 1, "global": {"weight": weight_options, "bias": {"dtype": "int32"}}}
+    int8 = jit_passes.quantize_script(model, data, target=target, config=config)
+    assert len(jit_passes.coverage(int8).int8) == 2
+    torch.testing.assert_close(int8(data[0]), model(data[0]), rtol=0, atol=0.05)
+
+
+def test_options_of_another_type() -> None:
+    with pytest.raises(
+        ValueError, match=r"options are LayerOptions, not .*; a dict is for configure"
+    ):
+        X86Quantizer().set_global({"weight": {"bits": 4}})  # type: ignore[arg-type]
 
 
 def test_configured_is_a_copy() -> None:

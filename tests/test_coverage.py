@@ -233,6 +233,9 @@ IDLE: list[tuple[dict[str, Any], str]] = [
     ({"op": "add", "weight": {"bits": 4}}, "'add' (aten::add) has no weight to quantize"),
     ({"op": "relu", "input": {"bits": 4}}, "'relu' (aten::relu) has no input to quantize"),
     ({"module": "b", "bias": {"bits": 8}}, "'b:linear' (aten::linear) has no bias to quantize"),
+    ({"module": "b", "input": {"dtype": "float"}},
+     "'b:linear' (aten::linear) reads integers of 'add', so its input is not in float: say dtype "
+     "float for the output of 'add', or keep_float"),
 ]  # fmt: skip
 USED: list[dict[str, Any]] = [
     {"op": "add", "output": {"bits": 8}},

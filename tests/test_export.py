@@ -489,8 +489,11 @@ def test_tensorrt_refusals() -> None:
         to_tensorrt(Encodings((INT8, UINT8)), names={"x": "relu"})
     with pytest.raises(JitPassesError, match="did you mean 'relu'"):
         to_tensorrt(Encodings((UINT8,)), names={"rleu": "y"})
-    with pytest.raises(JitPassesError, match="version is like"):
-        to_tensorrt(Encodings(), version="8.6\n")
+    for version in ("8.6\n", "abc"):
+        with pytest.raises(JitPassesError, match="version is like"):
+            to_tensorrt(Encodings((UINT8,)), version=version)
+    with pytest.raises(JitPassesError, match="would be empty: quantize it in the mode static"):
+        to_tensorrt(Encodings())
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_two_methods(target: str, from_file: bool) -> None:
             assert {row.dtype for row in jit_passes.coverage(found, "rate")} == {"float"}
 
 
-def test_the_tools_take_a_method() -> None:
+def test_the_tools_take_a_method(tmp_path: Path) -> None:
     """`compare`, `provenance` and `inspect` look at one method of many."""
     model = seeded(Coder)
     script, data = torch.jit.script(model), data_of(model)
@@ -129,8 +129,16 @@ def test_the_tools_take_a_method() -> None:
         assert {row.name for row in inspected if row.dtype == "int8"} >= int8
     with pytest.raises(jit_passes.JitPassesError, match="the model is lowered already"):
         jit_passes.quantize_script(joined, data["encode"], method="encode")
-    with pytest.raises(jit_passes.JitPassesError, match="not prepared"):
-        jit_passes.compare(script, joined, data["encode"], method="rate")
+    for look in (
+        lambda: jit_passes.compare(script, joined, data["encode"], method="rate"),
+        lambda: jit_passes.provenance(joined),
+        lambda: jit_passes.report(script, joined, data["encode"], tmp_path / "page.html"),
+    ):
+        with pytest.raises(jit_passes.JitPassesError, match="say method='decode' or method='enc"):
+            look()
+    jit_passes.report(script, joined, data["encode"], tmp_path / "page.html", method="encode")
+    assert "encoder.0:conv2d" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "'decode' and 'encode' is" in str(jit_passes.coverage(joined))
 
 
 def test_in_place_and_alone() -> None:

@@ -336,6 +336,14 @@ def test_errors(module: torch.jit.ScriptModule) -> None:
     assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
 
 
+def test_names_that_are_none(module: torch.jit.ScriptModule) -> None:
+    pipeline = Pipeline("mine", (TANH,))
+    with pytest.raises(JitPassesError, match=r"not a Pipeline; a Pipeline has `run` for that"):
+        run_pass(pipeline, module)  # type: ignore[arg-type]
+    with pytest.raises(JitPassesError, match="the name of a pass, then a module, not a Rec"):
+        run_pass(module, TANH)  # type: ignore[arg-type]
+
+
 def test_results(module: torch.jit.ScriptModule) -> None:
     """Records, text and difference."""
     result = Pipeline("mine", (TANH, TANH)).run(module)

@@ -30,6 +30,7 @@ the target `reference` to look inside.
 @options.MODEL
 @click.argument("quantized", type=options.FILE)
 @options.DATA
+@options.METHOD
 @click.option("--jump", type=float, default=10.0, show_default=True, metavar="DB",
               help="By how much an operator's own error must stand out to be named.")  # fmt: skip
 @click.option("--min-sqnr", type=float, metavar="DB",
@@ -37,8 +38,8 @@ the target `reference` to look inside.
 @options.JSON
 @options.common
 def compare(
-    model: Path, quantized: Path, jump: float, min_sqnr: float | None, as_json: bool,
-    no_progress: bool, **data: Any,
+    model: Path, quantized: Path, method: str, jump: float, min_sqnr: float | None,
+    as_json: bool, no_progress: bool, **data: Any,
 ) -> int:  # fmt: skip
     """Compare QUANTIZED with the float MODEL that it was made of, value by value.
 
@@ -47,14 +48,13 @@ def compare(
     The first operator whose own error stands out is named with its line of source.
     """
     float_model, other = load_model(model), load_model(quantized)
-    made = provenance(other)
-    method = made["method"] if made is not None else "forward"
+    made = provenance(other, method)
+    method = made["method"] if made is not None else method
     batches = options.given_data(float_model, method, **data)
     if batches is None:
         raise click.UsageError("values come from --data or --random")
-    found = run_compare(
-        float_model, other, batches, jump=jump, progress=False if no_progress else None
-    )
+    shown = False if no_progress else None
+    found = run_compare(float_model, other, batches, jump=jump, progress=shown, method=method)
     show(str(found), _result(found), as_json)
     if min_sqnr is not None and found.sqnr < min_sqnr:
         failure(f"the SQNR of the output is {found.sqnr:.1f} dB, below {min_sqnr:g}")

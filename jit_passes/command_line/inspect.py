@@ -48,7 +48,7 @@ def inspect(
     if config is not None:
         check_readable(config)
     loaded = load_model(model)
-    made = provenance(loaded)
+    made = provenance(loaded, method)
     if made is None:
         found = predict(
             loaded, target=backend, config=config, mode=mode, method=method,
@@ -64,7 +64,7 @@ def inspect(
             "operators": [asdict(row) for row in found],
         }
     else:
-        text, result = _describe(loaded, made)
+        text, result = _describe(loaded, method, made)
     if not paths:
         text = without_folders(text)
         for row in result["operators"]:
@@ -72,8 +72,10 @@ def inspect(
     show(text, result, as_json)
 
 
-def _describe(loaded: torch.jit.ScriptModule, made: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    covered = coverage(loaded)
+def _describe(
+    loaded: torch.jit.ScriptModule, method: str, made: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    covered = coverage(loaded, method=method)
     result = {
         "stage": made["stage"],
         "made": made,

@@ -28,6 +28,7 @@ The second way shows all values: of a model for x86, only results of compiled re
 @options.MODEL
 @click.argument("quantized", type=options.FILE)
 @options.DATA
+@options.METHOD
 @click.option("--title", default="", help="Of the page; default: the name of the model's class.")
 @click.option(
     "--latency",
@@ -38,8 +39,8 @@ The second way shows all values: of a model for x86, only results of compiled re
 @options.JSON
 @options.common
 def report(
-    model: Path, quantized: Path, title: str, latency: bool, output: Path, as_json: bool,
-    no_progress: bool, **data: Any,
+    model: Path, quantized: Path, method: str, title: str, latency: bool, output: Path,
+    as_json: bool, no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Show in one HTML file what quantizing MODEL to QUANTIZED did, and where accuracy was lost.
 
@@ -48,13 +49,15 @@ def report(
     """
     check_output(output, [path for path in (model, quantized, data["data"]) if path is not None])
     float_model, other = load_model(model), load_model(quantized)
-    made = provenance(other)
-    method = made["method"] if made is not None else "forward"
+    made = provenance(other, method)
+    method = made["method"] if made is not None else method
     batches = options.given_data(float_model, method, **data)
     if batches is None:
         raise click.UsageError("values come from --data or --random")
     shown = False if no_progress else None
-    text = page(float_model, other, batches, title=title, latency=latency, progress=shown)
+    text = page(
+        float_model, other, batches, title=title, latency=latency, progress=shown, method=method
+    )
     with writing(output):
         write_whole(output, text)
     size = output.stat().st_size

@@ -42,11 +42,16 @@ def to_tensorrt(
             them. Others keep their names.
 
     Raises:
-        JitPassesError: a value has more than 8 bits or a scale for each channel, a name cannot be
-            in a cache, or names are unknown or clash; or version is not digits.
+        JitPassesError: there is no value; one has more than 8 bits or a scale for each channel, a
+            name cannot be in a cache, or names are unknown or clash; or version is not digits.
     """
-    if not re.fullmatch(r"\w+", version):
+    if not re.fullmatch(r"\d+", version):
         raise JitPassesError(f"version is like '{DEFAULT_VERSION}' for 8.6.1, not {version!r}")
+    if not encodings.activations:
+        raise JitPassesError(
+            "no value of the model has a scale that is known before it runs, so that a calibration "
+            "cache would be empty: quantize it in the mode static"
+        )
     lines = [f"TRT-{version}-EntropyCalibration2"]
     for name, encoding in renamed(encodings.activations, names).items():
         if ": " in name or name != name.strip() or not name.isprintable():

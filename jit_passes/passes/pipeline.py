@@ -236,8 +236,12 @@ def run_pass(
 
     Raises:
         PassError: the pass raised, or left a graph that is not valid, or computes something else.
-        JitPassesError: there is no such pass or method.
+        JitPassesError: there is no such pass or method, or the name is no text.
     """
+    if not isinstance(name, str):
+        got = type(name).__name__
+        own = "; a Pipeline has `run` for that" if isinstance(name, Pipeline) else ""
+        raise JitPassesError(f"run_pass takes the name of a pass, then a module, not a {got}{own}")
     pipeline = Pipeline(name, (PassCall(name, **(options or {})),))
     result = pipeline.run(module, method, inplace=inplace, verify=verify)
     changed: torch.jit.ScriptModule = result.module

@@ -86,6 +86,10 @@ class BackendQuantizer(Quantizer):
 
     def set_global(self, options: LayerOptions) -> BackendQuantizer:
         """Say how operators are quantized that nothing more special is said about."""
+        if not isinstance(options, LayerOptions):
+            raise ValueError(
+                f"options are LayerOptions, not {options!r}; a dict is for configure({{...}})"
+            )
         everywhere = self.configuration.everywhere.updated(options)
         self.configuration = replace(self.configuration, everywhere=everywhere)
         return self

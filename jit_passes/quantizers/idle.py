@@ -62,7 +62,13 @@ class _OwnTensors:
             )
         given = [name for name in TENSORS if getattr(options, name)]
         given += ["mode"] if options.mode is not None else []
-        if any(getattr(options, name).dtype == FLOAT for name in TENSORS):
+        floats = [name for name in TENSORS if getattr(options, name).dtype == FLOAT]
+        if given == floats == ["input"] and (maker := self.integers_of(node)):
+            return (
+                f"'{node.name}' ({node.kind}) reads integers of '{maker}', so its input is not in "
+                f"float: say dtype float for the output of '{maker}', or keep_float"
+            )
+        if floats:
             return ""
         if any(name in given for name in self.tensors(node)):
             return ""

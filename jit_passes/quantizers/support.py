@@ -100,7 +100,7 @@ class SpecSupport:
             can = " or ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
             wanted = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}]"
             return f"{wanted}, and the target has {can}{self.why and f' ({self.why})'}"
-        if spec.qscheme not in self.qschemes:
+        if not _schemes(spec) & set(self.qschemes):
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
             return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
@@ -110,6 +110,13 @@ class SpecSupport:
             forms = ", ".join(self.range_forms)
             return f"of the range form {spec.range_form}, and the target has {forms}"
         return None
+
+
+def _schemes(spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> set[str]:
+    """Return those that it is of: a given scale for codes around 0 is symmetric as well."""
+    fixed = isinstance(spec, FixedQParamsQuantizationSpec)
+    around_zero = fixed and spec.zero_point == 0 and spec.quant_min < 0
+    return {spec.qscheme, *(("per_tensor_symmetric",) if around_zero else ())}
 
 
 def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:

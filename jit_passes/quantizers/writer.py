@@ -204,7 +204,8 @@ class AnnotationWriter:
             return self.apply(options.updated(self.resolved.of_value(value)), node, value)
         if not options or options.dtype == "float":
             return None
-        spec = self.apply(options, node, value)
+        said = self.resolved.of_value(self.selection.origin(value))
+        spec = self.apply(options.updated(said).updated(self.resolved.of_value(value)), node, value)
         return None if spec == self.produced(value) else spec
 
     def produced(self, value: ValueView) -> AnySpec | None:
@@ -294,7 +295,7 @@ class AnnotationWriter:
         options = self.resolved.of(node).bias
         if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
             return None
-        if options:
+        if options and options.given() != {"dtype": "int32"}:  # the accumulator's, as by default
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
         if isinstance(weight, QuantizationSpec) and weight.group_size is not None:
             return None  # no accumulator has the scales of groups

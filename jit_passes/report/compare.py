@@ -17,7 +17,7 @@ from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
-from ..stages.module import ModelStage, Report, by_position, part_of, stage_of
+from ..stages.module import ModelStage, Report, by_position, quantized_part, stage_of
 from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
 from ..tables import html_table
@@ -200,7 +200,7 @@ def compare(
             one is in the other; there is no batch.
     """
     instead = "call jit_passes.quantize_script, or convert"
-    quantized = part_of(quantized, method)
+    quantized = quantized_part(quantized, method)
     report = stage_of(quantized, (ModelStage.REFERENCE, ModelStage.LOWERED), instead)
     comparison = _Comparison(float_model, quantized, report)
     for arguments in batches(data, input_fn, progress_bar("compare", progress)):

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import count_of
 from ..specification.annotation import Annotations
-from ..stages.module import ModelStage, OperatorRecord, Report, part_of
+from ..stages.module import ModelStage, OperatorRecord, Report, part_of, quantized_methods
 from ..stages.normalize import normalized_graph
 from ..stages.records import operator_records
 from ..tables import html_table
@@ -106,5 +106,7 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
         graph_text = getattr(model, report.method).inlined_graph.str(False) if lowered else ""
         return Coverage(report.operators, OWN.search(graph_text) is not None)
     graph = normalized_graph(model, method)
-    nothing = Annotations(reasons={node.name: "not quantized yet" for node in graph.nodes})
+    others = " and ".join(f"'{name}'" for name in quantized_methods(model))
+    why = f"method '{method}' is not quantized, as {others} is" if others else "not quantized yet"
+    nothing = Annotations(reasons={node.name: why for node in graph.nodes})
     return Coverage(operator_records(graph, nothing))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..stages.module import Report, part_of
+from ..stages.module import Report, quantized_part
 
 
 def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[str, Any] | None:
@@ -28,7 +28,7 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
         and `smoothed`, the layer norms; `jit_passes` and `torch`, the versions that did the last
         stage.
     """
-    report = Report.read(part_of(model, method))
+    report = Report.read(quantized_part(model, method))
     if report is None:
         return None
     reached = {"stage": str(report.stage), "method": report.method, "target": report.target}

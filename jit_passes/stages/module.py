@@ -156,6 +156,27 @@ def part_of(model: Any, method: str) -> Any:
     return model if Report.read(part) is None else part
 
 
+def quantized_methods(model: Any) -> list[str]:
+    """Return the quantized methods of a model with several; none of another model."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return []
+    names = sorted(name for name, _ in model.named_children() if name.startswith(PART))
+    return [name.removeprefix(PART) for name in names if Report.read(getattr(model, name))]
+
+
+def quantized_part(model: Any, method: str) -> Any:
+    """Return the same as `part_of`, where a method that is quantized is to be looked at.
+
+    Raises:
+        JitPassesError: only other methods of the model are quantized.
+    """
+    part = part_of(model, method)
+    if part is model and (others := quantized_methods(model)) and Report.read(model) is None:
+        names = " or ".join(f"method='{name}'" for name in others)
+        raise JitPassesError(f"method '{method}' of the model is not quantized: say {names}")
+    return part
+
+
 def check_module(model: Any, method: str) -> None:
     """Check that the model is a ScriptModule in eval mode that has the method."""
     check_script(model, method)

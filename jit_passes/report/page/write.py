@@ -22,7 +22,7 @@ from ...profile.run import profile_of
 from ...quantizers.selection import origin_of
 from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
-from ...stages.module import ModelStage, Report, stage_of
+from ...stages.module import ModelStage, Report, quantized_part, stage_of
 from ...targets import Target
 from ..compare import ValueComparison, compare, name_inputs
 from ..cost import file_size, latency_on
@@ -51,6 +51,7 @@ def report(
     latency: bool = False,
     input_fn: Callable[[Any], Any] | None = None,
     progress: bool | None = None,
+    method: str = "forward",
 ) -> None:
     """Write one HTML file that shows what quantization did, and where accuracy was lost.
 
@@ -71,14 +72,16 @@ def report(
             page has their medians.
         input_fn: makes a batch of inputs out of what `data` gives.
         progress: a progress bar; None for one on terminals only.
+        method: of a quantized model with several quantized methods, which.
 
     Raises:
         JitPassesError: what `compare` raises; the package jinja2 is missing.
         OSError: the file cannot be written.
     """
     text = page(
-        model, quantized, data, title=title, latency=latency, input_fn=input_fn, progress=progress
-    )
+        model, quantized, data, title=title, latency=latency, input_fn=input_fn, progress=progress,
+        method=method,
+    )  # fmt: skip
     write_whole(path, text)
 
 
@@ -91,6 +94,7 @@ def page(
     latency: bool = False,
     input_fn: Callable[[Any], Any] | None = None,
     progress: bool | None = None,
+    method: str = "forward",
 ) -> str:
     """Return the text of the file; see `report`."""
     try:
@@ -99,6 +103,7 @@ def page(
         raise JitPassesError(
             "a page needs the package jinja2, of the extra `report`: pip install jinja2"
         ) from error
+    whole, quantized = quantized, quantized_part(quantized, method)
     wanted = (ModelStage.REFERENCE, ModelStage.LOWERED)
     record = stage_of(quantized, wanted, "call jit_passes.quantize_script, or convert")
     given = list(batches(data, input_fn))
@@ -122,7 +127,7 @@ def page(
         "title": title or model.original_name,
         "made": made,
         "command": _command(made),
-        "sizes": [file_size(model), file_size(quantized)],
+        "sizes": [file_size(model), file_size(whole)],
         "latency": None,
         "compared": compared,
         "covered": covered,

@@ -152,9 +152,7 @@ def test_a_given_scale_of_weights(target: str) -> None:
 
 
 def test_options_of_another_type() -> None:
-    with pytest.raises(
-        ValueError, match=r"options are LayerOptions, not .*; a dict is for configure"
-    ):
+    with pytest.raises(ValueError, match="a dict is for configure"):
         X86Quantizer().set_global({"weight": {"bits": 4}})  # type: ignore[arg-type]
 
 

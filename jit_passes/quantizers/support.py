@@ -114,9 +114,9 @@ class SpecSupport:
 
 def _schemes(spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> set[str]:
     """Return those that it is of: a given scale for codes around 0 is symmetric as well."""
-    fixed = isinstance(spec, FixedQParamsQuantizationSpec)
-    around_zero = fixed and spec.zero_point == 0 and spec.quant_min < 0
-    return {spec.qscheme, *(("per_tensor_symmetric",) if around_zero else ())}
+    if isinstance(spec, FixedQParamsQuantizationSpec) and spec.zero_point == 0 > spec.quant_min:
+        return {spec.qscheme, "per_tensor_symmetric"}
+    return {spec.qscheme}
 
 
 def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:

@@ -81,12 +81,11 @@ bool FloatValues::isPlaced(const Node* node) const {
   if (node->kind() == aten::embedding) {
     return has(node->input(0));
   }
-  const bool parts = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
-  const bool joins = node->kind() == aten::cat || node->kind() == aten::stack;
-  return (parts || joins || isElementwise(node) || movesData(node) || castsToFloat(node) ||
-          node->kind() == aten::type_as) &&
-         std::ranges::any_of(
-             node->inputs(), [&](const Value* operand) { return placed_.count(operand) > 0; });
+  const bool lists = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
+  const Value* device = lists || node->maybeSchema() == nullptr ? nullptr : operandOf(node, "device");
+  const bool stays = lists || (node->maybeSchema() != nullptr && (device == nullptr || isNone(device)));
+  return stays && std::ranges::any_of(
+                      node->inputs(), [&](const Value* operand) { return placed_.count(operand) > 0; });
 }
 
 bool FloatValues::givesFloat(const Node* node) const {

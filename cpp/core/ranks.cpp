@@ -125,7 +125,9 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     const auto own = rank(node->input(0));
     return own ? std::optional(*own - (weightRank(node) == 1)) : std::nullopt;
   }
-  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice) {
+  static const auto pad = symbol("aten::pad");
+  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
+      node->kind() == pad) {
     return rank(node->input(0));
   }
   if (isAttention(node)) {
@@ -153,6 +155,10 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   }
   if (isCount(node)) {
     return 1;
+  }
+  if (const Value* made = sizesMade(node)) {
+    const auto sizes = ofList(made);
+    return sizes ? std::optional<int64_t>(sizes->size()) : std::nullopt;
   }
   if (isRecurrentLayer(node)) {
     return 3; // the states, too

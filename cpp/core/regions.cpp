@@ -178,12 +178,14 @@ bool Order::isCopied(const Node* node) const {
 
 std::vector<Node*> Order::sourcesOf(Node* node) const {
   std::vector<Node*> sources, pending{node};
+  std::unordered_set<const Node*> seen;
   while (!pending.empty()) {
     const Node* reader = pending.back();
     pending.pop_back();
     for (const Value* value : reader->inputs()) {
       Node* source = const_cast<Node*>(value->node());
-      if (source->owningBlock() == node->owningBlock() && source->kind() != prim::Param) {
+      const bool here = source->owningBlock() == node->owningBlock() && source->kind() != prim::Param;
+      if (here && seen.insert(source).second) { // numbers that follow from one another have many paths
         (isCopied(source) ? pending : sources).push_back(source);
       }
     }

@@ -25,6 +25,9 @@ std::optional<int64_t> reducedAxes(const Node* node);
 // Whether it gives the elements of its first operand in the shape of the second, which may have more.
 bool takesShape(const Node* node);
 
+// The list of sizes in which it makes a tensor of one number, or of none; null for others.
+const Value* sizesMade(const Node* node);
+
 // arange(end, ...), or arange(0, end, ...)
 bool isCount(const Node* node);
 

@@ -89,6 +89,15 @@ bool takesShape(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
+const Value* sizesMade(const Node* node) {
+  static const auto alone = symbols({"aten::zeros", "aten::ones", "aten::full", "aten::empty"});
+  static const auto like =
+      symbols({"aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::new_empty"});
+  return alone.count(node->kind()) > 0  ? node->input(0)
+         : like.count(node->kind()) > 0 ? node->input(1)
+                                        : nullptr;
+}
+
 bool isCount(const Node* node) {
   return node->kind() == aten::arange &&
          (node->inputs().size() == 5 ||
@@ -166,6 +175,10 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
                        : isTensor(end.value) ? end.number != Extent::kHeld
                                              : end.value->type()->kind() == c10::TypeKind::IntType;
     return known ? end : Extent{tensor, axis};
+  }
+  if (const Value* made = sizesMade(node)) {
+    const auto sizes = ofList(made);
+    return sizes && axis < int64_t(sizes->size()) ? (*sizes)[axis] : Extent{tensor, axis};
   }
   if (isRecurrentLayer(node) && tensor == node->output(0) && axis < 2) {
     return ofAxis(from, axis);

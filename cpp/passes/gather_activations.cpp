@@ -51,7 +51,7 @@ const std::vector<Activation>& activations() {
 }
 
 // A number, as which traces have tensors without axes.
-bool isNumber(const Value* operand) {
+bool isPlainNumber(const Value* operand) {
   const auto tensor = constantTensor(operand);
   return isConstant(operand) && (!tensor || (tensor->dim() == 0 && !tensor->is_complex()));
 }
@@ -74,7 +74,7 @@ class Spelled {
       pending_.erase(pending_.begin());
       nodes_.push_back(node);
       for (Value* operand : node->inputs()) {
-        if (isNumber(operand)) {
+        if (isPlainNumber(operand)) {
           continue;
         }
         if (!isTensor(operand)) {

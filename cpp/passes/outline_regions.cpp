@@ -230,7 +230,12 @@ class Outline {
   }
 
   bool isReadBehind(const Node* node) const {
-    return std::ranges::any_of(node->outputs(), [&](const Value* output) { return isRead(output); });
+    const auto [known, added] = read_behind_.emplace(node, false);
+    if (added) { // numbers that follow from one another have many paths
+      const auto outputs = node->outputs();
+      read_behind_[node] = std::ranges::any_of(outputs, [&](const Value* output) { return isRead(output); });
+    }
+    return read_behind_[node];
   }
 
   // Codes are given dequantized, and quantized again where they were.
@@ -336,6 +341,7 @@ class Outline {
   std::unordered_map<Value*, Value*> inside_, shapes_; // of the latter, only the shape is read
   std::vector<Value*> inputs_;                         // of the outer graph
   std::vector<Result> results_;
+  mutable std::unordered_map<const Node*, bool> read_behind_; // of what is copied
 };
 
 std::vector<Nodes> regionsOf(const c10::IValue& option, const Nodes& nodes) {

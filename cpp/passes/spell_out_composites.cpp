@@ -28,11 +28,11 @@
 namespace jit_passes {
 namespace {
 
-const auto repeat_interleave = symbol("aten::repeat_interleave");
+const auto repeat_interleave_kind = symbol("aten::repeat_interleave");
 const auto expand_as = symbol("aten::expand_as"), addcmul = symbol("aten::addcmul");
 
 bool isComposite(const Node* node) {
-  return node->kind() == aten::stack || node->kind() == repeat_interleave || node->kind() == addcmul ||
+  return node->kind() == aten::stack || node->kind() == repeat_interleave_kind || node->kind() == addcmul ||
          takesShape(node);
 }
 
@@ -88,7 +88,7 @@ std::vector<Composite> compositesOf(const PassContext& context) {
         (node->kind() == aten::stack && std::ranges::any_of(node->input(0)->node()->inputs(), is_written))) {
       continue;
     }
-    const bool repeats = node->kind() == repeat_interleave;
+    const bool repeats = node->kind() == repeat_interleave_kind;
     const auto rank = isTensor(node->input(!repeats)) ? shapes.rank(node->input(!repeats)) : std::nullopt;
     found.push_back({node, rank, node->kind() == expand_as && isBroadcastAnyway(node, shapes)});
   }
@@ -158,7 +158,7 @@ Value* spelled(const Composite& composite) {
   if (node->kind() == aten::stack) {
     return spelledStack(node);
   }
-  if (node->kind() == repeat_interleave) {
+  if (node->kind() == repeat_interleave_kind) {
     return spelledRepeat(node, composite.rank);
   }
   if (node->kind() == addcmul) {

@@ -50,6 +50,7 @@ CANONICAL_FORM = (
     "canonicalize_reshape",
     "canonicalize_pool",
     "fold_sizes",
+    "raise_sizes",
     "keep_leading_axes",
     "fold_constant_lists",
 )

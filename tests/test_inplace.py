@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jit_passes
@@ -220,3 +221,33 @@ def test_results_in_a_dict(target: str) -> None:
         assert error < 1e-3 * expected[name].square().sum()
     if target == "x86":
         assert sum(hasattr(module, "compiled") for module in quantized.modules()) == 1
+
+
+class NoBiasOfKeys(nn.Module):
+    """Attention as Swin V2 of torchvision has it: each call takes a part of the bias away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.qkv.bias.clone()
+        length = bias.numel() // 3
+        bias[length : 2 * length].zero_()
+        q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, -1)
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+def test_writes_into_a_copy_of_a_constant(form: str) -> None:
+    """The layer is on integers, and the weights of the model are what they were."""
+    torch.manual_seed(0)
+    model, x = NoBiasOfKeys().eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        script = torch.jit.script(model) if form == "scripted" else torch.jit.trace(model, x)
+        before = model.qkv.bias.clone()
+        quantized = jit_passes.quantize_script(script, [x], target="x86", progress=False)
+        rows = [row.kind for row in jit_passes.coverage(quantized).int8]
+        assert "linear" in rows
+        assert torch.equal(model.qkv.bias, before)
+        torch.testing.assert_close(quantized(x), model(x), rtol=0, atol=0.05)

@@ -111,11 +111,11 @@ NOISE = {"canonicalize_clamp": (248,), "canonicalize_linear": (906,), "freeze": 
 # Report a change without looking: PyTorch's own passes do not tell.
 SILENT = {"remove_dead_code"}
 # None of these modules has codes of fewer than 8 bits, fused layers, weights alone on integers,
-# products by einsum, a norm by the root of the mean square, an activation in float32 that is
-# spelled out, a plain recurrent layer with a
-# quantized input, a pool that computes its sizes, a part of a list of sizes, or a dynamic operator
-# that a target leaves in float; and some passes change no graph. test_partition.py cuts regions out
-# of random modules, and test_x86_numbers.py computes with random sizes.
+# products by einsum, a write into a copy of a constant, a norm by the root of the mean square, an
+# activation in float32 that is spelled out, a plain recurrent layer with a quantized input, a pool
+# that computes its sizes, a part of a list of sizes, or a dynamic operator that a target leaves in
+# float; and some passes change no graph. test_partition.py cuts regions out of random modules, and
+# test_x86_numbers.py computes with random sizes.
 NEVER = {
     "original",
     "avoid_fast_path",
@@ -123,6 +123,7 @@ NEVER = {
     "canonicalize_pool",
     "clamp_codes",
     "expand_recurrent",
+    "fold_written_constants",
     "gather_activations",
     "gather_rms_norm",
     "keep_leading_axes",

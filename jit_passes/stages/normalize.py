@@ -61,6 +61,7 @@ NORMALIZE = Pipeline(
         "freeze",
         "remove_dropout",
         "propagate_constants",  # branches on keys
+        "fold_written_constants",
         "resolve_dicts",  # which keep what is written in place
         "replace_inplace",
         *CANONICAL_FORM,

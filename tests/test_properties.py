@@ -47,8 +47,9 @@ pytestmark = pytest.mark.xdist_group("properties")  # all read one fixture, whic
 
 COUNT, SEED = 1000, 0
 
-# Of the largest value, in float64, where a pass sums or rounds in another order. Gradients are sums over the uses of a value, in an order that any pass may change.
-# Of 1e-3 at least: some are 0 but for rounding, behind a mean removed.
+# Of the largest value, in float64, where a pass sums or rounds in another order. Gradients are sums
+# over the uses of a value, in an order that any pass may change; of 1e-3 at least, as some are 0
+# but for rounding, behind a mean removed.
 REORDERED = 1e-9
 # The last digit: PyTorch's kernels for vectors and for what is left over round otherwise, and which
 # of them computes an element depends on how the tensor lies in memory.

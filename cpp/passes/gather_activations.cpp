@@ -104,6 +104,7 @@ class Spelled {
     return std::ranges::any_of(nodes_, [&](const Node* node) { return bending.count(node->kind()) > 0; });
   }
 
+  // Of points(); empty where an operator refuses float64.
   at::Tensor values(const Value* of) const {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values{{of, points()}};
@@ -113,7 +114,11 @@ class Spelled {
         const auto found = values.find(operand);
         stack.push_back(found == values.end() ? *constantOf(operand) : found->second);
       }
-      nodes_[i]->getOperation()(stack);
+      try {
+        nodes_[i]->getOperation()(stack);
+      } catch (const c10::Error&) { // it takes whole numbers, say
+        return at::empty({0}, at::kDouble);
+      }
       values[nodes_[i]->output()] = stack.back();
     }
     return values.at(nodes_.front()->output()).toTensor();
@@ -151,7 +156,7 @@ std::optional<Found> spelledBy(Node* last, const FloatValues& floats, const Know
     if (spelled.nodes().size() < 2 || !spelled.bends() || !floats.has(of)) {
       continue;
     }
-    const auto values = spelled.values(of);
+    const at::Tensor values = spelled.values(of);
     for (const Activation& activation : activations()) {
       if (values.sizes() == points().sizes() &&
           at::allclose(values, activation.values, kTolerance, kTolerance)) {

@@ -9,7 +9,8 @@
 // they are: a region knows the sizes of its own tensors.
 //
 // An operator makes a tensor of sizes if all tensors that it reads are constants, arguments of the model, or made in this
-// way. `new_zeros` and the like read a tensor for its dtype and device alone: they read a weight instead, if that has both.
+// way. `new_zeros` and the like read a tensor for its dtype and device alone: where constant weights tell both, they read
+// a small constant instead.
 //
 // Convolutions and pools take data without a batch axis, too, so ranks are those that are certain.
 #include "core/float_values.h"
@@ -75,7 +76,8 @@ class Raising {
         formulas_(shapes_, [this](const Value* tensor) { return isTensor(tensor) && early_.has(tensor); }) {
     for (Node* node : nodesInOrder(*graph_)) {
       floats_.add(node);
-      if (weight_ == nullptr && weightedOperator(node) && floats_.has(node->input(1))) {
+      const bool weighted = weightedOperator(node) && constantTensor(node->input(1));
+      if (weight_ == nullptr && weighted && floats_.has(node->input(1))) {
         weight_ = node->input(1);
       }
     }
@@ -86,19 +88,21 @@ class Raising {
     const std::vector<Node*> nodes(graph_->block()->nodes().begin(), graph_->block()->nodes().end());
     for (Node* node : nodes) {
       const bool like = isLikeAnother(node) && !early_.has(node->input(0));
-      if (like && !(mayReadWeight(node) && makesEarly(node, 1))) {
+      const bool gives = std::ranges::any_of(node->outputs(), isTensor);
+      const bool makes =
+          gives && (like ? isKnown(node->input(0)) && makesEarly(node, 1) : makesEarly(node, 0));
+      if (!makes && !comparesNumbers(node)) {
         continue;
       }
-      const bool makes = std::ranges::any_of(node->outputs(), isTensor) && makesEarly(node, 0);
-      if (!like && !makes && !comparesNumbers(node)) {
+      const Raised raised = raise(node);
+      if (raised == Raised::No) {
         continue;
       }
-      if (raise(node)) {
-        changed = true;
-        if (like) {
-          node->replaceInput(0, weight_);
-        }
+      if (like) {
+        const at::Tensor weight = *constantTensor(weight_);
+        node->replaceInput(0, insertConstant(node, at::zeros({1}, weight.options().requires_grad(false))));
       }
+      changed |= like || raised == Raised::Yes;
       for (const Value* output : node->outputs()) {
         if (isTensor(output)) {
           early_.add(output);
@@ -110,7 +114,7 @@ class Raising {
   }
 
  private:
-  // Whether all tensors behind that operand are made early, and numbers are among the operands.
+  // Whether all tensors from that operand on are made early.
   bool makesEarly(const Node* node, size_t from) const {
     return !isLayered(node) && !asksForShape(node) && node->kind() != aten::size &&
            std::all_of(node->inputs().begin() + from, node->inputs().end(), [&](const Value* operand) {
@@ -121,14 +125,15 @@ class Raising {
            });
   }
 
-  // Whether a weight has the dtype and device of the operand that tells them.
-  bool mayReadWeight(const Node* node) const {
-    return weight_ != nullptr && floats_.has(node->input(0)) &&
-           floats_.areOnOneDevice(node->input(0), node->input(0)) && weight_->node()->isBefore(node);
+  // Whether it has the dtype and device of a weight that stays.
+  bool isKnown(const Value* tensor) const {
+    return weight_ != nullptr && floats_.has(tensor) && floats_.areOnOneDevice(tensor, tensor);
   }
 
-  // Replaces numbers and lists of numbers among the operands, if all of them can be.
-  bool raise(Node* node) {
+  enum class Raised { Yes, No, Nothing };
+
+  // Replaces numbers and lists of numbers among the operands, if all of them can be; or there is nothing to replace.
+  Raised raise(Node* node) {
     std::vector<std::pair<size_t, std::vector<Value*>>> found;
     for (size_t i = 0; i < node->inputs().size(); ++i) {
       const std::vector<Value*> late = numbersOf(node->input(i));
@@ -139,7 +144,7 @@ class Raising {
       for (Value* number : late) {
         raised.push_back(formulas_.ofNumber(number, node));
         if (raised.back() == nullptr) {
-          return false;
+          return Raised::No;
         }
       }
       found.emplace_back(i, std::move(raised));
@@ -151,7 +156,7 @@ class Raising {
           operand, one ? numbers.front()
                        : insertValue(node, prim::ListConstruct, numbers, list, c10::ListType::ofInts()));
     }
-    return !found.empty();
+    return found.empty() ? Raised::Nothing : Raised::Yes;
   }
 
   // The number that an operand is, or those of a list that nobody changes.
@@ -170,13 +175,12 @@ class Raising {
   FloatValues floats_;
   Early early_;
   SizeFormulas formulas_;
-  Value* weight_ = nullptr;
+  const Value* weight_ = nullptr;
 };
 
 bool raiseSizes(PassContext& context) {
-  const bool asks =
-      !nodesWhere(*context.graph(), [](const Node* node) { return node->kind() == aten::size; }).empty();
-  if (!asks || !Raising(context).run()) {
+  const auto asks = [](const Node* node) { return node->kind() == aten::size || isLikeAnother(node); };
+  if (nodesWhere(*context.graph(), asks).empty() || !Raising(context).run()) {
     return false;
   }
   removeDeadNodes(context.graph());

@@ -56,7 +56,7 @@ bool isPlainNumber(const Value* operand) {
   return isConstant(operand) && (!tensor || (tensor->dim() == 0 && !tensor->is_complex()));
 }
 
-// What a node makes of one tensor, by operators that work element by element.
+// The operators by which a node is made of one tensor, element by element.
 class Spelled {
  public:
   Spelled(Node* last, const KnownValues& known) : known_(known), block_(last->owningBlock()) {

@@ -72,9 +72,7 @@ class Outline {
       point = node;
     }
     Value* self = inner_->addInput("self");
-    for (Node* node : nodes_) {
-      copy(node);
-    }
+    std::ranges::for_each(nodes_, [&](Node* node) { copy(node); });
     for (Node* node : nodes_) {
       for (Value* output : node->outputs()) {
         findResults(output);
@@ -141,8 +139,7 @@ class Outline {
   }
 
   Node* copy(Node* node) {
-    const bool asks = asksForShape(node);
-    const auto operand = [&](Value* value) { return asks ? takeShape(value) : take(value); };
+    const auto operand = [&](Value* value) { return asksForShape(node) ? takeShape(value) : take(value); };
     Node* made = inner_->insertNode(inner_->createClone(node, operand));
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       inside_[node->output(i)] = made->output(i);
@@ -184,8 +181,8 @@ class Outline {
            !order_.isCopied(node->input(0)->node());
   }
 
-  static bool isFinal(const c10::IValue& parameter) {
-    return !parameter.isTensor() || !parameter.toTensor().requires_grad();
+  static bool isFinal(const c10::IValue& held) {
+    return !held.isTensor() || !held.toTensor().requires_grad();
   }
 
   Value* addInput(Value* value) {
@@ -229,13 +226,11 @@ class Outline {
     });
   }
 
+  // Each node is looked at once: numbers that follow from one another have many paths.
   bool isReadBehind(const Node* node) const {
-    const auto [known, added] = read_behind_.emplace(node, false);
-    if (added) { // numbers that follow from one another have many paths
-      const auto outputs = node->outputs();
-      read_behind_[node] = std::ranges::any_of(outputs, [&](const Value* output) { return isRead(output); });
-    }
-    return read_behind_[node];
+    const auto reads = [&](const Value* output) { return isRead(output); };
+    const bool known = read_behind_.count(node) > 0;
+    return known ? read_behind_[node] : read_behind_[node] = std::ranges::any_of(node->outputs(), reads);
   }
 
   // Codes are given dequantized, and quantized again where they were.

@@ -190,7 +190,7 @@ bool settleBatchAxis(PassContext& context) {
     return node->kind() == prim::If && std::ranges::any_of(node->outputs(), isTensor);
   };
   bool changed = false;
-  // What one layer is given may say of another tensor what its batch axis is: once for each branch at most.
+  // One layer may say where the batch axis of another tensor is: once for each branch at most.
   for (size_t left = nodesWhere(*context.graph(), decides).size(); left > 0; --left) {
     if (!BatchAxis(context).run()) {
       break;

@@ -230,7 +230,7 @@ class Outline {
   bool isReadBehind(const Node* node) const {
     const auto reads = [&](const Value* output) { return isRead(output); };
     const bool known = read_behind_.count(node) > 0;
-    return known ? read_behind_[node] : read_behind_[node] = std::ranges::any_of(node->outputs(), reads);
+    return known ? read_behind_[node] : (read_behind_[node] = std::ranges::any_of(node->outputs(), reads));
   }
 
   // Codes are given dequantized, and quantized again where they were.

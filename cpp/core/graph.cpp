@@ -316,6 +316,16 @@ void handOverPlace(const Node* from, Node* to) {
   }
 }
 
+c10::IValue computed(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values) {
+  torch::jit::Stack stack;
+  for (const Value* operand : node->inputs()) {
+    const auto found = values.find(operand);
+    stack.push_back(found == values.end() ? *constantOf(operand) : found->second);
+  }
+  node->getOperation()(stack);
+  return stack.back();
+}
+
 void replaceNode(Node* node, Value* value) {
   handOverPlace(node, value->node());
   node->output()->replaceAllUsesWith(value);

@@ -77,6 +77,8 @@ Value* insertConstant(Node* before, const c10::IValue& constant);
 void hoist(Value* value, Node* before);
 // Whether it is the transpose of its operand, if that is a matrix.
 bool isTranspose(const Node* node);
+// Runs the operator of a node with one output: on these values, and on constants.
+c10::IValue computed(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values);
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
 

@@ -57,9 +57,9 @@ class Function {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values{{codes_, codes}};
     for (const Node* node : nodes_) {
-      values[node->output()] = compute(node, values);
+      values[node->output()] = computed(node, values);
     }
-    return compute(quantize, values).toTensor();
+    return computed(quantize, values).toTensor();
   }
 
  private:
@@ -98,16 +98,6 @@ class Function {
     const auto tensor = constantTensor(operand);
     return !tensor || ((tensor->dim() == 0 || (node->kind() == aten::prelu && tensor->numel() == 1)) &&
                        !tensor->is_complex());
-  }
-
-  static c10::IValue compute(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values) {
-    torch::jit::Stack stack;
-    for (const Value* operand : node->inputs()) {
-      const auto found = values.find(operand);
-      stack.push_back(found == values.end() ? *constantOf(operand) : found->second);
-    }
-    node->getOperation()(stack);
-    return stack.back();
   }
 
   const Written* written_;

@@ -70,13 +70,7 @@ class WrittenCopy {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values;
     for (const Node* node : nodes_) {
-      torch::jit::Stack stack;
-      for (const Value* operand : node->inputs()) {
-        const auto found = values.find(operand);
-        stack.push_back(found == values.end() ? *constantOf(operand) : found->second);
-      }
-      node->getOperation()(stack);
-      values[node->output()] = stack.back();
+      values[node->output()] = computed(node, values);
     }
     Node* behind = last_->next();
     for (Node* node : nodes_) {

@@ -109,17 +109,11 @@ class Spelled {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values{{of, points()}};
     for (size_t i = nodes_.size(); i-- > 0;) {
-      torch::jit::Stack stack;
-      for (const Value* operand : nodes_[i]->inputs()) {
-        const auto found = values.find(operand);
-        stack.push_back(found == values.end() ? *constantOf(operand) : found->second);
-      }
       try {
-        nodes_[i]->getOperation()(stack);
+        values[nodes_[i]->output()] = computed(nodes_[i], values);
       } catch (const c10::Error&) { // it takes whole numbers, say
         return at::empty({0}, at::kDouble);
       }
-      values[nodes_[i]->output()] = stack.back();
     }
     return values.at(nodes_.front()->output()).toTensor();
   }

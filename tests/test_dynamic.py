@@ -322,6 +322,9 @@ def test_the_dynamic_convolution_of_pytorch() -> None:
         ({"config": {"version": 1, "rules": [
             {"op": "linear", "mode": "dynamic", "input": {"range": [0, 1]}}]}},
          "mode dynamic takes the range that the input has, so range has no meaning"),
+        ({"config": {"version": 1, "rules": [
+            {"op": "linear", "mode": "weight_only", "input": {"dtype": "int8"}}]}},
+         "mode weight_only leaves all but the weight in float, so input has no meaning: drop it"),
         ({"config": {"version": 1, "global": {"input": {"tokenwise": True}}}},
          "tokenwise is for inputs in the mode dynamic"),
     ],

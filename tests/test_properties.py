@@ -125,6 +125,7 @@ NEVER = {
     "canonicalize_einsum",
     "canonicalize_pool",
     "clamp_codes",
+    "copy_written",
     "expand_recurrent",
     "fold_written_constants",
     "gather_activations",

@@ -345,7 +345,7 @@ def lowered(net: nn.Module, how: str = "script", **options: Any) -> tuple[Any, A
     x = torch.randn(2, 12, 64)
     with torch.no_grad():
         model = torch.jit.script(net) if how == "script" else torch.jit.trace(net, x)
-    prepared = jit_passes.prepare(model, target="x86", mode="dynamic", **options)
+    prepared = jit_passes.prepare(model, target="x86", **{"mode": "dynamic"} | options)
     reference = jit_passes.convert(prepared)
     return reference, jit_passes.lower(reference)
 
@@ -472,3 +472,49 @@ def test_weights(granularity: str) -> None:
     x = torch.randn(5, 64)
     with torch.no_grad():
         close(model(x), reference(x))
+
+
+def test_small_numbers() -> None:
+    """Where PyTorch's kernels have steps of 6.1e-5 at least, plans keep the digits."""
+    torch.manual_seed(0)
+    net = nn.Linear(64, 32, bias=False).eval()
+    x = torch.randn(8, 64)
+    for factor in (1.0, 1e-3, 1e-5):
+        _, model = lowered(net)
+        assert sqnr(net(x * factor), model(x * factor)) > 40
+
+
+class Written(nn.Module):
+    """A buffer that is written and read, results that are written, and an input that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 32)
+        self.register_buffer("seen", torch.zeros(3, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+        x[:, 0] = 1
+        self.seen[0] = y[0]
+        y[:, :4] = self.seen.mean()
+        z = self.two(self.seen) + self.two(y)
+        z[0] += y[1]
+        return self.last(z) + self.last(x)
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_written_values(mode: str) -> None:
+    torch.manual_seed(0)
+    net = Written().eval()
+    reference, model = lowered(net, mode=mode)
+    assert not jit_passes.coverage(model).float
+    kinds = [node.kind() for node in model.graph.nodes()]
+    assert "aten::linear" not in kinds and "jit_passes::choose_qparams" not in kinds
+    x = torch.randn(3, 64)
+    copies = [x, x.clone(), x.clone()]
+    scripted = torch.jit.script(net)
+    for _ in range(3):
+        results = [m(x) for m, x in zip((scripted, reference, model), copies, strict=True)]
+        close(results[2], results[1], BEHIND_OTHERS)
+        close(results[2], results[0], 0.1)
+        assert torch.equal(copies[0], copies[2])

@@ -192,3 +192,39 @@ def test_what_is_rounded() -> None:
     assert kinds.count("prim::CallMethod") == 1 and "aten::cat" not in kinds
     assert sqnr(converted(batches[0]), lowered(batches[0])) > 45
     assert sqnr(net(batches[0]), lowered(batches[0])) > 25
+
+
+class Cached(nn.Module):
+    """Attention's cache, and a batch norm of parts that come from the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.out = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.stem, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor, cache: Tensor, image: Tensor, more: Tensor) -> list[Tensor]:
+        keys = torch.cat([cache, self.key(x)], 1)
+        features = self.norm(torch.cat([more, self.stem(image)], 1))
+        return [self.out(keys), keys, self.last(F.relu(features))]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_empty_parts(mode: str) -> None:
+    """A cache begins as a tensor of no numbers and one axis, in front of the first call."""
+    torch.manual_seed(0)
+    net = Cached().eval()
+    full, empty = torch.randn(2, 5, 16), torch.zeros(0)
+    image = torch.randn(2, 3, 9, 9)
+    calls = [
+        (torch.randn(2, 3, 16), cache, image, more)
+        for cache in (full, empty, full[:, :0])
+        for more in (empty, torch.zeros(2, 0, 7, 7))
+    ]
+    lowered = jit_passes.quantize_script(torch.jit.script(net), calls, mode=mode, target="x86")
+    assert "aten::cat" not in [node.kind() for node in lowered.graph.nodes()]
+    for call in calls:
+        for got, wanted in zip(lowered(*call), net(*call), strict=True):
+            assert got.shape == wanted.shape
+            assert sqnr(wanted, got) > 25
+    with pytest.raises(RuntimeError, match=r"cat \(concat\) got the shapes"):
+        lowered(calls[0][0], torch.zeros(0, 2), image, empty)

@@ -9,6 +9,25 @@ using Is = Memory::Is;
 
 } // namespace
 
+std::optional<Program> withoutEmptyParts(const Program& program, const std::vector<Sizes>& inputs) {
+  const auto sizes = inferSizes(program, inputs);
+  const auto isEmpty = [&](int64_t value) { return isJoinedWithAny(sizes[value]); };
+  const auto isShortened = [&](const Operator& op) {
+    return (op.kind == Kind::Concat || op.kind == Kind::Affine) && !isEmpty(op.output) &&
+           std::ranges::any_of(op.inputs, isEmpty);
+  };
+  if (std::ranges::none_of(program.operators, isShortened)) {
+    return std::nullopt;
+  }
+  Program filled = program;
+  for (Operator& op : filled.operators) {
+    if (isShortened(op)) {
+      std::erase_if(op.inputs, isEmpty);
+    }
+  }
+  return filled;
+}
+
 Joins::Joins(const Program& program, const std::vector<Sizes>& sizes) : program_(program) {
   for (size_t index = 0; index < program.operators.size(); ++index) {
     const Operator& op = program.operators[index];

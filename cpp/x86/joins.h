@@ -9,6 +9,10 @@
 
 namespace jit_passes::x86 {
 
+// The program without the operands that are [0], such as a cache in front of the first call, for inputs of these sizes;
+// nothing where there are none. A list of these alone stays.
+std::optional<Program> withoutEmptyParts(const Program& program, const std::vector<Sizes>& inputs);
+
 class Joins {
  public:
   Joins(const Program& program, const std::vector<Sizes>& sizes);

@@ -1,3 +1,4 @@
+#include "joins.h"
 #include "lower.h"
 #include "numbers.h"
 #include "orders.h"
@@ -7,7 +8,7 @@ namespace jit_passes::x86 {
 
 Prepared::Prepared(const Program& program, Weights& weights, const Inputs& inputs) {
   const Program* whole = &program;
-  for (const auto& form : {withNumbers, sumsApart}) {
+  for (const auto& form : {withNumbers, withoutEmptyParts, sumsApart}) {
     if (auto other = form(*whole, inputs.sizes)) {
       own_.push_back(std::make_unique<const Program>(std::move(*other)));
       whole = own_.back().get();

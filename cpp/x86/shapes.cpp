@@ -97,6 +97,13 @@ class Inference {
 
   const Sizes& first() const { return *operands_[0]; }
 
+  // Of a list that is joined: the first whose shape is that of the result but for one axis.
+  const Sizes& firstShaped() const {
+    const auto found =
+        std::ranges::find_if(operands_, [](const Sizes* sizes) { return !isJoinedWithAny(*sizes); });
+    return found == operands_.end() ? first() : **found;
+  }
+
   // The first spatial axis of an operand with a batch or without one.
   size_t spatialAxis(int64_t spatial, bool may_be_empty = false) const {
     const int64_t rank = first().size();
@@ -159,7 +166,8 @@ class Inference {
 
   Sizes affine() const {
     const int64_t channels = op_.tensors[kWeight].size(0);
-    require(first().size() > kAffineAxis, "takes ", channels, " channels, and got the shape ", first());
+    const Sizes& of = firstShaped();
+    require(of.size() > kAffineAxis, "takes ", channels, " channels, and got the shape ", of);
     const Sizes sizes = concat(kAffineAxis);
     require(sizes[kAffineAxis] == channels, "takes ", channels, " channels, and got the shape ", sizes);
     return sizes;
@@ -284,13 +292,17 @@ class Inference {
   }
 
   Sizes concat(int64_t along) const {
-    const int64_t rank = first().size(), axis = checkAxis(along, rank);
-    Sizes sizes = first();
+    const Sizes& of = firstShaped();
+    const int64_t rank = of.size(), axis = x86::checkAxis(op_, along, rank, of);
+    Sizes sizes = of;
     sizes[axis] = 0;
     for (const Sizes* operand : operands_) {
-      require(int64_t(operand->size()) == rank, "got the shapes ", first(), " and ", *operand);
+      if (isJoinedWithAny(*operand)) {
+        continue;
+      }
+      require(int64_t(operand->size()) == rank, "got the shapes ", of, " and ", *operand);
       for (int64_t i = 0; i < rank; ++i) {
-        require(i == axis || (*operand)[i] == first()[i], "got the shapes ", first(), " and ", *operand);
+        require(i == axis || (*operand)[i] == of[i], "got the shapes ", of, " and ", *operand);
       }
       sizes[axis] += (*operand)[axis];
     }

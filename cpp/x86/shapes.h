@@ -37,4 +37,7 @@ Sizes permutationOf(const Operator& op, int64_t rank);
 
 int64_t countOf(const Sizes& sizes);
 
+// Whether a tensor is [0], which is joined with tensors of any shape and adds nothing to them, as in at::cat.
+inline bool isJoinedWithAny(const Sizes& sizes) { return sizes == Sizes{0}; }
+
 } // namespace jit_passes::x86

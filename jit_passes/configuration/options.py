@@ -365,6 +365,14 @@ class LayerOptions:
             if self.mode == "dynamic" and getattr(self.input, name) is not None:
                 why = f"mode dynamic takes the range that the input has, so {name} has no meaning"
                 raise OptionError("mode", f"{why}: drop one of them")
+        for name in TENSORS:
+            options = getattr(self, name)
+            floats = name == "weight" or options.dtype == FLOAT
+            if self.mode == "weight_only" and options and not floats:
+                why = (
+                    f"mode weight_only leaves all but the weight in float, so {name} has no meaning"
+                )
+                raise OptionError("mode", f"{why}: drop it, or say mode dynamic or static")
 
     def updated(self, later: LayerOptions) -> LayerOptions:
         """Return both together, tensor by tensor; see `TensorOptions.updated`."""

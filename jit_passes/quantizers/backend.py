@@ -77,9 +77,7 @@ class BackendQuantizer(Quantizer):
             weight or can.weights.nearest(WEIGHT),
             equal_operands,
             unsigned,
-            can.dynamic.nearest(replace(DYNAMIC, range_form=can.dynamic.range_forms[0]))
-            if can.dynamic
-            else None,
+            can.dynamic.nearest_dynamic(DYNAMIC) if can.dynamic else None,
         )
         self.configuration = Configuration()
         self.has_data = True

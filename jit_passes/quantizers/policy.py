@@ -38,7 +38,7 @@ class Policy:
         """Return the specification of an operator's input in the mode dynamic."""
         assert self.dynamic is not None
         own = self.capability.operators[node.kind].dynamic
-        return self.dynamic if own is None else own.nearest(self.dynamic)
+        return self.dynamic if own is None else own.nearest_dynamic(self.dynamic)
 
     def weight_of(self, node: NodeView) -> QuantizationSpec:
         """Return the specification of an operator's weight."""

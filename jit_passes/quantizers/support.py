@@ -43,7 +43,8 @@ class SpecSupport:
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
         roundings: how it rounds.
         groups: whether a channel may have a scale for each group of its inputs.
-        range_forms: whose formulas choose parameters, where that is part of its kernels.
+        range_forms: whose formulas choose parameters, where that is part of its kernels; the
+            first is the default of dynamic inputs.
         why: why it has no other codes, and what to do, for messages.
     """
 
@@ -91,6 +92,10 @@ class SpecSupport:
         if spec.range_form not in self.range_forms:
             spec = replace(spec, range_form=self.range_forms[0])
         return spec
+
+    def nearest_dynamic(self, spec: QuantizationSpec) -> QuantizationSpec:
+        """Return the same of an input in the mode dynamic, with the formulas that come first."""
+        return self.nearest(replace(spec, range_form=self.range_forms[0]))
 
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
         """Say what the backend cannot do about a specification; None when it can."""

@@ -196,13 +196,11 @@ def _group_norm(node: NodeView) -> str | None:
 def _capability(integer_layer_norm: bool) -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
     dynamic, of_pytorch = (
-        replace(
-            dynamic_inputs(reduced),
-            qschemes=DYNAMIC_SCHEMES,
-            range_forms=("fbgemm", "pytorch"),
-            why="",
+        replace(dynamic_inputs(reduced), qschemes=DYNAMIC_SCHEMES, range_forms=forms, why="")
+        for reduced, forms in (
+            (False, ("pytorch", "fbgemm")),  # the first knows smaller steps
+            (needs_reduced_range(ENGINE), ("fbgemm", "pytorch")),
         )
-        for reduced in (False, needs_reduced_range(ENGINE))
     )
     per_tensor = tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith("per_tensor"))
     of_images = replace(dynamic, qschemes=per_tensor)
@@ -361,6 +359,7 @@ class X86(Target):
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
+            "copy_written",
             "replicate_dequantize",
             expand_cells(),
             CompileRegions(self),

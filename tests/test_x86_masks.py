@@ -238,3 +238,42 @@ def test_a_small_gpt(attention: type[nn.Module], how: str) -> None:
         ids[:, tokens // 2 :] = 0  # has no part in the result of what stands in front
         assert torch.equal(lowered(ids)[:, : tokens // 2], got[:, : tokens // 2])
     assert lowered(torch.zeros(0, 6, dtype=torch.long)).shape == (0, 6, 5)
+
+
+class Windows(nn.Module):
+    """Windows of images, whose mask is repeated for as many images as there are, as in Swin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.qkv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.out, self.bias = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(1, 6, 6))
+        self.heads, self.width, self.tokens = HEADS, WIDTH // HEADS, 6
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        x = F.gelu(self.first(x)).view(-1, self.tokens, self.heads * self.width)
+        windows, tokens, width = x.shape
+        mask = self.bias.masked_fill(hidden, -100.0)
+        images = windows // mask.shape[0]
+        mask = mask[None, :, None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+        heads = self.qkv(x).view(windows, tokens, 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask=mask)
+        return self.out(y.transpose(1, 2).reshape(windows, tokens, width))
+
+
+@pytest.mark.parametrize("how", ["trace", "script"])
+def test_masks_of_windows(how: str) -> None:
+    """How often a mask is repeated follows from what the plan computes; its dtype is known."""
+    torch.manual_seed(0)
+    net = Windows().eval()
+
+    def windows(images: int, each: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(images, each * 6, WIDTH), torch.rand(each, 6, 6) < 0.3
+
+    data = [windows(2, 3) for _ in range(4)]
+    with torch.no_grad():
+        model = torch.jit.script(net) if how == "script" else torch.jit.trace(net, data[0])
+        lowered = jit_passes.quantize_script(model, data, target="x86", mode="static")
+        text = str(lowered.graph)
+        assert text.count("prim::CallMethod") == 1 and "prim::dtype" not in text
+        for given in (data[0], windows(1, 5), windows(4, 1)):
+            assert sqnr(net(*given), lowered(*given)) > 25

@@ -15,6 +15,16 @@ bool writesToOperand(const c10::FunctionSchema& schema) {
   });
 }
 
+// Questions about PyTorch's state have no effect, though their schemas do not say so. Destroys those that nobody reads.
+bool removeDeadQuestions(Graph& graph) {
+  static const auto kinds =
+      symbols({"aten::is_grad_enabled", "aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled"});
+  const auto dead =
+      nodesWhere(graph, [](const Node* node) { return kinds.count(node->kind()) > 0 && !node->hasUses(); });
+  std::ranges::for_each(dead, [](Node* node) { node->destroy(); });
+  return !dead.empty();
+}
+
 } // namespace
 
 bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test) {
@@ -103,11 +113,13 @@ bool anyMayWrite(Graph& graph) {
 void removeDeadNodes(const std::shared_ptr<Graph>& graph) {
   bool hidden = false;
   forEachNode(*graph, [&](const Node* node) { hidden = hidden || returnsHiddenAlias(node->kind()); });
-  if (anyMayWrite(*graph) && !hidden) {
-    torch::jit::EliminateDeadCode(graph);
-  } else {
-    torch::jit::EliminateDeadCode(graph->block());
-  }
+  do {
+    if (anyMayWrite(*graph) && !hidden) {
+      torch::jit::EliminateDeadCode(graph);
+    } else {
+      torch::jit::EliminateDeadCode(graph->block());
+    }
+  } while (removeDeadQuestions(*graph));
 }
 
 std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& graph, bool attributes_apart) {

@@ -52,9 +52,12 @@ bool alone(const Node* reader, const Value* result) {
   });
 }
 
-// Whether a scripted module behind it takes the result of a convolution to have another rank than one with a batch
-// axis: without that, axis 1 is one of space.
-bool hasNoBatchAxis(const Value* result, const WeightedOperator& op) {
+// Whether the result of a convolution has another rank than one with a batch axis, or a scripted module behind it takes it
+// to have: without that, axis 1 is one of space.
+bool hasNoBatchAxis(const Value* result, const WeightedOperator& op, std::optional<int64_t> known) {
+  if (known) {
+    return *known != op.spatial_dims + 2;
+  }
   std::vector<double> ranks;
   for (const auto& use : result->uses()) {
     for (const auto& asked :
@@ -106,7 +109,17 @@ void nameBias(Value* bias, const Value* weight) {
   }
 }
 
-std::optional<NormalizedOperator> normalizedOperator(const Node* norm, const Shapes* shapes) {
+NormalizedRanks normalizedRanks(const PassContext& context) {
+  const Shapes certain(context, /*batched=*/false);
+  NormalizedRanks ranks;
+  for (const Node* norm : nodesWhere(*context.graph(), isBatchNorm)) {
+    ranks[norm] = certain.rank(norm->input(0));
+  }
+  return ranks;
+}
+
+std::optional<NormalizedOperator> normalizedOperator(
+    const Node* norm, const NormalizedRanks& ranks, const Shapes* shapes) {
   Node* producer = const_cast<Node*>(norm)->input(0)->node();
   const Node* reader = norm;
   const bool joined = shapes != nullptr && joinsRows(producer, *shapes);
@@ -121,8 +134,9 @@ std::optional<NormalizedOperator> normalizedOperator(const Node* norm, const Sha
   if (!op || !alone(reader, producer->output()) || producer->owningBlock() != norm->owningBlock()) {
     return std::nullopt;
   }
-  const bool apart = op->spatial_dims == 0 ? !joined && !isMatrix(producer->output())
-                                           : joined || hasNoBatchAxis(producer->output(), *op);
+  const bool apart = op->spatial_dims == 0
+                         ? !joined && !isMatrix(producer->output())
+                         : joined || hasNoBatchAxis(producer->output(), *op, ranks.at(norm));
   if (apart) { // axis 1 may be another one than that of its channels
     return std::nullopt;
   }

@@ -36,8 +36,13 @@ void copyName(Value* folded, const Value* original);
 // "conv.bias" next to "conv.weight", for a tensor that has no name.
 void nameBias(Value* bias, const Value* weight);
 
+// The axes of what each batch norm reads, as far as they are certain. Taken before any edit.
+using NormalizedRanks = std::unordered_map<const Node*, std::optional<int64_t>>;
+NormalizedRanks normalizedRanks(const PassContext& context);
+
 // With `shapes`, that of a linear layer too whose rows the model joins in front of the norm:
 // batch_norm(flatten(linear(x), 0, 1)), where x has three axes.
-std::optional<NormalizedOperator> normalizedOperator(const Node* norm, const Shapes* shapes = nullptr);
+std::optional<NormalizedOperator> normalizedOperator(
+    const Node* norm, const NormalizedRanks& ranks, const Shapes* shapes = nullptr);
 
 } // namespace jit_passes

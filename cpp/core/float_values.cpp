@@ -9,20 +9,32 @@ namespace {
 
 constexpr auto kFloat = static_cast<int64_t>(at::kFloat);
 
-} // namespace
-
-bool castsToFloat(const Node* node) {
+// Whether it gives float32, and returns an operand that is: no copy, and no other layout or device, where the operand
+// lies on that one; none is known without a name.
+bool castsToFloat(const Node* node, const std::string& device) {
   const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
   const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
   if (!dtype || constantNumber(node->input(*dtype)) != kFloat) {
     return false;
   }
-  for (const char* name : {"layout", "device", "pin_memory", "memory_format"}) {
-    if (schema->argumentIndexWithName(name) && !isNone(node->namedInput(name))) {
-      return false;
-    }
+  const auto asksForOther = [&](const char* name, const c10::IValue& wanted) {
+    const bool has = schema->argumentIndexWithName(name) && !isNone(node->namedInput(name));
+    const auto said = has ? constantOf(node->namedInput(name)) : std::nullopt;
+    return has && (device.empty() || !said || *said != wanted);
+  };
+  if (asksForOther("device", device.empty() ? c10::IValue() : c10::Device(device)) ||
+      asksForOther("pin_memory", false) || asksForOther("layout", static_cast<int64_t>(at::kStrided)) ||
+      asksForOther("memory_format", {})) {
+    return false;
   }
   return schema->argumentIndexWithName("copy") && constantNumber(node->namedInput("copy")) == 0.0;
+}
+
+} // namespace
+
+bool FloatValues::casts(const Node* node) const {
+  const bool placed = devices_.size() == 1 && node->kind() == aten::to && placed_.count(node->input(0)) > 0;
+  return castsToFloat(node, placed ? *devices_.begin() : std::string());
 }
 
 bool FloatValues::has(const Value* value) const {
@@ -93,7 +105,7 @@ bool FloatValues::givesFloat(const Node* node) const {
       {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::softmax",
        "aten::log_softmax", "aten::mean", "aten::sum"});
   static const auto products = symbols({"aten::matmul", "aten::bmm", "aten::mm"});
-  if (castsToFloat(node)) {
+  if (casts(node)) {
     return true;
   }
   if (node->kind() == aten::type_as) {
@@ -106,7 +118,8 @@ bool FloatValues::givesFloat(const Node* node) const {
   if (weightedOperator(node)) {
     return has(node->input(1));
   }
-  if (node->kind() == aten::embedding) {
+  // Whatever the indices, the mask and the number are.
+  if (node->kind() == aten::embedding || node->kind() == aten::masked_fill) {
     return has(node->input(0));
   }
   if (products.count(node->kind()) > 0) {

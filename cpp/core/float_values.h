@@ -5,9 +5,6 @@
 
 namespace jit_passes {
 
-// Whether it gives float32, and returns an operand that is: no copy, and no other layout or device.
-bool castsToFloat(const Node* node);
-
 // Found in program order, each node behind those that it reads, before any edit.
 //
 // A convolution or linear refuses an input of another dtype than its weight; in what is between, operators keep the
@@ -17,6 +14,8 @@ class FloatValues {
   explicit FloatValues(const PassContext& context) : context_(context), known_(context) {}
 
   bool has(const Value* value) const;
+  // Whether it gives float32, and returns an operand that is, on the device of the weights where it asks for that.
+  bool casts(const Node* node) const;
   // Whether both are for certain on the device of the weights, as far as these were seen.
   bool areOnOneDevice(const Value* a, const Value* b) const {
     return devices_.size() < 2 && placed_.count(a) > 0 && placed_.count(b) > 0;

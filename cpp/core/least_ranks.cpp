@@ -10,15 +10,34 @@
 namespace jit_passes {
 namespace {
 
-// So that there are the axes that these operands number, from the first or from the last.
+// So that there is the axis of that number, from the first or from the last. A number alone has the axes 0 and -1, too.
+int64_t holding(int64_t axis) { return axis < -1 ? -axis : axis > 0 ? axis + 1 : 0; }
+
+// The same of axes that these operands number.
 int64_t holding(const Node* node, std::initializer_list<size_t> operands) {
   int64_t least = 0;
   for (const size_t i : operands) {
     const auto number = i < node->inputs().size() ? constantNumber(node->input(i)) : std::nullopt;
-    const auto axis = static_cast<int64_t>(number.value_or(-1)); // a number alone has the axis -1, too
-    least = std::max(least, axis < 0 ? (axis < -1 ? -axis : 0) : axis > 0 ? axis + 1 : 0);
+    least = std::max(least, holding(static_cast<int64_t>(number.value_or(-1))));
   }
   return least;
+}
+
+// The same of those that it reduces.
+int64_t holdingReduced(const Node* node) {
+  const auto axes = constantInts(operandOf(node, "dim"));
+  int64_t least = 0;
+  for (const int64_t axis : axes.value_or(std::vector<int64_t>())) {
+    least = std::max(least, holding(axis));
+  }
+  return least;
+}
+
+// Axes of images without a batch axis; 0 for operators that do not work on images.
+int64_t leastOfImages(const Node* node) {
+  const auto weighted = weightedOperator(node);
+  const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node);
+  return spatial > 0 ? spatial + 1 : 0;
 }
 
 } // namespace
@@ -75,8 +94,11 @@ bool Shapes::isLayer(const Node* node) const {
 // Of a result, by the operands.
 int64_t Shapes::leastMade(const Node* node) const {
   const auto of = [&](size_t operand) { return leastKnown(node->input(operand)); };
-  if (const auto weighted = weightedOperator(node)) {
-    return weighted->spatial_dims > 0 ? weighted->spatial_dims + 1 : of(0) - !isLayer(node);
+  if (const int64_t images = leastOfImages(node)) {
+    return std::max(images, of(0));
+  }
+  if (weightedOperator(node)) {
+    return of(0) - !isLayer(node);
   }
   if (node->kind() == aten::embedding) {
     return of(1) + 1;
@@ -84,7 +106,8 @@ int64_t Shapes::leastMade(const Node* node) const {
   if (node->kind() == aten::unsqueeze) {
     return of(0) + 1;
   }
-  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice) {
+  if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
+      node->kind() == aten::glu) {
     return of(0);
   }
   if (broadcasts(node)) {
@@ -113,8 +136,19 @@ int64_t Shapes::leastRead(const Node* node, size_t operand) const {
       node->kind() == aten::flatten || node->kind() == aten::unflatten) {
     return holding(node, {1});
   }
+  // All results of a reduction have as many axes.
+  const int64_t made = node->outputs().empty() ? 0 : leastKnown(node->outputs()[0]);
+  if (const int64_t images = leastOfImages(node)) {
+    return std::max(images, made);
+  }
+  if (const auto fewer = reducedAxes(node)) {
+    return std::max(holdingReduced(node), made + *fewer);
+  }
+  if (node->kind() == aten::glu) {
+    return std::max(holding(node, {1}), made);
+  }
   if (keepsShape(node) || isLayer(node)) {
-    return std::max<int64_t>(isLayer(node), leastKnown(node->output()));
+    return std::max<int64_t>(isLayer(node), made);
   }
   return 0;
 }

@@ -119,7 +119,8 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   const Node* node = tensor->node();
   const auto weighted = weightedOperator(node);
   if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
-    return batched_ ? std::optional(spatial + 2) : rank(node->input(0));
+    const auto own = batched_ ? std::optional(spatial + 2) : rank(node->input(0));
+    return own || leastRank(tensor) <= spatial + 1 ? own : std::optional(spatial + 2);
   }
   if (weighted) {
     const auto own = rank(node->input(0));
@@ -127,7 +128,7 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   }
   static const auto pad = symbol("aten::pad");
   if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
-      node->kind() == pad) {
+      node->kind() == aten::glu || node->kind() == pad) {
     return rank(node->input(0));
   }
   if (isAttention(node)) {

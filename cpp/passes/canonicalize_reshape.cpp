@@ -350,10 +350,19 @@ bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
   return is_news;
 }
 
+// Of all tensors whose sizes somebody asks for.
+bool keepRanks(const PassContext& context) {
+  const Shapes certain(context, /*batched=*/false);
+  bool changed = false;
+  for (Node* size : nodesWhere(*context.graph(), [](auto* node) { return node->kind() == aten::size; })) {
+    changed |= keepRank(size->input(0), certain.rank(size->input(0)));
+  }
+  return changed;
+}
+
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
   const Shapes shapes(context), certain(context, /*batched=*/false);
-  bool changed = false;
   std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
   forEachNode(*graph, [&](Node* node) {
     auto named = namedAxes(shapes, certain, node);
@@ -363,10 +372,9 @@ bool canonicalizeReshape(PassContext& context) {
     if (named) {
       found.push_back(std::move(*named));
       keepRank(node->output(), certain.rank(node->output()));
-    } else if (node->kind() == aten::size) {
-      changed |= keepRank(node->input(0), certain.rank(node->input(0)));
     }
   });
+  bool changed = keepRanks(context);
   for (const auto& [node, steps] : found) {
     Value* value = node->input(0);
     for (const auto& [kind, axis, argument] : steps) {
@@ -376,6 +384,7 @@ bool canonicalizeReshape(PassContext& context) {
     value->setType(node->output()->type());
     replaceNode(node, value);
   }
+  changed |= !found.empty() && keepRanks(context); // named axes tell of others
   return changed || !found.empty();
 }
 

@@ -26,8 +26,8 @@ bool holdsTensor(const KnownValues& known, const Value* value, int64_t numel) {
   return held && held->isTensor() && held->toTensor().numel() == numel;
 }
 
-bool canDefer(const KnownValues& known, const Node* norm) {
-  const auto op = normalizedOperator(norm);
+bool canDefer(const KnownValues& known, const NormalizedRanks& ranks, const Node* norm) {
+  const auto op = normalizedOperator(norm, ranks);
   if (!op || (op->kind.transposed && op->groups != 1) || !constantNumber(norm->input(kEps))) {
     return false;
   }
@@ -56,8 +56,9 @@ Value* marked(Node* norm) {
 
 bool deferBatchNorm(PassContext& context) {
   const KnownValues known(context, /*attributes_apart=*/true);
+  const auto ranks = normalizedRanks(context);
   return replaceNodes(*context.graph(), [&](Node* node) {
-    return node->kind() == aten::batch_norm && canDefer(known, node) ? marked(node) : nullptr;
+    return node->kind() == aten::batch_norm && canDefer(known, ranks, node) ? marked(node) : nullptr;
   });
 }
 

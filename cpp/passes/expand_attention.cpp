@@ -9,8 +9,9 @@
 //   %y = aten::matmul(%w, %v)
 //
 // A mask is added to the scores, one of bool as 0 and minus infinity: aten::where(%mask, 0, -inf). The dtype of one
-// that the model computes is known as it runs. A query may have no key then, which gives zeros: its shares are those of
-// aten::_safe_softmax. The mask of causal attention is made for the numbers of queries and keys:
+// that the model computes is known as it runs, unless it is float32 for certain. A query may have no key then, which
+// gives zeros: its shares are those of aten::_safe_softmax. The mask of causal attention is made for the numbers of
+// queries and keys:
 // %m = aten::triu(aten::full([queries, keys], -inf), 1). Where a model decides as it runs whether there is a mask, or
 // whether it is causal, 0 is added where there is none.
 //
@@ -23,6 +24,7 @@
 //
 // PyTorch's formula multiplies both operands by the root of the scale. Here the scale is behind the product, where it
 // only changes the step of integers. In float the fused operator is faster, so this is no part of the canonical form.
+#include "core/float_values.h"
 #include "core/registry.h"
 #include "core/shapes.h"
 
@@ -46,6 +48,7 @@ struct Expansion {
   Node* node;
   double scale;
   std::optional<at::Tensor> mask = {};    // a constant
+  bool floats = false;                    // whether one that the model computes is float32 for certain
   Extent queries = {}, keys = {};         // where it is causal, or may be
   std::optional<bool> causal = false;     // nothing where the model decides
   int64_t key_heads = 0, value_heads = 0; // where queries share them
@@ -197,6 +200,8 @@ Value* insertAddend(const Expansion& attention, Made& made) {
   Value *mask = node->input(kMask), *added = nullptr;
   if (attention.mask) {
     added = insertMask(node, *attention.mask);
+  } else if (attention.floats) {
+    added = mask;
   } else if (!isNone(mask)) {
     Value*& shared = made.masks[mask];
     added = shared = shared == nullptr ? insertSharedMask(mask, node) : shared;
@@ -259,6 +264,8 @@ bool expandAttention(PassContext& context) {
   }
   const KnownValues known(context);
   const Shapes shapes(context);
+  FloatValues floats(context);
+  forEachNode(*context.graph(), [&](const Node* node) { floats.add(node); });
   std::vector<Expansion> expanded; // all of them before the first is replaced
   for (Node* node : found) {
     if (const auto reason = unlikeProducts(known, shapes, node)) {
@@ -267,6 +274,7 @@ bool expandAttention(PassContext& context) {
     }
     Expansion& attention = expanded.emplace_back(Expansion{node, *scaleOf(shapes, node)});
     attention.mask = known.tensor(node->input(kMask));
+    attention.floats = isTensor(node->input(kMask)) && floats.has(node->input(kMask));
     attention.causal = constantBool(node->input(kCausal));
     if (isGrouped(node)) {
       attention.key_heads = *headsOf(shapes, node, 1), attention.value_heads = *headsOf(shapes, node, 2);

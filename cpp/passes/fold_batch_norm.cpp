@@ -54,8 +54,8 @@ at::Tensor scaleWeight(
 }
 
 // Returns why the batch norm stays; nothing where it was folded.
-std::optional<std::string> foldInto(Node* norm, const Shapes& shapes) {
-  const auto op = normalizedOperator(norm, &shapes);
+std::optional<std::string> foldInto(Node* norm, const NormalizedRanks& ranks, const Shapes& shapes) {
+  const auto op = normalizedOperator(norm, ranks, &shapes);
   if (!op) {
     return weightedOperator(norm->input(0)->node())
                ? "the result in front of it has other users, or axis 1 may not be that of its channels"
@@ -92,11 +92,12 @@ std::optional<std::string> foldInto(Node* norm, const Shapes& shapes) {
 
 bool foldBatchNorm(PassContext& context) {
   const Shapes shapes(context);
+  const auto ranks = normalizedRanks(context);
   return changeNodes(*context.graph(), [&](Node* node) {
     if (node->kind() != aten::batch_norm) {
       return false;
     }
-    const auto reason = foldInto(node, shapes);
+    const auto reason = foldInto(node, ranks, shapes);
     if (reason) {
       context.remark(node, *reason);
     }

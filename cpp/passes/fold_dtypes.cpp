@@ -22,7 +22,7 @@ std::vector<Node*> findKnown(const PassContext& context) {
     const bool asks = node->kind() == dtype_of, like = node->kind() == aten::type_as;
     const bool one_device =
         like && floats.has(node->input(1)) && floats.areOnOneDevice(node->input(0), node->input(1));
-    if ((asks || one_device || castsToFloat(node)) && floats.has(node->input(0))) {
+    if ((asks || one_device || floats.casts(node)) && floats.has(node->input(0))) {
       found.push_back(node);
     }
     floats.add(node);

@@ -15,6 +15,10 @@
 //
 //   %y = aten::expand(%x, [aten::size(%x, 0), 4, -1], %no)                      ->   aten::expand(%x, [-1, 4, -1], %no)
 //
+// Sizes that are equal for certain are not compared, as PyTorch's attention compares those of keys and values:
+//
+//   %b : bool = aten::ne(aten::size(%k), aten::size(%v))                        ->   %b : bool = prim::Constant[value=0]()
+//
 // Only tensors that would be refused could have other sizes. Convolutions and pools take data with a batch axis and
 // without one, so only their operands say how many axes there are.
 #include "core/graph.h"
@@ -160,6 +164,23 @@ void replaceList(Node* size, const std::vector<Extent>& extents) {
   }
 }
 
+// Whether it compares sizes that are equal, as numbers or as lists.
+bool comparesEqual(const Shapes& shapes, const Node* node) {
+  if ((node->kind() != aten::eq && node->kind() != aten::ne) || node->inputs().size() != 2) {
+    return false;
+  }
+  const Value *a = node->input(0), *b = node->input(1);
+  const auto isOf = [&](c10::TypeKind kind) {
+    return a->type()->kind() == kind && b->type()->kind() == kind;
+  };
+  if (isOf(c10::TypeKind::IntType)) {
+    return shapes.ofNumber(a) == shapes.ofNumber(b);
+  }
+  const bool lists = isOf(c10::TypeKind::ListType) && !shapes.isWritten(a) && !shapes.isWritten(b);
+  const auto sizes = lists ? shapes.ofList(a) : std::nullopt;
+  return sizes && sizes == shapes.ofList(b);
+}
+
 bool isComputedNumber(const Value* value) {
   return value->type()->kind() == c10::TypeKind::IntType && value->hasUses() && !isConstant(value) &&
          value->node()->kind() != prim::Param && value->node()->blocks().empty();
@@ -172,6 +193,7 @@ bool foldSizes(PassContext& context) {
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
   std::vector<std::pair<Node*, Axis>> asked;
   std::vector<std::pair<Node*, std::vector<Extent>>> listed;
+  const auto compared = nodesWhere(*graph, [&](const Node* node) { return comparesEqual(shapes, node); });
   std::vector<Value*> read;
   for (Node* node : nodesWhere(*graph, isRecurrentLayer)) {
     read.push_back(node->input(0));
@@ -194,6 +216,9 @@ bool foldSizes(PassContext& context) {
       }
     }
   });
+  for (Node* node : compared) {
+    replaceNode(node, insertConstant(node, node->kind() == aten::eq));
+  }
   for (const auto& [node, kept] : repeated) {
     std::vector<Value*> sizes = node->input(1)->node()->inputs().vec();
     for (const size_t i : kept) {
@@ -212,7 +237,7 @@ bool foldSizes(PassContext& context) {
   for (const auto& [size, extents] : listed) {
     replaceList(size, extents);
   }
-  return !numbers.empty() || !repeated.empty() || !asked.empty() || !listed.empty();
+  return !compared.empty() || !numbers.empty() || !repeated.empty() || !asked.empty() || !listed.empty();
 }
 
 const RegisterPass fold_sizes_pass{

@@ -105,15 +105,28 @@ std::optional<c10::Symbol> functionalForm(const Node* node) {
   return std::nullopt;
 }
 
-// The value that this one is a part of, or itself: nobody reads more of it, and nothing of the part is there twice.
+// The list of parts that the value is one of, which have no element in common; else the value itself.
+const Value* listOfParts(const Value* value) {
+  static const auto cuts = symbols(
+      {"aten::chunk", "aten::unsafe_chunk", "aten::split", "aten::unsafe_split", "aten::split_with_sizes",
+       "aten::unsafe_split_with_sizes", "aten::unbind"});
+  const Value* list = value->node()->kind() == prim::ListUnpack ? value->node()->input(0) : value;
+  return cuts.count(list->node()->kind()) > 0 && list->uses().size() == 1 ? list : value;
+}
+
+// The value that this one is a part of, or itself: nobody reads it elsewhere, and nothing of the part is there twice.
 const Value* wholeOf(const Value* value) {
   static const auto views = symbols(
       {"aten::slice", "aten::select", "aten::narrow", "aten::transpose", "aten::permute", "aten::unsqueeze",
        "aten::squeeze", "aten::view", "aten::reshape", "aten::flatten", "aten::unflatten"});
-  while (views.count(value->node()->kind()) > 0 && isTensor(value) &&
-         value->node()->input(0)->uses().size() == 1 &&
-         value->node()->input(0)->node()->owningBlock() == value->node()->owningBlock()) {
-    value = value->node()->input(0);
+  while (isTensor(value)) {
+    const Node* cut = listOfParts(value)->node();
+    const bool part = cut != value->node() || views.count(cut->kind()) > 0;
+    if (!part || cut->input(0)->uses().size() != 1 ||
+        cut->input(0)->node()->owningBlock() != value->node()->owningBlock()) {
+      break;
+    }
+    value = cut->input(0);
   }
   return value;
 }

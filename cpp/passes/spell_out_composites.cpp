@@ -19,6 +19,16 @@
 //   %y = aten::addcmul(%a, %b, %c, value=v)    ->   %p = aten::mul(%b, %c)
 //                                                   %y = aten::add(%a, %p, v)
 //
+//   %y = aten::rsub(%x, number, 1)             ->   %n = aten::neg(%x)
+//                                                   %y = aten::add(%n, number, 1)
+//
+//   %y = aten::rsub(%x, %a, alpha)             ->   %y = aten::sub(%a, %x, alpha)
+//
+//   %y = aten::glu(%x, 1)   where x is [b, 2c] ->   %a = aten::slice(%x, 1, 0, c, 1)
+//                                                   %b = aten::slice(%x, 1, c, 2c, 1)
+//                                                   %s = aten::sigmoid(%b)
+//                                                   %y = aten::mul(%a, %s)
+//
 // Rotary embeddings stack what they have turned, models repeat keys for the queries that share them, and vectors are
 // divided by their lengths, which functional.normalize expands before. A product in addcmul is rounded before it is added.
 #include "core/registry.h"
@@ -30,18 +40,29 @@ namespace {
 
 const auto repeat_interleave_kind = symbol("aten::repeat_interleave");
 const auto expand_as = symbol("aten::expand_as"), addcmul = symbol("aten::addcmul");
+const auto rsub_kind = symbol("aten::rsub");
 
 bool isComposite(const Node* node) {
-  return node->kind() == aten::stack || node->kind() == repeat_interleave_kind || node->kind() == addcmul ||
-         takesShape(node);
+  static const auto kinds =
+      symbols({"aten::stack", "aten::repeat_interleave", "aten::addcmul", "aten::rsub", "aten::glu"});
+  return kinds.count(node->kind()) > 0 || takesShape(node);
 }
 
 // One of them, and what is known of shapes before any edit.
 struct Composite {
   Node* node;
-  std::optional<int64_t> rank = {}; // of what is repeated, or of the tensor whose shape is taken
-  bool is_broadcast = false;        // whether all that read it broadcast it to that tensor
+  std::optional<int64_t> rank = {};  // of what is repeated, or of the tensor whose shape is taken
+  bool is_broadcast = false;         // whether all that read it broadcast it to that tensor
+  std::optional<int64_t> gated = {}; // how many elements of glu's operand lie along its axis
 };
+
+std::optional<int64_t> sizeGated(const Node* node, const Shapes& shapes) {
+  const auto axis = node->kind() == aten::glu ? constantNumber(node->input(1)) : std::nullopt;
+  const Extent size =
+      axis ? shapes.ofAxis(node->input(0), static_cast<int64_t>(*axis)) : Extent{node->output()};
+  return size.isNumber() && size.number > 0 && size.number % 2 == 0 ? std::optional(size.number)
+                                                                    : std::nullopt;
+}
 
 // Whether it has as many axes as a tensor, along whose axes it was reduced.
 bool isAsLong(const Value* value, const Value* tensor) {
@@ -90,7 +111,8 @@ std::vector<Composite> compositesOf(const PassContext& context) {
     }
     const bool repeats = node->kind() == repeat_interleave_kind;
     const auto rank = isTensor(node->input(!repeats)) ? shapes.rank(node->input(!repeats)) : std::nullopt;
-    found.push_back({node, rank, node->kind() == expand_as && isBroadcastAnyway(node, shapes)});
+    const bool is_broadcast = node->kind() == expand_as && isBroadcastAnyway(node, shapes);
+    found.push_back({node, rank, is_broadcast, sizeGated(node, shapes)});
   }
   return found;
 }
@@ -137,6 +159,30 @@ Value* spelledSum(Node* node) {
   return insertValue(node, aten::add, {node->input(0), product, node->input(3)}, node);
 }
 
+// What is taken away from comes second; it may be a number.
+Value* spelledDifference(Node* node) {
+  Value *taken = node->input(0), *from = node->input(1);
+  if (isTensor(from)) {
+    return insertValue(node, aten::sub, {from, taken, node->input(2)}, node);
+  }
+  if (constantNumber(node->input(2)) != 1) {
+    return nullptr;
+  }
+  return insertValue(
+      node, aten::add, {insertValue(node, aten::neg, {taken}, node), from, node->input(2)}, node);
+}
+
+// The front half, times the sigmoid of the other.
+Value* spelledGate(Node* node, int64_t size) {
+  const auto part = [&](int64_t start) {
+    Value *begin = insertConstant(node, start), *end = insertConstant(node, start + size / 2);
+    Value* step = insertConstant(node, int64_t{1});
+    return insertValue(node, aten::slice, {node->input(0), node->input(1), begin, end, step}, node);
+  };
+  Value *front = part(0), *gate = insertValue(node, aten::sigmoid, {part(size / 2)}, node);
+  return insertValue(node, aten::mul, {front, gate}, node);
+}
+
 // Of the shape that another tensor has, of that rank.
 Value* spelledShape(Node* node, int64_t rank) {
   Value *tensor = node->input(0), *other = node->input(1);
@@ -164,6 +210,12 @@ Value* spelled(const Composite& composite) {
   if (node->kind() == addcmul) {
     return spelledSum(node);
   }
+  if (node->kind() == rsub_kind) {
+    return spelledDifference(node);
+  }
+  if (node->kind() == aten::glu) {
+    return composite.gated ? spelledGate(node, *composite.gated) : nullptr;
+  }
   if (composite.is_broadcast) {
     return node->input(0);
   }
@@ -185,9 +237,8 @@ bool spellOutComposites(PassContext& context) {
 }
 
 const RegisterPass spell_out_composites_pass{
-    "spell_out_composites",
-    "Write operators that are made of others as these: stack, addcmul, expand_as, ...", spellOutComposites,
-    needs("inlined")};
+    "spell_out_composites", "Write operators that are made of others as these: stack, addcmul, glu, ...",
+    spellOutComposites, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -35,13 +35,12 @@ CANONICAL_FORM = (
     "canonicalize_view",
     *_SETTLED,
     "settle_batch_axis",
+    "canonicalize_convolution",
     "fold_dtypes",
     "resolve_none_checks",  # of query and key, for each other
     *_SETTLED,
     "resolve_lists",
     *_SETTLED,  # by lengths of lists
-    "spell_out_weights",
-    "canonicalize_convolution",
     "remove_rank_checks",
     "canonicalize_padding",
     "canonicalize_linear",
@@ -50,6 +49,8 @@ CANONICAL_FORM = (
     "canonicalize_reshape",
     "canonicalize_pool",
     "fold_sizes",
+    *_SETTLED,  # by sizes
+    "spell_out_weights",  # as lists, which constants would be again
     "raise_sizes",
     "keep_leading_axes",
     "fold_constant_lists",

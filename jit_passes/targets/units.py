@@ -233,14 +233,16 @@ def _leaves(node: NodeView, inside: set[int]) -> bool:
 
 
 def _makers(node: NodeView) -> set[int]:
-    """Return indices of the operators whose results a node reads, converted or in lists too."""
+    """Return indices of the operators whose results a node reads: converted, in lists, or sizes."""
     found: set[int] = set()
+    passed: set[int] = set()
     pending = [value.producer for value in node.inputs]
     while pending:
         maker = pending.pop()
-        if maker is None:
+        if maker is None or maker.index in passed:
             continue
-        if maker.kind in BETWEEN:
+        if maker.kind in BETWEEN or any(value.from_sizes for value in maker.outputs):
+            passed.add(maker.index)
             pending += [value.producer for value in maker.inputs]
         else:
             found.add(maker.index)

@@ -353,6 +353,16 @@ def test_weight_that_is_nan(function: Callable[[Any], Any]) -> None:
         function(torch.jit.script(net))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_another_dtype(dtype: torch.dtype) -> None:
+    """The reason says what to do; a scripted model can do it too."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4)).eval().to(dtype))
+    name = str(dtype).removeprefix("torch.")
+    with pytest.warns(JitPassesWarning, match=rf"{name}, not float32: call model.float\(\) first"):
+        jit_passes.quantize_script(model)
+    assert not jit_passes.coverage(jit_passes.quantize_script(model.float())).float
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_data_that_are_nan(model: torch.jit.ScriptModule, value: float) -> None:
     """And a weight is not blamed for the data."""

@@ -236,7 +236,9 @@ def _reason_of_weight(weight: ValueView) -> str | None:
     if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
         return "its weight is computed by the model"
     if weight.constant.dtype != torch.float32:
-        return f"its weight is {str(weight.constant.dtype).removeprefix('torch.')}, not float32"
+        dtype = str(weight.constant.dtype).removeprefix("torch.")
+        casts = ": call model.float() first" if weight.constant.is_floating_point() else ""
+        return f"its weight is {dtype}, not float32{casts}"
     return None if _is_finite(weight.constant) else "its weight holds a NaN or an infinity"
 
 

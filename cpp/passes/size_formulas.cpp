@@ -114,8 +114,12 @@ Value* SizeFormulas::number(Value* value) {
 }
 
 Value* SizeFormulas::make(c10::Symbol kind, Value* a, Value* b) {
-  return a == nullptr || b == nullptr ? nullptr
-                                      : insertValue(before_, kind, {a, b}, before_, c10::IntType::get());
+  if (a == nullptr || b == nullptr) {
+    return nullptr;
+  }
+  Value* made = insertValue(before_, kind, {a, b}, before_, c10::IntType::get());
+  made_.push_back(made->node());
+  return made;
 }
 
 Value* SizeFormulas::ofAxis(const Value* tensor, int64_t axis) {

@@ -159,7 +159,7 @@ Value* spelledSum(Node* node) {
   return insertValue(node, aten::add, {node->input(0), product, node->input(3)}, node);
 }
 
-// What is taken away from comes second; it may be a number.
+// The second operand, from which the first is taken away, may be a number.
 Value* spelledDifference(Node* node) {
   Value *taken = node->input(0), *from = node->input(1);
   if (isTensor(from)) {

@@ -80,7 +80,7 @@ def realistic(model: nn.Module, example_batches: Iterable[Tensor], seed: int = 0
             norm.momentum = None  # a cumulative average over the batches
         model.train()
         torch.manual_seed(seed)  # dropout draws from the global generator
-        for batch in example_batches:
+        for batch in example_batches if norms else ():
             model(batch)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

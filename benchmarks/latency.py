@@ -108,7 +108,7 @@ def workload_of(spec: ModelSpec) -> tuple[Workload, Tensor, Tensor]:
         ]
         held_out = spec.inputs(_HELD_OUT, _HELD_OUT_SEED)
         expected = model(held_out)
-        return Workload(model, torch.jit.script(model), calibration), held_out, expected
+        return Workload(model, spec.form(model, held_out), calibration), held_out, expected
 
 
 def _build(

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.quantizer import BackendQuantizer
+from jit_passes.report.macs import integer_share
 from jit_passes.targets import Stock
-from tests.outlying import DIMENSIONS, WIDTH, WORDS, Layer, outlying
+from tests.outlying import DIMENSIONS, WIDTH, WORDS, Encoder, Layer, outlying
 from tests.processor import BITS, bits_here
 from tests.quantizing import seeded
 
@@ -330,6 +331,101 @@ def test_only_linears_beside_attention_are_dynamic(target: str) -> None:
     found = modes(jit_passes.quantize_script(model, data, **given))
     assert found["first:linear"] == found["conv:conv1d"] == "static"
     assert found["layer.up:linear"] == "dynamic"
+
+
+class Patches(nn.Module):
+    """A vision transformer of one layer, with patches side by side or not."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, **{"kernel_size": 4, "stride": 4, **options})
+        self.layer = Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.patches(x).flatten(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("dynamic", {}),
+        ("dynamic", {"stride": (4, 4)}),
+        ("static", {"stride": 3}),
+        ("static", {"stride": (4, 2)}),
+        ("static", {"padding": 1}),
+        ("static", {"dilation": 2}),
+        ("static", {"groups": 3}),
+    ],
+)
+def test_patches_of_a_transformer(mode: str, options: dict[str, Any]) -> None:
+    """Patches side by side are a linear layer; a target without dynamic ones has them static."""
+    model = script(seeded(lambda: Patches(**options)))
+    data = [torch.randn(2, 3, 16, 16) for _ in range(4)]
+    found = modes(jit_passes.quantize_script(model, data, target="x86", progress=False))
+    assert found["patches:conv2d"] == mode and found["layer.q:linear"] == "dynamic"
+    found = modes(jit_passes.quantize_script(model, data, target="stock", progress=False))
+    assert found["patches:conv2d"] == "static"
+
+
+@pytest.mark.parametrize("target", ["reference", "x86"])
+def test_products_on_integers_by_a_rule(target: str) -> None:
+    """Of one layer, or of all: between dynamic linears they convert more values than they save."""
+    model, data = script(seeded(Encoder)), CALIBRATION
+    given: dict[str, Any] = {"target": target, "progress": False}
+
+    def quantized(*rules: dict[str, Any]) -> torch.jit.ScriptModule:
+        config = {"version": 1, "rules": list(rules)}
+        return jit_passes.quantize_script(model, data, config=config, **given)
+
+    def products(found: torch.jit.ScriptModule) -> dict[str, str]:
+        return {name: mode for name, mode in modes(found).items() if "matmul" in name}
+
+    some = quantized({"module": "layers.1", "op": "matmul", "mode": "static"})
+    assert {name[:8] for name, mode in products(some).items() if mode == "static"} == {"layers.1"}
+    assert len(products(some)) == 12
+    every = quantized({"op": "matmul", "mode": "static"})
+    assert set(products(every).values()) == {"static"}
+    assert modes(every)["layers.0.q:linear"] == "dynamic"
+    undone = {"module": "layers.2", "op": "matmul", "keep_float": True}
+    found = products(quantized({"op": "matmul", "mode": "static"}, undone))
+    assert {name[:8] for name, mode in found.items() if mode == "float"} == {"layers.2"}
+    tokens = tokens_of(32, 9)
+    with torch.no_grad():
+        for mixed in (some, every):
+            assert F.cosine_similarity(mixed(tokens), model(tokens)).min() > 0.998
+        float_products = quantized()
+    assert set(products(float_products).values()) == {"float"}
+    linears, both = 12 * WIDTH, 2 * tokens.shape[1]
+    assert integer_share(model, float_products, tokens) == linears / (linears + both)
+    assert integer_share(model, every, tokens) == 1
+
+
+class Listener(nn.Module):
+    """A convolution and a linear, a recurrent layer, and two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.squeeze = nn.Conv1d(6, WIDTH, 3), nn.Linear(WIDTH, WIDTH)
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.up, self.letters = nn.Linear(WIDTH, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.squeeze(torch.relu(self.conv(x)).transpose(1, 2)))
+        return self.letters(torch.relu(self.up(self.gru(y)[0])))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_linears_beside_recurrent_layers_are_dynamic(target: str) -> None:
+    """Rounding what they give to a grid of the data costs more than the layer itself does."""
+    model, data = script(seeded(Listener)), [torch.randn(4, 6, 20) for _ in range(4)]
+    quantized = jit_passes.quantize_script(model, data, target=target, progress=False)
+    found = modes(quantized)
+    assert found.pop("conv:conv1d") == "static"
+    assert set(found.values()) == {"dynamic"} and len(found) == 4
+    assert (
+        "recurrent layer"
+        in next(r for r in jit_passes.coverage(quantized) if r.kind == "linear").why
+    )
 
 
 class Recommender(nn.Module):

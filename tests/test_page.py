@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes.report.compare import name_inputs
 from jit_passes.report.macs import macs_of
 from jit_passes.report.page import page
 from jit_passes.report.page.lanes import HEIGHT, WIDTH, drawn, regions_of
@@ -233,7 +232,6 @@ def test_multiply_accumulates() -> None:
 
     model = torch.jit.script(Net().eval())
     module = FROZEN.enter(model, "forward")
-    jit_passes.Pipeline("inputs", (name_inputs,)).run(module, "forward")
     found = macs_of(module, "forward", ((torch.zeros(2, 4, 9, 9), torch.zeros(3, 5, 8)), {}))
     assert found == {
         "conv:conv2d": 2 * 6 * 4 * 4 * (4 // 2) * 3 * 3,

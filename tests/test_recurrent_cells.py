@@ -243,9 +243,7 @@ def test_in_loops(kind: str, options: dict[str, Any], target: str) -> None:
     data = [torch.randn(*shape, INPUT) for shape in 8 * shapes]
     for given in (None, data):
         quantized = jit_passes.quantize_script(script, given, target=target, progress=False)
-        modes = {row.name: row.mode for row in jit_passes.coverage(quantized)}
-        assert modes.pop("head:linear") == ("dynamic" if given is None else "static")
-        assert list(modes.values()) == ["dynamic"]
+        assert [row.mode for row in jit_passes.coverage(quantized)] == ["dynamic", "dynamic"]
         buffer = io.BytesIO()
         torch.jit.save(quantized, buffer)
         buffer.seek(0)

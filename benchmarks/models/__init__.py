@@ -47,6 +47,8 @@ class ModelSpec:
     """``inputs(batch, seed)``: one batch of synthetic inputs."""
     parameters: int | None = None
     """Published parameter count, where the architecture has one."""
+    traced: bool = False
+    """Whether it is traced; most architectures are scripted."""
 
     def build(self) -> nn.Module:
         """The eval-mode float model, with seeded weights and realistic BatchNorm statistics."""
@@ -54,6 +56,13 @@ class ModelSpec:
         model = self.architecture()
         batches = [self.inputs(8, _STATISTICS_SEED + index) for index in range(_STATISTICS_BATCHES)]
         return realistic(model, batches)
+
+    def form(self, model: nn.Module, example: Tensor) -> torch.jit.ScriptModule:
+        """The TorchScript of what `build` gave."""
+        if not self.traced:
+            return torch.jit.script(model)
+        traced: torch.jit.ScriptModule = torch.jit.trace(model, example, check_trace=False)
+        return traced
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -25,6 +25,18 @@ class Tagger(nn.Module):
         return self.tags(self.lstm(x)[0])
 
 
+class WordTagger(nn.Module):
+    """Words ``[batch, tokens]`` to scores of tags: an embedding and :class:`Tagger`."""
+
+    def __init__(self, words: int = 1000, width: int = 384) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.tagger = Tagger(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tagger(self.words(x))
+
+
 class Listener(nn.Module):
     """Features ``[batch, 64, frames]`` to scores of letters ``[batch, frames / 2, 29]``.
 

@@ -154,6 +154,19 @@ class ResolvedConfiguration:
         said = self.layers.get(node.index, self.everywhere).mode
         return self.chosen.get(node.index, "static") if said == AUTO else said or "static"
 
+    def products_on_integers(self) -> frozenset[int]:
+        """Return the products of matrices that a rule says are static, by index.
+
+        Others are on integers where that saves conversions.
+        """
+        return frozenset(
+            found.index
+            for _, rule, matched in self.matches
+            if isinstance(rule.options, LayerOptions) and rule.options.mode == "static"
+            for found in matched
+            if isinstance(found, NodeView) and found.traits.product and self.mode(found) == "static"
+        )
+
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""
         return self.values.get(value.id, NOTHING)

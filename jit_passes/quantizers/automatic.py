@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import AUTO, FLOAT, LayerOptions
@@ -15,6 +17,7 @@ NEEDS_DATA = "its input needs a range from data: pass batches or a profile, or s
 WITHOUT_DATA = "no data"
 CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
+BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "a table, of which rows are looked up"
 
@@ -45,11 +48,13 @@ def choose_modes(
     | embedding | weight_only | weight_only |
     | recurrent layer | dynamic | dynamic |
     | linear of a transformer | dynamic | dynamic |
+    | linear beside a recurrent layer | dynamic | dynamic |
     | other linears | static | dynamic, else weight_only |
     | convolution | static | weight_only |
 
-    A convolution has few multiply-adds for each number that it reads, and finding its range and its
-    codes takes two passes over these: so it is dynamic only where somebody says so.
+    A convolution of patches, windows of several pixels that lie side by side, counts as a linear:
+    vision transformers begin with one. Others give codes to each other, and finding ranges takes
+    two passes over what they read: so they are dynamic only where somebody says so.
 
     Each has the first of these that the target has. Operators are static whose input or result a
     rule says something of that needs a range.
@@ -61,7 +66,7 @@ def choose_modes(
         has_data: whether there will be batches or a profile.
     """
     found: dict[int, Choice] = {}
-    beside: set[int] | None = None
+    beside: dict[int, str] | None = None
     for node in graph.nodes:
         row = can.operators.get(node.kind)
         options = resolved.layers.get(node.index, resolved.everywhere)
@@ -75,13 +80,26 @@ def choose_modes(
             if not has_data:
                 found[node.index] = _without_data(node, can)
                 continue
-            beside = beside_attention(graph) if beside is None else beside
-            is_linear = node.traits.weighted is not None and not node.traits.weighted.spatial_dims
-            fits = is_linear and node.index in beside and can.has_mode(node, "dynamic")
-            asks = _asks_for_ranges(resolved.layers.get(node.index))
-            dynamic = Choice("dynamic", BESIDE_ATTENTION)
-            found[node.index] = dynamic if fits and not asks else Choice("static", CALIBRATED)
+            beside = _reasons_for_dynamic(graph, can) if beside is None else beside
+            fits = _is_linear(node) and can.has_mode(node, "dynamic")
+            why = beside.get(node.index) if fits else None
+            if why is None or _asks_for_ranges(resolved.layers.get(node.index)):
+                found[node.index] = Choice("static", CALIBRATED)
+            else:
+                found[node.index] = Choice("dynamic", why)
     return found
+
+
+def _reasons_for_dynamic(graph: GraphView, can: Capability) -> dict[int, str]:
+    """Return why linears are better dynamic although there are data, by index."""
+    rows = can.operators
+    recurrent = [
+        node for node in graph.nodes if node.kind in rows and rows[node.kind].role is Role.RECURRENT
+    ]
+    attention = [node for node in graph.nodes if is_attention(node)]
+    return dict.fromkeys(beside(graph, recurrent), BESIDE_RECURRENT) | dict.fromkeys(
+        beside(graph, attention), BESIDE_ATTENTION
+    )
 
 
 def _without_data(node: NodeView, can: Capability) -> Choice:
@@ -89,6 +107,29 @@ def _without_data(node: NodeView, can: Capability) -> Choice:
     modes = () if weighted is not None and weighted.spatial_dims else ("dynamic",)
     mode = next((mode for mode in (*modes, "weight_only") if can.has_mode(node, mode)), None)
     return Choice(mode, NEEDS_DATA if mode is None else WITHOUT_DATA)
+
+
+def _is_linear(node: NodeView) -> bool:
+    """Say whether a node is a linear layer, or one of patches."""
+    weighted = node.traits.weighted
+    if weighted is None or not weighted.spatial_dims:
+        return weighted is not None
+    if weighted.transposed:
+        return False
+    weight, dims = node.operand("weight").constant, weighted.spatial_dims
+
+    def is_always(name: str, numbers: list[int]) -> bool:
+        found = node.operand(name).constant
+        return isinstance(found, list) and found * (dims // len(found)) == numbers
+
+    return (
+        isinstance(weight, Tensor)
+        and max(weight.shape[2:]) > 1
+        and is_always("stride", [*weight.shape[2:]])
+        and is_always("padding", [0] * dims)
+        and is_always("dilation", [1] * dims)
+        and node.operand("groups").constant == 1
+    )
 
 
 def _asks_for_ranges(options: LayerOptions | None) -> bool:
@@ -99,15 +140,15 @@ def _asks_for_ranges(options: LayerOptions | None) -> bool:
     return bool(options.output) or any(getattr(options.input, name) is not None for name in names)
 
 
-def beside_attention(graph: GraphView) -> set[int]:
-    """Return the indices of the operators that are connected with attention.
+def beside(graph: GraphView, starts: Sequence[NodeView]) -> set[int]:
+    """Return the indices of the operators that are connected with some, and of these.
 
-    A path to it may go either way, and leads over no convolution: what stands behind a backbone of
+    A path to one may go either way, and leads over no convolution: what stands behind a backbone of
     convolutions is of a transformer, and the backbone is not.
     """
-    pending = [node for node in graph.nodes if is_attention(node)]
+    pending = list(starts)
     found = {node.index for node in pending}
-    carried = _carried(graph)
+    carried = _carried(graph) if pending else {}
     while pending:
         for node in _neighbours(pending.pop(), carried):
             if node.index not in found:

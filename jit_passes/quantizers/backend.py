@@ -183,6 +183,7 @@ class BackendQuantizer(Quantizer):
                 own_results,
                 dynamic,
                 float_inputs,
+                resolved.products_on_integers(),
             )
             selection.run()
             writer = AnnotationWriter(self.policy, selection, resolved)

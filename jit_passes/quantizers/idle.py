@@ -72,7 +72,7 @@ class _OwnTensors:
             return ""
         if any(name in given for name in self.tensors(node)):
             return ""
-        if given == ["mode"]:
+        if given == ["mode"] and not node.traits.product:
             return f"'{node.name}' ({node.kind}) has no weights, so it follows its neighbours"
         if self.is_quantized(node):
             return f"'{node.name}' ({node.kind}) has no {' and no '.join(given)} to quantize"
@@ -118,9 +118,10 @@ class _OwnTensors:
         row = self.selection.selected.get(node.index)
         if row is not None:
             yield "input"
+            if self.selection.is_given(node.index):
+                yield "mode"
             if row.role is Role.WEIGHTED:
                 yield "weight"
-                yield "mode"
                 if node.operand("bias").constant is not None:
                     yield "bias"
         if standalone := self.standalone(node):

@@ -84,6 +84,7 @@ class Selection:
         float_results: indices of operators whose results stay in float.
         own_results: indices of operators whose results are to be quantized by themselves.
         float_inputs: indices of weighted operators that are to see their input in float.
+        wanted: indices of products of matrices that are to be on integers, whatever is around them.
         dynamic: indices of operators that quantize their inputs as the model runs: they read and
             give floats.
         inner: operators that a table computes on the way to another one's result: that one, by
@@ -101,6 +102,7 @@ class Selection:
     own_results: frozenset[int] = frozenset()
     dynamic: frozenset[int] = frozenset()
     float_inputs: frozenset[int] = frozenset()
+    wanted: frozenset[int] = frozenset()
     inner: dict[int, NodeView] = field(default_factory=dict)
     inner_values: set[int] = field(default_factory=set)
     summed: dict[int, NodeView] = field(default_factory=dict)  # weighted node by index of its add
@@ -124,6 +126,7 @@ class Selection:
                 self.results.add(self.result(node).id)
         self.select_weighted()
         self.quantize_beginnings()
+        self.quantize_wanted()
         self.select_between()
         self.drop_for_fewest_conversions()
         self.join_tables()
@@ -190,6 +193,13 @@ class Selection:
             if not self.capability.refusal(node):
                 self.quantized.add(self.origin(node.inputs[0]).id)
 
+    def quantize_wanted(self) -> None:
+        """Let all operands be quantized of products that are to be on integers."""
+        for index in self.wanted - self.refused.keys():
+            if not self.capability.refusal(self.nodes[index]):
+                values = (value for _, _, value in self.operands(self.nodes[index]))
+                self.quantized |= {self.origin(v).id for v in values if not v.is_constant}
+
     def select_between(self) -> None:
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
@@ -234,8 +244,8 @@ class Selection:
         """
         flows = self.flows()
         chosen = on_integers(flows)
-        for index, row in list(self.selected.items()):
-            if row.role is not Role.WEIGHTED and index not in chosen:
+        for index in list(self.selected):
+            if not self.is_given(index) and index not in chosen:
                 value = self.result(self.nodes[index])
                 del self.selected[index]
                 self.by_output.pop(value.id, None)
@@ -267,7 +277,7 @@ class Selection:
         node = self.by_output.get(value.id)
         if node is None:
             return FLOAT
-        return INTEGERS if self.selected[node.index].role is Role.WEIGHTED else node.index
+        return INTEGERS if self.is_given(node.index) else node.index
 
     def readers(self, value: ValueView) -> list[Hashable]:
         """Return which sides read a value, through operators that only move data."""
@@ -283,7 +293,11 @@ class Selection:
         if use is None or not self.reads(*use):
             return FLOAT
         index = use[0].index
-        return INTEGERS if self.selected[index].role is Role.WEIGHTED else index
+        return INTEGERS if self.is_given(index) else index
+
+    def is_given(self, index: int) -> bool:
+        """Say whether a selected operator is on integers however many values are converted."""
+        return self.selected[index].role is Role.WEIGHTED or index in self.wanted
 
     def join_tables(self) -> None:
         """Find results that only functions of the same tensor read: one table computes them all."""

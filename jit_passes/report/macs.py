@@ -7,12 +7,51 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..graph.view import GraphView, NodeView, ValueView
+from ..passes.pipeline import Pipeline
 from ..specification.recurrent import RECURRENT, input_of, matrices_of
+from ..stages.annotate import FROZEN, formed
+from ..stages.batches import batches, cloned
+from ..stages.module import ModelStage, stage_of
 from ..stages.recording import Recorder
+from ..targets import Target
+from .compare import name_inputs
+from .coverage import Coverage, coverage
 
 PRODUCTS = ("aten::matmul", "aten::mm", "aten::bmm")
 ATTENTION = "aten::scaled_dot_product_attention"
+
+
+def integer_share(
+    model: torch.jit.ScriptModule,
+    quantized: torch.jit.ScriptModule,
+    batch: Any,
+    method: str = "forward",
+) -> float:
+    """Return which part of a model's multiply-accumulates is on integers, of 1.
+
+    Args:
+        model: the float model of which the other was made. It is not touched.
+        quantized: a reference model or a lowered one.
+        batch: inputs, as `calibrate` takes them.
+        method: which of the model.
+
+    Raises:
+        JitPassesError: `quantized` is none.
+    """
+    wanted = (ModelStage.REFERENCE, ModelStage.LOWERED)
+    record = stage_of(quantized, wanted, "call jit_passes.quantize_script, or convert")
+    target = Target.from_record(record.target)
+    module, _ = formed(FROZEN.enter(model, method), method, target, record.made)
+    (arguments,) = batches([batch], None)
+    return share_of(coverage(quantized, method), macs_of(module, method, cloned(arguments)))
+
+
+def share_of(covered: Coverage, macs: dict[str, int]) -> float:
+    """Return which part of the multiply-accumulates is of operators on integers."""
+    total = sum(macs.get(row.name, 0) for row in covered)
+    return sum(macs.get(row.name, 0) for row in covered.int8) / total if total else 0.0
 
 
 def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, int]:
@@ -29,10 +68,11 @@ def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, i
     if it were not.
 
     Args:
-        module: a C++ module in canonical form that no one else holds, whose inputs have nodes.
+        module: a C++ module in canonical form, which is not changed.
         method: which to run.
         arguments: a batch, positional and by name.
     """
+    module = Pipeline("name_inputs", (name_inputs,)).run(_C.clone(module, method), method).module
     graph = GraphView.of(module, method)
     found = [node for node in graph.nodes if _is_known(node)]
     seen = {node.index: [_kept(value) for value in _read(node)] for node in found}

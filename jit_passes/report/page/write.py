@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ... import _C
 from ...errors import JitPassesError, without_folders
 from ...files import write_whole
 from ...graph.view import GraphView
@@ -24,11 +23,11 @@ from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
 from ...stages.module import ModelStage, Report, quantized_part, stage_of
 from ...targets import Target
-from ..compare import ValueComparison, compare, name_inputs
+from ..compare import ValueComparison, compare
 from ..cost import file_size, latency_on
 from ..coverage import Coverage, coverage
 from ..inspection import computes
-from ..macs import macs_of
+from ..macs import macs_of, share_of
 from ..provenance import provenance
 from .lanes import HEIGHT, WIDTH, drawn, regions_of
 
@@ -115,10 +114,7 @@ def page(
     )  # fmt: skip
     graph = GraphView.of(module, record.method)
     before = GraphView.of(AS_WRITTEN.run(model._c, record.method).module, record.method)
-    named = Pipeline("name_inputs", (name_inputs,)).run(
-        _C.clone(module, record.method), record.method
-    )
-    macs = macs_of(named.module, record.method, cloned(given[0]))
+    macs = macs_of(module, record.method, cloned(given[0]))
     profile = profile_of(module, record.method, map(cloned, items), BINS, progress=progress)
     covered = coverage(quantized)
     made = provenance(quantized)
@@ -132,7 +128,7 @@ def page(
         "compared": compared,
         "covered": covered,
         "operators": _operators(covered, macs),
-        "share": _share(covered, macs),
+        "share": share_of(covered, macs),
         "graphs": [_drawing(before, set()), _drawing(graph, _on_integers(graph, record))],
         "line": (WIDTH, HEIGHT),
     }
@@ -177,12 +173,6 @@ def _operators(covered: Coverage, macs: dict[str, int]) -> list[dict[str, Any]]:
         }
         for row in covered
     ]
-
-
-def _share(covered: Coverage, macs: dict[str, int]) -> float:
-    """Return which part of the multiply-accumulates is on integers."""
-    total = sum(macs.get(row.name, 0) for row in covered)
-    return sum(macs.get(row.name, 0) for row in covered.int8) / total if total else 0.0
 
 
 def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, Any]:

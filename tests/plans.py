@@ -86,6 +86,11 @@ def traced(module: nn.Module, *inputs: Tensor) -> Any:
         return CANONICAL.run(torch.jit.trace(module.eval(), inputs, check_trace=False)).module
 
 
+def scripted(module: nn.Module) -> Any:
+    """A region in canonical form, of a script."""
+    return CANONICAL.run(torch.jit.script(module.eval())).module
+
+
 def reference(module: nn.Module, batches: Sequence[Tensor]) -> Any:
     """Return the reference model."""
     model = torch.jit.trace(module.eval(), batches[0], check_trace=False)

@@ -173,7 +173,7 @@ bool Order::isCopied(const Node* node) const {
       Symbol::fromQualString("jit_passes::quantize_per_channel"),
       Symbol::fromQualString("jit_passes::dequantize_per_channel")};
   const bool repeats = repeatsConstant(node) && !isFixed(node->input(0)->node());
-  return (kinds.count(node->kind()) > 0 || computesSizes(node) || repeats) && !isFixed(node);
+  return (kinds.count(node->kind()) > 0 || computesNumber(node) || repeats) && !isFixed(node);
 }
 
 std::vector<Node*> Order::sourcesOf(Node* node) const {

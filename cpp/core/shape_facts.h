@@ -40,6 +40,12 @@ bool isConversion(const Node* node);
 // Whether it makes whole numbers of sizes of tensors, and of other whole numbers.
 bool computesSizes(const Node* node);
 
+// All sizes of a tensor.
+bool isSizes(const Value* value);
+
+// Whether it makes a number of numbers, such as the root of a size; in a tensor without axes where a trace has one.
+bool computesNumber(const Node* node);
+
 // Whether it repeats a constant tensor, as models put the token of a class in front of each image's.
 bool repeatsConstant(const Node* node);
 

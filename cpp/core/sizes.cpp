@@ -36,6 +36,46 @@ bool computesSizes(const Node* node) {
          std::ranges::all_of(node->inputs(), isWhole);
 }
 
+bool isSizes(const Value* value) {
+  return value->node()->kind() == aten::size && value->node()->inputs().size() == 1;
+}
+
+namespace {
+
+constexpr int kMostComputed = 6; // numbers that are tensors lie no deeper within one another
+
+bool isNumber(const Value* value, int depth);
+
+// Arithmetic with that many numbers, and nothing else.
+bool computesNumber(const Node* node, int depth) {
+  static const std::unordered_map<Symbol, size_t> arithmetic{
+      {aten::pow, 2},
+      {aten::div, 2},
+      {aten::mul, 2},
+      {aten::sqrt, 1},
+      {aten::rsqrt, 1},
+      {aten::reciprocal, 1},
+      {symbol("aten::Float"), 1}};
+  const auto found = arithmetic.find(node->kind());
+  return computesSizes(node) || isConversion(node) ||
+         (found != arithmetic.end() && node->inputs().size() == found->second &&
+          std::ranges::all_of(
+              node->inputs(), [&](const Value* operand) { return isNumber(operand, depth); }));
+}
+
+bool isNumber(const Value* value, int depth) {
+  if (!isTensor(value)) {
+    return value->type()->isSubtypeOf(*c10::NumberType::get());
+  }
+  const auto constant = constantOf(value);
+  return constant ? constant->isTensor() && constant->toTensor().dim() == 0
+                  : depth > 0 && computesNumber(value->node(), depth - 1);
+}
+
+} // namespace
+
+bool computesNumber(const Node* node) { return computesNumber(node, kMostComputed); }
+
 bool repeatsConstant(const Node* node) {
   const Node* of = node->kind() == aten::expand ? node->input(0)->node() : nullptr;
   return of != nullptr && (of->kind() == prim::Constant || of->kind() == prim::GetAttr);

@@ -100,13 +100,13 @@ class Recorder {
     const Node* node = value->node();
     const auto known = [&](const Value* operand) {
       const auto constant = constantOf(operand);
-      return from_sizes_.count(operand) > 0 || (constant && constant->isInt()) ||
+      return from_sizes_.count(operand) > 0 || (constant && (constant->isScalar() || isTensor(operand))) ||
              (isTensor(operand) && node->kind() == aten::size && !written_.count(operand));
     };
     const bool lists = node->kind() == prim::ListConstruct || node->kind() == prim::ListUnpack;
-    const bool whole =
-        value->type()->kind() == c10::TypeKind::IntType || *value->type() == *c10::ListType::ofInts();
-    return whole && !written_.count(value) && (lists || computesSizes(node)) &&
+    const bool whole = *value->type() == *c10::ListType::ofInts();
+    const bool isNumber = value->type()->isSubtypeOf(*c10::NumberType::get());
+    return !written_.count(value) && (lists ? whole || isNumber : computesNumber(node)) &&
            std::ranges::all_of(node->inputs(), known);
   }
 

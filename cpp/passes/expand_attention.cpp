@@ -15,6 +15,8 @@
 // %m = aten::triu(aten::full([queries, keys], -inf), 1). Where a model decides as it runs whether there is a mask, or
 // whether it is causal, 0 is added where there is none.
 //
+// The number of features may be known only as the model runs. Then the scale is aten::pow(size of %q, -0.5).
+//
 // Where several queries share a key, the heads of the queries are split into those of the keys and what shares one, so
 // that the product broadcasts over these and no key is repeated:
 //
@@ -46,7 +48,7 @@ constexpr float kHidden = -std::numeric_limits<float>::infinity();
 // The operands of attention, with facts that the first edit would take away.
 struct Expansion {
   Node* node;
-  double scale;
+  std::optional<double> scale;            // nothing where it follows from a size that is not known
   std::optional<at::Tensor> mask = {};    // a constant
   bool floats = false;                    // whether one that the model computes is float32 for certain
   Extent queries = {}, keys = {};         // where it is causal, or may be
@@ -102,10 +104,8 @@ std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes
   if (mayGroup(node) && (!isGrouped(node) || !headsOf(shapes, node, 1) || !headsOf(shapes, node, 2))) {
     return "several of its queries share a key, or may, and the graph does not say how many keys there are";
   }
-  if (!scaleOf(shapes, node)) {
-    return "its scale is computed by the model, or the number of features that it follows from: give one of "
-           "them "
-           "as a number";
+  if (!scaleOf(shapes, node) && !isNone(node->input(kScale))) {
+    return "its scale is computed by the model: give it as a number";
   }
   return std::nullopt;
 }
@@ -221,6 +221,16 @@ Value* insertAddend(const Expansion& attention, Made& made) {
   return branch->output();
 }
 
+Value* insertScale(const Expansion& attention, Value* query) {
+  Node* node = attention.node;
+  if (attention.scale) {
+    return insertConstant(node, *attention.scale);
+  }
+  Value* features =
+      insertValue(node, aten::size, {query, insertConstant(node, int64_t{-1})}, node, c10::IntType::get());
+  return insertValue(node, aten::pow, {features, insertConstant(node, -0.5)}, node, c10::FloatType::get());
+}
+
 void expand(const Expansion& attention, Made& made) {
   Node* node = attention.node;
   const auto insert = [&](c10::Symbol kind, const std::vector<Value*>& operands) {
@@ -238,7 +248,7 @@ void expand(const Expansion& attention, Made& made) {
     query = split(query, {key_heads, -1}), transposed = split(transposed, {-1, 1});
   }
   Value* scores = insert(aten::matmul, {query, transposed});
-  scores = insert(aten::mul, {scores, insertConstant(node, attention.scale)});
+  scores = insert(aten::mul, {scores, insertScale(attention, query)});
   Value* added = insertAddend(attention, made);
   const bool apart = key_heads > 0 && (added != nullptr || key_heads != value_heads);
   scores = apart ? join(scores) : scores; // a mask has an axis for all heads
@@ -272,7 +282,7 @@ bool expandAttention(PassContext& context) {
       context.remark(node, "it is not written as products: " + *reason);
       continue;
     }
-    Expansion& attention = expanded.emplace_back(Expansion{node, *scaleOf(shapes, node)});
+    Expansion& attention = expanded.emplace_back(Expansion{node, scaleOf(shapes, node)});
     attention.mask = known.tensor(node->input(kMask));
     attention.floats = isTensor(node->input(kMask)) && floats.has(node->input(kMask));
     attention.causal = constantBool(node->input(kCausal));

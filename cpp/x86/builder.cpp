@@ -276,11 +276,13 @@ class Walk : ProgramWriter {
     if (value && (may_be_float || !program_.grids[*value].is_float)) {
       return *value;
     }
+    if (auto power = may_be_float ? numbers_.power(operand) : std::nullopt) {
+      return emit(std::move(*power), {}, kFloat32);
+    }
     const auto constant = reader_.constant(operand);
-    refuseUnless(constant.has_value(), "its operand ", operand->debugName(), " is in float");
+    const bool fits = constant && (may_be_float || !constant->second.is_float);
+    refuseUnless(fits, "its operand ", operand->debugName(), " is in float");
     const auto& [elements, grid] = *constant;
-    refuseUnless(
-        may_be_float || !grid.is_float, "its operand ", operand->debugName(), " is a constant in float");
     try {
       return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {elements}}, {}, grid);
     } catch (const RefusedOperator& error) { // of the operator that reads it, which has a name

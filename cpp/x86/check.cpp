@@ -122,6 +122,7 @@ class Checker {
         checkWeights(op, 2);
         return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
       case Kind::Table: return checkTable(op);
+      case Kind::Power:
       case Kind::Add: return checkNumbers(op.tensors[0], 2, "factors");
       case Kind::MaxPool:
       case Kind::AveragePool: return checkPool(op);

@@ -104,6 +104,7 @@ class Lowering : public Dynamics {
       case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
       case Kind::Divide: return lowerBroadcast(Does::Divide, index);
       case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
+      case Kind::Power: break; // which is a constant by now
       case Kind::Mean:
         return memory(primary_[op.inputs[0]]).grid->is_float ? lowerReduction(index) : lowerMean(index);
       case Kind::Sum:

@@ -19,12 +19,18 @@ class Resolved {
   Program run() {
     for (Operator op : from_.operators) {
       for (const auto& [attribute, number] : op.computed) {
+        if (const Number& of = from_.numbers[number]; of.how == Number::How::Sizes) {
+          op.attributes = sizes_[of.a];
+          break;
+        }
         op.attributes[attribute] = std::clamp(numberOf(op, number), -kFar, kFar);
       }
       const bool computes = !op.computed.empty();
       op.computed.clear();
       if (computes && op.kind == Kind::Pad) {
         cutOff(op);
+      } else if (op.kind == Kind::Power) {
+        settle(op);
       }
       if (computes) {
         checkForm(op);
@@ -39,6 +45,17 @@ class Resolved {
   void add(Operator op) {
     sizes_[op.output] = inferResult(op, sizes_, inputs_);
     program_.operators.push_back(std::move(op));
+  }
+
+  // A power is a constant from here on.
+  void settle(Operator& power) {
+    const int64_t base = power.attributes[0];
+    require(power, base >= 0, "takes a power of ", base, ", which is below 0");
+    const auto* numbers = power.tensors[0].const_data_ptr<double>();
+    const double value = numbers[0] * std::pow(static_cast<double>(base), numbers[1]);
+    power.kind = Kind::Constant;
+    power.attributes.clear();
+    power.tensors = {at::scalar_tensor(value, at::kFloat)};
   }
 
   // A negative padding is that many elements less.
@@ -113,10 +130,18 @@ class Resolved {
 
 } // namespace
 
+namespace {
+
+// Whether sizes are all that its attributes are.
+bool takesSizes(Kind kind) { return kind == Kind::Reshape || kind == Kind::Expand; }
+
+} // namespace
+
 bool mayCompute(const Operator& op, int64_t attribute) {
   switch (op.kind) {
     case Kind::Reshape:
     case Kind::Expand:
+    case Kind::Power:
     case Kind::Pad: return true;
     case Kind::Unflatten: return attribute > 0;
     case Kind::Slice:
@@ -134,18 +159,26 @@ void checkNumbersOf(const Program& program) {
   };
   TORCH_CHECK(
       program.numbers.size() <= size_t(kMostNumbers), "not a plan: more than ", kMostNumbers, " numbers");
+  const auto isOne = [&](int64_t number) { return program.numbers[number].how != How::Sizes; };
+  for (const Operator& op : program.operators) {
+    for (const auto& [attribute, number] : op.computed) {
+      const bool fits = number < 0 || number >= int64_t(program.numbers.size()) || isOne(number) ||
+                        (op.attributes.size() == 1 && takesSizes(op.kind));
+      TORCH_CHECK(fits, "not a plan: ", op.name, " has one attribute for all sizes of a value");
+    }
+  }
   std::vector<int64_t> depths;
   for (const auto& [how, a, b] : program.numbers) {
     const int64_t before = depths.size();
     int64_t depth = 0;
-    if (how == How::Size) {
+    if (how == How::Size || how == How::Sizes) {
       TORCH_CHECK(
           between(a, 0, int64_t(program.grids.size()) - 1), "not a plan: number ", before,
           " is a size of value ", a, ", which is none");
     } else if (how != How::Constant) {
       TORCH_CHECK(
           how >= How::Constant && how <= How::Larger && between(a, 0, before - 1) &&
-              between(b, 0, before - 1),
+              between(b, 0, before - 1) && isOne(a) && isOne(b),
           "not a plan: number ", before, " is made of none, or of others than those before it");
       depth = 1 + std::max(depths[a], depths[b]);
     }
@@ -155,7 +188,7 @@ void checkNumbersOf(const Program& program) {
 }
 
 std::optional<Program> withNumbers(const Program& program, const std::vector<Sizes>& inputs) {
-  const auto computes = [](const Operator& op) { return !op.computed.empty(); };
+  const auto computes = [](const Operator& op) { return !op.computed.empty() || op.kind == Kind::Power; };
   return std::ranges::any_of(program.operators, computes) ? std::optional(Resolved(program, inputs).run())
                                                           : std::nullopt;
 }

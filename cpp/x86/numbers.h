@@ -22,7 +22,7 @@ void forEachSized(const Program& program, int64_t number, std::vector<bool>& see
   }
   seen[number] = true;
   const Number& of = program.numbers[number];
-  if (of.how == Number::How::Size) {
+  if (of.how == Number::How::Size || of.how == Number::How::Sizes) {
     visit(of.a);
   } else if (of.how != Number::How::Constant) {
     forEachSized(program, of.a, seen, visit);

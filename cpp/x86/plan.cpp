@@ -54,7 +54,7 @@ Plan::Plan(Program program) : program_(std::move(program)) {
     }
     const bool mixes = typesOf(op.kind) == Types::Mixed;
     const auto isCertain = [&](int64_t value) { return bool(certain[value]); };
-    if (op.kind == Kind::Input || op.kind == Kind::Constant) {
+    if (op.kind == Kind::Input || op.kind == Kind::Constant || op.kind == Kind::Power) {
       certain[op.output] = op.kind == Kind::Constant && op.tensors[0].dim() > 0;
     } else if (mixes || isMove(op.kind)) {
       certain[op.output] = std::ranges::any_of(op.inputs, isCertain);

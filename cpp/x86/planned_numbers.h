@@ -16,13 +16,24 @@ class PlannedNumbers {
   // Sets the attributes that the model computes. Refuses what does not follow from sizes.
   void set(Operator& op, const Computed& computed);
 
+  // A number that is a power of one that follows from sizes, such as its inverse root; nothing for others.
+  std::optional<Operator> power(const Value* value);
+
   // Says which values of the program the sizes are of, now that all are known. Throws `RefusedOperator` where one is not
   // there when it is needed.
   void settle(const std::function<std::optional<int64_t>(const Value* tensor)>& valueOf);
 
  private:
-  int64_t number(Value* value);
-  Number made(Value* value);
+  // factor base^exponent; without a base, the factor alone.
+  struct Power {
+    double factor, exponent = 1;
+    const Value* base = nullptr;
+
+    Power raised(double by) const { return {std::pow(factor, by), exponent * by, base}; }
+  };
+  std::optional<Power> powerOf(const Value* value, int depth);
+  int64_t number(const Value* value);
+  Number made(const Value* value);
 
   const Reader& reader_;
   Program& program_;

@@ -54,9 +54,10 @@ constexpr Signature kSignatures[] = {
     {"group_norm", 1, 1, 1, 1, NormTensors::Count, NormTensors::Count},
     {"recurrent", 2, 3, RecurrentAttributes::Count, RecurrentAttributes::Count, 3, 3},
     {"constant", 0, 0, 0, 0, 1, 1},
+    {"power", 0, 0, 1, 1, 1, 1},
 };
 constexpr size_t kKinds = std::size(kSignatures);
-static_assert(kKinds == static_cast<size_t>(Kind::Constant) + 1);
+static_assert(kKinds == static_cast<size_t>(Kind::Power) + 1);
 
 } // namespace
 

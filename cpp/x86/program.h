@@ -82,6 +82,7 @@ enum class Kind {
   GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
   Recurrent, // from what the input gives and the states in front of the first step to all states, see RecurrentAttributes
   Constant, // its elements are tensors[0]
+  Power, // a number: tensors[0] are a factor and the exponent of attributes[0], which the model computes of sizes
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
@@ -155,10 +156,21 @@ struct NormTensors {
 };
 
 // A whole number that follows from sizes. `a` and `b` are numbers before it, by position, but for Constant, which is
-// `a`, and Size, that of value `a` along axis `b`. Quotients are rounded towards minus infinity, and remainders go
+// `a`, Size, that of value `a` along axis `b`, and Sizes, all of value `a`: attributes and no number. Quotients are rounded towards minus infinity, and remainders go
 // with them, as Python's do.
 struct Number {
-  enum class How : int64_t { Constant, Size, Sum, Difference, Product, Quotient, Remainder, Smaller, Larger };
+  enum class How : int64_t {
+    Constant,
+    Size,
+    Sum,
+    Difference,
+    Product,
+    Quotient,
+    Remainder,
+    Smaller,
+    Larger,
+    Sizes
+  };
 
   How how;
   int64_t a = 0, b = 0;
@@ -172,7 +184,7 @@ struct Operator {
   std::vector<int64_t> attributes;
   // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
   // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a
-  // constant: uint8 or float32, of its shape.
+  // constant: uint8 or float32, of its shape. Of a power: float64 [2].
   std::vector<at::Tensor> tensors;
   // Attributes that the model computes of sizes, by position, and the numbers that they are. They are known when the
   // program is prepared (numbers.h); till then `attributes` has 1 in their place.

@@ -101,11 +101,12 @@ Numbers Reader::numbers(const Node* node, const std::string& name) const {
     return numbers;
   }
   const bool list = value->node()->kind() == c10::prim::ListConstruct && !isWritten(value);
+  const bool takes_all = node->kind() == c10::aten::reshape || node->kind() == c10::aten::expand;
   const auto elements = list ? value->node()->inputs().vec() : std::vector{value};
   for (Value* element : elements) {
     refuseUnless(
-        element->type()->kind() == c10::TypeKind::IntType, "its operand '", name,
-        "' is computed by the model");
+        (takes_all && isSizes(element)) || element->type()->kind() == c10::TypeKind::IntType, "its operand '",
+        name, "' is computed by the model");
     const auto known = find(element);
     if (!known) {
       numbers.computed.emplace_back(numbers.known.size(), element);
@@ -272,7 +273,7 @@ bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
       choose_qparams,      quantize_dynamic,   dequantize_dynamic};
-  return kinds.count(node->kind()) > 0 || computesSizes(node) ||
+  return kinds.count(node->kind()) > 0 || computesNumber(node) ||
          node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
 }
 

@@ -86,6 +86,7 @@ class Inference {
       case Kind::GroupNorm: return normalized(kAffineAxis);
       case Kind::Recurrent: return recurrent();
       case Kind::Constant: return op_.tensors[0].sizes().vec();
+      case Kind::Power: return {};
       case Kind::Input:
       case Kind::Quantize:
       case Kind::Dequantize:

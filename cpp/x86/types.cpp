@@ -48,6 +48,7 @@ Types typesOf(Kind kind) {
     case Kind::Part:
     case Kind::Pad:
     case Kind::Constant: return Types::Same;
+    case Kind::Power: return Types::Real;
     default: return Types::Codes;
   }
 }

@@ -36,8 +36,8 @@ class ValueView:
         shape: what the graph knows of a tensor's shape: sizes, None for unknown ones; None if
             nothing. Traced graphs have that of the example inputs.
         dtype: a tensor's dtype, if the graph knows.
-        from_sizes: whether it is a whole number, or a list of these, that follows from sizes of
-            tensors and from constants alone.
+        from_sizes: whether it is a number, or a list of whole ones, that follows from sizes of
+            tensors and from constants alone. Traces have tensors without axes for numbers.
         producer: the node that makes it; None for inputs of the graph and of blocks.
         uses: (node, operand index) of all uses but those as a result.
         least_axes: how many axes a target has found it to have at least; None before it has looked.

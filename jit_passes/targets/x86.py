@@ -114,7 +114,7 @@ def _hides(node: NodeView, constant: torch.Tensor) -> bool:
 def _floats(node: NodeView) -> str | None:
     for value in node.inputs[:2]:
         if not value.is_constant:
-            if not value.is_tensor:
+            if not value.is_tensor and not value.from_sizes:
                 return "one of its operands is a number that the model computes"
         elif isinstance(value.constant, torch.Tensor) and value.constant.dim() > 0:
             if value.constant.dtype != torch.float32 or value.constant.dim() > MOST_AXES:

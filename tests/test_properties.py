@@ -127,6 +127,7 @@ NEVER = {
     "clamp_codes",
     "copy_written",
     "expand_recurrent",
+    "fold_moved_constants",
     "fold_written_constants",
     "gather_activations",
     "gather_rms_norm",

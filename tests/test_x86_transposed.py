@@ -254,7 +254,7 @@ def test_mutated_states() -> None:
     [
         (0, 4, "1 to 3 spatial axes, not 4"),
         (1, 4, "6 results in 4 groups"),
-        (2, 2, "a window in more than its 2 spatial axes"),
+        (2, 2, "a window in more than its spatial axes"),
         (3, 0, "a stride of 0"),
         (3, 1 << 14, "strides of a product of 32768, more than 4096"),
         (6, -1, "a padding of -1"),

@@ -172,8 +172,9 @@ bool Order::isCopied(const Node* node) const {
       Symbol::fromQualString("jit_passes::dequantize_dynamic"),
       Symbol::fromQualString("jit_passes::quantize_per_channel"),
       Symbol::fromQualString("jit_passes::dequantize_per_channel")};
-  const bool repeats = repeatsConstant(node) && !isFixed(node->input(0)->node());
-  return (kinds.count(node->kind()) > 0 || computesNumber(node) || repeats) && !isFixed(node);
+  const Node* moved = movedConstant(node);
+  const bool moves = moved != nullptr && !isFixed(moved);
+  return (kinds.count(node->kind()) > 0 || computesNumber(node) || moves) && !isFixed(node);
 }
 
 std::vector<Node*> Order::sourcesOf(Node* node) const {

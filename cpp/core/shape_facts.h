@@ -46,8 +46,9 @@ bool isSizes(const Value* value);
 // Whether it makes a number of numbers, such as the root of a size; in a tensor without axes where a trace has one.
 bool computesNumber(const Node* node);
 
-// Whether it repeats a constant tensor, as models put the token of a class in front of each image's.
-bool repeatsConstant(const Node* node);
+// The constant that it repeats or cuts as long as sizes say, as the token of a class in front of each image's, or
+// positions of as many tokens as there are; null for others.
+const Node* movedConstant(const Node* node);
 
 // A constant, also the tensor that traces make of a number.
 std::optional<int64_t> wholeNumber(const Value* value);

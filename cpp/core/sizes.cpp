@@ -76,9 +76,14 @@ bool isNumber(const Value* value, int depth) {
 
 bool computesNumber(const Node* node) { return computesNumber(node, kMostComputed); }
 
-bool repeatsConstant(const Node* node) {
-  const Node* of = node->kind() == aten::expand ? node->input(0)->node() : nullptr;
-  return of != nullptr && (of->kind() == prim::Constant || of->kind() == prim::GetAttr);
+const Node* movedConstant(const Node* node) {
+  static const auto moves = symbols({"aten::expand", "aten::slice", "aten::narrow", "aten::unsqueeze"});
+  const bool moved = moves.count(node->kind()) > 0;
+  while (moves.count(node->kind()) > 0) {
+    node = node->input(0)->node();
+  }
+  const bool constant = node->kind() == prim::Constant || node->kind() == prim::GetAttr;
+  return moved && constant && isTensor(node->output()) ? node : nullptr;
 }
 
 std::optional<int64_t> wholeNumber(const Value* value) {

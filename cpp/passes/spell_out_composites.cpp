@@ -11,7 +11,8 @@
 //   %e = aten::expand_as(%a, %x)               ->   %y = aten::div(%x, %a)
 //   %y = aten::div(%x, %e)
 //
-//   %y = aten::reshape_as(%a, %x)              ->   %y = aten::reshape(%a, [aten::size(%x, 0), aten::size(%x, 1)])
+//   %y = aten::reshape_as(%a, %x)              ->   %y = aten::reshape(%a, [aten::size(%x, 0), aten::size(%x, 1)]),
+//                                                   or of aten::size(%x), where nobody knows how many axes it has
 //
 //   %f = aten::flatten(%x, 0, 1)               ->   %x
 //   %y = aten::reshape_as(%f, %x)
@@ -23,6 +24,13 @@
 //                                                   %y = aten::add(%n, number, 1)
 //
 //   %y = aten::rsub(%x, %a, alpha)             ->   %y = aten::sub(%a, %x, alpha)
+//
+//   %y = aten::std(%x, [-1], True, True)       ->   %m = aten::mean(%x, [-1], True, None)
+//                                                   %d = aten::sub(%x, %m, 1)
+//                                                   %l = aten::linalg_vector_norm(%d, 2, [-1], True, None)
+//                                                   %y = aten::mul(%l, aten::pow(aten::size(%x, -1) - 1, -0.5))
+//
+//   %y = aten::var(%x, [-1], True, True)       ->   the sum of the squares of %d, divided by that number
 //
 //   %y = aten::glu(%x, 1)   where x is [b, 2c] ->   %a = aten::slice(%x, 1, 0, c, 1)
 //                                                   %b = aten::slice(%x, 1, c, 2c, 1)
@@ -43,8 +51,9 @@ const auto expand_as = symbol("aten::expand_as"), addcmul = symbol("aten::addcmu
 const auto rsub_kind = symbol("aten::rsub");
 
 bool isComposite(const Node* node) {
-  static const auto kinds =
-      symbols({"aten::stack", "aten::repeat_interleave", "aten::addcmul", "aten::rsub", "aten::glu"});
+  static const auto kinds = symbols(
+      {"aten::stack", "aten::repeat_interleave", "aten::addcmul", "aten::rsub", "aten::glu", "aten::std",
+       "aten::var"});
   return kinds.count(node->kind()) > 0 || takesShape(node);
 }
 
@@ -183,15 +192,46 @@ Value* spelledGate(Node* node, int64_t size) {
   return insertValue(node, aten::mul, {front, gate}, node);
 }
 
-// Of the shape that another tensor has, of that rank.
-Value* spelledShape(Node* node, int64_t rank) {
+// Along one axis. The mean is taken away first, as the difference of large sums would have few digits.
+Value* spelledDeviation(Node* node) {
+  const auto axes = node->inputs().size() == 4 ? constantInts(node->input(1)) : std::nullopt;
+  const auto known = constantOf(node->input(node->inputs().size() > 2 ? 2 : 0));
+  if (!axes || axes->size() != 1 || !known || !(known->isNone() || known->isBool() || known->isInt())) {
+    return nullptr;
+  }
+  const int64_t correction = known->isInt() ? known->toInt() : known->isNone() || known->toBool();
+  const auto insert = [&](c10::Symbol kind, const std::vector<Value*>& operands) {
+    return insertValue(node, kind, operands, node);
+  };
+  const auto number = [&](c10::Symbol kind, const std::vector<Value*>& operands, const c10::TypePtr& type) {
+    return insertValue(node, kind, operands, node, type);
+  };
+  Value *x = node->input(0), *along = node->input(1), *keeps = node->input(3);
+  Value *none = insertConstant(node, c10::IValue()), *one = insertConstant(node, int64_t{1});
+  Value* mean = insert(aten::mean, {x, along, insertConstant(node, true), none});
+  Value* difference = insert(aten::sub, {x, mean, one});
+  Value* count = number(aten::size, {x, insertConstant(node, axes->front())}, c10::IntType::get());
+  count = number(aten::sub, {count, insertConstant(node, correction)}, c10::IntType::get());
+  if (node->kind() == aten::var) {
+    Value* sum = insert(aten::sum, {insert(aten::square, {difference}), along, keeps, none});
+    return insert(aten::div, {sum, count});
+  }
+  static const auto vector_norm = symbol("aten::linalg_vector_norm");
+  Value* length = insert(vector_norm, {difference, insertConstant(node, int64_t{2}), along, keeps, none});
+  Value* factor = number(aten::pow, {count, insertConstant(node, -0.5)}, c10::FloatType::get());
+  return insert(aten::mul, {length, factor});
+}
+
+// Of the shape that another tensor has, of that rank, if it is known.
+Value* spelledShape(Node* node, std::optional<int64_t> rank) {
   Value *tensor = node->input(0), *other = node->input(1);
   std::vector<Value*> sizes;
-  for (int64_t axis = 0; axis < rank; ++axis) {
+  for (int64_t axis = 0; axis < rank.value_or(0); ++axis) {
     Value* of = insertConstant(node, axis);
     sizes.push_back(insertValue(node, aten::size, {other, of}, node, c10::IntType::get()));
   }
-  Value* list = listOf(sizes, node, c10::ListType::ofInts());
+  const auto ints = c10::ListType::ofInts();
+  Value* list = rank ? listOf(sizes, node, ints) : insertValue(node, aten::size, {other}, node, ints);
   if (node->kind() == expand_as) {
     return insertValue(node, aten::expand, {tensor, list, insertConstant(node, false)}, node);
   }
@@ -216,13 +256,16 @@ Value* spelled(const Composite& composite) {
   if (node->kind() == aten::glu) {
     return composite.gated ? spelledGate(node, *composite.gated) : nullptr;
   }
+  if (node->kind() == aten::std || node->kind() == aten::var) {
+    return spelledDeviation(node);
+  }
   if (composite.is_broadcast) {
     return node->input(0);
   }
   if (Value* same = sameElements(node)) {
     return same;
   }
-  return composite.rank ? spelledShape(node, *composite.rank) : nullptr;
+  return spelledShape(node, composite.rank);
 }
 
 bool spellOutComposites(PassContext& context) {

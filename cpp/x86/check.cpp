@@ -122,6 +122,7 @@ class Checker {
         checkWeights(op, 2);
         return require(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
       case Kind::Table: return checkTable(op);
+      case Kind::Fill: return require(between(op.attributes[0], 0, UINT32_MAX), "it has no float32");
       case Kind::Power:
       case Kind::Add: return checkNumbers(op.tensors[0], 2, "factors");
       case Kind::MaxPool:
@@ -183,15 +184,11 @@ class Checker {
     int64_t residues = 1;
     for (size_t i = 0; i < 3; ++i) {
       const int64_t kernel = weight.size(2 + i);
-      checkWindow(kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
-      require(
-          between(a[A::PadAfter + i], transposed ? -kMostWindow : 0, kMostWindow), "a padding of ",
-          a[A::PadAfter + i]);
+      const bool used = i + a[A::Spatial] >= 3;
+      checkWindow(used, kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
+      const int64_t most = used ? kMostWindow : 0;
+      require(between(a[A::PadAfter + i], transposed ? -most : 0, most), "a padding of ", a[A::PadAfter + i]);
       residues *= a[A::Stride + i];
-      require(
-          i + a[A::Spatial] >= 3 || (kernel == 1 && a[A::Stride + i] == 1 && a[A::PadBefore + i] == 0 &&
-                                     a[A::PadAfter + i] == 0 && a[A::Dilation + i] == 1),
-          "a window in more than its ", a[A::Spatial], " spatial axes");
     }
     require(
         !transposed || residues <= kMaxResidues, "strides of a product of ", residues, ", more than ",
@@ -202,7 +199,11 @@ class Checker {
     require(between(spatial, 1, 3), "it has 1 to 3 spatial axes, not ", spatial);
   }
 
-  void checkWindow(int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
+  // Along an axis that is used, or one of size 1.
+  void checkWindow(bool used, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
+    require(
+        used || (kernel == 1 && stride == 1 && pad == 0 && dilation == 1),
+        "a window in more than its spatial axes");
     require(
         between(kernel, 1, kMostWindow) && between(stride, 1, kMostWindow) && between(pad, 0, kMostWindow) &&
             between(dilation, 1, kMostWindow),
@@ -317,12 +318,9 @@ class Checker {
         "a switch that is not 0 or 1, or a divisor below 0");
     for (size_t i = 0; i < 3; ++i) {
       const int64_t kernel = a[A::Kernel + i], pad = a[A::Pad + i];
-      checkWindow(kernel, a[A::Stride + i], pad, a[A::Dilation + i]);
+      checkWindow(i + a[A::Spatial] >= 3, kernel, a[A::Stride + i], pad, a[A::Dilation + i]);
       require(pad <= kernel / 2, "a padding of more than half of the window");
       require(op.kind == Kind::MaxPool || a[A::Dilation + i] == 1, "an average with a dilation");
-      require(
-          i + a[A::Spatial] >= 3 || (kernel == 1 && a[A::Stride + i] == 1 && a[A::Dilation + i] == 1),
-          "a window in more than its ", a[A::Spatial], " spatial axes");
     }
   }
 

@@ -36,6 +36,14 @@ struct DivideFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y = b is 0 ? a : number. Operands as for AddFloats. Items: rows.
+struct FillFloats {
+  FloatOperand a, b;
+  float number = 0;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // How float32 becomes codes: as Quantize has them.
 struct ToCodes {
   float inverse_scale = 1, offset = 0;

@@ -103,6 +103,7 @@ class Lowering : public Dynamics {
       case Kind::Add: return lowerBroadcast(Does::Add, index);
       case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
       case Kind::Divide: return lowerBroadcast(Does::Divide, index);
+      case Kind::Fill: return lowerBroadcast(Does::Fill, index);
       case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
       case Kind::Power: break; // which is a constant by now
       case Kind::Mean:

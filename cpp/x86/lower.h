@@ -43,6 +43,7 @@ struct Step {
     Add,
     Multiply,
     Divide,
+    Fill,
     MaxPool,
     Average,
     Mean,

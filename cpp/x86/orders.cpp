@@ -25,7 +25,8 @@ Sizes orderOf(const Operator& op, const std::vector<Sizes>& orders, const std::v
     case Kind::Dequantize: return orders[op.inputs[0]];
     case Kind::Add:
     case Kind::Multiply:
-    case Kind::Divide: // of the first operand that is as large as the result
+    case Kind::Divide:
+    case Kind::Fill: // of the first operand that is as large as the result
       for (const int64_t input : op.inputs) {
         if (sizes[input] == sizes[op.output]) {
           return orders[input];

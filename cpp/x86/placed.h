@@ -61,6 +61,7 @@ Part dequantized(const Memory& from, const Memory& to);
 AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
 MultiplyFloats floatProduct(const Memory& a, const Memory& b);
 DivideFloats floatQuotient(const Memory& a, const Memory& b);
+FillFloats floatFill(const Operator& op, const Memory& a, const Memory& b);
 ReduceFloats reductionOf(const Operator& op);
 Part scaledChannels(const Operator& op, const Memory& from, const Memory& to);
 Part averaged(

@@ -258,6 +258,7 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
         {"sub", {sub, false}},
         {"mul", {multiply, false}},
         {"div", {quotient, false}},
+        {"masked_fill", {maskedFill, false}},
         {"gelu", {gelu, false}},
         {"sigmoid", {namedFunction, false}},
         {"silu", {namedFunction, false}},

@@ -107,6 +107,13 @@ Planned quotient(const Reader& reader, Node* node) {
   return function(node, FloatFunction::Scale, {1 / *number});
 }
 
+Planned maskedFill(const Reader& reader, Node* node) {
+  const auto number = numberOf(reader, node->input(2));
+  refuseUnless(number.has_value(), "the model computes what it fills in");
+  const int64_t bits = std::bit_cast<uint32_t>(static_cast<float>(*number));
+  return {{Kind::Fill, "", {}, 0, {bits}, {}}, {node->input(0), node->input(1)}};
+}
+
 // PyTorch computes these powers in the same way.
 Planned power(const Reader& reader, Node* node) {
   static const std::map<double, FloatFunction::Which> known{

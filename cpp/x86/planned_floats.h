@@ -17,6 +17,7 @@ Planned softplus(const Reader& reader, Node* node);
 Planned power(const Reader& reader, Node* node);
 Planned negative(const Reader& reader, Node* node);
 Planned quotient(const Reader& reader, Node* node);
+Planned maskedFill(const Reader& reader, Node* node);
 // An operator that goes over axes.
 Planned reduction(const Reader& reader, Node* node);
 Planned clipping(Node* node, double low, double high);

@@ -50,6 +50,7 @@ class Preparation {
       case Does::Add: return add(step);
       case Does::Multiply: return multiply(step);
       case Does::Divide: return binary(step, floatQuotient(in(step, 0), in(step, 1)));
+      case Does::Fill: return binary(step, floatFill(operatorOf(step), in(step, 0), in(step, 1)));
       case Does::MaxPool: return maxPool(step);
       case Does::Average: return average(step);
       case Does::Mean: return mean(step);

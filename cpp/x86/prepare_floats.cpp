@@ -105,6 +105,11 @@ DivideFloats floatQuotient(const Memory& a, const Memory& b) {
   return {floatOperandOf(a), floatOperandOf(b)};
 }
 
+FillFloats floatFill(const Operator& op, const Memory& a, const Memory& b) {
+  return {
+      floatOperandOf(a), floatOperandOf(b), std::bit_cast<float>(static_cast<uint32_t>(op.attributes[0]))};
+}
+
 Part scaledChannels(const Operator& op, const Memory& from, const Memory& to) {
   const at::Tensor signs = op.tensors[kWeight].flatten().to(at::kDouble);
   const at::Tensor factors = (signs * op.tensors[kWeightScales]).to(at::kFloat), bias = op.tensors[kBias];

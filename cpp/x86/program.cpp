@@ -22,6 +22,7 @@ constexpr Signature kSignatures[] = {
     {"add", 2, 2, 0, 0, 1, 1},
     {"multiply", 2, 2, 0, 0, 0, 0},
     {"divide", 2, 2, 0, 0, 0, 0},
+    {"fill", 2, 2, 1, 1, 0, 0},
     {"max_pool", 1, 1, PoolAttributes::Count, PoolAttributes::Count, 0, 0},
     {"average_pool", 1, 1, PoolAttributes::Count, PoolAttributes::Count, 0, 0},
     {"adaptive_average", 1, 1, 2, 4, 0, 0},

@@ -50,7 +50,8 @@ enum class Kind {
   Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
   Multiply, // of two tensors, which broadcast; in float32 where one of the three is
   Divide,   // the first by the second, which broadcast; gives float32
-  MaxPool,  // see PoolAttributes
+  Fill, // the first, and a number where the second is not 0; both broadcast; attributes: the bits of its float32
+  MaxPool,         // see PoolAttributes
   AveragePool,     // see PoolAttributes
   AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
   Mean,            // attributes: whether axes are kept, axes

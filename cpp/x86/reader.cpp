@@ -24,6 +24,16 @@ bool isDequantize(const Node* node) {
   return node->kind() == dequantize || node->kind() == dequantize_per_channel;
 }
 
+// Whether all that read it, moved or as it is, take truths from it: those of masked_fill.
+bool hidesOnly(const Value* value) {
+  static const auto moves = symbols({"aten::expand", "aten::slice", "aten::narrow", "aten::unsqueeze"});
+  return std::ranges::all_of(value->uses(), [](const torch::jit::Use& use) {
+    return use.user->kind() == c10::aten::masked_fill
+               ? use.offset == 1
+               : moves.count(use.user->kind()) > 0 && hidesOnly(use.user->output());
+  });
+}
+
 } // namespace
 
 int64_t axesOf(const Value* tensor) {
@@ -214,7 +224,7 @@ std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) 
   if (!coded) {
     at::Tensor floats = held->toTensor().detach().contiguous();
     const bool number = floats.dim() == 0 && !floats.is_complex(); // what tracing makes of one
-    floats = number ? floats.to(at::kFloat) : floats;
+    floats = number || hidesOnly(value) ? floats.to(at::kFloat) : floats;
     refuseUnless(floats.scalar_type() == at::kFloat, "its constant is not float32");
     return std::pair(floats, kFloat32);
   }

@@ -52,7 +52,8 @@ class Inference {
       case Kind::DynamicLinear: return linear();
       case Kind::Add:
       case Kind::Multiply:
-      case Kind::Divide: return broadcast(first(), *operands_[1]);
+      case Kind::Divide:
+      case Kind::Fill: return broadcast(first(), *operands_[1]);
       case Kind::MaxPool:
       case Kind::AveragePool: return pool();
       case Kind::AdaptiveAverage:

@@ -12,7 +12,8 @@ Types typesOf(Kind kind) {
     case Kind::Dequantize: return Types::ToFloats;
     case Kind::Add:
     case Kind::Multiply:
-    case Kind::Divide: return Types::Mixed;
+    case Kind::Divide:
+    case Kind::Fill: return Types::Mixed;
     case Kind::DynamicLinear:
     case Kind::DynamicConvolution:
     case Kind::DynamicTransposedConvolution:
@@ -60,7 +61,7 @@ bool hasFloats(Kind kind) {
 
 // Of layer norm, sums of more codes than that would leave int32.
 bool hasCodes(const Operator& op) {
-  return typesOf(op.kind) != Types::Real && op.kind != Kind::Divide &&
+  return typesOf(op.kind) != Types::Real && op.kind != Kind::Divide && op.kind != Kind::Fill &&
          (op.kind != Kind::LayerNorm || op.tensors[NormTensors::Weight].numel() <= kMostNormalized);
 }
 
@@ -76,7 +77,8 @@ int64_t leastAxes(const Operator& op, int64_t first, int64_t most) {
     case Kind::Constant: return op.tensors[0].dim();
     case Kind::Add:
     case Kind::Multiply:
-    case Kind::Divide: return most;
+    case Kind::Divide:
+    case Kind::Fill: return most;
     case Kind::MatrixProduct: return 0;
     default: break;
   }

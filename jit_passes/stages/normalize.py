@@ -50,6 +50,7 @@ CANONICAL_FORM = (
     "canonicalize_pool",
     "fold_sizes",
     *_SETTLED,  # by sizes
+    "fold_moved_constants",
     "spell_out_weights",  # as lists, which constants would be again
     "raise_sizes",
     "keep_leading_axes",

@@ -124,6 +124,14 @@ def _floats(node: NodeView) -> str | None:
     return None if is_constant_behind(node, 2) else "one of its options is computed by the model"
 
 
+def _fill(node: NodeView) -> str | None:
+    number = node.inputs[2].constant
+    known = (isinstance(number, torch.Tensor) and number.dim() == 0) or isinstance(
+        number, float | int
+    )
+    return None if known else "the model computes what it fills in"
+
+
 def _quotient(node: NodeView) -> str | None:
     return "it rounds quotients" if len(node.inputs) > 2 else _floats(node)
 
@@ -281,6 +289,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         "aten::batch_norm": _batch_norm,
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _quotient,
+        "aten::masked_fill": _fill,
         "aten::to": _to_float,
         **dict.fromkeys(("aten::matmul", "aten::bmm"), _tensors),
         **dict.fromkeys((*FUNCTIONS, *CLIPS), options),

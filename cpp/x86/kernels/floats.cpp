@@ -39,6 +39,14 @@ JIT_PASSES_VECTORIZED void divideFloats(const float* a, const float* b, int64_t 
   }
 }
 
+JIT_PASSES_VECTORIZED void fillFloats(
+    const float* a, const float* b, int64_t count, float number, float* out) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = b[i] == 0 ? a[i] : number;
+  }
+}
+
 JIT_PASSES_VECTORIZED void scaleChannels(
     const float* x, const float* factor, const float* bias, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -124,6 +132,12 @@ void ScaleFloats::run(const Image& in, const Image& out, int64_t begin, int64_t 
 
 void DivideFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
   overFloats(a, b, x, y, out, begin, end, divideFloats);
+}
+
+void FillFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, [&](const float* l, const float* r, int64_t count, float* to) {
+    fillFloats(l, r, count, number, to);
+  });
 }
 
 } // namespace jit_passes::x86

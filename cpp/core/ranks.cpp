@@ -21,6 +21,15 @@ std::optional<int64_t> countedBut(const Node* slice) {
   return std::nullopt;
 }
 
+// One of the parts into which chunk, split or the like cuts a tensor; null for other operators, and for unbind.
+const Value* partOf(const Node* list) {
+  const bool cuts = !isTensor(list->output()) && list->kind() != aten::unbind;
+  const auto& uses = list->output()->uses();
+  const bool unpacked = cuts && uses.size() == 1 && uses[0].user->kind() == prim::ListUnpack &&
+                        uses[0].user->owningBlock() == list->owningBlock();
+  return unpacked && !uses[0].user->outputs().empty() ? uses[0].user->output(0) : nullptr;
+}
+
 } // namespace
 
 std::optional<int64_t> Shapes::rank(const Value* tensor) const {
@@ -56,10 +65,13 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
     const auto weighted = weightedOperator(use.user);
     const bool keeps =
         keepsShape(use.user) || (weighted && weighted->spatial_dims == 0 && weightRank(use.user) != 1);
-    if (keeps && use.offset == 0 && use.user->owningBlock() == node->owningBlock()) {
-      if (const auto own = rank(use.user->output())) {
-        return own;
-      }
+    const bool here = use.offset == 0 && use.user->owningBlock() == node->owningBlock();
+    if (const auto own = here && keeps ? rank(use.user->output()) : std::nullopt) {
+      return own;
+    }
+    const auto* part = here && movesData(use.user) ? partOf(use.user) : nullptr;
+    if (const auto own = part != nullptr ? rankReadDirectly(part) : std::nullopt) {
+      return own;
     }
   }
   return std::nullopt;
@@ -83,6 +95,12 @@ std::optional<int64_t> Shapes::rankReadDirectly(const Value* tensor) const {
     }
     if (const auto own = rankRead(use)) {
       return own;
+    }
+    const bool listed = use.user->kind() == prim::ListConstruct && use.user->output()->uses().size() == 1;
+    const Node* product = listed ? use.user->output()->uses()[0].user : nullptr;
+    const bool here = product != nullptr && product->owningBlock() == tensor->node()->owningBlock();
+    if (const auto labels = here ? einsumLabels(product) : std::nullopt) {
+      return (use.offset == 0 ? labels->a : labels->b).size();
     }
   }
   return std::nullopt;
@@ -156,6 +174,9 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   }
   if (isCount(node)) {
     return 1;
+  }
+  if (node->kind() == prim::NumToTensor) {
+    return 0;
   }
   if (const Value* made = sizesMade(node)) {
     const auto sizes = ofList(made);

@@ -2,6 +2,8 @@
 //
 //   aten::einsum("b h i d, b h j d -> b h i j", [%a, %b])   ->  aten::matmul(%a, aten::transpose(%b, -2, -1))
 //   aten::einsum("bij,bjd->bid", [%a, %b])                  ->  aten::matmul(%a, %b)
+//   aten::einsum("bct,bcs->bts", [%a, %b])                  ->  aten::matmul(aten::transpose(%a, -2, -1), %b)
+//   aten::einsum("bts,bcs->bct", [%a, %b])                  ->  aten::matmul(%b, aten::transpose(%a, -2, -1))
 //
 // where the labels of a batch come first, in the same order, in operands and result; one label is summed over, and the
 // others are those of rows and columns. Without a batch too. Other equations stay as they are, and so do those of which
@@ -14,50 +16,63 @@
 namespace jit_passes {
 namespace {
 
-// A product of matrices, whose right operand is as it is or transposed: its rows are the columns of the product then.
-enum class Product { kNone, kPlain, kTransposed };
+// A product of matrices, of operands in this order or in the other, each as it is or transposed.
+struct Product {
+  bool swapped, left_transposed, right_transposed;
+};
 
-Product productOf(const EinsumLabels& labels) {
-  const auto& [a, b, result] = labels;
-  if (a.size() < 2 || a.size() != b.size() || a.size() != result.size()) {
-    return Product::kNone;
+std::optional<Product> productOf(const EinsumLabels& labels) {
+  const auto& result = labels.result;
+  if (result.size() < 2 || labels.a.size() != result.size() || labels.b.size() != result.size()) {
+    return std::nullopt;
   }
-  const size_t batch = a.size() - 2;
-  const std::string common = a.substr(0, batch);
-  const char row = a[batch], summed = a[batch + 1], column = result[batch + 1];
-  const bool fits = b.substr(0, batch) == common && result.substr(0, batch) == common &&
-                    result[batch] == row && column != row && column != summed && row != summed;
-  const std::string matrix = b.substr(batch);
-  if (fits && matrix == std::string{summed, column}) {
-    return Product::kPlain;
+  const size_t batch = result.size() - 2;
+  const std::string common = result.substr(0, batch);
+  if (labels.a.substr(0, batch) != common || labels.b.substr(0, batch) != common) {
+    return std::nullopt;
   }
-  return fits && matrix == std::string{column, summed} ? Product::kTransposed : Product::kNone;
+  for (const bool swapped : {false, true}) {
+    const std::string left = (swapped ? labels.b : labels.a).substr(batch);
+    const std::string right = (swapped ? labels.a : labels.b).substr(batch);
+    const char row = result[batch], column = result[batch + 1];
+    for (const auto& [summed, left_transposed] : {std::pair(left[1], false), {left[0], true}}) {
+      const bool rows = left == (left_transposed ? std::string{summed, row} : std::string{row, summed});
+      const bool plain = right == std::string{summed, column},
+                 transposed = right == std::string{column, summed};
+      if (rows && (plain || transposed) && row != column && summed != row && summed != column) {
+        return Product{swapped, left_transposed, transposed};
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 // Whether the sizes along the label that is summed over are known to be one: einsum repeats a size of 1, and a product
 // does not.
-bool fits(const Shapes& shapes, const Node* list, const EinsumLabels& labels, bool transposed) {
-  const auto rank = static_cast<int64_t>(labels.a.size());
-  return shapes.ofAxis(list->input(0), rank - 1) ==
-         shapes.ofAxis(list->input(1), transposed ? rank - 1 : rank - 2);
+bool fits(const Shapes& shapes, const Node* list, const Product& product) {
+  const Extent left = shapes.ofAxis(list->input(product.swapped), product.left_transposed ? -2 : -1);
+  return left == shapes.ofAxis(list->input(!product.swapped), product.right_transposed ? -1 : -2);
 }
 
 bool canonicalizeEinsum(PassContext& context) {
   const Shapes shapes(context);
-  std::vector<std::pair<Node*, bool>> products; // and whether the right operand is to be transposed
+  std::vector<std::pair<Node*, Product>> products;
   forEachNode(*context.graph(), [&](Node* node) {
     const auto labels = einsumLabels(node);
-    const Product product = labels ? productOf(*labels) : Product::kNone;
-    const bool transposed = product == Product::kTransposed;
-    if (product != Product::kNone && fits(shapes, node->input(1)->node(), *labels, transposed)) {
-      products.emplace_back(node, transposed);
+    const auto product = labels ? productOf(*labels) : std::nullopt;
+    if (product && fits(shapes, node->input(1)->node(), *product)) {
+      products.emplace_back(node, *product);
     }
   });
-  for (const auto& [node, transposed] : products) {
+  for (const auto& [node, product] : products) {
     const Node* list = node->input(1)->node();
-    const auto number = [before = node](int64_t value) { return insertConstant(before, value); };
-    Value *a = list->input(0), *b = list->input(1);
-    b = transposed ? insertValue(node, aten::transpose, {b, number(-2), number(-1)}, node) : b;
+    const auto matrix = [&, before = node](Value* operand, bool transposed) {
+      const auto number = [&](int64_t value) { return insertConstant(before, value); };
+      return transposed ? insertValue(before, aten::transpose, {operand, number(-2), number(-1)}, before)
+                        : operand;
+    };
+    Value* a = matrix(const_cast<Node*>(list)->input(product.swapped), product.left_transposed);
+    Value* b = matrix(const_cast<Node*>(list)->input(!product.swapped), product.right_transposed);
     replaceNode(node, insertValue(node, aten::matmul, {a, b}, node));
   }
   return !products.empty();

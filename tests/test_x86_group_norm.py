@@ -1,4 +1,4 @@
-"""Group norm on codes: the kernel against numpy, plans against reference models, and networks."""
+"""Group norm: the kernel on codes against numpy, plans against reference models, and networks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import jit_passes
-from tests.plans import Grid, plan_of, traced
+from tests.plans import Grid, plan_of, plans_in, traced
 from tests.test_x86_attention_kernels import assert_rounds_to
 from tests.test_x86_floats import converted, kinds_of
 from tests.test_x86_rim import batches
@@ -98,6 +98,63 @@ def test_plans(channels: int, groups: int, sizes: tuple[int, ...]) -> None:
             plan.run([torch.randn(2, channels, *sizes[1:], 0)])
     with pytest.raises(RuntimeError, match=f"takes {channels} features"):
         plan.run([torch.randn(2, channels + 1, *sizes)])
+
+
+class InFloats(nn.Module):
+    """Group norm in float32, behind a function of an input and in front of one."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, channels)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.relu(self.norm(nn.functional.leaky_relu(x)))
+
+
+@pytest.mark.parametrize("sizes", [(), (9,), (5, 7), (3, 4, 5)], ids=str)
+@pytest.mark.parametrize(("channels", "groups"), GROUPS[1:])
+def test_plans_in_float32(channels: int, groups: int, sizes: tuple[int, ...]) -> None:
+    """Against double precision; the mean may be large beside the deviation, or all values one."""
+    torch.manual_seed(0)
+    model = InFloats(channels, groups)
+    plan = plan_of(traced(model, torch.randn(2, channels, *sizes)))
+    exact = InFloats(channels, groups)
+    exact.load_state_dict(model.state_dict())
+    exact = exact.double()
+    for batch, mean in ((2, 0.0), (3, 30.0), (5, 1.0)):
+        x = torch.randn(batch, channels, *sizes) + mean
+        x[0] = 2.5
+        with torch.no_grad():
+            expected = exact(x.double())
+        (got,) = plan.run([x])
+        assert (got - expected).abs().max() < 2e-6 * (1 + mean) * (1 + expected.abs().max())
+    strided = torch.randn(2, *sizes, channels).movedim(-1, 1)
+    with torch.no_grad():
+        expected = exact(strided.double())
+    assert (plan.run([strided])[0] - expected).abs().max() < 4e-6 * (1 + expected.abs().max())
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_networks_in_float32(mode: str) -> None:
+    """One plan where the layers around it take floats, and where its result is read in float."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.SiLU(), nn.Conv2d(32, 16, 3),
+        nn.GroupNorm(4, 16),
+    ).eval()  # fmt: skip
+    data = batches(2, 3, 12, 16)
+    lowered = jit_passes.quantize_script(
+        torch.jit.script(model), data, target="x86", mode=mode, progress=False
+    )
+    assert len(plans_in(lowered)) == 1
+    for shape in ((2, 3, 12, 16), (1, 3, 5, 4), (0, 3, 8, 8)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            expected, got = model(x), lowered(x)
+        assert got.shape == expected.shape
+        assert (got - expected).square().sum() <= 1e-3 * expected.square().sum()
 
 
 class Unit(nn.Module):

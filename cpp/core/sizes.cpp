@@ -76,10 +76,40 @@ bool isNumber(const Value* value, int depth) {
 
 bool computesNumber(const Node* node) { return computesNumber(node, kMostComputed); }
 
+namespace {
+
+// Whether a number, or a list, is made of sizes and constants alone.
+bool followsFromSizes(const Value* value) {
+  std::unordered_set<const Value*> seen{value};
+  std::vector<const Value*> pending{value};
+  while (!pending.empty()) {
+    const Node* node = pending.back()->node();
+    pending.pop_back();
+    if (node->kind() == prim::Constant || node->kind() == aten::size) {
+      continue;
+    }
+    if (node->kind() != prim::ListConstruct && node->kind() != prim::ListUnpack &&
+        !computesNumber(node, kMostComputed)) {
+      return false;
+    }
+    for (const Value* operand : node->inputs()) {
+      if (seen.insert(operand).second) {
+        pending.push_back(operand);
+      }
+    }
+  }
+  return true;
+}
+
+} // namespace
+
 const Node* movedConstant(const Node* node) {
   static const auto moves = symbols({"aten::expand", "aten::slice", "aten::narrow", "aten::unsqueeze"});
   const bool moved = moves.count(node->kind()) > 0;
   while (moves.count(node->kind()) > 0) {
+    if (!std::ranges::all_of(node->inputs().slice(1), followsFromSizes)) {
+      return nullptr;
+    }
     node = node->input(0)->node();
   }
   const bool constant = node->kind() == prim::Constant || node->kind() == prim::GetAttr;

@@ -32,6 +32,12 @@
 //
 //   %y = aten::var(%x, [-1], True, True)       ->   the sum of the squares of %d, divided by that number
 //
+//   %y = aten::baddbmm(%x, %a, %b, beta, alpha) -> %p = aten::mul(aten::bmm(%a, %b), alpha)
+//                                                   %y = aten::add(%p, %x, beta)
+//
+//   %y = aten::selu(%x)                        ->   %e = aten::elu(%x, 1.673, 1, 1)
+//                                                   %y = aten::mul(%e, 1.0507)
+//
 //   %y = aten::glu(%x, 1)   where x is [b, 2c] ->   %a = aten::slice(%x, 1, 0, c, 1)
 //                                                   %b = aten::slice(%x, 1, c, 2c, 1)
 //                                                   %s = aten::sigmoid(%b)
@@ -48,12 +54,12 @@ namespace {
 
 const auto repeat_interleave_kind = symbol("aten::repeat_interleave");
 const auto expand_as = symbol("aten::expand_as"), addcmul = symbol("aten::addcmul");
-const auto rsub_kind = symbol("aten::rsub");
+const auto rsub_kind = symbol("aten::rsub"), baddbmm = symbol("aten::baddbmm");
 
 bool isComposite(const Node* node) {
   static const auto kinds = symbols(
       {"aten::stack", "aten::repeat_interleave", "aten::addcmul", "aten::rsub", "aten::glu", "aten::std",
-       "aten::var"});
+       "aten::var", "aten::selu", "aten::baddbmm"});
   return kinds.count(node->kind()) > 0 || takesShape(node);
 }
 
@@ -118,8 +124,9 @@ std::vector<Composite> compositesOf(const PassContext& context) {
         (node->kind() == aten::stack && std::ranges::any_of(node->input(0)->node()->inputs(), is_written))) {
       continue;
     }
-    const bool repeats = node->kind() == repeat_interleave_kind;
-    const auto rank = isTensor(node->input(!repeats)) ? shapes.rank(node->input(!repeats)) : std::nullopt;
+    const size_t shaped = node->kind() == repeat_interleave_kind ? 0 : 1; // the operand whose rank counts
+    const bool has_rank = node->inputs().size() > shaped && isTensor(node->input(shaped));
+    const auto rank = has_rank ? shapes.rank(node->input(shaped)) : std::nullopt;
     const bool is_broadcast = node->kind() == expand_as && isBroadcastAnyway(node, shapes);
     found.push_back({node, rank, is_broadcast, sizeGated(node, shapes)});
   }
@@ -192,6 +199,26 @@ Value* spelledGate(Node* node, int64_t size) {
   return insertValue(node, aten::mul, {front, gate}, node);
 }
 
+// Rounded before it is added, where the fused operator may not be. With a beta of 0 nobody reads what is added, which is
+// often a tensor that was never filled.
+Value* spelledProduct(Node* node) {
+  const auto beta = constantNumber(node->input(3));
+  if (!beta) {
+    return nullptr;
+  }
+  Value* product = insertValue(node, aten::bmm, {node->input(1), node->input(2)}, node);
+  product = insertValue(node, aten::mul, {product, node->input(4)}, node);
+  return *beta == 0 ? product : insertValue(node, aten::add, {product, node->input(0), node->input(3)}, node);
+}
+
+// Klambauer et al., "Self-Normalizing Neural Networks", 2017, https://arxiv.org/abs/1706.02515, equation 2.
+Value* spelledSelu(Node* node) {
+  constexpr double alpha = 1.6732632423543772848170429916717, scale = 1.0507009873554804934193349852946;
+  Value* one = insertConstant(node, int64_t{1});
+  Value* elu = insertValue(node, aten::elu, {node->input(0), insertConstant(node, alpha), one, one}, node);
+  return insertValue(node, aten::mul, {elu, insertConstant(node, scale)}, node);
+}
+
 // Along one axis. The mean is taken away first, as the difference of large sums would have few digits.
 Value* spelledDeviation(Node* node) {
   const auto axes = node->inputs().size() == 4 ? constantInts(node->input(1)) : std::nullopt;
@@ -255,6 +282,12 @@ Value* spelled(const Composite& composite) {
   }
   if (node->kind() == aten::glu) {
     return composite.gated ? spelledGate(node, *composite.gated) : nullptr;
+  }
+  if (node->kind() == baddbmm) {
+    return spelledProduct(node);
+  }
+  if (node->kind() == aten::selu) {
+    return spelledSelu(node);
   }
   if (node->kind() == aten::std || node->kind() == aten::var) {
     return spelledDeviation(node);

@@ -50,6 +50,17 @@ struct ToCodes {
   CodeRange range = {};
 };
 
+// Over the channels of a group, of which all have as many, in all pixels of an image. Sums are in double; see LayerNorm
+// (attention.h) for the factor, and GroupNorm for items.
+struct GroupNormFloats {
+  int64_t groups;
+  const float *weight, *bias;
+  double eps;
+
+  int64_t items(const Image& out) const;
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // Over the channels of each pixel, with d = x - (sum of x) / n:
 //
 //   factor = float(1 / sqrt((sum of d^2) / n + eps)), in double but for the sums

@@ -86,6 +86,15 @@ Part softmaxed(const Step& step, const Memory& from, const Memory& to) {
 
 Part normalized(const Operator& op, const Step& step, const Memory& from, const Memory& to) {
   const auto &weight = op.tensors[NormTensors::Weight], &bias = op.tensors[NormTensors::Bias];
+  const double given = op.tensors[NormTensors::Eps].item<double>();
+  if (op.kind == Kind::GroupNorm && to.grid->is_float) {
+    const GroupNormFloats kernel{
+        op.attributes[0], weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), given};
+    const Part part = unary(kernel, image(from), image(to));
+    return {part.items, [held = op.tensors, run = part.run](const Call& call, int64_t begin, int64_t end) {
+              run(call, begin, end);
+            }};
+  }
   const double scale = ratio(*step.grid);
   struct Numbers {
     AlignedVector<float> multiplier, offset;
@@ -96,7 +105,7 @@ Part normalized(const Operator& op, const Step& step, const Memory& from, const 
     numbers->offset.push_back(
         static_cast<float>(offsetOf(*step.grid) + bias.const_data_ptr<float>()[c] / scale));
   }
-  const double eps = op.tensors[NormTensors::Eps].item<double>() / (ratio(*from.grid) * ratio(*from.grid));
+  const double eps = given / (ratio(*from.grid) * ratio(*from.grid));
   const CodeRange range = codeRangeOf(*step.grid);
   Part part;
   if (op.kind == Kind::GroupNorm) {

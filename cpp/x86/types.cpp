@@ -33,6 +33,7 @@ Types typesOf(Kind kind) {
     case Kind::AdaptiveAverage:
     case Kind::Mean:
     case Kind::LayerNorm:
+    case Kind::GroupNorm:
     case Kind::Softmax:
     case Kind::Concat:
     case Kind::Flatten:

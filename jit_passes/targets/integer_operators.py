@@ -55,13 +55,31 @@ def show_constants(graph: GraphView) -> None:
         node.output.is_constant, node.output.constant = True, operator(*operands)
 
 
+# Of a constant they are copied into each region that reads their result, as the constant is.
+_OF_CONSTANTS = frozenset(f"aten::{kind}" for kind in ("expand", "slice", "narrow", "unsqueeze"))
+
+
+def _is_moved_constant(value: ValueView) -> bool:
+    maker = value.producer
+    while maker is not None and maker.kind in _OF_CONSTANTS:
+        value, *numbers = maker.inputs
+        if not all(number.is_constant or number.from_sizes for number in numbers):
+            return False
+        maker = value.producer
+    return value.is_constant
+
+
 def computes(node: NodeView) -> bool:
-    """Say whether a node computes a tensor from others that the model computes."""
+    """Say whether a node computes a tensor from others that the model computes.
+
+    One that holds a number, which follows from sizes, is none.
+    """
     return (
         not node.kind.startswith("prim::")
         and (node.moves_data or any(value.is_tensor for value in node.outputs))
-        and any(value.is_tensor and not value.is_constant for _, _, value in node.operands)
+        and any(value.is_tensor and not _is_moved_constant(value) for _, _, value in node.operands)
         and not node.traits.asks_for_shape
+        and not any(value.from_sizes for value in node.outputs)
     )
 
 

@@ -65,13 +65,19 @@ class Region:
     outputs: tuple[RegionValue, ...]
 
     def named(self, operator: str) -> str:
-        """Return the name in the model of an operator that the region's own graph calls so."""
+        """Return the name in the model of an operator that the region's own graph calls so.
+
+        Of what it only has a copy of, such as a part of a constant, that of the first reader.
+        """
         nodes = GraphView.of(self.module).nodes
         own = [n.name for n in nodes if n.name and computes(n)]
         names = dict(zip(own, self.operators, strict=True))
-        if operator not in names:
-            raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")
-        return names[operator]
+        readers = [node for node in nodes if node.name == operator]
+        for node in readers:  # which grows
+            if node.name in names:
+                return names[node.name]
+            readers += [user for value in node.outputs for user, _ in value.uses]
+        raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")
 
     def __str__(self) -> str:
         ends = " to ".join(dict.fromkeys((self.operators[0], self.operators[-1])))

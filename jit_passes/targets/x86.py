@@ -287,6 +287,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         **dict.fromkeys(pools, options),
         **{f"aten::{kind}": sizes for kind in resizes},
         "aten::batch_norm": _batch_norm,
+        "aten::group_norm": _group_norm,
         **dict.fromkeys(SOFTMAX, _softmax),
         "aten::div": _quotient,
         "aten::masked_fill": _fill,

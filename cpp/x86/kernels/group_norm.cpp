@@ -3,6 +3,7 @@
 
 #include "plain.h"
 #include "x86/attention.h"
+#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -32,7 +33,7 @@ JIT_PASSES_VECTORIZED void addMoments(
   }
 }
 
-// Channel by channel: as `LayerNorm` has it, with a factor and an offset of each.
+// Channel by channel: as `LayerNorm` has it, with a factor and an offset of each; of float32, the mean itself.
 struct Lanes {
   float factor[kGroupLanes], mean[kGroupLanes], multiplier[kGroupLanes], offset[kGroupLanes];
 };
@@ -49,6 +50,42 @@ JIT_PASSES_VECTORIZED void normalizePixels(
   }
 }
 
+struct FloatMoments {
+  double sum = 0, squares = 0;
+};
+
+JIT_PASSES_VECTORIZED void addMoments(
+    const float* in, int64_t pixels, int64_t stride, int64_t channels, FloatMoments* moments) {
+  double sums[kGroupLanes] = {}, squares[kGroupLanes] = {};
+  for (int64_t x = 0; x < pixels; ++x) {
+    for (int64_t c = 0; c < channels; ++c) {
+      const double number = in[x * stride + c];
+      sums[c] += number;
+      squares[c] += number * number;
+    }
+  }
+  for (int64_t c = 0; c < channels; ++c) {
+    moments[c].sum += sums[c];
+    moments[c].squares += squares[c];
+  }
+}
+
+// The mean is taken away first: beside a small deviation it would leave few digits of a product.
+JIT_PASSES_VECTORIZED void normalizePixels(
+    const float* in, int64_t in_stride, int64_t pixels, int64_t channels, const Lanes& lanes, float* out,
+    int64_t out_stride) {
+  float multiplier[kGroupLanes];
+  for (int64_t c = 0; c < channels; ++c) {
+    multiplier[c] = lanes.factor[c] * lanes.multiplier[c];
+  }
+  for (int64_t x = 0; x < pixels; ++x) {
+    for (int64_t c = 0; c < channels; ++c) {
+      const float centred = in[x * in_stride + c] - lanes.mean[c];
+      out[x * out_stride + c] = __builtin_fmaf(centred, multiplier[c], lanes.offset[c]);
+    }
+  }
+}
+
 // body(row) for each of an image.
 template <typename Body>
 void overRowsOf(const Image& image, int64_t n, const Body& body) {
@@ -61,33 +98,29 @@ int64_t groupsAtOnce(int64_t channels, int64_t groups) {
   return std::max<int64_t>(1, kGroupLanes * groups / channels);
 }
 
-} // namespace
-
-int64_t GroupNorm::items(const Image& out) const {
+int64_t blocksOf(const Image& out, int64_t groups) {
   const int64_t at_once = groupsAtOnce(out.channels, groups);
-  return out.images * ((groups + at_once - 1) / at_once);
+  return (groups + at_once - 1) / at_once;
 }
 
-void GroupNorm::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const int64_t size = out.channels / groups, at_once = groupsAtOnce(out.channels, groups);
-  const int64_t blocks = (groups + at_once - 1) / at_once;
-  const int64_t count = size * out.depth * out.height * out.width;
+// For each item: moments of its groups by add(first channel, channels, row, moments), the factor and the mean of each
+// by normal(moments), and write(first channel, channels, row, lanes).
+template <typename Of, typename Norm, typename Add, typename Normal, typename Write>
+void overGroups(
+    const Norm& norm, const Image& in, const Image& out, int64_t begin, int64_t end, const float* multiplier,
+    const float* offset, const Add& add, const Normal& normal, const Write& write) {
+  const int64_t size = out.channels / norm.groups, at_once = groupsAtOnce(out.channels, norm.groups);
+  const int64_t blocks = blocksOf(out, norm.groups);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t n = item / blocks, group = item % blocks * at_once;
-    const int64_t first = group * size, last = std::min(group + at_once, groups) * size;
-    Moments of_groups[kGroupLanes];
+    const int64_t first = group * size, last = std::min(group + at_once, norm.groups) * size;
+    Of of_groups[kGroupLanes];
     for (int64_t c = first; c < last; c += kGroupLanes) {
       const int64_t channels = std::min(kGroupLanes, last - c);
-      Moments moments[kGroupLanes];
-      overRowsOf(in, n, [&](int64_t row) {
-        for (int64_t x = 0; x < in.width; x += kMostInRow) {
-          addMoments(
-              in.rowAt(row) + x * in.pixel + c, std::min(kMostInRow, in.width - x), in.pixel, channels,
-              moments);
-        }
-      });
+      Of moments[kGroupLanes];
+      overRowsOf(in, n, [&](int64_t row) { add(c, channels, row, moments); });
       for (int64_t i = 0; i < channels; ++i) {
-        Moments& whole = of_groups[(c + i - first) / size];
+        Of& whole = of_groups[(c + i - first) / size];
         whole.sum += moments[i].sum;
         whole.squares += moments[i].squares;
       }
@@ -96,17 +129,54 @@ void GroupNorm::run(const Image& in, const Image& out, int64_t begin, int64_t en
       const int64_t channels = std::min(kGroupLanes, last - c);
       Lanes lanes;
       for (int64_t i = 0; i < channels; ++i) {
-        const Moments& whole = of_groups[(c + i - first) / size];
-        const auto [factor, mean] = normalOf(whole.sum, whole.squares, count, eps);
+        const auto [factor, mean] = normal(of_groups[(c + i - first) / size]);
         lanes.factor[i] = factor, lanes.mean[i] = mean;
         lanes.multiplier[i] = multiplier[c + i], lanes.offset[i] = offset[c + i];
       }
-      overRowsOf(out, n, [&](int64_t row) {
-        normalizePixels(
-            in.rowAt(row) + c, in.pixel, out.width, channels, lanes, range, out.rowAt(row) + c, out.pixel);
-      });
+      overRowsOf(out, n, [&](int64_t row) { write(c, channels, row, lanes); });
     }
   }
+}
+
+} // namespace
+
+int64_t GroupNorm::items(const Image& out) const { return out.images * blocksOf(out, groups); }
+
+void GroupNorm::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const int64_t count = out.channels / groups * out.depth * out.height * out.width;
+  const auto add = [&](int64_t c, int64_t channels, int64_t row, Moments* moments) {
+    for (int64_t x = 0; x < in.width; x += kMostInRow) {
+      addMoments(
+          in.rowAt(row) + x * in.pixel + c, std::min(kMostInRow, in.width - x), in.pixel, channels, moments);
+    }
+  };
+  const auto normal = [&](const Moments& whole) { return normalOf(whole.sum, whole.squares, count, eps); };
+  const auto write = [&](int64_t c, int64_t channels, int64_t row, const Lanes& lanes) {
+    normalizePixels(
+        in.rowAt(row) + c, in.pixel, out.width, channels, lanes, range, out.rowAt(row) + c, out.pixel);
+  };
+  overGroups<Moments>(*this, in, out, begin, end, multiplier, offset, add, normal, write);
+}
+
+int64_t GroupNormFloats::items(const Image& out) const { return out.images * blocksOf(out, groups); }
+
+void GroupNormFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const double share = 1 / static_cast<double>(out.channels / groups * out.depth * out.height * out.width);
+  const auto floats = [](const Image& image, int64_t row, int64_t c) {
+    return reinterpret_cast<float*>(image.rowAt(row)) + c;
+  };
+  const int64_t from = in.pixel / int64_t(sizeof(float)), to = out.pixel / int64_t(sizeof(float));
+  const auto add = [&](int64_t c, int64_t channels, int64_t row, FloatMoments* moments) {
+    addMoments(floats(in, row, c), in.width, from, channels, moments);
+  };
+  const auto normal = [&](const FloatMoments& whole) {
+    const double mean = whole.sum * share, variance = std::max(whole.squares * share - mean * mean, 0.0);
+    return std::pair(static_cast<float>(1 / std::sqrt(variance + eps)), static_cast<float>(mean));
+  };
+  const auto write = [&](int64_t c, int64_t channels, int64_t row, const Lanes& lanes) {
+    normalizePixels(floats(in, row, c), from, out.width, channels, lanes, floats(out, row, c), to);
+  };
+  overGroups<FloatMoments>(*this, in, out, begin, end, weight, bias, add, normal, write);
 }
 
 } // namespace jit_passes::x86

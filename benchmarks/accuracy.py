@@ -93,7 +93,8 @@ def _peer(workload: Workload, name: str, held_out: Tensor, expected: Tensor) -> 
             built = runtime.build(workload, Path(folder))
             return f"{sqnr_db(expected, built.specialize(held_out)(held_out)):.1f}"
         except Exception as error:  # whatever a peer raises, the others are still compared
-            return first_line(error)[:60]
+            report.progress(f"{name}: {first_line(error)}")
+            return f"fails: {type(error).__name__}"
 
 
 if __name__ == "__main__":

@@ -241,3 +241,31 @@ def test_deviations() -> None:
         x = torch.randn(shape) + 10
         for got, want in zip(plan.run([x]), Spread()(x.double()), strict=True):
             assert torch.allclose(got.double(), want, rtol=2e-6, atol=1e-6, equal_nan=True)
+
+
+class Double(nn.Module):
+    """Adds a part of a constant that no plan has: the sum is float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+        self.register_buffer("places", torch.randn(1, LONGEST, WIDTH, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        moved = x + self.places[:, : x.shape[1]]
+        return self.last(torch.relu(moved.float()))
+
+
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+def test_constants_that_no_plan_has(form: str) -> None:
+    """Who reads one stays outside of the plans, and the others are in them."""
+    torch.manual_seed(0)
+    model, data = Double().eval(), [torch.randn(8, 5, WIDTH) for _ in range(8)]
+    script = torch.jit.script(model) if form == "scripted" else torch.jit.trace(model, data[0])
+    quantized = jit_passes.quantize_script(script, data, target="x86", progress=False)
+    assert len(plans_in(quantized)) == 2
+    with torch.no_grad():
+        for count in (5, 1, 12):
+            x = torch.randn(3, count, WIDTH)
+            assert sqnr(model(x), quantized(x)) > 22

@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.runtimes.base import THREADS, Built, Predict, Workload
 
 _INPUT = "input"
+_OUTPUT = "output"
 _BATCH = "batch"
 
 
@@ -46,20 +47,28 @@ class OnnxRuntime:
 
 
 def _export(workload: Workload, path: Path) -> None:
-    """Export with the TorchScript exporter, which folds BatchNorm, and a free batch size."""
-    axes = {_INPUT: {0: _BATCH}, "output": {0: _BATCH}}
+    """Export with a free batch size, with the TorchScript exporter, which folds BatchNorm.
+
+    With that of `torch.export` where it has not all operators.
+    """
+    names: dict[str, Any] = {"input_names": [_INPUT], "output_names": [_OUTPUT]}
+    arguments = (workload.model, (workload.calibration[0],), str(path))
+    axes = {_INPUT: {0: _BATCH}, _OUTPUT: {0: _BATCH}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter announces its deprecation
-        torch.onnx.export(
-            workload.model,
-            (workload.calibration[0],),
-            str(path),
-            opset_version=17,
-            dynamo=False,
-            input_names=[_INPUT],
-            output_names=["output"],
-            dynamic_axes=axes,
-        )
+        try:
+            torch.onnx.export(
+                *arguments, opset_version=17, dynamo=False, dynamic_axes=axes, **names
+            )
+        except torch.onnx.errors.UnsupportedOperatorError:
+            torch.onnx.export(
+                *arguments,
+                dynamo=True,
+                dynamic_shapes=({0: _BATCH},),
+                external_data=False,
+                verbose=False,
+                **names,
+            )
 
 
 def _quantize(exported: Path, quantized: Path, calibration: list[Tensor] | None) -> None:

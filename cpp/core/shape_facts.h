@@ -46,6 +46,9 @@ bool isSizes(const Value* value);
 // Whether it makes a number of numbers, such as the root of a size; in a tensor without axes where a trace has one.
 bool computesNumber(const Node* node);
 
+// Whether it is one of the moves of constants that each region has for itself.
+bool repeatsOrCuts(const Node* node);
+
 // The constant that it repeats or cuts as long as sizes say, as the token of a class in front of each image's, or
 // positions of as many tokens as there are; null for others.
 const Node* movedConstant(const Node* node);

@@ -103,10 +103,14 @@ bool followsFromSizes(const Value* value) {
 
 } // namespace
 
-const Node* movedConstant(const Node* node) {
+bool repeatsOrCuts(const Node* node) {
   static const auto moves = symbols({"aten::expand", "aten::slice", "aten::narrow", "aten::unsqueeze"});
-  const bool moved = moves.count(node->kind()) > 0;
-  while (moves.count(node->kind()) > 0) {
+  return moves.count(node->kind()) > 0;
+}
+
+const Node* movedConstant(const Node* node) {
+  const bool moved = repeatsOrCuts(node);
+  while (repeatsOrCuts(node)) {
     if (!std::ranges::all_of(node->inputs().slice(1), followsFromSizes)) {
       return nullptr;
     }

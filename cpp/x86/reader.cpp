@@ -26,11 +26,10 @@ bool isDequantize(const Node* node) {
 
 // Whether all that read it, moved or as it is, take truths from it: those of masked_fill.
 bool hidesOnly(const Value* value) {
-  static const auto moves = symbols({"aten::expand", "aten::slice", "aten::narrow", "aten::unsqueeze"});
   return std::ranges::all_of(value->uses(), [](const torch::jit::Use& use) {
     return use.user->kind() == c10::aten::masked_fill
                ? use.offset == 1
-               : moves.count(use.user->kind()) > 0 && hidesOnly(use.user->output());
+               : repeatsOrCuts(use.user) && hidesOnly(use.user->output());
   });
 }
 

@@ -119,8 +119,8 @@ def _is_linear(node: NodeView) -> bool:
     weight, dims = node.operand("weight").constant, weighted.spatial_dims
 
     def is_always(name: str, numbers: list[int]) -> bool:
-        found = node.operand(name).constant
-        return isinstance(found, list) and found * (dims // len(found)) == numbers
+        found = node.operand(name).constant  # one number may stand for all axes
+        return isinstance(found, list) and (found * dims if len(found) == 1 else found) == numbers
 
     return (
         isinstance(weight, Tensor)

@@ -4,6 +4,12 @@
 //   %b : bool = aten::__isnot__(%tensor, %none)        ->   %b : bool = prim::Constant[value=1]()
 //   %y : Tensor = prim::unchecked_cast(%tensor)        ->   %tensor
 //
+// A branch gives no None where neither way does, or where that way is known by now:
+//
+//   %m : Tensor? = prim::If(%b)                        ->   %m : Tensor = prim::If(%b)
+//     block0(): -> (%tensor)
+//     block1(): -> (%other)
+//
 // And checks of a value for itself, by which PyTorch's attention finds that query, key and value are one. Two
 // results of a branch are one if they are so both ways, and two equal views of one value count as one, as they
 // do for PyTorch's elimination of common subexpressions.
@@ -69,14 +75,40 @@ bool isOther(const Value* a, const Value* b) {
                     (is_given(a) && makesTensor(b->node())));
 }
 
+// Whether a branch's results have narrower types now: those of both ways, or of the one that is taken.
+bool narrowResults(Node* branch) {
+  bool changed = false;
+  const auto known = constantNumber(branch->input());
+  for (size_t i = 0; i < branch->outputs().size(); ++i) {
+    Value* result = branch->output(i);
+    if (result->type()->kind() != c10::TypeKind::OptionalType) {
+      continue;
+    }
+    const auto element = result->type()->expectRef<c10::OptionalType>().getElementType();
+    bool narrow = true;
+    for (const size_t side : {0, 1}) {
+      const bool taken = !known || (*known != 0) == (side == 0);
+      narrow = narrow && (!taken || branch->blocks()[side]->outputs()[i]->type()->isSubtypeOf(*element));
+    }
+    if (narrow) {
+      result->setType(element);
+      changed = true;
+    }
+  }
+  return changed;
+}
+
 bool resolveNoneChecks(PassContext& context) {
-  return replaceNodes(*context.graph(), [](Node* node) {
+  bool narrowed = false;
+  const bool replaced = replaceNodes(*context.graph(), [&](Node* node) {
     const bool is = node->kind() == aten::__is__, is_not = node->kind() == aten::__isnot__;
     const bool casts = node->kind() == prim::unchecked_cast ||
                        node->kind() == prim::unchecked_unwrap_optional ||
                        node->kind() == aten::_unwrap_optional;
     Value* replacement = nullptr;
-    if (casts && node->input()->type()->isSubtypeOf(*node->output()->type())) {
+    if (node->kind() == prim::If) {
+      narrowed |= narrowResults(node);
+    } else if (casts && node->input()->type()->isSubtypeOf(*node->output()->type())) {
       replacement = node->input();
     } else if ((is || is_not) && isTensor(node->input(0)) && isSame(node->input(0), node->input(1))) {
       replacement = insertConstant(node, is);
@@ -91,6 +123,7 @@ bool resolveNoneChecks(PassContext& context) {
     }
     return replacement;
   });
+  return replaced || narrowed;
 }
 
 const RegisterPass resolve_none_checks_pass{

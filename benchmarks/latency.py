@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks.measure import alternate, ratios, spread, sqnr_db
 from benchmarks.models import MODELS, ModelSpec
+from benchmarks.models.whole import EVERY
 from benchmarks.runtimes import RUNTIMES, Built, Runtime, Workload, first_line
 from benchmarks.runtimes.base import THREADS, Predict, missing_requirement
 
@@ -51,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runtimes = available_runtimes(options.runtimes)
     sections = []
     for name in options.models:
-        outcomes = _measure_model(MODELS[name], runtimes, options)
+        outcomes = _measure_model(EVERY[name], runtimes, options)
         for batch in options.batch:
-            sections.append(_section(MODELS[name], batch, outcomes, options.baseline))
+            sections.append(_section(EVERY[name], batch, outcomes, options.baseline))
             print(sections[-1], end="\n\n", flush=True)
         # Written after every model: an interrupted run keeps what it has measured.
         report.write_section(options.output, _SECTION, _body(sections, words, options))
@@ -73,7 +74,7 @@ def available_runtimes(names: Sequence[str]) -> dict[str, Runtime]:
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=EVERY, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=_STATIC)
     parser.add_argument("--baseline", choices=RUNTIMES, default="quantize_jit_x86")

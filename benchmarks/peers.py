@@ -31,6 +31,7 @@ from benchmarks import report
 from benchmarks.latency import TIMED_SEED, available_runtimes, workload_of
 from benchmarks.measure import ratios, sample, spread, sqnr_db, warm_up
 from benchmarks.models import MODELS
+from benchmarks.models.whole import EVERY
 from benchmarks.runtimes import RUNTIMES, Built, first_line
 from benchmarks.runtimes.base import THREADS, Predict
 
@@ -126,9 +127,9 @@ def _resident_megabytes() -> float:
 def _build(connection: Connection, model: str, names: Sequence[str], folder: Path) -> None:
     """Quantize by each runtime in turn, and send what it made, or an error, and the SQNR."""
     torch.set_num_threads(THREADS)
-    workload, held_out, expected = workload_of(MODELS[model])
+    workload, held_out, expected = workload_of(EVERY[model])
     for name, runtime in available_runtimes(names).items():
-        report.progress(f"{MODELS[model].title}: building {name}")
+        report.progress(f"{EVERY[model].title}: building {name}")
         try:
             built = runtime.build(workload, folder)
             sqnr = sqnr_db(expected, built.specialize(held_out)(held_out))
@@ -158,9 +159,9 @@ def measure(model: str, batches: Sequence[int], names: Sequence[str], rounds: in
     with tempfile.TemporaryDirectory() as folder:
         made = build_all(model, names, Path(folder))
         for batch in batches:
-            report.progress(f"{MODELS[model].title}: timing batch {batch}")
-            rows = _time(made, MODELS[model].inputs(batch, TIMED_SEED), rounds)
-            tables.append(_table(f"{MODELS[model].title}, batch {batch}", rows))
+            report.progress(f"{EVERY[model].title}: timing batch {batch}")
+            rows = _time(made, EVERY[model].inputs(batch, TIMED_SEED), rounds)
+            tables.append(_table(f"{EVERY[model].title}, batch {batch}", rows))
             print(tables[-1], end="\n\n", flush=True)
     return tables
 
@@ -255,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for and write the results file."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=EVERY, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
     chosen = [_OURS, "jit_passes", "onnxruntime", "openvino", "quantize_jit_x86"]
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=chosen)

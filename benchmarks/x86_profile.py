@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from benchmarks.models import MODELS
+from benchmarks.models.whole import EVERY
 from benchmarks.runtimes.base import THREADS
 from benchmarks.runtimes.jit_passes import quantize_with_jit_passes
 from benchmarks.x86_kernels import peak as peak_of
@@ -79,7 +80,7 @@ def table(rows: list[tuple[str, int, int]], whole: float, peak: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=EVERY, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
     parser.add_argument("--image", nargs=2, type=int, metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--integer-layer-norm", action="store_true")
@@ -92,13 +93,13 @@ def main() -> None:
     peak = options.threads * peak_of(Form[level.upper()])
     print(f"peak of {options.threads} threads, {level}: {peak / 1e9:.0f} GMAC/s\n")
     for name in options.models:
-        spec = MODELS[name]
+        spec = EVERY[name]
         with torch.no_grad():
             batches = [
                 spec.inputs(_CALIBRATION_BATCH_SIZE, _CALIBRATION_SEED + index)
                 for index in range(_CALIBRATION_BATCHES)
             ]
-        scripted = torch.jit.script(spec.build())
+            scripted = spec.form(spec.build(), batches[0])
         target = X86(integer_layer_norm=options.integer_layer_norm)
         given = batches if options.mode == "static" else None
         model = quantize_with_jit_passes(scripted, given, None, target, options.mode)

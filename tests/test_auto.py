@@ -386,6 +386,8 @@ def test_products_on_integers_by_a_rule(target: str) -> None:
     every = quantized({"op": "matmul", "mode": "static"})
     assert set(products(every).values()) == {"static"}
     assert modes(every)["layers.0.q:linear"] == "dynamic"
+    found = jit_passes.compare(model, every, CALIBRATION)  # all its codes are within one plan
+    assert found.sqnr > 30 and (target == "reference" or "layers.0:matmul" in found.unmatched)
     undone = {"module": "layers.2", "op": "matmul", "keep_float": True}
     found = products(quantized({"op": "matmul", "mode": "static"}, undone))
     assert {name[:8] for name, mode in found.items() if mode == "float"} == {"layers.2"}

@@ -264,7 +264,7 @@ class _Comparison:
             operator, source = (node.kind, node.source) if made else ("", "")
             pair = Pair(name, node.index, site)
             rows[pair] = _Row(name, kind, operator, source, grid)
-        if not rows and report.values:
+        if report.values and not any(value.name in nodes for value in report.values):
             raise JitPassesError(
                 "no value of the quantized model is one of the float model: was it made of this "
                 "one? Of one that has trained, the float model is jit_passes.strip(qat)[0]"

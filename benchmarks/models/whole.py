@@ -78,7 +78,7 @@ WHOLE: dict[str, ModelSpec] = {
         vocab_size=51865,
     ),
     "word_tagger": ModelSpec(
-        "LSTM tagger, 50 tokens", WordTagger, partial(words, tokens=50), traced=True
+        "LSTM tagger of words, 50 tokens", WordTagger, partial(words, tokens=50), traced=True
     ),
     "dlrm": ModelSpec("DLRM", DLRM, clicks, traced=True),
     "ssdlite": ModelSpec("SSDlite, 320", SSDlite, partial(images, size=320), traced=True),

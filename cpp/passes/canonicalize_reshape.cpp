@@ -384,8 +384,10 @@ bool canonicalizeReshape(PassContext& context) {
     value->setType(node->output()->type());
     replaceNode(node, value);
   }
-  changed |= !found.empty() && keepRanks(context); // named axes tell of others
-  return changed || !found.empty();
+  changed |= !found.empty();
+  while (changed && keepRanks(context)) { // named axes tell of others, and ranks of more
+  }
+  return changed;
 }
 
 const RegisterPass canonicalize_reshape_pass{

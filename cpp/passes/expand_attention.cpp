@@ -273,7 +273,7 @@ bool expandAttention(PassContext& context) {
     return false;
   }
   const KnownValues known(context);
-  const Shapes shapes(context);
+  const Shapes shapes(context, /*batched=*/false); // the sizes of a mask go by certain axes
   FloatValues floats(context);
   forEachNode(*context.graph(), [&](const Node* node) { floats.add(node); });
   std::vector<Expansion> expanded; // all of them before the first is replaced

@@ -33,7 +33,7 @@ _MODULE = "benchmarks.accuracy"
 _MODES = ("auto", "static", "dynamic")
 _PEERS = ("onnxruntime", "onnxruntime_dynamic")
 _HEADER = (
-    "model", "on integers, plans", *_MODES, "ONNX Runtime, static", "dynamic",
+    "model", "on integers, plans", *_MODES, "ONNX Runtime static", "ONNX Runtime dynamic",
 )  # fmt: skip
 _DEFAULT = [*WHOLE, "lstm", "gru", "unet", "efficientnet_b0", "convnext"]
 

@@ -259,7 +259,7 @@ class Double(nn.Module):
 
 @pytest.mark.parametrize("form", ["scripted", "traced"])
 def test_constants_that_no_plan_has(form: str) -> None:
-    """Who reads one stays outside of the plans, and the others are in them."""
+    """Its reader stays outside of the plans, and the others are in them."""
     torch.manual_seed(0)
     model, data = Double().eval(), [torch.randn(8, 5, WIDTH) for _ in range(8)]
     script = torch.jit.script(model) if form == "scripted" else torch.jit.trace(model, data[0])

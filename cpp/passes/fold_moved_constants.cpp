@@ -4,8 +4,8 @@
 //   %h = aten::eq(%m, 0)
 //   %y = aten::masked_fill(%x, %h, -inf)             %y = aten::masked_fill(%x, %m, -inf)
 //
-// Models keep a mask for as many tokens as there may be, cut it, and compare it in each call. Who reads the result gives
-// a tensor of its own, so nobody can write to the constant, which is a copy for each caller otherwise.
+// Models keep a mask for as many tokens as there may be, cut it, and compare it in each call. Readers of the result give
+// tensors of their own, so nobody can write to the constant.
 #include "core/operators.h"
 #include "core/registry.h"
 #include "core/shape_facts.h"

@@ -15,7 +15,8 @@ from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
 from ..specification.parameters import QParams
-from .integer_operators import Reader, computes, parameters_of, quantizer_of
+from .integer_operators import Reader
+from .reference_nodes import computes, parameters_of, quantizer_of
 from .target import RefusedOperator, Target
 from .units import DEQUANTIZE, QUANTIZE
 

@@ -1,0 +1,108 @@
+"""What nodes of a reference model stand for: codes and their parameters, constants, operators."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..graph.view import GraphView, NodeView, ValueView
+from ..quantizers.capability import Spec
+from ..quantizers.selection import origin_of
+from ..specification.grid import DTYPES
+from ..specification.parameters import QParams
+from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
+from .units import DEQUANTIZE, QUANTIZE
+
+PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+
+
+def quantizer_of(value: ValueView) -> NodeView | None:
+    """Return the quantize whose codes a value stands for, as they are or rearranged."""
+    maker = origin_of(value, ()).producer
+    if maker is None or maker.kind != DEQUANTIZE:
+        return None
+    source = maker.inputs[0].producer
+    known = source is not None and all(value.is_constant for value in source.inputs[1:])
+    return source if known and source is not None and source.kind == QUANTIZE else None
+
+
+def parameters_of(quantize: NodeView) -> QParams:
+    """Return the parameters of an activation."""
+    scale, zero_point, low, high, dtype = (value.constant for value in quantize.inputs[1:])
+    return QParams(scale, zero_point, None, low, high, dtype_of(dtype))
+
+
+def dtype_of(number: int) -> str:
+    return ("uint8", "int8", "int16", "int32")[number]
+
+
+def show_constants(graph: GraphView) -> None:
+    """Let what a reference model dequantizes of constants count as constants in a snapshot."""
+    for node in graph.nodes:
+        if node.kind not in (DEQUANTIZE, PER_CHANNEL) or not node.inputs[0].is_constant:
+            continue
+        operands = [value.constant for value in node.inputs]
+        operator = getattr(torch.ops.jit_passes, node.kind.removeprefix("jit_passes::"))
+        node.output.is_constant, node.output.constant = True, operator(*operands)
+
+
+# Of a constant they are copied into each region that reads their result, as the constant is.
+_OF_CONSTANTS = frozenset(f"aten::{kind}" for kind in ("expand", "slice", "narrow", "unsqueeze"))
+
+
+def _is_moved_constant(value: ValueView) -> bool:
+    maker = value.producer
+    while maker is not None and maker.kind in _OF_CONSTANTS:
+        value, *numbers = maker.inputs
+        if not all(number.is_constant or number.from_sizes for number in numbers):
+            return False
+        maker = value.producer
+    return value.is_constant
+
+
+def computes(node: NodeView) -> bool:
+    """Say whether a node computes a tensor from others that the model computes.
+
+    One that holds a number, which follows from sizes, is none.
+    """
+    return (
+        not node.kind.startswith("prim::")
+        and (node.moves_data or any(value.is_tensor for value in node.outputs))
+        and any(value.is_tensor and not _is_moved_constant(value) for _, _, value in node.operands)
+        and not node.traits.asks_for_shape
+        and not any(value.from_sizes for value in node.outputs)
+    )
+
+
+def specs_of(quantize: NodeView) -> list[Spec]:
+    """Return the specifications that an activation's parameters may have come from."""
+    p = parameters_of(quantize)
+    assert isinstance(p.scale, float) and isinstance(p.zero_point, int)
+    schemes = ["per_tensor_affine"]
+    if p.zero_point == (p.quant_min + p.quant_max + 1) // 2:
+        schemes.append("per_tensor_symmetric")
+    if math.frexp(p.scale)[0] == 0.5:
+        schemes.append("per_tensor_power_of_two")
+    grid = (p.scale, p.zero_point, p.dtype, p.quant_min, p.quant_max)
+    return [FixedQParamsQuantizationSpec(*grid, scheme) for scheme in schemes]
+
+
+def specs_of_weight(dequantize: NodeView) -> list[Spec]:
+    """Return those of a weight; of its codes, the range that occurs, widened to 0 and 1."""
+    codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
+    per = "channel" if axis else "tensor"
+    schemes = [f"per_{per}_affine"]
+    if not torch.as_tensor(zero_point).any():
+        schemes.append(f"per_{per}_symmetric")
+        if bool((torch.frexp(torch.as_tensor(scale)).mantissa == 0.5).all()):
+            schemes.append(f"per_{per}_power_of_two")
+    dtype = next(name for name, known in DTYPES.items() if known == codes.dtype)
+    low, high = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 1)
+    grid = (dtype, min(low, 0), max(high, 1))
+    grouped = axis and scale.dim() > 1
+    group_size = codes.shape[1 - axis[0]] // scale.shape[1] if grouped else None
+    return [
+        QuantizationSpec(*grid, scheme, axis[0] if axis else None, group_size=group_size)
+        for scheme in schemes
+    ]

@@ -34,6 +34,7 @@ def parameters_of(quantize: NodeView) -> QParams:
 
 
 def dtype_of(number: int) -> str:
+    """Return the name of a dtype of codes by the number that graphs have for it."""
     return ("uint8", "int8", "int16", "int32")[number]
 
 

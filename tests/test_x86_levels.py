@@ -17,7 +17,7 @@ import jit_passes
 from jit_passes import _C
 from jit_passes.targets import X86, resolve_target
 
-LEVELS = ("plain", "avx2", "avx_vnni", "avx512_vnni")
+LEVELS = ("plain", "avx2", "avx_vnni", "avx512_vnni", "amx_int8")
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_the_environment_lowers_it() -> None:
 
 
 def test_an_unknown_level() -> None:
-    message = r"JIT_PASSES_X86_LEVEL\) is one of plain, avx2, avx_vnni, avx512_vnni, not 'avx9'"
+    message = r"JIT_PASSES_X86_LEVEL\) is one of plain, avx2, avx_vnni, avx512_vnni, amx_int8, not 'avx9'"
     with pytest.raises(ValueError, match=message):
         _C.set_x86_level("avx9")
     run = in_new_process("avx9", "print(_C.x86_level())")
@@ -136,5 +136,5 @@ def test_auto(level: str) -> None:
     if level not in _C.x86_levels():
         pytest.skip(f"no {level} here")
     _C.set_x86_level(level)
-    fast = level in ("avx_vnni", "avx512_vnni")
+    fast = LEVELS.index(level) >= LEVELS.index("avx_vnni")
     assert resolve_target("auto").name == ("x86" if fast else "stock")

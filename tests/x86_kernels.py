@@ -30,6 +30,7 @@ class Form(IntEnum):
     AVX2 = 1
     AVX_VNNI = 2
     AVX512_VNNI = 3
+    AMX_INT8 = 4
 
     def is_here(self) -> bool:
         return bool(_library.jit_passes_x86_has_form(ctypes.c_int32(self)))

@@ -18,15 +18,16 @@
 
 namespace jit_passes::x86 {
 
-// Levels of instructions. Each includes those before, but for the last one, which may lack AVX-VNNI:
+// Levels of instructions. Each includes those before, but for AVX-VNNI, which the last two may lack:
 //
 //   plain         any processor; loops are compiled for each level of vector units (core/vectorize.h)
 //   avx2          AVX2 and FMA: Haswell, Zen, and later
 //   avx_vnni      and AVX-VNNI: Alder Lake, and later
 //   avx512_vnni   and AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4, and later
+//   amx_int8      and the tile registers of AMX: Sapphire Rapids, and later
 //
 // Where a kernel has no form for a level, it has that of the level before.
-enum class Form : int32_t { Plain, Avx2, AvxVnni, Avx512, Count };
+enum class Form : int32_t { Plain, Avx2, AvxVnni, Avx512, Amx, Count };
 const char* nameOf(Form form);
 // Throws std::invalid_argument, which lists the names.
 Form formNamed(const std::string& name);
@@ -209,6 +210,7 @@ class Convolution {
   void packTiles(const int8_t* weight);
   int64_t itemsDepthwiseTiles(const Image& out) const;
   int64_t itemsVnni(const Image& in, const Image& out, const Image* residual) const;
+  int64_t itemsAmx(const Image& in, const Image& out, const Image* residual) const;
   int64_t itemsAvx2(const Image& in, const Image& out, const Image* residual) const;
   template <typename How>
   void runAs(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
@@ -228,6 +230,8 @@ class Convolution {
       int64_t end) const;
   void runVnni(const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const;
   void runVnni(const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runAmx(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
 
   Window window_;
   int64_t in_channels_, out_channels_;

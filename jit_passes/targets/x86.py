@@ -329,10 +329,11 @@ class X86(Target):
     """Plans of whole regions, computed by kernels of this package on plain integer tensors.
 
     uint8 activations, int8 weights with a scale for each output channel. A region is prepared for
-    the sizes of its inputs when they first come, and computed in one go. Kernels have forms for
-    AVX-512 VNNI, for AVX-VNNI, for AVX2 and for any processor, which give the same bits. The one of
-    the processor is taken; the environment variable JIT_PASSES_X86_LEVEL=avx2, one of plain, avx2,
-    avx_vnni and avx512_vnni, takes a lower one, but for loops that the compiler vectorizes.
+    the sizes of its inputs when they first come, and computed in one go. Kernels have forms for the
+    tiles of AMX, for AVX-512 VNNI, for AVX-VNNI, for AVX2 and for any processor, which give the
+    same bits. The one of the processor is taken; the environment variable
+    JIT_PASSES_X86_LEVEL=avx2, one of plain, avx2, avx_vnni, avx512_vnni and amx_int8, takes a lower
+    one, but for loops that the compiler vectorizes.
 
     Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
     layer norm, sums, gelu and attention between them. LSTM, GRU and plain recurrent layers are part

@@ -168,6 +168,7 @@ int64_t Convolution::items(const Image& in, const Image& out, const Image* resid
   switch (form_) {
     case Form::Plain: return out.rows();
     case Form::Avx512: return itemsVnni(in, out, residual);
+    case Form::Amx: return itemsAmx(in, out, residual);
     default: return itemsAvx2(in, out, residual);
   }
 }
@@ -180,6 +181,8 @@ void Convolution::runAs(const Image& in, const Image& out, const How& how, int64
       return each ? runDepthwise(in, out, how, begin, end) : runPlain(in, out, how, begin, end);
     case Form::Avx512:
       return each ? runDepthwiseVnni(in, out, how, begin, end) : runVnni(in, out, how, begin, end);
+    case Form::Amx:
+      return each ? runDepthwiseVnni(in, out, how, begin, end) : runAmx(in, out, how, begin, end);
     default: return each ? runDepthwiseAvx2(in, out, how, begin, end) : runAvx2(in, out, how, begin, end);
   }
 }

@@ -2,10 +2,11 @@
 //
 // They lie in blocks of 32 output channels, as [block][run][four bytes][channel][4] for AVX-512: runs are filled up to
 // fours with zeros, so what lies behind a run does not count. The last block of a group has 16 channels if that is
-// enough. For AVX-VNNI a block is [16 channels][run][four bytes][channel][4], and for AVX2, which multiplies pairs,
+// enough. For AMX runs are filled up to steps of equal depth. For AVX-VNNI a block is [16 channels][run][four bytes][channel][4], and for AVX2, which multiplies pairs,
 // [16 channels][run][two bytes][channel][2]; the last of its parts has 8 channels if that is enough.
 #include <algorithm>
 
+#include "amx.h"
 #include "plain.h"
 #include "tile.h"
 
@@ -24,7 +25,7 @@ int64_t mergedGroups(int64_t groups, int64_t out_group, int64_t lanes) {
 
 // The place in a block of `columns` registers of the weight of channel `c` and byte `i` of all `quads` fours.
 int64_t placeInBlock(Form form, int64_t columns, int64_t quads, int64_t c, int64_t i) {
-  if (form == Form::Avx512) {
+  if (form >= Form::Avx512) {
     return (i / 4 * columns * 16 + c) * 4 + i % 4;
   }
   const int64_t part = c / kSixChannels, lane = c % kSixChannels;
@@ -37,7 +38,7 @@ int64_t placeInBlock(Form form, int64_t columns, int64_t quads, int64_t c, int64
 
 void Convolution::packTiles(const int8_t* weight) {
   const Window& w = window_;
-  const int64_t lanes = form_ == Form::Avx512 ? 16 : 8;
+  const int64_t lanes = form_ >= Form::Avx512 ? 16 : 8;
   const int64_t merged = mergedGroups(w.groups, out_channels_ / w.groups, lanes), groups = w.groups / merged;
   const int64_t in_group = in_channels_ / groups, out_group = out_channels_ / groups;
   const int64_t in_own = in_group / merged;
@@ -45,6 +46,7 @@ void Convolution::packTiles(const int8_t* weight) {
   runs_ = joined ? w.kernel_d * w.kernel_h : w.taps();
   const int64_t length = joined ? w.kernel_w * in_group : in_group;
   quads_ = (length + 3) / 4;
+  quads_ = form_ == Form::Amx ? RunSteps(quads_).quads() : quads_;
   const bool too_long = form_ == Form::Avx2 && 4 * runs_ * quads_ > kMostWidened;
   if (runs_ > kMostRuns || too_long) {
     form_ = Form::Plain;

@@ -279,6 +279,17 @@ inline MultiplyTile multiplyTileFor(Gives gives, int64_t halves, int64_t columns
   }
 }
 
+// Sums of a tile, [pixel][half][32 channels]. Kernels that finish sums take this or AmxSums (amx.h).
+struct VnniSums {
+  using Shape = TwoHalves;
+
+  void operator()(
+      const TileOf<Shape>& tile, int64_t halves, int64_t columns, int64_t pixels, int64_t channel,
+      const int8_t* weight, const int8_t* ahead, const int32_t* start, int32_t* sums) const {
+    multiplyTileFor(Gives::Sums, halves, columns, pixels)(tile, channel, weight, ahead, start, sums);
+  }
+};
+
 } // namespace jit_passes::x86
 
 #endif

@@ -15,7 +15,7 @@ namespace jit_passes::x86 {
 
 void Convolution::packDepthwiseTiles(const int8_t* weight) {
   const Window& w = window_;
-  const int64_t wide = form_ == Form::Avx512 ? 64 : 32, lane_bytes = 16;
+  const int64_t wide = form_ >= Form::Avx512 ? 64 : 32, lane_bytes = 16;
   const int64_t sets = sharesRows(w) ? 2 : 1, fours = foursOf(w), taps = w.taps();
   const bool too_long = form_ == Form::Avx2 && fours * w.kernel_w > kMostFours;
   if (fours > kMostFours || too_long) {
@@ -26,7 +26,7 @@ void Convolution::packDepthwiseTiles(const int8_t* weight) {
   AlignedVector<int32_t> start;
   for (int64_t first = 0; first < out_channels_; first += wide) {
     const int64_t count = std::min(wide, out_channels_ - first);
-    const bool split = form_ == Form::Avx512 && count <= wide / 2;
+    const bool split = form_ >= Form::Avx512 && count <= wide / 2;
     blocks_.push_back({first, count, split ? 2 : 1, first, static_cast<int64_t>(packed_.size())});
     packed_.resize(packed_.size() + fours * sets * w.kernel_w * wide * 4);
     start.resize(start.size() + wide);

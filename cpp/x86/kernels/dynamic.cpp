@@ -7,9 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "convolution_tile.h"
-#include "convolution_tiles.h"
 #include "plain.h"
+#include "tiles_to_floats.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -80,7 +79,7 @@ constexpr auto extentOfVnni = extentOfPlain;
 #endif
 
 Extent extentOf(const float* x, int64_t count, Form form) {
-  return form == Form::Avx512 ? extentOfVnni(x, count) : extentOfPlain(x, count);
+  return form >= Form::Avx512 ? extentOfVnni(x, count) : extentOfPlain(x, count);
 }
 
 Extent extentOf(const Extent* parts, int64_t count) {
@@ -243,121 +242,10 @@ void store(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-namespace {
-
-// The factors of 32 channels for all pixels; with one grid for all, times its scale.
-struct BlockScales {
-  __m512i sums[2];
-  __m512 scales[2], bias[2];
-  __mmask16 lanes[2];
-};
-
-JIT_PASSES_VNNI_INLINE BlockScales multiplied(const BlockScales& by, const RowGrid& grid) {
-  BlockScales result = by;
-  for (int i = 0; i < 2; ++i) {
-    result.sums[i] = _mm512_mullo_epi32(_mm512_set1_epi32(grid.zero_point), by.sums[i]);
-    result.scales[i] = _mm512_mul_ps(_mm512_set1_ps(grid.scale), by.scales[i]);
-  }
-  return result;
-}
-
-JIT_PASSES_VNNI_INLINE BlockScales scalesOf(const SumsToFloats& how, int64_t first, int64_t count) {
-  BlockScales block;
-  for (int64_t i = 0; i < 2; ++i) {
-    const int64_t at = first + i * kLanes;
-    const __mmask16 lanes = block.lanes[i] = firstLanes(count) >> (i * kLanes) & 0xFFFF;
-    block.sums[i] = _mm512_maskz_loadu_epi32(lanes, how.sums + at);
-    block.scales[i] = _mm512_maskz_loadu_ps(lanes, how.scales + at);
-    block.bias[i] = _mm512_maskz_loadu_ps(lanes, how.bias + at);
-  }
-  return how.per_row ? block : multiplied(block, how.grids[0]);
-}
-
-JIT_PASSES_VNNI_INLINE __m512 floatsOfSums(const int32_t* sums, const BlockScales& block, int i) {
-  const __m512i sum = _mm512_sub_epi32(_mm512_load_si512(sums + i * kLanes), block.sums[i]);
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), block.scales[i], block.bias[i]);
-}
-
-// See runTiles. With a function, sums of a half pass through `floats`.
-class TilesToFloats {
- public:
-  using Shape = TwoHalves;
-
-  TilesToFloats(const SumsToFloats& how, const Image& out) : how_(how), out_(out) {}
-
-  void place() {}
-  JIT_PASSES_VNNI void enter(int64_t first, int64_t count) { block_ = scalesOf(how_, first, count); }
-
-  JIT_PASSES_VNNI void run(const TileWork<Shape>& work, const TargetOf<Shape>& target) {
-    multiplyTileFor(Gives::Sums, target.count, work.columns, work.pixels)(
-        work.tile, work.channel, work.weight, work.ahead, work.start, sums_);
-    for (int64_t i = 0; i < target.count; ++i) {
-      finishHalf(work, target, i);
-    }
-  }
-
- private:
-  // Where 32 channels of a pixel go, and what is added to them.
-  struct Channels {
-    float* out;
-    const float* residual;
-  };
-
-  Channels channelsOf(
-      const TileWork<Shape>& work, const TargetOf<Shape>& target, int64_t half, int64_t p) const {
-    const uint8_t* residual = how_.residual ? target.residual[half] + p * how_.residual->pixel : nullptr;
-    return {
-        reinterpret_cast<float*>(target.out[half] + p * out_.pixel) + work.first,
-        residual ? reinterpret_cast<const float*>(residual) + work.first : nullptr};
-  }
-
-  JIT_PASSES_VNNI_INLINE void put(__m512 x, int i, const Channels& to) const {
-    const __mmask16 lanes = block_.lanes[i];
-    if (to.residual) {
-      x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, to.residual + i * kLanes));
-    }
-    _mm512_mask_storeu_ps(to.out + i * kLanes, lanes, x);
-  }
-
-  JIT_PASSES_VNNI void finishHalf(const TileWork<Shape>& work, const TargetOf<Shape>& target, int64_t half) {
-    const int64_t skip = target.skip[half], pixels = work.pixels;
-    const int32_t* sums = sums_ + half * 2 * kLanes;
-    const bool direct = how_.function.which == FloatFunction::None;
-    for (int64_t p = skip; p < pixels; ++p) {
-      const BlockScales own = how_.per_row ? multiplied(block_, how_.grids[target.number[half] + p]) : block_;
-      for (int i = 0; i < 2; ++i) {
-        const __m512 x = floatsOfSums(sums + p * 4 * kLanes, own, i);
-        if (direct) {
-          put(x, i, channelsOf(work, target, half, p));
-        } else {
-          _mm512_store_ps(floats_ + (2 * p + i) * kLanes, x);
-        }
-      }
-    }
-    if (direct || skip >= pixels) {
-      return;
-    }
-    float* const begin = floats_ + 2 * skip * kLanes;
-    how_.function.run(begin, begin, 2 * (pixels - skip) * kLanes);
-    for (int64_t p = skip; p < pixels; ++p) {
-      for (int i = 0; i < 2; ++i) {
-        put(_mm512_load_ps(floats_ + (2 * p + i) * kLanes), i, channelsOf(work, target, half, p));
-      }
-    }
-  }
-
-  const SumsToFloats& how_;
-  const Image& out_;
-  BlockScales block_;
-  alignas(64) int32_t sums_[kHalf * 4 * kLanes] = {};
-  alignas(64) float floats_[kHalf * 2 * kLanes];
-};
-
-} // namespace
-
 JIT_PASSES_VNNI void Convolution::runVnni(
     const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const {
-  TilesToFloats finish(how, out);
+  const VnniSums sums;
+  TilesToFloats finish(sums, how, out);
   runTiles(in, out, how.residual, finish, begin, end);
 }
 

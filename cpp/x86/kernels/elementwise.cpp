@@ -192,21 +192,21 @@ void overOperands(Image a, Image b, const Image& out, int64_t begin, int64_t end
 } // namespace
 
 void Add::run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Avx512 ? addRunVnni : addPlain;
+  const auto run = form >= Form::Avx512 ? addRunVnni : addPlain;
   overOperands(a, b, out, begin, end, [&](const uint8_t* x, const uint8_t* y, int64_t count, uint8_t* to) {
     run(x, y, count, *this, to);
   });
 }
 
 void Multiply::run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Avx512 ? multiplyRunVnni : multiplyRun;
+  const auto run = form >= Form::Avx512 ? multiplyRunVnni : multiplyRun;
   overOperands(a, b, out, begin, end, [&](const uint8_t* x, const uint8_t* y, int64_t count, uint8_t* to) {
     run(x, y, count, *this, to);
   });
 }
 
 void LookUp::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Avx512 ? lookUpRunVnni : lookUpRun;
+  const auto run = form >= Form::Avx512 ? lookUpRunVnni : lookUpRun;
   const bool dense = in.pixel == out.channels && out.pixel == out.channels;
   PixelRun row{
       nullptr,

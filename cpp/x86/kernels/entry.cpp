@@ -156,7 +156,7 @@ constexpr auto dequantizeRunVnni = dequantizeRun;
 void quantizePlane(
     const float* in, const Strides& strides, const Image& out, const Quantize& q, uint8_t* to) {
 #ifdef JIT_PASSES_HAS_VNNI
-  if (q.form == Form::Avx512) {
+  if (q.form >= Form::Avx512) {
     for (int64_t x = 0; x < out.width; x += 16) {
       for (int64_t c = 0; c < out.channels; c += 16) {
         quantizeTile(
@@ -182,7 +182,7 @@ void quantizePlane(
 void dequantizePlane(
     const uint8_t* from, const Image& in, const Dequantize& d, float* to, const Strides& strides) {
 #ifdef JIT_PASSES_HAS_VNNI
-  if (d.form == Form::Avx512) {
+  if (d.form >= Form::Avx512) {
     for (int64_t x = 0; x < in.width; x += 16) {
       for (int64_t c = 0; c < in.channels; c += 16) {
         dequantizeTile(
@@ -221,7 +221,7 @@ bool oneRun(const Strides& strides, const Image& image) {
 
 void Quantize::run(
     const float* in, const Strides& strides, const Image& out, int64_t begin, int64_t end) const {
-  const auto quantize = form == Form::Avx512 ? quantizeRunVnni : quantizeRun;
+  const auto quantize = form >= Form::Avx512 ? quantizeRunVnni : quantizeRun;
   for (int64_t index = begin; index < end; ++index) {
     const float* from = in + rowOffset(strides, out, index);
     uint8_t* to = out.rowAt(index);
@@ -244,7 +244,7 @@ void Quantize::run(
 }
 
 void Dequantize::run(const Image& in, float* out, const Strides& strides, int64_t begin, int64_t end) const {
-  const auto dequantize = form == Form::Avx512 ? dequantizeRunVnni : dequantizeRun;
+  const auto dequantize = form >= Form::Avx512 ? dequantizeRunVnni : dequantizeRun;
   for (int64_t index = begin; index < end; ++index) {
     const uint8_t* from = in.rowAt(index);
     float* to = out + rowOffset(strides, in, index);

@@ -3,7 +3,7 @@
 // call on one thread, in parts of `part` items.
 #include <algorithm>
 
-#include "vnni.h"
+#include "amx.h"
 #include "x86/attention.h"
 #include "x86/crowd.h"
 #include "x86/dynamic.h"
@@ -40,6 +40,14 @@ JIT_PASSES_FACE int64_t jit_passes_x86_multiply_add(int64_t count, [[maybe_unuse
   "test %0, %0\n jz 2f\n1: .irp sum," sums "\n" body "\n.endr\ndec %0\njnz 1b\nvzeroupper\n2:\n"
 #define JIT_PASSES_TWELVE "0,1,2,3,4,5,6,7,8,9,10,11"
   switch (formOf(form)) {
+#ifdef JIT_PASSES_HAS_AMX
+    case Form::Amx: {
+      const AmxSums shapes(TwoSixteens::kPixels, TwoSixteens::kPixels);
+      asm volatile(JIT_PASSES_LOOP("0,1,2,3", "tdpbusd %%tmm6, %%tmm4, %%tmm\\sum")
+                   : "+r"(count)::"cc", "memory");
+      return 4 * 16 * 16 * 64;
+    }
+#endif
     case Form::Avx512:
       asm volatile(JIT_PASSES_LOOP(
                        JIT_PASSES_TWELVE ",16,17,18,19,20,21,22,23", "vpdpbusd %%zmm28, %%zmm29, %%zmm\\sum")

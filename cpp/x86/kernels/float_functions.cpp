@@ -266,7 +266,7 @@ constexpr auto geluAvx2 = geluPlain;
 } // namespace
 
 void FloatFunction::run(const float* in, float* out, int64_t count) const {
-  const auto gelu = form == Form::Plain ? geluPlain : form == Form::Avx512 ? geluVnni : geluAvx2;
+  const auto gelu = form == Form::Plain ? geluPlain : form >= Form::Avx512 ? geluVnni : geluAvx2;
   switch (which) {
     case Scale: return scaleFloats(in, first, out, count);
     case Clip: return clipFloats(in, first, second, out, count);

@@ -232,7 +232,7 @@ void FloatProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t 
   const FloatBlocks matrix(*this, b);
   const int64_t pixel = b.pixel / kFloatBytes;
   const int64_t step = transposed ? pixel : 1, stride = transposed ? 1 : pixel;
-  const auto run = form == Form::Avx512 ? packVnniFloats : packPlainFloats;
+  const auto run = form >= Form::Avx512 ? packVnniFloats : packPlainFloats;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t block = item % matrix.blocks;
     const auto* from = reinterpret_cast<const float*>(b.rowAt(item / matrix.blocks));
@@ -248,7 +248,7 @@ void FloatProduct::run(
     int64_t end) const {
   const FloatBlocks matrix(*this, b);
   const auto multiply = form == Form::Plain    ? multiplyFloatsPlain
-                        : form == Form::Avx512 ? multiplyFloatsVnni
+                        : form >= Form::Avx512 ? multiplyFloatsVnni
                                                : multiplyFloatsAvx2;
   const int64_t tiles = tilesOf(out);
   for (int64_t item = begin; item < end; ++item) {

@@ -331,7 +331,7 @@ void overRows(
 
 void SoftmaxFloats::run(
     const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Avx512 ? softmaxFloatsVnni : softmaxFloats;
+  const auto run = form >= Form::Avx512 ? softmaxFloatsVnni : softmaxFloats;
   overRows<1>(in, floats, to, begin, end, [&](const Rows<1>& rows) {
     run(rows.in[0], in.channels, *this, rows.floats[0], rows.codes[0]);
   });
@@ -339,7 +339,7 @@ void SoftmaxFloats::run(
 
 void LayerNormFloats::run(
     const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const {
-  const bool is_vector = form == Form::Avx512;
+  const bool is_vector = form >= Form::Avx512;
   overRows<kTogether>(in, floats, to, begin, end, [&]<size_t kRows>(const Rows<kRows>& rows) {
     if (is_vector) {
       normalizeVnni(rows, in.channels, *this);

@@ -6,11 +6,17 @@
 
 #include "x86/kernels.h"
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace jit_passes::x86 {
 namespace {
 
 constexpr std::array<const char*, static_cast<size_t>(Form::Count)> kFormNames = {
-    "plain", "avx2", "avx_vnni", "avx512_vnni"};
+    "plain", "avx2", "avx_vnni", "avx512_vnni", "amx_int8"};
 constexpr const char* kLevelVariable = "JIT_PASSES_X86_LEVEL";
 
 Form checked(Form form, const std::string& where) {
@@ -25,7 +31,7 @@ Form formAtFirst() {
     return checked(formNamed(level), kLevelVariable);
   }
   Form best = Form::Plain;
-  for (Form form : {Form::Avx2, Form::AvxVnni, Form::Avx512}) {
+  for (Form form : {Form::Avx2, Form::AvxVnni, Form::Avx512, Form::Amx}) {
     best = hasForm(form) ? form : best;
   }
   return best;
@@ -53,6 +59,27 @@ Form formNamed(const std::string& name) {
       name + "'");
 }
 
+namespace {
+
+// Whether there are tile registers, and the system lets this process use them: it asks for that, since a thread's
+// state takes 8 KB more to save then.
+bool mayUseTiles() {
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && __GNUC__ >= 11 && !defined(__clang__)
+  static const bool allowed = [] {
+    constexpr unsigned kInt8 = 1U << 25, kTile = 1U << 24;
+    constexpr long kRequest = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool has = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kInt8) && (d & kTile);
+    return has && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+  }();
+  return allowed;
+#else
+  return false;
+#endif
+}
+
+} // namespace
+
 bool hasForm(Form form) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -63,6 +90,7 @@ bool hasForm(Form form) {
     case Form::Avx2: return avx2;
     case Form::AvxVnni: return avx2 && __builtin_cpu_supports("avxvnni");
     case Form::Avx512: return avx2 && avx512;
+    case Form::Amx: return avx2 && avx512 && mayUseTiles();
     default: break;
   }
 #endif

@@ -58,7 +58,7 @@ constexpr auto interleaveRunVnni = interleaveRun;
 
 void Interleave::run(
     const Image* parts, size_t first, size_t count, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Avx512 ? interleaveRunVnni : interleaveRun;
+  const auto run = form >= Form::Avx512 ? interleaveRunVnni : interleaveRun;
   const int64_t all = tables.size();
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < out.width; ++x) {

@@ -83,7 +83,7 @@ constexpr auto layerNormVnni = layerNormPlain;
 } // namespace
 
 void LayerNorm::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Avx512 ? layerNormVnni : layerNormPlain;
+  const auto run = form >= Form::Avx512 ? layerNormVnni : layerNormPlain;
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < out.width; ++x) {
       run(in.rowAt(index) + x * in.pixel, out.channels, *this, out.rowAt(index) + x * out.pixel);

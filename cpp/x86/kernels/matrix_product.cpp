@@ -119,7 +119,7 @@ int64_t MatrixProduct::packItems(const Image& b) const { return b.rows() * Packe
 
 void MatrixProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t end) const {
   const PackedMatrix matrix(*this, b);
-  const auto run = form == Form::Plain ? packPlain : form == Form::Avx512 ? packVnni : packAvx2;
+  const auto run = form == Form::Plain ? packPlain : form >= Form::Avx512 ? packVnni : packAvx2;
   const int64_t step = transposed ? b.pixel : 1, stride = transposed ? 1 : b.pixel;
   for (int64_t item = begin; item < end; ++item) {
     const int64_t block = item % matrix.blocks;
@@ -141,7 +141,7 @@ void MatrixProduct::run(
     runRows<SixPixels>(*this, multiplyAvx2, a, b, packed, out, begin, end);
   } else {
     runRows<TwoHalves>(
-        *this, form == Form::Avx512 ? multiplyVnni : multiplyPlain, a, b, packed, out, begin, end);
+        *this, form >= Form::Avx512 ? multiplyVnni : multiplyPlain, a, b, packed, out, begin, end);
   }
 }
 

@@ -282,7 +282,7 @@ std::vector<Span> adaptiveSpans(int64_t in, int64_t out) {
 int64_t MaxPool::items(const Image& out) const { return out.rows() * poolBlocks(out); }
 
 void MaxPool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto largest = form == Form::Plain ? largestPlain : form == Form::Avx512 ? largestVnni : largestAvx2;
+  const auto largest = form == Form::Plain ? largestPlain : form >= Form::Avx512 ? largestVnni : largestAvx2;
   overOutputs(
       *this, {dilation_d, dilation_h, dilation_w}, in, out, begin, end,
       [&](const PoolWindow& window, const Span* /*spans*/, uint8_t* to) { largest(window, to); });
@@ -309,7 +309,7 @@ void AverageFloats::run(const Image& in, const Image& out, int64_t begin, int64_
 int64_t AveragePool::items(const Image& out) const { return out.rows() * poolBlocks(out); }
 
 void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto average = form == Form::Avx512 ? averageVnni : averagePlain;
+  const auto average = form >= Form::Avx512 ? averageVnni : averagePlain;
   overOutputs(
       *this, {1, 1, 1}, in, out, begin, end, [&](const PoolWindow& window, const Span* spans, uint8_t* to) {
         const int64_t taps = window.size[0] * window.size[1] * window.size[2];

@@ -148,7 +148,7 @@ constexpr auto stateProductsVnni = stateProductsPlain;
 #endif
 
 StateProducts productsFor(Form form) {
-  return form == Form::Avx512  ? stateProductsVnni
+  return form >= Form::Avx512  ? stateProductsVnni
          : form == Form::Plain ? stateProductsPlain
                                : stateProductsAvx2;
 }

@@ -221,7 +221,7 @@ Softmax::Softmax(double in_scale, double out_scale, Form form_of)
 }
 
 void Softmax::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  const auto run = form == Form::Plain ? softmaxPlain : form == Form::Avx512 ? softmaxVnni : softmaxAvx2;
+  const auto run = form == Form::Plain ? softmaxPlain : form >= Form::Avx512 ? softmaxVnni : softmaxAvx2;
   for (int64_t index = begin; index < end; ++index) {
     for (int64_t x = 0; x < out.width; ++x) {
       run(in.rowAt(index) + x * in.pixel, out.channels, *this, out.rowAt(index) + x * out.pixel);

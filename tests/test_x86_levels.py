@@ -117,7 +117,9 @@ def test_the_environment_lowers_it() -> None:
 
 
 def test_an_unknown_level() -> None:
-    message = r"JIT_PASSES_X86_LEVEL\) is one of plain, avx2, avx_vnni, avx512_vnni, amx_int8, not 'avx9'"
+    message = (
+        r"JIT_PASSES_X86_LEVEL\) is one of plain, avx2, avx_vnni, avx512_vnni, amx_int8, not 'avx9'"
+    )
     with pytest.raises(ValueError, match=message):
         _C.set_x86_level("avx9")
     run = in_new_process("avx9", "print(_C.x86_level())")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -160,6 +161,37 @@ def test_threads_are_left_out_one_by_one() -> None:
         crowd.finished(7, True, now)
     assert [crowd.threads(8, now + wait) for wait in (0, 639, 640)] == [1, 1, 1]
     assert crowd.threads(1, 0) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_threads_may_go_where_they_might_before(plan: Any, two_threads: None) -> None:
+    """Within a call one may be sent to another processor, most often behind a pause."""
+
+    def allowed() -> dict[str, set[int]]:
+        return {task: os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+
+    x = torch.randn(8, 3, 101, 103)
+    expected, before = plan.run([x])[0], allowed()
+    for _ in range(20):
+        time.sleep(0.05)
+        assert torch.equal(plan.run([x])[0], expected)
+    after = allowed()
+    assert all(after[task] == processors for task, processors in before.items() if task in after)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_a_caller_that_is_kept_on_one_processor(plan: Any, two_threads: None) -> None:
+    before = os.sched_getaffinity(0)
+    x = torch.randn(8, 3, 101, 103)
+    expected = plan.run([x])[0]
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        for _ in range(5):
+            time.sleep(0.02)
+            assert torch.equal(plan.run([x])[0], expected)
+            assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_many_callers_and_sizes(plan: Any, two_threads: None) -> None:

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "crowd.h"
+#include "places.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -21,6 +22,9 @@ bool isSoonOther(const std::atomic<int>& word, int seen) {
   }
   return false;
 }
+
+// A thread takes less to wake up where it has a processor.
+constexpr int64_t kAwake = 30'000;
 
 // For longer than this, and than twice its own share takes, a thread sleeps only where another has no processor.
 constexpr int64_t kLate = 500'000;
@@ -92,21 +96,29 @@ class Clock {
 // one opens the next phase, and a thread that comes late goes on where the others are.
 class Progress {
  public:
-  Progress(const std::vector<Phase>& phases, int threads, std::vector<int64_t>* nanoseconds)
-      : phases_(phases), ranges_(threads), clock_(nanoseconds) {
+  Progress(const std::vector<Phase>& phases, int threads, Places& places, std::vector<int64_t>* nanoseconds)
+      : phases_(phases), places_(places), ranges_(threads), clock_(nanoseconds) {
     open(0);
   }
 
   // Of one of so many threads, which may be fewer than there are ranges.
   void work(const Call& call, int thread, int threads) {
     const int end = static_cast<int>(phases_.size());
+    places_.enter(thread);
     for (int phase = phase_.load(std::memory_order_acquire); phase < end;) {
       const int64_t begun = nanosecondsNow();
-      if (takePart(phase, call, thread)) {
+      const bool was_last = takePart(phase, call, thread);
+      if (unitsOf(phases_[phase]) >= threads && nanosecondsNow() - begun > kAwake) {
+        places_.sendAway(thread, threads);
+      }
+      if (was_last) {
         ++phase;
         continue;
       }
-      phase = waitFor(phase_, phase, begun, unitsOf(phases_[phase]) >= threads);
+      phase = waitFor(thread, phase_, phase, begun, unitsOf(phases_[phase]) >= threads);
+    }
+    if (thread > 0) {
+      places_.finish(thread);
     }
     // The region ends with a barrier of OpenMP, where a thread spins for milliseconds and keeps its processor from
     // those that it waits for.
@@ -115,7 +127,10 @@ class Progress {
       left_.notify_one();
     }
     for (int left = thread > 0 ? threads : left_.load(std::memory_order_acquire); left < threads - 1;) {
-      left = waitFor(left_, left, nanosecondsNow(), true);
+      left = waitFor(thread, left_, left, nanosecondsNow(), true);
+    }
+    if (thread == 0) {
+      places_.finish(thread);
     }
   }
 
@@ -132,10 +147,12 @@ class Progress {
  private:
   // Waits until a word is another than the one seen. This thread's share took from `begun` till now, and all others
   // have one that is `alike`, or nobody knows how long they will take.
-  int waitFor(const std::atomic<int>& word, int seen, int64_t begun, bool alike) {
+  int waitFor(int thread, const std::atomic<int>& word, int seen, int64_t begun, bool alike) {
     if (!isSoonOther(word, seen)) {
       const int64_t since = nanosecondsNow();
+      places_.leave(thread);
       word.wait(seen, std::memory_order_acquire);
+      places_.enter(thread);
       const int64_t waits = nanosecondsNow() - since;
       if (alike && waits > 2 * (since - begun) + kLate) {
         waited(waits);
@@ -206,6 +223,7 @@ class Progress {
   }
 
   const std::vector<Phase>& phases_;
+  Places& places_;
   std::vector<Range> ranges_; // of each thread
   Clock clock_;
   // Apart, so that finishing does not disturb those who look for the next phase.
@@ -232,7 +250,8 @@ void execute(
     return;
   }
   const int64_t begun = nanosecondsNow();
-  Progress progress(phases, threads, nanoseconds);
+  static thread_local Places places;
+  Progress progress(phases, threads, places, nanoseconds);
   int64_t done = begun;
 #pragma omp parallel num_threads(threads)
   {

@@ -19,6 +19,9 @@ struct TwoSixteens {
   static constexpr int64_t kParts = 2, kPixels = 16, kFewest = 8;
 };
 
+// Fewer pixels in a part keep a tile register waiting for its weights.
+constexpr int64_t kFewestForAmx = 4;
+
 // A run of fours in steps of equal depth. Weights are filled up with zeros so that they are; since that takes fewer
 // than 16 fours, what is read behind a run is within kSlack.
 struct RunSteps {

@@ -9,9 +9,6 @@ namespace jit_passes::x86 {
 
 namespace {
 
-// Fewer pixels in a part keep a tile register waiting for its weights.
-constexpr int64_t kFewestForAmx = 4;
-
 bool worthAmx(const TileParts<TwoSixteens>& work) { return work.pixels >= kFewestForAmx; }
 
 // See runTiles.

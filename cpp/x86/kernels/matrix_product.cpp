@@ -78,15 +78,11 @@ int64_t matrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
   return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);
 }
 
-template <typename Shape>
-using MultiplyRows =
-    void (*)(const MatrixProduct&, const PackedMatrix&, const uint8_t*, const RowTile<Shape>&);
-
-template <typename Shape>
+// `multiply` takes the packed matrix and a tile.
+template <typename Shape, typename Multiply>
 void runRows(
-    const MatrixProduct& product, MultiplyRows<Shape> multiply, const Image& a, const Image& b,
+    const PackedMatrix& matrix, const Multiply& multiply, const Image& a, const Image& b,
     const uint8_t* packed, const Image& out, int64_t begin, int64_t end) {
-  const PackedMatrix matrix(product, b);
   const Division<Shape> rows(out.width);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t index = item / rows.tiles, first = item % rows.tiles * Shape::kParts;
@@ -102,11 +98,15 @@ void runRows(
       tile.parts[i] = {
           from + row * a.pixel, out.at(n, z, y, row), i < count ? part * rows.pixels - row : rows.pixels};
     }
-    multiply(product, matrix, packed + matrixOf(b, n, z, y) * matrix.blocks * matrix.block_bytes, tile);
+    multiply(packed + matrixOf(b, n, z, y) * matrix.blocks * matrix.block_bytes, tile);
   }
 }
 
 bool takesSix(Form form) { return form == Form::Avx2 || form == Form::AvxVnni; }
+
+bool takesSixteens(const MatrixProduct& product, const Image& out) {
+  return product.form == Form::Amx && Division<TwoSixteens>(out.width).pixels >= kFewestForAmx;
+}
 
 } // namespace
 
@@ -129,19 +129,34 @@ void MatrixProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t
 }
 
 int64_t MatrixProduct::items(const Image& out) const {
-  const int64_t tiles =
-      takesSix(form) ? Division<SixPixels>(out.width).tiles : Division<TwoHalves>(out.width).tiles;
+  const int64_t tiles = takesSixteens(*this, out) ? Division<TwoSixteens>(out.width).tiles
+                        : takesSix(form)          ? Division<SixPixels>(out.width).tiles
+                                                  : Division<TwoHalves>(out.width).tiles;
   return out.rows() * tiles;
 }
 
 void MatrixProduct::run(
     const Image& a, const Image& b, const uint8_t* packed, const Image& out, int64_t begin,
     int64_t end) const {
+  const PackedMatrix matrix(*this, b);
+  const auto each = [&](auto multiply) {
+    return [&, multiply](const uint8_t* of, const auto& tile) { multiply(*this, matrix, of, tile); };
+  };
+  const auto run = [&]<typename Shape>(Shape, const auto& multiply) {
+    runRows<Shape>(matrix, multiply, a, b, packed, out, begin, end);
+  };
+#ifdef JIT_PASSES_HAS_AMX
+  if (takesSixteens(*this, out)) {
+    const AmxSums sums(Division<TwoSixteens>(out.width).pixels, matrix.quads);
+    return run(TwoSixteens(), [&](const uint8_t* of, const auto& tile) {
+      multiplyAmx(sums, *this, matrix, of, tile);
+    });
+  }
+#endif
   if (takesSix(form)) {
-    runRows<SixPixels>(*this, multiplyAvx2, a, b, packed, out, begin, end);
+    run(SixPixels(), each(multiplyAvx2));
   } else {
-    runRows<TwoHalves>(
-        *this, form >= Form::Avx512 ? multiplyVnni : multiplyPlain, a, b, packed, out, begin, end);
+    run(TwoHalves(), each(form >= Form::Avx512 ? multiplyVnni : multiplyPlain));
   }
 }
 

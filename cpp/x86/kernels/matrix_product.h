@@ -2,7 +2,7 @@
 //
 // Codes of the right operand become int8 by taking 128 off. They lie in blocks of 32 columns, each behind the 32
 // numbers with which its sums begin: for vector forms like weights of a convolution (convolution_packing.cpp), filled
-// up with zeros; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
+// up with zeros as these are; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
 //
 //   sum of (a - z_a) (b - z_b) = sum of a b' + (K z_a z' - z_a sum of b') - z' sum of a
 //
@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "tile.h"
+#include "amx.h"
 #include "x86/attention.h"
 
 namespace jit_passes::x86 {
@@ -23,13 +23,18 @@ struct PackedMatrix {
   PackedMatrix(const MatrixProduct& product, const Image& b)
       : products(product.products(b)),
         columns(product.columns(b)),
-        quads((products + 3) / 4),
+        quads(quadsOf(products, product.form)),
         blocks((columns + kBlockChannels - 1) / kBlockChannels),
         block_bytes(4 * kBlockChannels * (quads + 1)) {}
 
   // Columns that exist, and groups of 16 that hold them.
   int64_t count(int64_t block) const { return std::min(kBlockChannels, columns - block * kBlockChannels); }
   int64_t groups(int64_t block) const { return count(block) > kGroup ? 2 : 1; }
+
+  static int64_t quadsOf(int64_t products, Form form) {
+    const int64_t quads = (products + 3) / 4;
+    return form == Form::Amx && quads > 0 ? RunSteps(quads).quads() : quads;
+  }
 
   int64_t products, columns, quads, blocks, block_bytes;
 };
@@ -61,6 +66,11 @@ void packAvx2(
 void multiplyVnni(
     const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
     const RowTile<TwoHalves>& tile);
+#ifdef JIT_PASSES_HAS_AMX
+void multiplyAmx(
+    const AmxSums& sums, const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
+    const RowTile<TwoSixteens>& tile);
+#endif
 void multiplyAvx2(
     const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
     const RowTile<SixPixels>& tile);

@@ -82,6 +82,9 @@ JIT_PASSES_VNNI void packVnni(
         put(fourRows(own, k, form.products - k, lanes), form.products - k);
       }
     }
+    for (uint8_t* end = to + 4 * kBlockChannels + group * 64 + form.quads * groups * 64; at < end;) {
+      put(_mm512_setzero_si512(), 0);
+    }
     const __m512i whole = _mm512_set1_epi32(static_cast<int32_t>(form.products) * z);
     const __m512i start =
         _mm512_mullo_epi32(_mm512_sub_epi32(whole, sums), _mm512_set1_epi32(product.a_zero_point));
@@ -102,9 +105,10 @@ JIT_PASSES_VNNI int32_t sumOfCodes(const uint8_t* codes, int64_t count) {
 }
 
 // sums: those of a tile, as convolution_tile.h leaves them; `of_rows` is added to those of each row.
+template <typename Shape>
 JIT_PASSES_VNNI void storeProducts(
-    const int32_t* sums, const int32_t (&of_rows)[kHalf][2], int64_t first, int64_t count,
-    const MatrixProduct& product, const RowTile<TwoHalves>& tile) {
+    const int32_t* sums, const int32_t (&of_rows)[Shape::kPixels][2], int64_t first, int64_t count,
+    const MatrixProduct& product, const RowTile<Shape>& tile) {
   const auto lanes = static_cast<__mmask32>(firstLanes(count));
   const __m512 multiplier = _mm512_set1_ps(product.multiplier), offset = _mm512_set1_ps(product.offset);
   const Rounding rounding = roundingTo(product.range);
@@ -121,11 +125,36 @@ JIT_PASSES_VNNI void storeProducts(
     }
     const __m256i halves[2] = {_mm512_castsi512_si256(codes), _mm512_extracti64x4_epi64(codes, 1)};
     for (int i = 0; i < 2; ++i) {
-      const RowPart& half = tile.parts[i];
-      if (p >= half.skip) {
-        _mm256_mask_storeu_epi8(half.out + p * tile.out_step + first, lanes, halves[i]);
+      const RowPart& part = tile.parts[i];
+      if (p >= part.skip) {
+        _mm256_mask_storeu_epi8(part.out + p * tile.out_step + first, lanes, halves[i]);
       }
     }
+  }
+}
+
+template <typename Sums>
+void multiplyTileRows(
+    const Sums& multiply, const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
+    const RowTile<typename Sums::Shape>& tile) {
+  using Shape = typename Sums::Shape;
+  const int32_t z = product.b_zero_point - 128;
+  int32_t of_rows[Shape::kPixels][2];
+  for (int64_t p = 0; p < tile.rows; ++p) {
+    for (int i = 0; i < 2; ++i) {
+      of_rows[p][i] = z ? -z * sumOfCodes(tile.parts[i].in + p * tile.in_step, form.products) : 0;
+    }
+  }
+  const int64_t jumps[1] = {0};
+  const TileOf<Shape> operands{{tile.parts[0].in, tile.parts[1].in}, tile.in_step, jumps, 1, form.quads};
+  alignas(64) int32_t sums[Shape::kPixels * 2 * kBlockChannels] = {};
+  for (int64_t block = 0; block < form.blocks; ++block) {
+    const uint8_t* of_block = packed + block * form.block_bytes;
+    const auto* weights = reinterpret_cast<const int8_t*>(of_block + 4 * kBlockChannels);
+    multiply(
+        operands, tile.count, form.groups(block), tile.rows, 0, weights, weights,
+        reinterpret_cast<const int32_t*>(of_block), sums);
+    storeProducts<Shape>(sums, of_rows, block * kBlockChannels, form.count(block), product, tile);
   }
 }
 
@@ -134,24 +163,16 @@ JIT_PASSES_VNNI void storeProducts(
 void multiplyVnni(
     const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
     const RowTile<TwoHalves>& tile) {
-  const int32_t z = product.b_zero_point - 128;
-  int32_t of_rows[kHalf][2];
-  for (int64_t p = 0; p < tile.rows; ++p) {
-    for (int i = 0; i < 2; ++i) {
-      of_rows[p][i] = z ? -z * sumOfCodes(tile.parts[i].in + p * tile.in_step, form.products) : 0;
-    }
-  }
-  const int64_t jumps[1] = {0};
-  const TileOf<TwoHalves> operands{{tile.parts[0].in, tile.parts[1].in}, tile.in_step, jumps, 1, form.quads};
-  alignas(64) int32_t sums[kHalf * 2 * kBlockChannels] = {};
-  for (int64_t block = 0; block < form.blocks; ++block) {
-    const uint8_t* of_block = packed + block * form.block_bytes;
-    const auto* weights = reinterpret_cast<const int8_t*>(of_block + 4 * kBlockChannels);
-    multiplyTileFor(Gives::Sums, tile.count, form.groups(block), tile.rows)(
-        operands, 0, weights, weights, reinterpret_cast<const int32_t*>(of_block), sums);
-    storeProducts(sums, of_rows, block * kBlockChannels, form.count(block), product, tile);
-  }
+  multiplyTileRows(VnniSums(), product, form, packed, tile);
 }
+
+#ifdef JIT_PASSES_HAS_AMX
+void multiplyAmx(
+    const AmxSums& sums, const MatrixProduct& product, const PackedMatrix& form, const uint8_t* packed,
+    const RowTile<TwoSixteens>& tile) {
+  multiplyTileRows(sums, product, form, packed, tile);
+}
+#endif
 
 } // namespace jit_passes::x86
 

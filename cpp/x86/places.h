@@ -1,0 +1,106 @@
+// Processors on which the threads of a call run. A virtual processor that has nothing to do is halted, and Linux takes
+// it for one that is not there: it wakes a thread on the processor of whoever wakes it, and both take turns for
+// milliseconds. So a thread that works tells another one that should, and does not, to go elsewhere.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace jit_passes::x86 {
+
+// Of one calling thread and of those of its pool.
+class Places {
+ public:
+  // A thread begins to work, in a call or behind a wait.
+  void enter(int thread) {
+    Place& own = at(thread);
+    for (int seen = State::Away;
+         !own.state.compare_exchange_weak(seen, State::Here, std::memory_order_acquire);) {
+      if (seen == State::Here) {
+        break;
+      }
+      seen = State::Away; // somebody sends this thread away: it takes two system calls
+    }
+#if defined(__linux__)
+    static thread_local const auto id = static_cast<pid_t>(syscall(SYS_gettid));
+    own.id.store(id, std::memory_order_relaxed);
+#endif
+  }
+
+  // It waits for others.
+  void leave(int thread) { at(thread).state.store(State::Away, std::memory_order_release); }
+
+  // Its part of the call is over: it may go where it might before.
+  void finish(int thread) {
+#if defined(__linux__)
+    Place& own = at(thread);
+    if (own.sent_from >= 0) {
+      sched_setaffinity(0, sizeof(own.allowed), &own.allowed);
+      own.sent_from = -1;
+    }
+#endif
+    leave(thread);
+  }
+
+  // A thread has worked for long, while others of so many were needed.
+  void sendAway([[maybe_unused]] int thread, [[maybe_unused]] int threads) {
+#if defined(__linux__)
+    const int here = sched_getcpu();
+    for (int i = 0; i < threads && static_cast<size_t>(threads) <= kMost; ++i) {
+      Place& other = at(i);
+      int seen = State::Away;
+      if (i != thread && other.state.load(std::memory_order_relaxed) == State::Away &&
+          other.state.compare_exchange_strong(seen, State::Sent, std::memory_order_acquire)) {
+        send(other, here);
+        other.state.store(State::Away, std::memory_order_release);
+      }
+    }
+#endif
+  }
+
+ private:
+  enum State : int { Away, Here, Sent };
+  static constexpr size_t kMost = 64;
+
+  struct alignas(64) Place {
+    std::atomic<int> state{State::Away};
+#if defined(__linux__)
+    std::atomic<pid_t> id{0};
+    // By whoever sends the thread away, and by itself when it is there.
+    int sent_from = -1;
+    cpu_set_t allowed;
+#endif
+  };
+
+#if defined(__linux__)
+  static void send(Place& place, int here) {
+    const pid_t id = place.id.load(std::memory_order_relaxed);
+    const bool is_alive = id != 0 && syscall(SYS_tgkill, getpid(), id, 0) == 0;
+    cpu_set_t others;
+    if (place.sent_from == here || !is_alive || sched_getaffinity(id, sizeof(others), &others) != 0) {
+      return;
+    }
+    if (place.sent_from < 0) {
+      place.allowed = others;
+    }
+    CPU_CLR(here, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(id, sizeof(others), &others) == 0) {
+      place.sent_from = here;
+    }
+  }
+#endif
+
+  // Of more threads than there are places, some share one, and nobody is sent away.
+  Place& at(int thread) { return places_[static_cast<size_t>(thread) % kMost]; }
+
+  std::array<Place, kMost> places_;
+};
+
+} // namespace jit_passes::x86

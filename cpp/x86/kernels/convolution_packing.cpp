@@ -34,6 +34,9 @@ int64_t placeInBlock(Form form, int64_t columns, int64_t quads, int64_t c, int64
   return part * quads * 4 * kSixChannels + (i / together * lanes + lane) * together + i % together;
 }
 
+// Sums of tile registers pass through memory on the way to codes. With few products, that takes longer than these.
+constexpr int64_t kFewestQuads = 4;
+
 } // namespace
 
 void Convolution::packTiles(const int8_t* weight) {
@@ -46,7 +49,12 @@ void Convolution::packTiles(const int8_t* weight) {
   runs_ = joined ? w.kernel_d * w.kernel_h : w.taps();
   const int64_t length = joined ? w.kernel_w * in_group : in_group;
   quads_ = (length + 3) / 4;
-  quads_ = form_ == Form::Amx ? RunSteps(quads_).quads() : quads_;
+  if (form_ == Form::Amx) {
+    const RunSteps steps(quads_);
+    const bool is_worth_it = runs_ * (quads_ - 2 * steps.count) >= kFewestQuads;
+    form_ = is_worth_it ? form_ : Form::Avx512;
+    quads_ = is_worth_it ? steps.quads() : quads_;
+  }
   const bool too_long = form_ == Form::Avx2 && 4 * runs_ * quads_ > kMostWidened;
   if (runs_ > kMostRuns || too_long) {
     form_ = Form::Plain;

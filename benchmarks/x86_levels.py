@@ -40,6 +40,7 @@ _LIMITS = {
     "avx2": ("avx2", "AVX2", "AVX2"),
     "avx_vnni": ("avx2", "AVX2_VNNI", "AVX2"),
     "avx512_vnni": ("avx512", "AVX512_CORE_VNNI", "AVX512_VNNI"),
+    "amx_int8": ("avx512", "AVX512_CORE_AMX", "AVX512_VNNI"),
 }
 _VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS")
 _LEVEL = "JIT_PASSES_X86_LEVEL"

@@ -98,6 +98,7 @@ class Progress {
  public:
   Progress(const std::vector<Phase>& phases, int threads, Places& places, std::vector<int64_t>* nanoseconds)
       : phases_(phases), places_(places), ranges_(threads), clock_(nanoseconds) {
+    places_.begin(threads);
     open(0);
   }
 
@@ -108,23 +109,22 @@ class Progress {
     for (int phase = phase_.load(std::memory_order_acquire); phase < end;) {
       const int64_t begun = nanosecondsNow();
       const bool was_last = takePart(phase, call, thread);
-      if (unitsOf(phases_[phase]) >= threads && nanosecondsNow() - begun > kAwake) {
-        places_.sendAway(thread, threads);
-      }
+      const bool is_for_all = unitsOf(phases_[phase]) >= threads;
+      places_.done(thread, threads, phase, is_for_all && nanosecondsNow() - begun > kAwake);
       if (was_last) {
         ++phase;
         continue;
       }
-      phase = waitFor(thread, phase_, phase, begun, unitsOf(phases_[phase]) >= threads);
-    }
-    if (thread > 0) {
-      places_.finish(thread);
+      phase = waitFor(thread, phase_, phase, begun, is_for_all);
     }
     // The region ends with a barrier of OpenMP, where a thread spins for milliseconds and keeps its processor from
     // those that it waits for.
     if (thread > 0) {
-      left_.fetch_add(1, std::memory_order_release);
-      left_.notify_one();
+      places_.finish(thread);
+      if (left_.fetch_add(1, std::memory_order_release) == threads - 2) {
+        places_.sendAway(0);
+        left_.notify_one();
+      }
     }
     for (int left = thread > 0 ? threads : left_.load(std::memory_order_acquire); left < threads - 1;) {
       left = waitFor(thread, left_, left, nanosecondsNow(), true);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <climits>
 #include <cstdint>
 
 #if defined(__linux__)
@@ -18,6 +19,13 @@ namespace jit_passes::x86 {
 // Of one calling thread and of those of its pool.
 class Places {
  public:
+  // A call of so many threads begins.
+  void begin(int threads) {
+    for (int i = 0; i < threads; ++i) {
+      at(i).done.store(-1, std::memory_order_relaxed);
+    }
+  }
+
   // A thread begins to work, in a call or behind a wait.
   void enter(int thread) {
     Place& own = at(thread);
@@ -37,7 +45,8 @@ class Places {
   // It waits for others.
   void leave(int thread) { at(thread).state.store(State::Away, std::memory_order_release); }
 
-  // Its part of the call is over: it may go where it might before.
+  // Its part of the call is over: it may go where it might before, and nobody sends it away any more. One of the pool
+  // is not there until the next call.
   void finish(int thread) {
 #if defined(__linux__)
     Place& own = at(thread);
@@ -46,21 +55,31 @@ class Places {
       own.sent_from = -1;
     }
 #endif
-    leave(thread);
+    at(thread).done.store(INT_MAX, std::memory_order_relaxed);
+    if (thread > 0) {
+      leave(thread);
+    }
   }
 
-  // A thread has worked for long, while others of so many were needed.
-  void sendAway([[maybe_unused]] int thread, [[maybe_unused]] int threads) {
-#if defined(__linux__)
-    const int here = sched_getcpu();
-    for (int i = 0; i < threads && static_cast<size_t>(threads) <= kMost; ++i) {
-      Place& other = at(i);
-      int seen = State::Away;
-      if (i != thread && other.state.load(std::memory_order_relaxed) == State::Away &&
-          other.state.compare_exchange_strong(seen, State::Sent, std::memory_order_acquire)) {
-        send(other, here);
-        other.state.store(State::Away, std::memory_order_release);
+  // It has done its part of a phase, which took long enough to wake up: others of so many should have begun theirs.
+  void done(int thread, int threads, int phase, bool was_long) {
+    at(thread).done.store(phase, std::memory_order_relaxed);
+    for (int i = 0; was_long && i < threads && static_cast<size_t>(threads) <= kMost; ++i) {
+      if (at(i).done.load(std::memory_order_relaxed) < phase) {
+        sendAway(i);
       }
+    }
+  }
+
+  // Another thread has to go elsewhere, should it be waiting.
+  void sendAway([[maybe_unused]] int thread) {
+#if defined(__linux__)
+    Place& other = at(thread);
+    int seen = State::Away;
+    if (other.state.load(std::memory_order_relaxed) == State::Away &&
+        other.state.compare_exchange_strong(seen, State::Sent, std::memory_order_acquire)) {
+      send(other, sched_getcpu());
+      other.state.store(State::Away, std::memory_order_release);
     }
 #endif
   }
@@ -71,6 +90,7 @@ class Places {
 
   struct alignas(64) Place {
     std::atomic<int> state{State::Away};
+    std::atomic<int> done{-1}; // the last phase
 #if defined(__linux__)
     std::atomic<pid_t> id{0};
     // By whoever sends the thread away, and by itself when it is there.

@@ -16,13 +16,17 @@ class AmxToCodes {
  public:
   using Shape = TwoSixteens;
 
-  JIT_PASSES_VNNI
-  AmxToCodes(const AmxSums& sums, const Requantize& how, int64_t channels, const Image& out)
+  JIT_PASSES_VNNI AmxToCodes(const AmxSums& sums, const Requantize& how, int64_t channels, const Image& out)
       : multiply_(sums),
         how_(how),
         rounding_(roundingTo(how.range, isDirect(how, channels))),
         out_step_(out.pixel),
-        residual_step_(how.residual ? how.residual->pixel : 0) {}
+        residual_step_(how.residual ? how.residual->pixel : 0),
+        finish_(
+            how.residual
+                ? rounding_.direct ? &AmxToCodes::finish<true, true> : &AmxToCodes::finish<false, true>
+            : rounding_.direct ? &AmxToCodes::finish<true, false>
+                               : &AmxToCodes::finish<false, false>) {}
 
   void place() {}
 
@@ -38,44 +42,55 @@ class AmxToCodes {
     multiply_(
         work.tile, target.count, work.columns, work.pixels, work.channel, work.weight, work.ahead, work.start,
         sums_);
-    for (int64_t part = 0; part < target.count; ++part) {
-      const int32_t* sums = sums_ + part * kBlockChannels;
-      const uint8_t* residual = how_.residual ? target.residual[part] + work.first : nullptr;
-      uint8_t* out = target.out[part] + work.first;
-      for (int64_t p = target.skip[part]; p < work.pixels; p += 2) {
-        storeTwo(sums, residual, out, p, std::min(p + 1, work.pixels - 1));
-      }
-    }
+    (this->*finish_)(work, target);
   }
 
  private:
   __mmask16 lanesOf(int64_t i) const { return static_cast<__mmask16>(lanes_ >> (i * kLanes)); }
 
-  // Pixels p and q of a part.
-  JIT_PASSES_VNNI_INLINE void storeTwo(
-      const int32_t* sums, const uint8_t* residual, uint8_t* out, int64_t p, int64_t q) const {
-    const auto number = [&](int64_t pixel, int64_t i) __attribute__((always_inline)) JIT_PASSES_VNNI {
-      __m512 with = offset_[i];
-      if (residual) {
-        const uint8_t* codes = residual + pixel * residual_step_ + i * kLanes;
-        const __m512 other = floatsOf(_mm_maskz_loadu_epi8(lanesOf(i), codes));
-        with = _mm512_fmadd_ps(other, _mm512_set1_ps(how_.residual_multiplier), with);
+  // Two pixels at a time. What stores might change, for all that a compiler knows, is copied.
+  template <bool kDirect, bool kAdds>
+  JIT_PASSES_VNNI void finish(const TileWork<Shape>& work, const TargetOf<Shape>& target) const {
+    Rounding rounding = rounding_;
+    rounding.direct = kDirect;
+    const __m512 multiplier[2] = {multiplier_[0], multiplier_[1]}, offset[2] = {offset_[0], offset_[1]};
+    const __m512 factor = _mm512_set1_ps(how_.residual_multiplier);
+    const __mmask32 lanes = lanes_;
+    const __mmask16 lanes_of[2] = {lanesOf(0), lanesOf(1)};
+    const int64_t pixels = work.pixels, out_step = out_step_, residual_step = residual_step_;
+    const uint8_t* table = how_.table;
+    for (int64_t part = 0; part < target.count; ++part) {
+      const int32_t* sums = sums_ + part * kBlockChannels;
+      const uint8_t* residual = kAdds ? target.residual[part] + work.first : nullptr;
+      uint8_t* out = target.out[part] + work.first;
+      const auto number = [&](int64_t p, int64_t i) __attribute__((always_inline)) JIT_PASSES_VNNI {
+        __m512 with = offset[i];
+        if constexpr (kAdds) {
+          const uint8_t* codes = residual + p * residual_step + i * kLanes;
+          with = _mm512_fmadd_ps(floatsOf(_mm_maskz_loadu_epi8(lanes_of[i], codes)), factor, with);
+        }
+        const __m512i sum = _mm512_load_si512(sums + p * 2 * kBlockChannels + i * kLanes);
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), multiplier[i], with);
+      };
+      for (int64_t p = target.skip[part]; p < pixels; p += 2) {
+        const int64_t q = std::min(p + 1, pixels - 1);
+        __m512i codes = roundToCodes(number(p, 0), number(p, 1), number(q, 0), number(q, 1), rounding);
+        if (table) {
+          codes = lookUp(codes, loadTable(table));
+        }
+        _mm256_mask_storeu_epi8(out + p * out_step, lanes, _mm512_castsi512_si256(codes));
+        _mm256_mask_storeu_epi8(out + q * out_step, lanes, _mm512_extracti64x4_epi64(codes, 1));
       }
-      const __m512i sum = _mm512_load_si512(sums + pixel * 2 * kBlockChannels + i * kLanes);
-      return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), multiplier_[i], with);
-    };
-    __m512i codes = roundToCodes(number(p, 0), number(p, 1), number(q, 0), number(q, 1), rounding_);
-    if (how_.table) {
-      codes = lookUp(codes, loadTable(how_.table));
     }
-    _mm256_mask_storeu_epi8(out + p * out_step_, lanes_, _mm512_castsi512_si256(codes));
-    _mm256_mask_storeu_epi8(out + q * out_step_, lanes_, _mm512_extracti64x4_epi64(codes, 1));
   }
+
+  using Finish = void (AmxToCodes::*)(const TileWork<Shape>&, const TargetOf<Shape>&) const;
 
   const AmxSums& multiply_;
   const Requantize& how_;
   Rounding rounding_;
   int64_t out_step_, residual_step_;
+  Finish finish_;
   __mmask32 lanes_ = 0;
   __m512 multiplier_[2], offset_[2];
   alignas(64) int32_t sums_[Shape::kPixels * 2 * kBlockChannels] = {};

@@ -90,6 +90,9 @@ CONVOLUTIONS = {
     "depthwise 3x3 960 @7": square(7, 960, 960, 3, groups=960),
     "depthwise 5x5 120 @28": square(28, 120, 120, 5, groups=120),
     "depthwise 5x5 672 @14, stride 2": square(14, 672, 672, 5, 2, 672),
+    "depthwise 1x33 256 @1000": Case(
+        (1, 1, 1000), 256, 256, (1, 1, 33), pad=(0, 0, 16), groups=256
+    ),
     "depthwise 7x7 96 @56": square(56, 96, 96, 7, groups=96),
 }
 

@@ -120,6 +120,17 @@ CASES = {
     "depthwise, in a slice": Case((1, 9, 9), 24, 24, (1, 3, 3), pad=(0, 1, 1), groups=24, gap=5),
     "depthwise, dilated": Case((1, 9, 9), 17, 17, (1, 3, 3), (1, 1, 2), (1, 2, 2), (0, 2, 2), 17),
     "depthwise, one axis": Case((1, 1, 40), 31, 31, (1, 1, 4), groups=31),
+    "depthwise, nine in a row": Case((1, 1, 41), 70, 70, (1, 1, 9), pad=(0, 0, 4), groups=70),
+    "depthwise, six in a row": Case((1, 3, 7), 24, 24, (1, 1, 6), pad=(0, 0, 2), groups=24, gap=3),
+    "depthwise, 33 in a row": Case(
+        (1, 1, 90), 130, 130, (1, 1, 33), pad=(0, 0, 16), groups=130, images=2
+    ),
+    "depthwise, in a row, strided": Case(
+        (1, 2, 60), 37, 37, (1, 1, 11), (1, 1, 3), pad=(0, 0, 5), groups=37
+    ),
+    "depthwise, in a row, dilated": Case(
+        (1, 2, 60), 67, 67, (1, 1, 7), dilation=(1, 1, 3), pad=(0, 0, 9), groups=67
+    ),
     "depthwise, three axes": Case((4, 5, 6), 33, 33, (3, 3, 3), pad=(1, 1, 1), groups=33),
     "depthwise, one channel": Case((1, 8, 9), 1, 1, (1, 3, 3), pad=(0, 1, 1)),
     "zero point 0": Case((1, 6, 6), 16, 16, (1, 3, 3), pad=(0, 1, 1), zero_point=0),

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "depthwise.h"
 #include "plain.h"
 
 namespace jit_passes::x86 {
@@ -152,11 +153,12 @@ Border Convolution::border(const Image& in, const Image& out) const {
     return std::max<int64_t>(0, (out - 1) * stride + (kernel - 1) * dilation + 1 - pad - in);
   };
   const Window& w = window_;
+  const int64_t filled = depthwise() && isFolded(w, form_) ? (w.kernel_w + 3) / 4 * 4 : w.kernel_w;
   return {
       std::max<int64_t>(0, w.pad_top),
       std::max<int64_t>(0, w.pad_left),
       behind(out.height, w.stride_h, w.kernel_h, w.dilation_h, w.pad_top, in.height),
-      behind(out.width, w.stride_w, w.kernel_w, w.dilation_w, w.pad_left, in.width),
+      behind(out.width, w.stride_w, filled, w.dilation_w, w.pad_left, in.width),
       std::max<int64_t>(0, w.pad_front),
       behind(out.depth, w.stride_d, w.kernel_d, w.dilation_d, w.pad_front, in.depth)};
 }

@@ -15,6 +15,19 @@ inline bool sharesRows(const Window& w) {
   return neighbours && w.kernel_h > 1 && w.kernel_h + 1 <= 4;
 }
 
+// Whether a window of one row is taken for one of four rows, for AVX-512: four taps after each other as taps below each
+// other, of rows that begin one tap after each other. Each column of that window is four taps further on.
+inline bool isFolded(const Window& w, Form form) {
+  constexpr int64_t kFewestTaps = 5;
+  return form >= Form::Avx512 && w.kernel_d == 1 && w.kernel_h == 1 && w.kernel_w >= kFewestTaps;
+}
+
+inline Window folded(const Window& w) {
+  Window window = w;
+  window.kernel_h = 4, window.kernel_w = (w.kernel_w + 3) / 4, window.dilation_w = 4 * w.dilation_w;
+  return window;
+}
+
 // Groups of four rows of the window: of those of all planes, with another one where two rows of the output share them.
 inline int64_t foursOf(const Window& w) {
   return (w.kernel_d * w.kernel_h + (sharesRows(w) ? 1 : 0) + 3) / 4;

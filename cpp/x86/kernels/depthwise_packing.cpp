@@ -14,9 +14,10 @@
 namespace jit_passes::x86 {
 
 void Convolution::packDepthwiseTiles(const int8_t* weight) {
-  const Window& w = window_;
+  const bool is_folded = isFolded(window_, form_);
+  const Window w = is_folded ? folded(window_) : window_;
   const int64_t wide = form_ >= Form::Avx512 ? 64 : 32, lane_bytes = 16;
-  const int64_t sets = sharesRows(w) ? 2 : 1, fours = foursOf(w), taps = w.taps();
+  const int64_t sets = sharesRows(w) ? 2 : 1, fours = foursOf(w), taps = window_.taps();
   const bool too_long = form_ == Form::Avx2 && fours * w.kernel_w > kMostFours;
   if (fours > kMostFours || too_long) {
     form_ = Form::Plain;
@@ -40,10 +41,11 @@ void Convolution::packDepthwiseTiles(const int8_t* weight) {
       start[start.size() - wide + i] = start_[first + c];
       for (int64_t tap = 0; tap < taps; ++tap) {
         for (int64_t set = 0; set < sets; ++set) {
-          const int64_t row = tap / w.kernel_w + set, column = row / 4 * sets + set;
-          packed_
-              [blocks_.back().weight + ((column * w.kernel_w + tap % w.kernel_w) * wide + i) * 4 + row % 4] =
-                  weight[(first + c) * taps + tap];
+          const int64_t row = (is_folded ? tap % 4 : tap / w.kernel_w) + set;
+          const int64_t column =
+              (row / 4 * sets + set) * w.kernel_w + (is_folded ? tap / 4 : tap % w.kernel_w);
+          packed_[blocks_.back().weight + (column * wide + i) * 4 + row % 4] =
+              weight[(first + c) * taps + tap];
         }
       }
     }

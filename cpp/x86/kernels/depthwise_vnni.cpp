@@ -37,6 +37,9 @@ JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
   }
 }
 
+// Of a window of any number of columns, of which pixels that are neighbours share all but one.
+constexpr int kShared = -1;
+
 // How a stretch is unrolled. `columns` is the width of a window without dilation, and 0 stands for any other one.
 // `registers` of a block's four are computed at a time, for so many pixels.
 struct Unroll {
@@ -94,7 +97,17 @@ JIT_PASSES_VNNI_INLINE void addRows(
     const Stretch& s, const uint8_t* in, const int64_t* rows, const int8_t* weight, Sums<kUnroll>& sums) {
   const int64_t set_bytes = 4 * kWide * s.columns;
   __m512i v[kUnroll.registers];
-  if constexpr (kUnroll.columns == 0) {
+  if constexpr (kUnroll.columns == kShared) {
+    for (int64_t column = 0; column < s.columns + kUnroll.pixels - 1; ++column) {
+      takeColumn<kUnroll, kOneRow, kFirst>(in + column * s.tap, s, rows, v);
+#pragma GCC unroll 8
+      for (int p = 0; p < kUnroll.pixels; ++p) {
+        if (const int64_t tap = column - p; tap >= 0 && tap < s.columns) {
+          addTap<kUnroll>(v, weight + tap * 4 * kWide, set_bytes, p, sums);
+        }
+      }
+    }
+  } else if constexpr (kUnroll.columns == 0) {
     for (int64_t tap = 0; tap < s.columns; ++tap, weight += 4 * kWide) {
 #pragma GCC unroll 8
       for (int p = 0; p < kUnroll.pixels; ++p) {
@@ -212,7 +225,10 @@ JIT_PASSES_VNNI void computeStretch(const Stretch& s, int64_t width) {
 using ComputeStretch = void (*)(const Stretch&, int64_t);
 
 template <int kRows, bool kSplit, Ends kEnds>
-ComputeStretch computeStretchFor(const Window& w) {
+ComputeStretch computeStretchFor(const Window& w, bool is_shared) {
+  if (kRows == 1 && is_shared) {
+    return computeStretch<kShared, 1, 1, kSplit, kEnds>;
+  }
   const int64_t key = w.dilation_w == 1 ? 10 * w.kernel_w + w.stride_w : 0;
   if constexpr (kRows == 1) {
     switch (key) {
@@ -232,25 +248,31 @@ struct Stretches {
 };
 
 template <Ends kEnds>
-Stretches stretchesFor(const Window& w) {
+Stretches stretchesFor(const Window& w, bool is_shared) {
   return {
-      {{computeStretchFor<1, false, kEnds>(w), computeStretchFor<1, true, kEnds>(w)},
-       {computeStretchFor<2, false, kEnds>(w), computeStretchFor<2, true, kEnds>(w)}}};
+      {{computeStretchFor<1, false, kEnds>(w, is_shared), computeStretchFor<1, true, kEnds>(w, is_shared)},
+       {computeStretchFor<2, false, kEnds>(w, is_shared), computeStretchFor<2, true, kEnds>(w, is_shared)}}};
 }
 
-Stretches stretchesOf(const Requantize& how, bool direct, const Window& w) {
+Stretches stretchesOf(const Requantize& how, bool direct, const Window& w, bool is_shared) {
   const bool is_bare = direct && !how.residual && !how.table;
-  return is_bare ? stretchesFor<Ends::BareCodes>(w) : stretchesFor<Ends::Codes>(w);
+  return is_bare ? stretchesFor<Ends::BareCodes>(w, is_shared) : stretchesFor<Ends::Codes>(w, is_shared);
 }
 
-Stretches stretchesOf(const SumsToFloats&, bool, const Window& w) { return stretchesFor<Ends::Floats>(w); }
+Stretches stretchesOf(const SumsToFloats&, bool, const Window& w, bool is_shared) {
+  return stretchesFor<Ends::Floats>(w, is_shared);
+}
 
 } // namespace
 
 template <typename How>
 JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
     const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
-  const Window& w = window_;
+  const bool is_folded = isFolded(window_, form_);
+  const Window w = is_folded ? folded(window_) : window_;
+  // Pixels as far apart as columns of a folded window share these: they are computed together.
+  const bool is_shared = is_folded && w.stride_w == 1;
+  const int64_t apart = is_shared ? w.dilation_w : 1;
   constexpr bool kFloats = std::is_same_v<How, SumsToFloats>;
   const Image* residual = kFloats ? nullptr : how.residual; // of float32, finishRow adds it
   Stretch s{};
@@ -259,18 +281,28 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   s.fours = foursOf(w);
   s.last = rows + s.sets - 1 - 4 * (s.fours - 1);
   int64_t offsets[2][4 * kMostFours];
-  setRowOffsets(w, in, offsets);
-  s.step = w.stride_w * in.pixel;
+  if (is_folded) {
+    for (int64_t tap = 0; tap < 4; ++tap) {
+      offsets[0][tap] = tap * window_.dilation_w * in.pixel;
+    }
+  } else {
+    setRowOffsets(w, in, offsets);
+  }
+  s.step = apart * w.stride_w * in.pixel;
   s.tap = w.dilation_w * in.pixel;
   s.columns = w.kernel_w;
-  s.out_step = out.pixel;
   setHow(how, out_channels_, s);
-  const int64_t half = (out.width + 1) / 2, shift = out.width - half;
-  s.second = shift * s.step;
-  s.second_begin = half - shift;
-  s.out_second = shift * s.out_step;
-  s.residual_second = shift * s.residual_step;
-  const Stretches stretches = stretchesOf(how, s.rounding.direct, w);
+  const int64_t residual_pixel = s.residual_step;
+  s.out_step = apart * out.pixel, s.residual_step = apart * residual_pixel;
+  const auto computeRow = [&](ComputeStretch compute, bool split, int64_t width) {
+    const int64_t half = (width + 1) / 2, shift = width - half;
+    s.second = shift * s.step;
+    s.second_begin = half - shift;
+    s.out_second = shift * s.out_step;
+    s.residual_second = shift * s.residual_step;
+    compute(s, split ? half : width);
+  };
+  const Stretches stretches = stretchesOf(how, s.rounding.direct, w, is_shared);
   const auto blocks = static_cast<int64_t>(blocks_.size());
   const int64_t pairs = (out.height + 1) / 2;
   for (int64_t item = begin; item < end; ++item) {
@@ -291,7 +323,11 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
         s.out[i] = out.at(n, z, y + row + i, 0) + block.first * int64_t(kFloats ? sizeof(float) : 1);
         s.residual[i] = residual ? residual->at(n, z, y + row + i, 0) + block.first : nullptr;
       }
-      stretches.compute[together - 1][split](s, split ? half : out.width);
+      for (int64_t first = 0; first < std::min(apart, out.width); ++first) {
+        computeRow(stretches.compute[together - 1][split], split, (out.width - first + apart - 1) / apart);
+        s.in += in.pixel, s.out[0] += out.pixel;
+        s.residual[0] = residual ? s.residual[0] + residual_pixel : nullptr;
+      }
       for (int64_t i = 0; i < together; ++i) {
         finishRow(how, out, {n, z, y + row + i, 0}, block.first, block.count);
       }

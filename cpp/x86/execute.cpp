@@ -4,7 +4,7 @@
 #include <pthread.h>
 
 #include "crowd.h"
-#include "places.h"
+#include "processors.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -96,21 +96,23 @@ class Clock {
 // one opens the next phase, and a thread that comes late goes on where the others are.
 class Progress {
  public:
-  Progress(const std::vector<Phase>& phases, int threads, Places& places, std::vector<int64_t>* nanoseconds)
-      : phases_(phases), places_(places), ranges_(threads), clock_(nanoseconds) {
-    places_.begin(threads);
+  Progress(
+      const std::vector<Phase>& phases, int threads, Processors& processors,
+      std::vector<int64_t>* nanoseconds)
+      : phases_(phases), processors_(processors), ranges_(threads), clock_(nanoseconds) {
+    processors_.begin(threads);
     open(0);
   }
 
   // Of one of so many threads, which may be fewer than there are ranges.
   void work(const Call& call, int thread, int threads) {
     const int end = static_cast<int>(phases_.size());
-    places_.enter(thread);
+    processors_.enter(thread);
     for (int phase = phase_.load(std::memory_order_acquire); phase < end;) {
       const int64_t begun = nanosecondsNow();
       const bool was_last = takePart(phase, call, thread);
       const bool is_for_all = unitsOf(phases_[phase]) >= threads;
-      places_.done(thread, threads, phase, is_for_all && nanosecondsNow() - begun > kAwake);
+      processors_.done(thread, threads, phase, is_for_all && nanosecondsNow() - begun > kAwake);
       if (was_last) {
         ++phase;
         continue;
@@ -120,9 +122,9 @@ class Progress {
     // The region ends with a barrier of OpenMP, where a thread spins for milliseconds and keeps its processor from
     // those that it waits for.
     if (thread > 0) {
-      places_.finish(thread);
+      processors_.finish(thread);
       if (left_.fetch_add(1, std::memory_order_release) == threads - 2) {
-        places_.sendAway(0);
+        processors_.sendAway(0);
         left_.notify_one();
       }
     }
@@ -130,7 +132,7 @@ class Progress {
       left = waitFor(thread, left_, left, nanosecondsNow(), true);
     }
     if (thread == 0) {
-      places_.finish(thread);
+      processors_.finish(thread);
     }
   }
 
@@ -150,9 +152,9 @@ class Progress {
   int waitFor(int thread, const std::atomic<int>& word, int seen, int64_t begun, bool alike) {
     if (!isSoonOther(word, seen)) {
       const int64_t since = nanosecondsNow();
-      places_.leave(thread);
+      processors_.leave(thread);
       word.wait(seen, std::memory_order_acquire);
-      places_.enter(thread);
+      processors_.enter(thread);
       const int64_t waits = nanosecondsNow() - since;
       if (alike && waits > 2 * (since - begun) + kLate) {
         waited(waits);
@@ -223,7 +225,7 @@ class Progress {
   }
 
   const std::vector<Phase>& phases_;
-  Places& places_;
+  Processors& processors_;
   std::vector<Range> ranges_; // of each thread
   Clock clock_;
   // Apart, so that finishing does not disturb those who look for the next phase.
@@ -250,8 +252,8 @@ void execute(
     return;
   }
   const int64_t begun = nanosecondsNow();
-  static thread_local Places places;
-  Progress progress(phases, threads, places, nanoseconds);
+  static thread_local Processors processors;
+  Progress progress(phases, threads, processors, nanoseconds);
   int64_t done = begun;
 #pragma omp parallel num_threads(threads)
   {

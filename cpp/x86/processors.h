@@ -17,10 +17,11 @@
 namespace jit_passes::x86 {
 
 // Of one calling thread and of those of its pool.
-class Places {
+class Processors {
  public:
   // A call of so many threads begins.
   void begin(int threads) {
+    fits_ = static_cast<size_t>(threads) <= kMost;
     for (int i = 0; i < threads; ++i) {
       at(i).done.store(-1, std::memory_order_relaxed);
     }
@@ -64,21 +65,22 @@ class Places {
   // It has done its part of a phase, which took long enough to wake up: others of so many should have begun theirs.
   void done(int thread, int threads, int phase, bool was_long) {
     at(thread).done.store(phase, std::memory_order_relaxed);
-    for (int i = 0; was_long && i < threads && static_cast<size_t>(threads) <= kMost; ++i) {
-      if (at(i).done.load(std::memory_order_relaxed) < phase) {
-        sendAway(i);
-      }
+    for (int i = 0; was_long && i < threads; ++i) {
+      sendAway(i, phase);
     }
   }
 
-  // Another thread has to go elsewhere, should it be waiting.
-  void sendAway([[maybe_unused]] int thread) {
+  // Another thread has to go elsewhere, should it be waiting, and its part of a phase not be done.
+  void sendAway([[maybe_unused]] int thread, [[maybe_unused]] int phase = INT_MAX) {
 #if defined(__linux__)
     Place& other = at(thread);
     int seen = State::Away;
-    if (other.state.load(std::memory_order_relaxed) == State::Away &&
+    const auto is_late = [&] { return other.done.load(std::memory_order_relaxed) < phase; };
+    if (fits_ && is_late() && other.state.load(std::memory_order_relaxed) == State::Away &&
         other.state.compare_exchange_strong(seen, State::Sent, std::memory_order_acquire)) {
-      send(other, sched_getcpu());
+      if (is_late()) {
+        send(other, sched_getcpu());
+      }
       other.state.store(State::Away, std::memory_order_release);
     }
 #endif
@@ -121,6 +123,7 @@ class Places {
   Place& at(int thread) { return places_[static_cast<size_t>(thread) % kMost]; }
 
   std::array<Place, kMost> places_;
+  bool fits_ = true;
 };
 
 } // namespace jit_passes::x86

@@ -2,7 +2,8 @@
 //
 // They lie in blocks of 32 output channels, as [block][run][four bytes][channel][4] for AVX-512: runs are filled up to
 // fours with zeros, so what lies behind a run does not count. The last block of a group has 16 channels if that is
-// enough. For AMX runs are filled up to steps of equal depth. For AVX-VNNI a block is [16 channels][run][four bytes][channel][4], and for AVX2, which multiplies pairs,
+// enough. For AMX runs are filled up to steps of equal depth. For AVX-VNNI a block is
+// [16 channels][run][four bytes][channel][4], and for AVX2, which multiplies pairs,
 // [16 channels][run][two bytes][channel][2]; the last of its parts has 8 channels if that is enough.
 #include <algorithm>
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 LAYERS = 3
@@ -24,8 +25,21 @@ class Result(nn.Module):
         return getattr(self.model(x), self.name)
 
 
+class Continued(nn.Module):
+    """A decoder that reads words in two goes, the second one with keys and values of the first."""
+
+    def __init__(self, model: nn.Module, last: int) -> None:
+        super().__init__()
+        self.model, self.last = model, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.model(x[:, : -self.last], use_cache=True)
+        rest = self.model(x[:, -self.last :], past_key_values=first.past_key_values)
+        return torch.cat([first.logits, rest.logits], 1)
+
+
 def transformer(
-    name: str, part: str = "", result: str = "last_hidden_state", **options: Any
+    name: str, part: str = "", result: str = "last_hidden_state", last: int = 0, **options: Any
 ) -> nn.Module:
     """The model of a class of the package, as a configuration with these options makes it.
 
@@ -35,6 +49,8 @@ def transformer(
         name: of the class.
         part: of the model, for instance its encoder; "" for all of it.
         result: which tensor of what it gives.
+        last: how many words a decoder reads in a second go, with the first one's keys and values
+            in a cache; 0 for one go.
         options: of the class's configuration.
 
     Raises:
@@ -46,4 +62,6 @@ def transformer(
         raise SystemExit(f"this needs transformers: pip install transformers ({error})") from None
     kind = getattr(package, name)
     model = kind(kind.config_class(**options, attn_implementation="eager"))
+    if last:
+        return Continued(model, last)
     return Result(model.get_submodule(part), result)

@@ -64,6 +64,10 @@ WHOLE: dict[str, ModelSpec] = {
         "GPT-2 with its head, 128 tokens", "GPT2LMHeadModel", n_layer=LAYERS, result="logits",
         use_cache=False,
     ),
+    "gpt2_cache": _hugging_face(
+        "GPT-2 with its head and a cache, 96 tokens and 32", "GPT2LMHeadModel", n_layer=LAYERS,
+        last=32,
+    ),
     "clip_text": _hugging_face(
         "CLIP, texts, 77 tokens", "CLIPTextModel", partial(words, tokens=77), **_DEPTH
     ),

@@ -76,9 +76,10 @@ def quantize_script(
         mode: of all operators with weights that no rule of `config` gives another: "static", their
             inputs have parameters from the data; "dynamic", from the input itself each time the
             model runs, which needs no data; "weight_only", inputs stay float, and embeddings have
-            weights too; "auto", by the graph: embeddings weight_only, recurrent layers and the
-            linears of transformers dynamic, all others static, or without data dynamic or
-            weight_only. None for "auto", or with a `quantizer` for its own.
+            weights too; "auto", by the graph: embeddings weight_only, recurrent layers and linears
+            of transformers, or beside recurrent layers and embeddings, dynamic, all others static,
+            or without data dynamic or weight_only. None for "auto", or with a `quantizer` for its
+            own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
             than four times the median one, in the data, or without by gain and shift; a number, the
             strength, for all that are in front of linears; None for none. See

@@ -443,10 +443,10 @@ class Recommender(nn.Module):
 
 
 def test_a_recommender() -> None:
-    """Tables by weight, the rest static with data and dynamic without; a file keeps the reasons."""
+    """Tables by weight, the rest dynamic, with data and without; a file keeps the reasons."""
     model = script(seeded(Recommender))
     batch = (torch.randint(50, (8,)), torch.randint(40, (8, 5)))
-    for data, mode in (([batch], "static"), (None, "dynamic")):
+    for data, why in (([batch], "beside a table, whose rows are float32"), (None, "no data")):
         with warnings.catch_warnings():
             warnings.simplefilter("error", JitPassesWarning)
             lowered = jit_passes.quantize_script(model, data, target="stock", progress=False)
@@ -457,8 +457,9 @@ def test_a_recommender() -> None:
         assert {kind: row.mode for kind, row in rows.items()} == {
             "embedding": "weight_only",
             "embedding_bag": "weight_only",
-            "linear": mode,
+            "linear": "dynamic",
         }
+        assert rows["linear"].why == why
         assert rows["embedding"].why == "a table, of which rows are looked up"
         assert "a table, of which" in str(jit_passes.coverage(lowered))
         with torch.no_grad():

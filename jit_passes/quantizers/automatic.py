@@ -18,6 +18,7 @@ WITHOUT_DATA = "no data"
 CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
 BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
+BESIDE_TABLE = "beside a table, whose rows are float32"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "a table, of which rows are looked up"
 
@@ -49,6 +50,7 @@ def choose_modes(
     | recurrent layer | dynamic | dynamic |
     | linear of a transformer | dynamic | dynamic |
     | linear beside a recurrent layer | dynamic | dynamic |
+    | linear beside an embedding | dynamic | dynamic |
     | other linears | static | dynamic, else weight_only |
     | convolution | static | weight_only |
 
@@ -92,14 +94,19 @@ def choose_modes(
 
 def _reasons_for_dynamic(graph: GraphView, can: Capability) -> dict[int, str]:
     """Return why linears are better dynamic although there are data, by index."""
-    rows = can.operators
-    recurrent = [
-        node for node in graph.nodes if node.kind in rows and rows[node.kind].role is Role.RECURRENT
-    ]
-    attention = [node for node in graph.nodes if is_attention(node)]
-    return dict.fromkeys(beside(graph, recurrent), BESIDE_RECURRENT) | dict.fromkeys(
-        beside(graph, attention), BESIDE_ATTENTION
-    )
+
+    def of(role: Role) -> list[NodeView]:
+        rows = can.operators
+        return [node for node in graph.nodes if node.kind in rows and rows[node.kind].role is role]
+
+    reasons: dict[int, str] = {}
+    for starts, why in (
+        (of(Role.LOOKUP), BESIDE_TABLE),
+        (of(Role.RECURRENT), BESIDE_RECURRENT),
+        ([node for node in graph.nodes if is_attention(node)], BESIDE_ATTENTION),
+    ):
+        reasons |= dict.fromkeys(beside(graph, starts), why)
+    return reasons
 
 
 def _without_data(node: NodeView, can: Capability) -> Choice:

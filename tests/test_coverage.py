@@ -284,7 +284,7 @@ def test_rules_that_change_something(
 ) -> None:
     """One operator that it holds for is enough; what is to be float is float. No warning."""
     config = {"version": 1, "rules": [rule]}
-    jit_passes.prepare(rules_model, target="reference", config=config)
+    jit_passes.prepare(rules_model, target="reference", mode="static", config=config)
 
 
 def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule) -> None:

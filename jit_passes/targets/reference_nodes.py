@@ -1,4 +1,4 @@
-"""What nodes of a reference model stand for: codes and their parameters, constants, operators."""
+"""Nodes of a reference model as what they stand for: codes, parameters, constants, operators."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class AmxSums {
   }
   AmxSums(const AmxSums&) = delete;
   AmxSums& operator=(const AmxSums&) = delete;
-  // What a thread leaves in these registers would be saved whenever it loses the processor.
+  // The system would save what is left in these registers whenever the thread loses its processor.
   ~AmxSums() { asm volatile("tilerelease"); }
 
   // Of `parts` parts and `columns` times 16 channels, as `multiplyTile` of convolution_tile.h leaves them.

@@ -48,7 +48,7 @@ class AmxToCodes {
  private:
   __mmask16 lanesOf(int64_t i) const { return static_cast<__mmask16>(lanes_ >> (i * kLanes)); }
 
-  // Two pixels at a time. What stores might change, for all that a compiler knows, is copied.
+  // Two pixels at a time. Members are copied: for all that a compiler knows, stores might change them.
   template <bool kDirect, bool kAdds>
   JIT_PASSES_VNNI void finish(const TileWork<Shape>& work, const TargetOf<Shape>& target) const {
     Rounding rounding = rounding_;

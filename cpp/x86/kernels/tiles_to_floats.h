@@ -1,4 +1,4 @@
-// What becomes of the sums of a tile in a dynamic operator, for AVX-512.
+// Sums of a tile become float32, in dynamic operators, for AVX-512.
 #pragma once
 
 #include "convolution_tile.h"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -196,12 +197,29 @@ def test_the_table() -> None:
     )
 
 
+def test_remarks() -> None:
+    """They stand behind the reason, in a file too; an operator in float has none on its codes."""
+    prepared = jit_passes.prepare(torch.jit.script(Plain().eval()), target="reference")
+    report = Report.read(prepared)
+    assert report is not None
+    conv, head = report.operators
+    conv = conv.remarked("its scale is raised").remarked("its channels differ")
+    replace(report, operators=(conv, replace(head, reason="why").remarked("and more"))).write(
+        prepared._c
+    )
+    table = str(jit_passes.coverage(prepared))
+    assert "w8a8  static  its scale is raised; its channels differ\n" in table
+    assert "its scale is raised; its channels differ" in jit_passes.coverage(prepared)._repr_html_()
+    assert table.endswith(f"why ({head.source}); and more")
+    assert conv.in_float("not fused").explanation == "not fused"
+
+
 def test_reports_of_earlier_versions() -> None:
     """Those know no bits: the dtype stands in their place."""
     prepared = jit_passes.prepare(torch.jit.script(Plain().eval()))
     fields = json.loads(getattr(prepared, REPORT))
     for row in fields["operators"]:
-        del row["bits"], row["mode"], row["why"]
+        del row["bits"], row["mode"], row["why"], row["remark"]
     jit_passes._C.set_string_attribute(prepared._c, REPORT, json.dumps(fields))
     report = Report.read(prepared)
     assert report is not None

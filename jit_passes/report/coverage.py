@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -25,7 +26,7 @@ class Coverage(tuple[OperatorRecord, ...]):
     """Every operator with weights and every matrix product; printing it gives a table.
 
     The last column says why an operator is in float, or why it is not static where the mode "auto"
-    chose so; `OperatorRecord.why` has it for all that were chosen.
+    chose so; `OperatorRecord.why` has it for all that were chosen. Remarks stand behind that.
 
     Attributes:
         needs_package: whether the model is lowered to operators or plans of this package, so that
@@ -80,8 +81,8 @@ class Coverage(tuple[OperatorRecord, ...]):
 
 
 def _why(row: OperatorRecord) -> str:
-    reason = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
-    return reason or (row.why if row.mode != "static" else "")
+    located = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+    return replace(row, reason=located).explanation
 
 
 def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage:

@@ -218,7 +218,7 @@ def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:
 
 def _with_refusal(row: OperatorRecord, refused: dict[str, str]) -> OperatorRecord:
     reason = refused.get(row.name)
-    return replace(row, dtype="float", reason=reason, why="") if reason else row
+    return row.in_float(reason) if reason else row
 
 
 def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:

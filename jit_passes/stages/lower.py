@@ -55,7 +55,7 @@ def lower(
     for remark in lowered.remarks:
         reasons.setdefault(remark.name, remark.reason)
     operators = tuple(
-        replace(row, dtype="float", reason=f"not fused: {reasons[row.name]}", why="")
+        row.in_float(f"not fused: {reasons[row.name]}")
         if row.dtype == "int8" and row.name in reasons and row.mode != "weight_only"
         else row
         for row in report.operators

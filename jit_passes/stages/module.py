@@ -50,6 +50,8 @@ class OperatorRecord:
         mode: how its input is quantized: `static`; `dynamic`, as the model runs; `weight_only`, not
             at all. "" in float, and in files of versions that did not note it.
         why: why it has this mode, where the mode "auto" chose it; else "".
+        remark: advice about its numbers, for a user who looks for lost accuracy; "" for none.
+            `remarked` adds a sentence.
     """
 
     name: str
@@ -60,11 +62,26 @@ class OperatorRecord:
     bits: str = ""
     mode: str = ""
     why: str = ""
+    remark: str = ""
 
     @property
     def precision(self) -> str:
         """Bits where it is quantized and they are known, else the dtype."""
         return self.bits if self.dtype != "float" and self.bits else self.dtype
+
+    @property
+    def explanation(self) -> str:
+        """The last column of reports: why it is float, or not static by choice; the remark."""
+        chosen = self.why if self.mode != "static" else ""
+        return "; ".join(filter(None, (self.reason or chosen, self.remark)))
+
+    def remarked(self, sentence: str) -> OperatorRecord:
+        """Return the record with a further sentence in its remark."""
+        return replace(self, remark="; ".join(filter(None, (self.remark, sentence))))
+
+    def in_float(self, reason: str) -> OperatorRecord:
+        """Return the record of the operator in float after all; remarks on its codes are void."""
+        return replace(self, dtype="float", reason=reason, why="", remark="")
 
 
 @dataclass(frozen=True)

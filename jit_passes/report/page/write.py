@@ -166,7 +166,7 @@ def _operators(covered: Coverage, macs: dict[str, int]) -> list[dict[str, Any]]:
             "kind": row.kind,
             "precision": row.precision,
             "mode": row.mode,
-            "reason": without_folders(row.reason) or (row.why if row.mode != "static" else ""),
+            "reason": without_folders(row.explanation),
             "source": without_folders(row.source),
             "macs": macs.get(row.name, 0) / total if total else 0.0,
             "int8": row.dtype == "int8",

@@ -1,11 +1,14 @@
 // jit_passes::train_bias: a bias that trains as integers will have it.
 //
-//   step    = scale of the input * scale of the weight
-//   result  = clip(round(x / step), quant_min, quant_max) * step
+//   step    = max(scale of the input * scale of the weight, |x| / (quant_max / 2))
+//   result  = round(x / step) * step
 //
-// a whole number of steps, which are added to the sum of products as they are. The gradient of x is that of
-// the result: rounding is passed straight through, and nothing comes to the scales. With few bits the steps
-// are coarse, and a model that has not trained with them loses by them.
+// a whole number of steps, which are added to the sum of products as they are. The second term is for channels whose
+// weights are zero or tiny: there `convert` raises the scale of the weight until the bias fits its integers. With one
+// scale for the whole weight, |x| is the largest of all channels.
+//
+// The gradient of x is that of the result: rounding is passed straight through, and nothing comes to the scales. With
+// few bits the steps are coarse, and a model that has not trained with them loses by them.
 //
 // A scale comes from the state of its place, by a rule: "scale", it is that; "log2_threshold", TQT's; else a
 // range, with the scheme by which the scale follows from it. While one of the two is not known, or not
@@ -37,7 +40,7 @@ Tensor scaleOf(const Tensor& state, string_view rule, int64_t quant_min, int64_t
 Tensor trainBias(
     const Tensor& x, const Tensor& input_state, string_view input_rule, int64_t input_min, int64_t input_max,
     const Tensor& weight_state, string_view weight_rule, int64_t weight_min, int64_t weight_max, bool enabled,
-    int64_t quant_min, int64_t quant_max, string_view, string_view) {
+    int64_t, int64_t quant_max, string_view, string_view) {
   if (!enabled) {
     return x.clone();
   }
@@ -48,9 +51,11 @@ Tensor trainBias(
                        scaleOf(weight_state, weight_rule, weight_min, weight_max).to(at::kDouble))
                           .to(at::kFloat);
     const auto values = x.to(at::kFloat);
-    const auto codes = at::clamp(at::round(inSteps(values, step)), quant_min, quant_max);
+    const auto needed = values.abs() / static_cast<double>(quant_max / 2);
+    const auto fitting = at::maximum(step, step.numel() == 1 ? needed.max() : needed);
+    const auto codes = at::round(inSteps(values, fitting));
     const auto known = at::logical_and(at::isfinite(step), at::gt(step, 0));
-    rounded = at::where(known, codes * step, values).to(x.scalar_type());
+    rounded = at::where(known, codes * fitting, values).to(x.scalar_type());
   }
   return rounded + (x - x.detach()); // 0, with the gradient; x + (rounded - x) would round again
 }

@@ -7,6 +7,7 @@
 #include "core/operators.h"
 #include "core/places.h"
 #include "core/snapshot.h"
+#include "passes/dialect.h"
 #include "passes/fbgemm.h"
 #include "passes/methods.h"
 
@@ -146,7 +147,7 @@ py::tuple toTuple(const ValueRecord& v) {
 namespace {
 
 // (index of the node, operator, operands by name) of each place, in program order. Operands are constants
-// and attributes; others are None.
+// and attributes, behind an edge too; others are None.
 py::list places(const Module& module, const std::string& method) {
   // A module looks for an attribute by comparing all names.
   std::unordered_map<std::string, c10::IValue> own;
@@ -154,6 +155,9 @@ py::list places(const Module& module, const std::string& method) {
     own.emplace(module.type()->getAttributeName(slot), module._ivalue()->getSlot(slot));
   }
   const auto known = [&](const Value* value) -> std::optional<c10::IValue> {
+    if (value->node()->kind() == edge) {
+      value = value->node()->input();
+    }
     if (isConstant(value)) {
       return constantOf(value);
     }

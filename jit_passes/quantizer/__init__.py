@@ -15,10 +15,11 @@ from ..quantizers.policy import Policy
 from ..quantizers.slots import RECIPES, Slot, SlotQuantizer
 from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.annotation import Annotations, QuantizationAnnotation
+from ..specification.bias import bias_qparams
 from ..specification.derivation import derivation, find_derivation
 from ..specification.parameters import QParams
 from ..specification.place import Place, spec_from_text, spec_to_text
-from ..specification.qparams import bias_qparams, choose_qparams
+from ..specification.qparams import choose_qparams
 from ..specification.resolve import Quantization, resolve
 from ..specification.slots import SLOTS
 from ..specification.specification import (

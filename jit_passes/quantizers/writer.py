@@ -11,7 +11,7 @@ from ..configuration.options import NOTHING, TensorOptions
 from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, MinMaxWithin
 from ..specification.annotation import Annotations, QuantizationAnnotation
-from ..specification.qparams import bias_qparams
+from ..specification.bias import bias_qparams
 from ..specification.specification import (
     AnySpec,
     DerivedQuantizationSpec,

@@ -12,8 +12,8 @@ from .. import _C
 from ..graph.view import GraphView, NodeView
 from ..specification.parameters import QParams
 from ..specification.place import Place
-from ..stages.convert import Groups
 from ..stages.module import Report, by_position
+from ..stages.parameters import choose_parameters
 from ..stages.seen import QuantizedPlace, refusals
 from ..stages.values import DEQUANTIZE, QUANTIZE
 
@@ -56,16 +56,16 @@ def trained_places(
     qat: torch.jit.ScriptModule, report: Report, places: Sequence[QuantizedPlace]
 ) -> list[TrainedPlace]:
     """Return the places that convert quantizes, in the order of the converted model."""
-    groups = Groups(list(places), refusals(list(places)))
+    parameters = choose_parameters(list(places), refusals(list(places))).at
     nodes = GraphView.of(qat, report.method).nodes
     by_id: dict[int, list[NodeView]] = {}
     for index, _, operands in _C.places(qat._c, report.method):
         by_id.setdefault(Place.from_text(operands["spec"]).id, []).append(nodes[index])
     found: list[TrainedPlace] = []
     for known in places:
-        parameters = groups.parameters_at(known)
+        chosen = parameters.get(known.place.id)
         before = by_id[known.place.id].pop(0)
-        if not isinstance(parameters, QParams):  # float, or another grid for each input
+        if not isinstance(chosen, QParams):  # float, or another grid for each input
             continue
         constant = known.operands["x"]
         computed = not isinstance(constant, torch.Tensor)
@@ -74,7 +74,7 @@ def trained_places(
         found.append(
             TrainedPlace(
                 known.place,
-                parameters,
+                chosen,
                 before.index,
                 maker.kind if maker is not None and computed else "",
                 maker.source if maker is not None else "",

@@ -12,13 +12,14 @@ import torch
 from ..errors import JitPassesError, warn
 from ..observers import HistogramObserver, ObserverState
 from ..observers.headroom import widened
-from .derivation import derivation, find_derivation
+from .derivation import find_derivation
 from .parameters import QParams
 from .specification import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
 
 _FLOAT = torch.finfo(torch.float32)
-# A scale below this makes 1 / scale overflow somewhere downstream; PyTorch's observers use it too.
-SMALLEST_SCALE = _FLOAT.eps
+# The product of two scales, of an input and a weight, is a normal number of float32.
+SMALLEST_SCALE = 2.0**-60
+SCALE_OF_ZEROS = _FLOAT.eps  # of the range of all zeros, as in PyTorch's observers
 # The smallest normal float32, whose reciprocal is finite.
 SMALLEST_POWER_OF_TWO = _FLOAT.tiny
 SCALE_OF_ZERO = 0.1  # of the range of all zeros, in Glow's form
@@ -37,6 +38,9 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
     power of two:
                 scale = 2 ** ceil(log2(max(high / quant_max, low / quant_min))), the second term
                 only where quant_min < 0; zero_point = 0
+
+    A scale is at least 2**-60, so that kernels can multiply two of them, and 2**-23 for a range of
+    zeros. A power of two is at least 2**-126.
     """
     low, high = min(low, 0.0), max(high, 0.0)
     spec = spec.for_range(low)
@@ -47,16 +51,20 @@ def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[flo
         below = low / spec.quant_min if spec.quant_min < 0 else 0.0
         return power_of_two_at_least(max(high / spec.quant_max, below)), 0
     if spec.symmetric:
-        scale = _float32(2 * max(-low, high) / steps)
-        return max(scale, SMALLEST_SCALE), spec.middle
+        return _usable(float32(2 * max(-low, high) / steps)), spec.middle
     # Each operation rounds to float32, as in PyTorch's observers.
-    span = _float32(high - low)
-    scale = max(_float32((span if math.isfinite(span) else high - low) / steps), SMALLEST_SCALE)
-    zero_point = spec.quant_min - round(_float32(low / scale))
+    span = float32(high - low)
+    scale = _usable(float32((span if math.isfinite(span) else high - low) / steps))
+    zero_point = spec.quant_min - round(float32(low / scale))
     return scale, min(max(zero_point, spec.quant_min), spec.quant_max)
 
 
-def _float32(value: float) -> float:
+def _usable(scale: float) -> float:
+    return max(scale, SMALLEST_SCALE) if scale else SCALE_OF_ZEROS
+
+
+def float32(value: float) -> float:
+    """Return the nearest number of float32."""
     return ctypes.c_float(value).value
 
 
@@ -100,7 +108,7 @@ def _glow_zero_point(low: float, high: float, scale: float, bottom: int, top: in
 
 
 def _within_float32(value: float) -> float:
-    return _float32(min(max(value, _FLOAT.min), _FLOAT.max))
+    return float32(min(max(value, _FLOAT.min), _FLOAT.max))
 
 
 def power_of_two_at_least(value: float) -> float:
@@ -148,7 +156,8 @@ def choose_qparams(
         zero_points = torch.tensor([zero for _, zero in pairs], dtype=torch.int64)
         return QParams(steps.reshape(scales), zero_points.reshape(scales), spec.ch_axis, *grid)
     largest = torch.maximum(-ranges[0], ranges[1]).clamp_min(0)
-    steps = (2 * largest / (spec.quant_max - spec.quant_min)).clamp_min(SMALLEST_SCALE)
+    steps = 2 * largest / (spec.quant_max - spec.quant_min)
+    steps = torch.where(steps > 0, steps.clamp_min(SMALLEST_SCALE), SCALE_OF_ZEROS)
     steps = steps.float().double().reshape(scales)  # the kernels see float32
     zero_points = torch.full(steps.shape, spec.middle, dtype=torch.int64)
     return QParams(steps, zero_points, spec.ch_axis, *grid)
@@ -194,12 +203,12 @@ def _are_within(values: torch.Tensor, low: float, high: float) -> bool:
     return low <= least and largest <= high
 
 
-@derivation
-def bias_qparams(sources: Sequence[QParams]) -> tuple[float | torch.Tensor, int]:
-    """Return input scale * weight scale, and 0: a bias in steps of the accumulator.
-
-    Integer arithmetic adds it to the sum of products without rescaling. Per channel where the
-    weight is.
-    """
-    inputs, weight = sources
-    return inputs.scale * weight.scale, 0
+def count_beyond(constant: torch.Tensor, chosen: QParams) -> int:
+    """Count the numbers of a constant that lie beyond its integers."""
+    scale = torch.as_tensor(chosen.scale, dtype=torch.float64)
+    zero_point = torch.as_tensor(chosen.zero_point)
+    if chosen.axis is not None:
+        sizes = [-1 if i == chosen.axis % constant.dim() else 1 for i in range(constant.dim())]
+        scale, zero_point = scale.reshape(sizes), zero_point.reshape(sizes)
+    codes = (constant.detach().double() / scale).round() + zero_point
+    return int(((codes < chosen.quant_min) | (codes > chosen.quant_max)).sum())

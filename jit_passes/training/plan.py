@@ -14,13 +14,10 @@ from ..fake_quantizers.place import common_operands
 from ..graph.view import GraphView, NodeView
 from ..quantizers.deferred import real_use
 from ..quantizers.signs import can_be_negative
-from ..specification.derivation import derivation_name
-from ..specification.qparams import bias_qparams
+from ..specification.bias import ACCUMULATOR
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec, ResolvedSpec
 from ..stages.prepare import operands_of, request
-
-ACCUMULATOR = derivation_name(bias_qparams)  # biases in steps of it are rounded in training
 
 
 @dataclass

@@ -50,13 +50,18 @@ std::pair<Tensor, Tensor> rangeOf(const Tensor& values, bool per_token) {
   return {at::minimum(low, zero), at::maximum(high, zero)};
 }
 
+// At least 2**-60; 2**-23 for zeros. A NaN stays one.
+Tensor usable(const Tensor& scale) {
+  const auto zero = at::eq(scale, 0);
+  return at::where(zero, std::numeric_limits<float>::epsilon(), at::clamp_min(scale, 0x1p-60));
+}
+
 // Each operation rounds to float32, as in PyTorch's observers.
 Chosen chooseAffine(const Tensor& low, const Tensor& high, int64_t quant_min, int64_t quant_max) {
   const auto steps = static_cast<double>(quant_max - quant_min);
   const Tensor span = high - low; // of finite numbers, it may be infinite
   const Tensor wide = ((high.to(at::kDouble) - low.to(at::kDouble)) / steps).to(at::kFloat);
-  const Tensor scale =
-      at::clamp_min(at::where(at::isinf(span), wide, span / steps), std::numeric_limits<float>::epsilon());
+  const Tensor scale = usable(at::where(at::isinf(span), wide, span / steps));
   const Tensor zero_point = static_cast<double>(quant_min) - at::round(low / scale).to(at::kDouble);
   return {scale, at::clamp(zero_point, quant_min, quant_max)};
 }
@@ -65,7 +70,7 @@ Chosen chooseSymmetric(const Tensor& low, const Tensor& high, int64_t quant_min,
   const auto steps = static_cast<double>(quant_max - quant_min);
   const Tensor scale = (2 * at::maximum(-low, high).to(at::kDouble) / steps).to(at::kFloat);
   const auto middle = static_cast<double>((quant_min + quant_max + 1) >> 1);
-  return {at::clamp_min(scale, std::numeric_limits<float>::epsilon()), at::full_like(scale, middle)};
+  return {usable(scale), at::full_like(scale, middle)};
 }
 
 // In double:

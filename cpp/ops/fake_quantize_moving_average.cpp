@@ -77,6 +77,15 @@ double powerAtLeast(double value) {
   return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
 }
 
+// As jit_passes/specification/qparams.py says: products of two scales are normal numbers of float32.
+constexpr double kLeastScale = 0x1p-60, kScaleOfZeros = 0x1p-23;
+
+double usableScale(double scale) { return scale > 0 ? std::max(scale, kLeastScale) : kScaleOfZeros; }
+
+Tensor usableScales(const Tensor& scale) {
+  return at::where(at::gt(scale, 0), at::clamp_min(scale, kLeastScale), kScaleOfZeros);
+}
+
 // Powers of two in double: numerators of 24 bits over denominators of at most 24 do not round across a power of two.
 std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Target& target) {
   const auto [scheme, quant_min, quant_max] = target;
@@ -91,14 +100,13 @@ std::pair<float, int64_t> scaleAndZeroPoint(double low, double high, const Targe
     }
     case Scheme::Symmetric:
       return {
-          static_cast<float>(std::max(2 * std::max(-low, high) / steps, kSmallestScale)),
-          middleOf(quant_min, quant_max)};
+          static_cast<float>(usableScale(2 * std::max(-low, high) / steps)), middleOf(quant_min, quant_max)};
     default: break;
   }
   // Each operation rounds to float32, as in PyTorch's observers.
   const auto span = static_cast<float>(high - low);
   const auto quotient = static_cast<float>((std::isfinite(span) ? span : high - low) / steps);
-  const auto scale = std::max(quotient, static_cast<float>(kSmallestScale));
+  const auto scale = static_cast<float>(usableScale(quotient));
   const auto zero_point = quant_min - static_cast<int64_t>(std::nearbyint(static_cast<float>(low / scale)));
   return {scale, std::min(std::max(zero_point, quant_min), quant_max)};
 }
@@ -207,13 +215,13 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
     scale = powerAtLeast(quant_min < 0 ? at::maximum(above, low / quant_min) : above);
     zero_point = at::zeros_like(scale);
   } else if (scheme == Scheme::Symmetric) {
-    scale = at::clamp_min(2 * at::maximum(-low, high) / steps, kSmallestScale);
+    scale = usableScales(2 * at::maximum(-low, high) / steps);
     zero_point = at::full_like(scale, static_cast<double>(middleOf(quant_min, quant_max)));
   } else {
     const auto rounded = [](const Tensor& value) { return value.to(at::kFloat).to(at::kDouble); };
     const auto span = rounded(high - low);
     scale = at::where(at::isfinite(span), span, high - low) / steps;
-    scale = at::clamp_min(rounded(scale), kSmallestScale);
+    scale = usableScales(rounded(scale));
     zero_point = at::clamp(quant_min - at::round(rounded(low / scale)), quant_min, quant_max);
   }
   const auto unknown = at::full({}, std::numeric_limits<double>::quiet_NaN(), scale.options());

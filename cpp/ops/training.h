@@ -72,7 +72,7 @@ void checkSet(const at::Tensor& parameter, c10::string_view name);
 template <bool kCpu>
 void guardScale(const at::Tensor& scale, const at::Tensor& corrections, c10::string_view name);
 
-// float32's epsilon, as in observers.
+// Where scales that are trained begin at least: float32's epsilon.
 constexpr double kSmallestScale = 0x1p-23;
 
 } // namespace jit_passes

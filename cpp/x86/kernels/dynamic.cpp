@@ -129,7 +129,10 @@ RowGrid fbgemmGrid(float low, float high) {
 } // namespace
 
 RowGrid gridOf(const Extent& extent, RangeForm form) {
-  constexpr float kSteps = 255, kSmallest = std::numeric_limits<float>::epsilon();
+  constexpr float kSteps = 255;
+  const auto usable = [](float scale) {
+    return scale > 0 ? std::max(scale, 0x1p-60F) : std::numeric_limits<float>::epsilon();
+  };
   const auto [low, high] = extent;
   if (std::isnan(low)) {
     return {kNoNumber, 0};
@@ -139,12 +142,12 @@ RowGrid gridOf(const Extent& extent, RangeForm form) {
   }
   if (form == RangeForm::Symmetric) {
     const double span = 2 * static_cast<double>(std::max(-low, high));
-    return {std::max(static_cast<float>(span / kSteps), kSmallest), 128};
+    return {usable(static_cast<float>(span / kSteps)), 128};
   }
   const float span = high - low; // of finite numbers, it may be infinite
   const float found =
       std::isinf(span) ? static_cast<float>((static_cast<double>(high) - low) / kSteps) : span / kSteps;
-  const float scale = std::max(found, kSmallest);
+  const float scale = usable(found);
   const float zero_point = -__builtin_rintf(low / scale);
   return {scale, static_cast<int32_t>(std::clamp(zero_point, 0.0F, kSteps))};
 }

@@ -117,7 +117,7 @@ def test_the_recipe_survives_being_pasted(
     names = {
         "torch": torch,
         "jit_passes": jit_passes,
-        "scripted": torch.jit.script(model),
+        "model": torch.jit.script(model),
         "epochs": EPOCHS,
         "train_one_epoch": train_one_epoch,
     }

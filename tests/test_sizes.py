@@ -171,6 +171,24 @@ class Powers(nn.Module):
         return b.reshape(n, 2, -1), m
 
 
+class Asked(nn.Module):
+    """A size that the caller gives, or leaves open with -1, and sizes made of it."""
+
+    def forward(self, x: Tensor, n: int, m: int) -> tuple[Tensor, Tensor, Tensor, bool]:
+        y, z = x.reshape(n, 4), x.unflatten(1, (m, 4))
+        wide = x[:, :1].expand(-1, m + 0, 8)
+        places = torch.arange(y.size(0)) + torch.zeros(z.size(1), 1, 1) + y.view(n, 2, 2).size(0)
+        return places, torch.ones(wide.size(1)), y.view(n, 2, 2).flatten(1), y.size(0) == n
+
+
+class Regrouped(nn.Module):
+    """A size that is left open twice, and is another one then."""
+
+    def forward(self, x: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        y, z = x.reshape(n, 4, 4), x[:2].reshape(n, 2, 2)
+        return y.reshape(n, 8), z.reshape(y.size(0) // 3, -1)
+
+
 class Sums(nn.Module):
     """A number that is a sum of itself, again and again."""
 
@@ -200,6 +218,9 @@ CASES: dict[str, tuple[type[nn.Module], tuple[Any, ...]]] = {
     "started": (Started, (torch.randn(2, 4),)),
     "grouped": (Grouped, (torch.randn(2, 8, 6, 4), torch.randn(2, 2, 7, 4))),
     "bounded": (Bounded, (torch.randn(2, 4), torch.randn(3, 1, 1))),
+    "asked": (Asked, (torch.randn(3, 8, 8), 48, 2)),
+    "left open": (Asked, (torch.randn(3, 8, 8), -1, -1)),
+    "regrouped": (Regrouped, (torch.randn(6, 16), -1)),
     "image": (Unbatched2d, (torch.randn(3, 6, 5),)),
     "images": (Unbatched2d, (torch.randn(2, 3, 6, 5),)),
     "prelu": (Activated, (torch.randn(2, 3, 6, 9),)),

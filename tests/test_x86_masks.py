@@ -216,6 +216,71 @@ class Decoder(nn.Module):
         return self.head(x)
 
 
+class Open(nn.Module):
+    """Causal attention that leaves the number of tokens open; no graph tells its number of axes."""
+
+    def __init__(self, packed: bool, branches: bool) -> None:
+        super().__init__()
+        self.packed, self.branches = packed, branches
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.qkv, self.one = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.branches and x.size(0) > 1:
+            x = self.first(x)
+        if self.packed:
+            q, k, v = self.qkv(x).view(x.size(0), -1, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q = self.one(x).view(x.size(0), -1, 4, 16).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+@pytest.mark.parametrize("tokens", [6, 16])
+@pytest.mark.parametrize(
+    ("branches", "how"), [(False, "script"), (False, "trace"), (True, "script")]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_open_number_of_tokens(packed: bool, branches: bool, how: str, tokens: int) -> None:
+    """The mask has as many, whether calibration has as many as a head has features or not."""
+    torch.manual_seed(0)
+    net = Open(packed, branches).eval()
+    data = [torch.randn(2, tokens, WIDTH) for _ in range(8)]
+    lowered = jit_passes.quantize_script(
+        compiled(net, how, data[0]), data, target="x86", mode="static"
+    )
+    for length in (1, 5, tokens, 33):
+        x = torch.randn(2, length, WIDTH)
+        with torch.no_grad():
+            expected, got = net(x), lowered(x)
+        assert sqnr(expected, got) > 25
+        x[:, length // 2 :] = 0  # has no part in the result of what stands in front
+        assert torch.equal(lowered(x)[:, :, : length // 2], got[:, :, : length // 2])
+
+
+class Told(nn.Module):
+    """The same with a number of tokens that the caller gives, or leaves open with -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, tokens: int) -> Tensor:
+        q = self.one(x).view(x.size(0), tokens, 4, 16).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def test_a_number_of_tokens_that_the_caller_gives() -> None:
+    """-1 is no size of the mask."""
+    torch.manual_seed(0)
+    net = Told().eval()
+    data = [(torch.randn(2, 6, WIDTH), tokens) for tokens in (6, -1, 6, -1)]
+    lowered = jit_passes.quantize_script(torch.jit.script(net), data, target="x86", mode="static")
+    for length, tokens in ((5, 5), (5, -1), (16, -1), (1, 1)):
+        x = torch.randn(2, length, WIDTH)
+        with torch.no_grad():
+            assert sqnr(net(x, tokens), lowered(x, tokens)) > 25
+
+
 @pytest.mark.parametrize(
     ("attention", "how"), [(Parts, "script"), (Layers, "script"), (Layers, "trace")]
 )

@@ -49,7 +49,7 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   if (const auto known = known_.rank(tensor)) {
     return known;
   }
-  if (const auto sizes = sizesGiven(tensor)) {
+  if (const auto sizes = node->kind() == aten::reshape ? ofList(node->input(1)) : std::nullopt) {
     return sizes->size();
   }
   if (const auto own = rankReadBehind(tensor)) {
@@ -239,7 +239,7 @@ std::optional<int64_t> Shapes::squeezed(const Node* node) const {
     return std::nullopt;
   }
   const int64_t axis = given->toInt() + (given->toInt() < 0 ? own : 0);
-  const bool is_one = axis >= 0 && axis < own && ofAxis(node->input(0), axis) == Extent{nullptr, 1};
+  const bool is_one = axis >= 0 && axis < own && ofAxis(node->input(0), axis) == Extent::ofNumber(1);
   return is_one ? std::optional(axis) : std::nullopt;
 }
 
@@ -272,6 +272,9 @@ std::optional<Shapes::Split> Shapes::split(const Node* node) const {
     return std::nullopt;
   }
   const auto own = rank(node->input(0));
+  if (own == 0) { // flatten makes an axis of none
+    return std::nullopt;
+  }
   const int64_t first = one->toInt() < 0 && own ? one->toInt() + *own : one->toInt();
   if (first < 0) {
     return std::nullopt;

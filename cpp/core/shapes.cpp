@@ -1,6 +1,7 @@
 #include "shapes.h"
 
 #include "operators.h"
+#include "places.h"
 #include "shape_facts.h"
 
 namespace jit_passes {
@@ -10,8 +11,8 @@ const auto to_kind = symbol("aten::to");
 
 // The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
 Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
-  const auto is_one = [](const Extent& extent) { return extent.isNumber() && extent.number == 1; };
-  const auto is_more = [](const Extent& extent) { return extent.isNumber() && extent.number > 1; };
+  const auto is_one = [](const Extent& extent) { return extent.number() == 1; };
+  const auto is_more = [](const Extent& extent) { return extent.number().value_or(0) > 1; };
   return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
 }
 
@@ -134,34 +135,37 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
     const auto linear = weightedOperator(tensor->node());
     if (!own && axis == -1 && linear && linear->spatial_dims == 0) {
       const auto weight = known_.tensor(tensor->node()->input(1));
-      return weight && weight->dim() == 2 ? Extent{nullptr, weight->size(0)} : opaque;
+      return weight && weight->dim() == 2 ? Extent::ofNumber(weight->size(0)) : opaque;
     }
     if (!own || axis + *own < 0) {
       return opaque;
     }
     axis += *own;
   }
-  const auto [known, added] = extents_.emplace(std::pair(tensor, axis), Extent{tensor, axis});
+  const Extent itself = Extent::ofAxis(tensor, axis);
+  const auto [known, added] = extents_.emplace(std::pair(tensor, axis), itself);
   if (!added) {
     return known->second;
   }
   Extent found = findExtent(tensor, axis);
   if (!found.isNumber() && rank(tensor) == axis + 1) {
     if (const auto features = featuresRead(tensor)) {
-      found = {nullptr, *features};
+      found = Extent::ofNumber(*features);
     }
   }
-  if (found.value != nullptr && known_.isWritten(found.value)) {
-    found = {tensor, axis}; // of a shape that is another one before the write, and behind it
+  const Value* of = found.axis() != nullptr ? found.axis()->tensor : found.integer();
+  if (of != nullptr && known_.isWritten(of)) {
+    found = itself; // of a shape that is another one before the write, and behind it
   }
-  return extents_[{tensor, axis}] = found;
+  return extents_.insert_or_assign(std::pair(tensor, axis), found).first->second;
 }
 
 Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   const Node* node = tensor->node();
+  const Extent itself = Extent::ofAxis(tensor, axis);
   const Value* from = node->inputs().empty() ? nullptr : node->input(0);
   if (const auto constant = known_.tensor(tensor); constant && axis < constant->dim()) {
-    return {nullptr, constant->size(axis)};
+    return Extent::ofNumber(constant->size(axis));
   }
   if (keepsShape(node)) {
     return ofAxis(from, axis);
@@ -171,21 +175,20 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   }
   if (isCount(node)) {
     const Extent end = ofNumber(node->input(node->inputs().size() - 5));
-    const bool known = end.isNumber()        ? end.number >= 0
-                       : isTensor(end.value) ? end.number != Extent::kHeld
-                                             : end.value->type()->kind() == c10::TypeKind::IntType;
-    return known ? end : Extent{tensor, axis};
+    const Value* integer = end.integer();
+    const bool known = integer != nullptr ? integer->type()->kind() == c10::TypeKind::IntType
+                                          : end.number().value_or(0) >= 0;
+    return known ? end : itself;
   }
   if (const Value* made = sizesMade(node)) {
     const auto sizes = ofList(made);
-    return sizes && axis < int64_t(sizes->size()) ? (*sizes)[axis] : Extent{tensor, axis};
+    return sizes && axis < int64_t(sizes->size()) ? (*sizes)[axis] : itself;
   }
   if (isRecurrentLayer(node) && tensor == node->output(0) && axis < 2) {
     return ofAxis(from, axis);
   }
-  if (const auto sizes = sizesGiven(tensor); sizes && axis < int64_t(sizes->size())) {
-    const Extent size = (*sizes)[axis];
-    return size.isNumber() && size.number < 0 ? Extent{tensor, axis} : size;
+  if (const auto given = ofGiven(tensor, axis)) {
+    return *given;
   }
   if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
     const auto change = split(node);
@@ -195,11 +198,7 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     if (change && axis >= change->axis + change->second) {
       return ofAxis(from, axis - change->second + change->first);
     }
-    if (change && node->kind() == aten::unflatten) {
-      const Extent size = (*ofList(node->input(2)))[axis - change->axis];
-      return size.isNumber() && size.number < 0 ? ofOpen(node, change->axis) : size;
-    }
-    return joinedWith({tensor, axis}, 1);
+    return ofRest(itself, 1).value_or(itself);
   } else if (const auto moved = ofMoved(tensor, axis)) {
     return *moved;
   } else if (const auto own = rank(tensor)) {
@@ -212,13 +211,11 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
       return ofAxis(from, axis);
     }
     if (weight && axis == channels && !weighted->transposed) {
-      return {nullptr, weight->size(0)};
+      return Extent::ofNumber(weight->size(0));
     }
     if (node->kind() == aten::embedding) {
       const auto rows = known_.tensor(from);
-      return axis < *own - 1 ? ofAxis(node->input(1), axis)
-             : rows          ? Extent{nullptr, rows->size(1)}
-                             : Extent{tensor, axis};
+      return axis < *own - 1 ? ofAxis(node->input(1), axis) : rows ? Extent::ofNumber(rows->size(1)) : itself;
     }
     if (node->kind() == aten::matmul || isAttention(node) || broadcasts(node)) {
       return ofProduct(tensor, axis, *own);
@@ -226,7 +223,7 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   } else {
     return ofFrontAxis(tensor, axis);
   }
-  return {tensor, axis};
+  return itself;
 }
 
 // Of a tensor whose rank is not known: of an axis that is not among the last ones.
@@ -237,7 +234,7 @@ Extent Shapes::ofFrontAxis(const Value* tensor, int64_t axis) const {
     return ofAxis(node->input(isLayer(node) ? 0 : 1), axis);
   }
   if (!broadcasts(node)) {
-    return {tensor, axis};
+    return Extent::ofAxis(tensor, axis);
   }
   for (const size_t operand : {0, 1}) {
     const Value *whole = node->input(operand), *other = node->input(1 - operand);
@@ -246,7 +243,7 @@ Extent Shapes::ofFrontAxis(const Value* tensor, int64_t axis) const {
       return ofAxis(whole, axis);
     }
   }
-  return {tensor, axis};
+  return Extent::ofAxis(tensor, axis);
 }
 
 // Whether it is made of the other tensor element by element, and by going over axes that stay, of size 1.
@@ -266,9 +263,9 @@ Extent Shapes::ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& la
   const auto operands = tensor->node()->input(1)->node()->inputs();
   const auto sizeIn = [&](size_t operand) {
     const size_t own = (operand == 0 ? labels.a : labels.b).find(labels.result[axis]);
-    return own == std::string::npos ? Extent{nullptr, 1} : ofAxis(operands[operand], int64_t(own));
+    return own == std::string::npos ? Extent::ofNumber(1) : ofAxis(operands[operand], int64_t(own));
   };
-  return broadcast(sizeIn(0), sizeIn(1), {tensor, axis});
+  return broadcast(sizeIn(0), sizeIn(1), Extent::ofAxis(tensor, axis));
 }
 
 // Of matrix products, attention, and what broadcasts.
@@ -279,7 +276,7 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
   const Value *left = node->input(0), *right = node->input(isAttention(node) ? 2 : 1);
   if (is_matrix && behind >= -2) { // a vector has one axis, and the result one less
     const bool matrices = isAttention(node) || std::min(rank(left).value_or(1), rank(right).value_or(1)) >= 2;
-    return matrices ? ofAxis(behind == -2 ? left : right, behind) : Extent{tensor, axis};
+    return matrices ? ofAxis(behind == -2 ? left : right, behind) : Extent::ofAxis(tensor, axis);
   }
   const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
   if (grouped != nullptr && behind == -3 &&
@@ -290,10 +287,10 @@ Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_resu
   for (const Value* operand : node->inputs().slice(0, isAttention(node) ? 3 : 2)) {
     const auto own = rank(operand);
     if (!own) {
-      return {tensor, axis};
+      return Extent::ofAxis(tensor, axis);
     }
-    const Extent next = *own + behind < 0 ? Extent{nullptr, 1} : ofAxis(operand, behind);
-    size = size ? broadcast(*size, next, {tensor, axis}) : next;
+    const Extent next = *own + behind < 0 ? Extent::ofNumber(1) : ofAxis(operand, behind);
+    size = size ? broadcast(*size, next, Extent::ofAxis(tensor, axis)) : next;
   }
   return *size;
 }

@@ -4,21 +4,10 @@
 #pragma once
 
 #include "einsum.h"
+#include "extent.h"
 #include "known_values.h"
 
 namespace jit_passes {
-
-// A number where there is no value; an axis of a tensor, or the number that is all of it; or whatever an integer value
-// holds.
-struct Extent {
-  static constexpr int64_t kHeld = std::numeric_limits<int64_t>::min();
-
-  const Value* value = nullptr;
-  int64_t number = 0;
-
-  bool operator==(const Extent&) const = default;
-  bool isNumber() const { return value == nullptr; }
-};
 
 // Whether the result has the shape of the first operand, which is a tensor.
 bool keepsShape(const Node* node);
@@ -40,12 +29,19 @@ class Shapes {
   // No more than the rank; 0 where nothing is known.
   int64_t leastRank(const Value* tensor) const;
   Extent ofNumber(const Value* value) const;
-  // Axes count from the end where they are below 0.
-  Extent ofAxis(const Value* tensor, int64_t axis) const { return ofAxis(tensor, axis, {tensor, axis}); }
-  // The sizes that a reshape is given; -1 for the one that is open.
+  // A size, never open. Axes count from the end where they are below 0.
+  Extent ofAxis(const Value* tensor, int64_t axis) const {
+    return ofAxis(tensor, axis, Extent::ofAxis(tensor, axis));
+  }
+  // The sizes that a reshape, unflatten or expand is given. An integer among them is a size for certain: one that may
+  // be -1 is open if the others tell it in either case, else it is the size of the result's own axis.
   std::optional<std::vector<Extent>> sizesGiven(const Value* tensor) const;
+  // The same of a list alone, whose integers may be -1.
+  std::optional<std::vector<Extent>> sizesIn(const Value* list) const;
   // The numbers of a list, if it is known how many there are.
   std::optional<std::vector<Extent>> ofList(const Value* list) const;
+  // Whether a number is made of sizes so that it cannot be below 0.
+  bool isNotNegative(const Value* number) const;
   // Of a size that is a quotient: the size that is divided, and by which number.
   std::optional<std::pair<Extent, int64_t>> asQuotient(const Extent& extent) const;
   // The size of the last axis that a linear layer takes the tensor with.
@@ -91,12 +87,14 @@ class Shapes {
   Extent ofFrontAxis(const Value* tensor, int64_t axis) const;
   bool isReducedOf(const Value* tensor, const Value* whole) const;
   Extent findNumber(const Value* value) const;
-  Extent ofOpen(const Node* unflatten, int64_t axis) const;
-  Extent joinedWith(const Extent& whole, int64_t others) const;
+  bool findNotNegative(const Value* number) const;
+  std::optional<Extent> ofGiven(const Value* tensor, int64_t axis) const;
+  std::optional<Extent> ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const;
+  std::optional<Extent> ofRest(const Extent& whole, int64_t others) const;
   std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
   Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
-  std::optional<Extent> ofConcatenated(const Node* cat, int64_t axis, int64_t along) const;
-  std::optional<Extent> ofExpanded(const Node* expand, int64_t axis) const;
+  std::optional<Extent> ofPart(const Node* unpacked, int64_t axis, std::optional<int64_t> rank) const;
+  std::optional<Extent> ofConcatenated(const Node* cat, int64_t axis, std::optional<int64_t> along) const;
   std::optional<Extent> ofSlice(const Node* slice, int64_t axis, std::optional<int64_t> rank) const;
   Extent ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const;
   std::optional<int64_t> ofArithmetic(const Node* node) const;
@@ -110,6 +108,7 @@ class Shapes {
   mutable std::optional<std::unordered_map<const Value*, int64_t>> least_ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
   mutable std::unordered_map<const Value*, int64_t> numbers_;
+  mutable std::unordered_map<const Value*, bool> not_negative_;
   mutable std::optional<std::unordered_map<const Value*, int64_t>> counted_; // by source
   mutable std::optional<std::unordered_map<const Value*, int64_t>> read_; // by readers of what is made of it
 };

@@ -48,7 +48,7 @@ bool isNumber(const Value* value, int depth);
 
 // Arithmetic with that many numbers, and nothing else.
 bool computesNumber(const Node* node, int depth) {
-  static const std::unordered_map<Symbol, size_t> arithmetic{
+  static const std::unordered_map<c10::Symbol, size_t> arithmetic{
       {aten::pow, 2},
       {aten::div, 2},
       {aten::mul, 2},
@@ -139,11 +139,11 @@ std::optional<int64_t> Shapes::integer(const Value* value) {
 
 Extent Shapes::ofNumber(const Value* value) const {
   if (const auto known = numbers_.find(value); known != numbers_.end()) {
-    return {nullptr, known->second};
+    return Extent::ofNumber(known->second);
   }
   const Extent found = findNumber(value);
   if (found.isNumber()) { // others may become known by the rank of a tensor, which may be in the making
-    numbers_.emplace(value, found.number);
+    numbers_.emplace(value, *found.number());
   }
   return found;
 }
@@ -151,15 +151,15 @@ Extent Shapes::ofNumber(const Value* value) const {
 Extent Shapes::findNumber(const Value* value) const {
   const Node* node = value->node();
   if (const auto constant = constantOf(value); constant && constant->isInt()) {
-    return {nullptr, constant->toInt()};
+    return Extent::ofNumber(constant->toInt());
   }
   if (isConversion(node)) {
     return ofNumber(node->input(0));
   }
   if (const auto number = ofArithmetic(node)) {
-    return {nullptr, *number};
+    return Extent::ofNumber(*number);
   }
-  const Extent held{value, isTensor(value) ? Extent::kHeld : 0};
+  const Extent held = Extent::ofInteger(value);
   if (node->kind() == aten::size && node->inputs().size() == 2) {
     const auto axis = constantOf(node->input(1));
     return axis && axis->isInt() && !known_.isWritten(value) ? ofAxis(node->input(0), axis->toInt(), held)
@@ -191,8 +191,8 @@ Extent Shapes::ofElement(const Value* list, int64_t index, const Extent& otherwi
 }
 
 std::optional<std::pair<Extent, int64_t>> Shapes::asQuotient(const Extent& extent) const {
-  const Node* node = extent.isNumber() ? nullptr : extent.value->node();
-  if (node == nullptr || !isQuotient(node) || (extent.number != 0 && extent.number != Extent::kHeld)) {
+  const Node* node = extent.integer() != nullptr ? extent.integer()->node() : nullptr;
+  if (node == nullptr || !isQuotient(node)) {
     return std::nullopt;
   }
   const auto divisor = wholeNumber(node->input(1));
@@ -209,8 +209,8 @@ std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
     return std::nullopt;
   }
   const auto numberOf = [&](const Value* value) -> std::optional<int64_t> {
-    const Extent extent = ofNumber(value);
-    return extent.isNumber() ? std::optional(extent.number) : wholeNumber(value);
+    const auto number = ofNumber(value).number();
+    return number ? number : wholeNumber(value);
   };
   const auto a = numberOf(node->input(0)), b = a ? numberOf(node->input(1)) : std::nullopt;
   if (!b || std::abs(*a) > kMostNumber || std::abs(*b) > kMostNumber) {
@@ -222,15 +222,6 @@ std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
   return node->kind() == aten::mul ? *a * *b : node->kind() == aten::add ? *a + *b : *a - *b;
 }
 
-// The sizes that a reshape is given; -1 for the one that is open.
-std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const {
-  const Node* node = tensor->node();
-  if (node->kind() != aten::reshape || known_.isWritten(node->input(1))) {
-    return std::nullopt;
-  }
-  return ofList(node->input(1));
-}
-
 // Of lists as scripts put them together: `x.shape[:-1] + [4, -1]`.
 std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
   const Node* node = list->node();
@@ -240,7 +231,7 @@ std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
   }
   if (const auto constant = constantInts(list)) {
     for (const int64_t size : *constant) {
-      sizes.push_back({nullptr, size});
+      sizes.push_back(Extent::ofNumber(size));
     }
     return sizes;
   }

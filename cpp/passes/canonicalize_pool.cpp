@@ -44,7 +44,7 @@ Value* asMean(const Shapes& shapes, Node* pool) {
   for (int64_t i = 0; rank && i < spatial; ++i) {
     const Extent size = shapes.ofNumber(list->input(i));
     const Extent own = shapes.ofAxis(pool->input(0), *rank - spatial + i);
-    if (size == Extent{nullptr, 1}) {
+    if (size.number() == 1) {
       gone.push_back(i - spatial);
     } else if (size.isNumber() || size != own) {
       return nullptr;

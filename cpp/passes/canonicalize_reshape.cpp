@@ -32,6 +32,8 @@
 //
 // A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
 // tensors: these stay in their types, as far as they are certain.
+#include <span>
+
 #include "core/graph.h"
 #include "core/registry.h"
 #include "core/shapes.h"
@@ -52,36 +54,45 @@ struct NamedAxes {
   std::vector<Step> steps;
 };
 
+// Sizes as operands of unflatten: one that is no number is left open there.
+std::vector<int64_t> asParts(std::span<const Extent> sizes) {
+  std::vector<int64_t> parts;
+  for (const Extent& size : sizes) {
+    parts.push_back(size.number().value_or(-1));
+  }
+  return parts;
+}
+
 // A linear layer's features that are split, where only the sizes of the other axes tell how many these are.
 std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const std::vector<Extent>& sizes) {
   const Node* linear = node->input(0)->node();
-  const Extent features = shapes.ofAxis(node->input(0), -1);
-  if (linear->kind() != aten::linear || !features.isNumber()) {
+  const auto features = shapes.ofAxis(node->input(0), -1).number();
+  if (linear->kind() != aten::linear || !features) {
     return std::nullopt;
   }
-  std::vector<int64_t> parts;
   int64_t axis = sizes.size(), product = 1;
   bool open = false;
-  while (axis > 0 && sizes[axis - 1].isNumber() && (sizes[axis - 1].number > 0 || !open)) {
-    parts.insert(parts.begin(), sizes[--axis].number);
-    open = open || parts.front() < 0;
-    product *= std::abs(parts.front());
+  while (axis > 0 && (sizes[axis - 1].isNumber() || (sizes[axis - 1].isOpen() && !open))) {
+    --axis;
+    open = open || sizes[axis].isOpen();
+    product *= sizes[axis].number().value_or(1);
   }
   for (int64_t i = 0; i < axis; ++i) {
-    if (!(sizes[i] == shapes.ofAxis(linear->input(0), i))) {
+    if (sizes[i] != shapes.ofAxis(linear->input(0), i)) {
       return std::nullopt;
     }
   }
-  if (axis == 0 || parts.size() < 2 || product == 0) {
+  const auto parts = asParts(std::span(sizes).subspan(axis));
+  if (axis == 0 || parts.size() < 2 || product <= 0) {
     return std::nullopt;
   }
   const Step split{aten::unflatten, axis, parts};
   if (!open) { // there is no axis of size 1 in between
-    return product == features.number ? std::optional(NamedAxes{node, {split}}) : std::nullopt;
+    return product == *features ? std::optional(NamedAxes{node, {split}}) : std::nullopt;
   }
   // Were the last size in front the layer's own input, its features would be a multiple of both.
   const auto input = shapes.featuresRead(linear->input(0)).value_or(0);
-  return input > 0 && features.number % (input * product) != 0
+  return input > 0 && *features % (input * product) != 0
              ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}, split}})
              : std::nullopt;
 }
@@ -89,19 +100,17 @@ std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const s
 // Axes that come to the features of a linear layer that reads the result, behind one axis of unknown size.
 std::optional<NamedAxes> joinedFeatures(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t axis, int64_t rank) {
-  const auto features =
-      sizes.back().isNumber() ? std::optional(sizes.back().number) : shapes.featuresRead(node->output());
+  const bool said = sizes.back().isNumber() || sizes.back().isOpen();
+  const auto features = said ? sizes.back().number() : shapes.featuresRead(node->output());
   if (axis + 1 != int64_t(sizes.size()) || rank <= axis + 1 || features.value_or(0) <= 0) {
     return std::nullopt;
   }
-  const Extent left = shapes.ofAxis(node->input(0), axis - 1);
-  if (sizes[axis - 1].isNumber() && left.isNumber() && sizes[axis - 1].number >= 0) {
+  if (sizes[axis - 1].isNumber() && shapes.ofAxis(node->input(0), axis - 1).isNumber()) {
     return std::nullopt; // two numbers that differ, which is an error
   }
   int64_t product = 1;
   for (int64_t i = axis; i < rank; ++i) {
-    const Extent size = shapes.ofAxis(node->input(0), i);
-    product *= size.isNumber() ? size.number : 0;
+    product *= shapes.ofAxis(node->input(0), i).number().value_or(0);
   }
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
@@ -125,7 +134,7 @@ class Matching {
     }
     const int64_t axes = axes_ - first_, sizes = sizes_ - first_of_to_;
     const auto open = std::count_if(to_.begin() + first_of_to_, to_.begin() + sizes_, [](const Extent& size) {
-      return !size.isNumber() || size.number < 0;
+      return !size.isNumber();
     });
     if ((axes == 0) != (sizes == 0) || (axes > 1 && sizes > 1) || (sizes > 1 && open > 1)) {
       return std::nullopt;
@@ -133,8 +142,7 @@ class Matching {
     if ((splits_ || joins_) && (axes > 0 || (splits_ && joins_))) {
       return std::nullopt; // 4 times `a // 4` may be less than `a`, and others may make up for that
     }
-    const auto isFixed = [](const Extent& size) { return size.isNumber() && size.number >= 0; };
-    if (axes == 1 && sizes == 1 && isFixed(from_[first_]) && isFixed(to_[first_of_to_])) {
+    if (axes == 1 && sizes == 1 && from_[first_].isNumber() && to_[first_of_to_].isNumber()) {
       return std::nullopt; // two numbers that differ, which is an error
     }
     if (axes > 0 && (axes > 1 || sizes > 1)) {
@@ -151,11 +159,7 @@ class Matching {
       steps_.push_back({aten::flatten, axis, axis + axes - 1});
     }
     if (sizes > 1) {
-      std::vector<int64_t> parts;
-      for (int64_t i = size; i < size + sizes; ++i) {
-        parts.push_back(to_[i].isNumber() ? to_[i].number : -1);
-      }
-      steps_.push_back({aten::unflatten, axis, parts});
+      steps_.push_back({aten::unflatten, axis, asParts(std::span(to_).subspan(size, sizes))});
     }
   }
 
@@ -166,15 +170,15 @@ class Matching {
     for (const Extent* size = begin; size != end; ++size) {
       if (const auto found = shapes_.asQuotient(*size)) {
         quotient = found, ++quotients;
-      } else if (!size->isNumber() || size->number <= 0) {
+      } else if (size->number().value_or(0) <= 0) {
         return false;
       } else {
-        product *= std::min<int64_t>(size->number, kMost);
+        product *= std::min<int64_t>(*size->number(), kMost);
         product = std::min<int64_t>(product, kMost);
       }
     }
     return quotients == 1 ? quotient->first == whole && quotient->second == product
-                          : quotients == 0 && whole.isNumber() && whole.number == product;
+                          : quotients == 0 && whole.number() == product;
   }
 
   // How many of the neighbours in [low, high) come to a size, and 0 if none do: the last ones, or the first.
@@ -245,13 +249,12 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   const bool same = sizes->input(0) == node->input(0) ||
                     (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
                      shapes.source(sizes->input(0)) == shapes.source(linear->input(0)));
-  const auto given = same ? shapes.ofList(sum->input(1)) : std::nullopt;
-  std::vector<int64_t> parts;
-  for (const Extent& size : given.value_or(std::vector<Extent>())) {
-    parts.push_back(size.isNumber() ? size.number : 0);
-  }
-  const bool fits = parts.size() > 1 && std::ranges::count(parts, -1) <= 1 && !std::ranges::count(parts, 0);
-  return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, parts}}}) : std::nullopt;
+  const auto given = same ? shapes.sizesIn(sum->input(1)) : std::nullopt;
+  const bool told = given && std::ranges::all_of(*given, [](const Extent& size) {
+                      return size.isOpen() || size.number().value_or(0) > 0;
+                    });
+  const bool fits = told && given->size() > 1 && std::ranges::count(*given, Extent::open()) <= 1;
+  return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, asParts(*given)}}}) : std::nullopt;
 }
 
 // Several axes that become several others, of which one is open: it takes what the numbers leave of all elements.
@@ -260,20 +263,20 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
 std::optional<NamedAxes> regrouped(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
     int64_t last_size, int64_t end) {
-  std::vector<int64_t> parts;
+  const auto taken = std::span(sizes).subspan(first, last_size - first + 1);
+  std::vector<int64_t> parts = asParts(taken);
   int64_t product = 1;
-  for (int64_t i = first; i <= last_size; ++i) {
-    parts.push_back(sizes[i].isNumber() ? sizes[i].number : -1);
-    product *= std::abs(parts.back());
+  for (const Extent& size : taken) {
+    product *= size.number().value_or(1);
   }
-  if (std::ranges::count(parts, -1) != 1 || std::ranges::min(parts) < -1 || product == 0) {
+  if (std::ranges::count_if(taken, &Extent::isNumber) != std::ssize(taken) - 1 || product <= 0) {
     return std::nullopt;
   }
-  const Extent whole = shapes.ofAxis(node->input(0), last);
-  if (parts.front() != -1 || !whole.isNumber() || whole.number <= product || whole.number % product != 0) {
+  const auto whole = shapes.ofAxis(node->input(0), last).number();
+  if (taken.front().isNumber() || !whole || *whole <= product || *whole % product != 0) {
     return NamedAxes{node, {{aten::flatten, first, end}, {aten::unflatten, first, parts}}};
   }
-  parts.front() = whole.number / product;
+  parts.front() = *whole / product;
   return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}};
 }
 
@@ -310,10 +313,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
   if (left == 1 && axes > front + behind) {
     return NamedAxes{node, {{aten::flatten, front, end}}};
   }
-  std::vector<int64_t> parts;
-  for (int64_t i = front; i < front + left; ++i) {
-    parts.push_back((*sizes)[i].isNumber() ? (*sizes)[i].number : -1);
-  }
+  const auto parts = asParts(std::span(*sizes).subspan(front, left));
   // One of them follows from the others.
   if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
       std::count(parts.begin(), parts.end(), 0) == 0) {

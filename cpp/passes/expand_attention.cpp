@@ -48,21 +48,20 @@ constexpr float kHidden = -std::numeric_limits<float>::infinity();
 // The operands of attention, with facts that the first edit would take away.
 struct Expansion {
   Node* node;
-  std::optional<double> scale;            // nothing where it follows from a size that is not known
-  std::optional<at::Tensor> mask = {};    // a constant
-  bool floats = false;                    // whether one that the model computes is float32 for certain
-  Extent queries = {}, keys = {};         // where it is causal, or may be
-  std::optional<bool> causal = false;     // nothing where the model decides
-  int64_t key_heads = 0, value_heads = 0; // where queries share them
+  std::optional<double> scale;                   // nothing where it follows from a size that is not known
+  std::optional<at::Tensor> mask = {};           // a constant
+  bool floats = false;                           // whether one that the model computes is float32 for certain
+  std::optional<Extent> queries = {}, keys = {}; // where it is causal, or may be
+  std::optional<bool> causal = false;            // nothing where the model decides
+  int64_t key_heads = 0, value_heads = 0;        // where queries share them
 };
 
 std::optional<double> scaleOf(const Shapes& shapes, const Node* node) {
   if (!isNone(node->input(kScale))) {
     return constantNumber(node->input(kScale));
   }
-  const Extent features = shapes.ofAxis(node->input(0), -1);
-  return features.isNumber() && features.number > 0 ? std::optional(1 / std::sqrt(double(features.number)))
-                                                    : std::nullopt;
+  const auto features = shapes.ofAxis(node->input(0), -1).number();
+  return features.value_or(0) > 0 ? std::optional(1 / std::sqrt(double(*features))) : std::nullopt;
 }
 
 bool mayGroup(const Node* node) {
@@ -73,8 +72,8 @@ bool isGrouped(const Node* node) { return mayGroup(node) && constantBool(node->i
 
 // The heads of the key, or of the value, that queries share.
 std::optional<int64_t> headsOf(const Shapes& shapes, const Node* node, size_t operand) {
-  const Extent heads = shapes.ofAxis(node->input(operand), -3);
-  return heads.isNumber() && heads.number > 0 ? std::optional(heads.number) : std::nullopt;
+  const auto heads = shapes.ofAxis(node->input(operand), -3).number();
+  return heads.value_or(0) > 0 ? heads : std::nullopt;
 }
 
 // Why a mask cannot be added to scores, or nothing.
@@ -117,32 +116,31 @@ struct Made {
 };
 
 Value* insertSize(Node* before, const Extent& extent, const Made& made) {
-  if (extent.isNumber()) {
-    return insertConstant(before, extent.number);
-  }
-  const auto gone = made.results.find(extent.value);
-  auto* value = gone == made.results.end() ? const_cast<Value*>(extent.value) : gone->second;
-  if (!isTensor(value)) {
-    return value;
+  if (const auto number = extent.number()) {
+    return insertConstant(before, *number);
   }
   const auto insert = [&](const char* kind, at::ArrayRef<Value*> operands) {
     return insertValue(before, symbol(kind), operands, before, c10::IntType::get());
   };
-  return extent.number == Extent::kHeld
-             ? insert("aten::Int", {value})
-             : insert("aten::size", {value, insertConstant(before, extent.number)});
+  if (auto* integer = const_cast<Value*>(extent.integer())) {
+    return isTensor(integer) ? insert("aten::Int", {integer}) : integer;
+  }
+  const auto& [tensor, axis] = *extent.axis();
+  const auto gone = made.results.find(tensor);
+  auto* of = gone == made.results.end() ? const_cast<Value*>(tensor) : gone->second;
+  return insert("aten::size", {of, insertConstant(before, axis)});
 }
 
 // Minus infinity where a key comes behind the query.
 Value* insertCausalMask(const Expansion& attention, Node* node, const Made& made) {
-  if (attention.queries.isNumber() && attention.keys.isNumber()) {
-    return insertConstant(
-        node, at::full({attention.queries.number, attention.keys.number}, kHidden, at::kFloat).triu(1));
+  const auto queries = attention.queries->number(), keys = attention.keys->number();
+  if (queries && keys) {
+    return insertConstant(node, at::full({*queries, *keys}, kHidden, at::kFloat).triu(1));
   }
   Value* none = insertConstant(node, c10::IValue());
   Value* sizes = insertValue(
       node, c10::prim::ListConstruct,
-      {insertSize(node, attention.queries, made), insertSize(node, attention.keys, made)}, node,
+      {insertSize(node, *attention.queries, made), insertSize(node, *attention.keys, made)}, node,
       c10::ListType::ofInts());
   Value* dtype = insertConstant(node, static_cast<int64_t>(at::kFloat));
   Value* hidden = insertConstant(node, static_cast<double>(kHidden));

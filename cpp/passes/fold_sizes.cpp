@@ -58,28 +58,22 @@ bool isGiven(const Value* tensor, const Block* model) {
          tensor->node()->owningBlock() == model;
 }
 
-struct Axis {
-  Value* tensor;
-  int64_t number;
-};
-
 // Where an operator that asks for a size may ask instead: `read` is what recurrent layers read.
-std::optional<Axis> elsewhere(
+std::optional<Extent::Axis> elsewhere(
     const Shapes& shapes, const Node* size, const Extent& extent, const std::vector<Value*>& read) {
   const bool asks = size->kind() == aten::size && size->inputs().size() == 2;
-  if (!asks || extent.isNumber() || extent.number < 0 || !isTensor(extent.value)) {
+  const auto* of = extent.axis();
+  if (!asks || of == nullptr || of->axis < 0) {
     return std::nullopt;
   }
-  if (isGiven(extent.value, size->owningGraph()->block())) {
-    return extent.value == size->input(0)
-               ? std::nullopt
-               : std::optional(Axis{const_cast<Value*>(extent.value), extent.number});
+  if (isGiven(of->tensor, size->owningGraph()->block())) {
+    return of->tensor == size->input(0) ? std::nullopt : std::optional(*of);
   }
   for (Value* tensor : read) {
     for (const int64_t axis : {0, 1}) {
       if (tensor->node()->owningBlock() == size->owningBlock() && tensor->node()->isBefore(size) &&
           shapes.ofAxis(tensor, axis) == extent) {
-        return tensor == size->input(0) ? std::nullopt : std::optional(Axis{tensor, axis});
+        return tensor == size->input(0) ? std::nullopt : std::optional(Extent::Axis{tensor, axis});
       }
     }
   }
@@ -112,12 +106,12 @@ std::optional<std::vector<Extent>> listedElsewhere(const Shapes& shapes, const N
   bool other = false;
   for (int64_t axis = 0; axis < count; ++axis) {
     const Extent extent = shapes.ofAxis(size->input(), axis);
-    const bool given = !extent.isNumber() && extent.number >= 0 && isTensor(extent.value) &&
-                       isGiven(extent.value, size->owningGraph()->block());
+    const auto* of = extent.axis();
+    const bool given = of != nullptr && of->axis >= 0 && isGiven(of->tensor, size->owningGraph()->block());
     if (!extent.isNumber() && !given) {
       return std::nullopt;
     }
-    other |= given && extent.value != size->input();
+    other |= given && of->tensor != size->input();
     found.push_back(extent);
   }
   const bool read = std::ranges::any_of(
@@ -125,14 +119,17 @@ std::optional<std::vector<Extent>> listedElsewhere(const Shapes& shapes, const N
   return other && read ? std::optional(found) : std::nullopt;
 }
 
+Value* insertSize(const Extent::Axis& of, Node* before) {
+  const auto operands = {const_cast<Value*>(of.tensor), insertConstant(before, of.axis)};
+  return insertValue(before, aten::size, operands, before, c10::IntType::get());
+}
+
 // Puts the numbers in the place of what is taken out of the list of sizes, and of the list where it is looked at.
 void replaceList(Node* size, const std::vector<Extent>& extents) {
   std::vector<Value*> numbers;
   for (const Extent& extent : extents) {
-    Value *number = insertConstant(size, extent.number), *tensor = const_cast<Value*>(extent.value);
     numbers.push_back(
-        extent.isNumber() ? number
-                          : insertValue(size, aten::size, {tensor, number}, size, c10::IntType::get()));
+        extent.isNumber() ? insertConstant(size, *extent.number()) : insertSize(*extent.axis(), size));
   }
   const auto count = static_cast<int64_t>(numbers.size());
   Value* list = nullptr;
@@ -191,7 +188,7 @@ bool foldSizes(PassContext& context) {
   const Shapes shapes(context, /*batched=*/false);
   std::vector<std::pair<Value*, int64_t>> numbers; // all of them before the first edit, as others go by them
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
-  std::vector<std::pair<Node*, Axis>> asked;
+  std::vector<std::pair<Node*, Extent::Axis>> asked;
   std::vector<std::pair<Node*, std::vector<Extent>>> listed;
   const auto compared = nodesWhere(*graph, [&](const Node* node) { return comparesEqual(shapes, node); });
   std::vector<Value*> read;
@@ -200,9 +197,12 @@ bool foldSizes(PassContext& context) {
   }
   forEachNode(*graph, [&](Node* node) {
     for (Value* output : node->outputs()) {
-      const Extent extent = isComputedNumber(output) ? shapes.ofNumber(output) : Extent{output};
-      if (extent.isNumber()) {
-        numbers.emplace_back(output, extent.number);
+      if (!isComputedNumber(output)) {
+        continue;
+      }
+      const Extent extent = shapes.ofNumber(output);
+      if (const auto number = extent.number()) {
+        numbers.emplace_back(output, *number);
       } else if (const auto axis = elsewhere(shapes, node, extent, read)) {
         asked.emplace_back(node, *axis);
       }
@@ -231,8 +231,8 @@ bool foldSizes(PassContext& context) {
     value->replaceAllUsesWith(insertConstant(maker, number));
   }
   for (const auto& [size, axis] : asked) {
-    size->replaceInput(0, axis.tensor);
-    size->replaceInput(1, insertConstant(size, axis.number));
+    size->replaceInput(0, const_cast<Value*>(axis.tensor));
+    size->replaceInput(1, insertConstant(size, axis.axis));
   }
   for (const auto& [size, extents] : listed) {
     replaceList(size, extents);

@@ -56,8 +56,8 @@ bool readsRows(const Shapes& shapes, const Node* node) {
   for (size_t axis = 0; axis + 1 < sizes->size(); ++axis) {
     others += (*sizes)[axis] != shapes.ofAxis(from, static_cast<int64_t>(axis));
   }
-  const Extent open{nullptr, -1}, features = shapes.ofAxis(linear->output(), -1);
-  return sizes->back() == features ? others <= 1 : sizes->back() == open && others == 0;
+  const bool all = sizes->back() == shapes.ofAxis(linear->output(), -1);
+  return all ? others <= 1 : sizes->back().isOpen() && others == 0;
 }
 
 bool keepLeadingAxes(PassContext& context) {

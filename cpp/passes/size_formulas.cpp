@@ -58,22 +58,6 @@ bool SizeFormulas::isLate(const Value* number) {
   return late_[number] = late;
 }
 
-bool SizeFormulas::isNotNegative(const Value* number) {
-  static const auto keep = symbols({"aten::add", "aten::mul", "aten::floordiv", "prim::min", "prim::max"});
-  if (const auto constant = constantNumber(number)) {
-    return *constant >= 0;
-  }
-  const auto [known, added] = not_negative_.emplace(number, false);
-  if (!added) {
-    return known->second;
-  }
-  const Node* node = number->node();
-  const bool keeps = keep.count(node->kind()) > 0 && node->inputs().size() == 2;
-  const bool found =
-      askedBy(number) || (keeps && isNotNegative(node->input(0)) && isNotNegative(node->input(1)));
-  return not_negative_[number] = found;
-}
-
 Value* SizeFormulas::ofNumber(Value* number, Node* before) {
   before_ = before;
   return this->number(number);
@@ -124,19 +108,20 @@ Value* SizeFormulas::make(c10::Symbol kind, Value* a, Value* b) {
 
 Value* SizeFormulas::ofAxis(const Value* tensor, int64_t axis) {
   const Extent extent = shapes_.ofAxis(tensor, axis);
-  if (extent.isNumber()) {
-    return number(extent.number);
+  if (const auto known = extent.number()) {
+    return number(*known);
   }
-  if (!isTensor(extent.value)) {
-    return number(const_cast<Value*>(extent.value));
+  if (const Value* integer = extent.integer()) {
+    return isTensor(integer) ? nullptr : number(const_cast<Value*>(integer));
   }
-  if (extent.number < 0) {
+  const auto& [of, own] = *extent.axis();
+  if (own < 0) {
     return nullptr;
   }
-  const auto [known, added] = axes_.emplace(std::pair(extent.value, extent.number), nullptr);
+  const auto [known, added] = axes_.emplace(std::pair(of, own), nullptr);
   if (added) {
-    Value* found = find(extent.value, extent.number);
-    axes_[{extent.value, extent.number}] = found;
+    Value* found = find(of, own);
+    axes_[{of, own}] = found;
     return found;
   }
   return known->second;
@@ -182,8 +167,7 @@ Value* SizeFormulas::ofWindow(const Node* node, int64_t axis, int64_t spatial) {
   }
   std::optional<int64_t> window, stride = listed(node, "stride", spatial);
   if (weighted) {
-    const Extent size = shapes_.ofAxis(node->input(1), spatial + 2);
-    window = size.isNumber() ? std::optional(size.number) : std::nullopt;
+    window = shapes_.ofAxis(node->input(1), spatial + 2).number();
   } else {
     window = listed(node, "kernel_size", spatial);
     stride = stride ? stride : constantInts(operandOf(node, "stride")) ? window : std::nullopt;
@@ -208,10 +192,10 @@ Value* SizeFormulas::ofPadded(const Node* pad, int64_t axis) {
   Value* size = ofAxis(pad->input(0), axis);
   const auto constants = constantInts(pads);
   const bool listed = pads->node()->kind() == prim::ListConstruct && !shapes_.isWritten(pads);
-  const int64_t count = constants ? constants->size() : listed ? pads->node()->inputs().size() : -1;
-  if (count < 0 || size == nullptr) {
+  if ((!constants && !listed) || size == nullptr) {
     return nullptr;
   }
+  const int64_t count = constants ? constants->size() : pads->node()->inputs().size();
   for (int64_t i = 2 * pair; i < std::min(2 * pair + 2, count) && size != nullptr; ++i) {
     size = make(
         aten::add, size,
@@ -239,7 +223,7 @@ Value* SizeFormulas::ofSlice(const Node* slice, int64_t axis) {
   Value* end = size;
   if (!isNone(slice->input(3))) {
     const Value* given_end = slice->input(3);
-    if (!isNotNegative(given_end)) {
+    if (!shapes_.isNotNegative(given_end)) {
       return nullptr;
     }
     const auto last = constantNumber(given_end);

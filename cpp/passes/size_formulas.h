@@ -21,7 +21,6 @@ class SizeFormulas {
   void removeUnused();
 
  private:
-  bool isNotNegative(const Value* number);
   Value* ofAxis(const Value* tensor, int64_t axis);
   Value* find(const Value* tensor, int64_t axis);
   Value* ofWindow(const Node* node, int64_t axis, int64_t spatial);
@@ -40,7 +39,7 @@ class SizeFormulas {
   std::vector<Node*> made_;
   std::map<std::pair<const Value*, int64_t>, Value*> axes_;
   std::unordered_map<const Value*, Value*> numbers_;
-  std::unordered_map<const Value*, bool> late_, not_negative_;
+  std::unordered_map<const Value*, bool> late_;
 };
 
 } // namespace jit_passes

@@ -73,10 +73,8 @@ struct Composite {
 
 std::optional<int64_t> sizeGated(const Node* node, const Shapes& shapes) {
   const auto axis = node->kind() == aten::glu ? constantNumber(node->input(1)) : std::nullopt;
-  const Extent size =
-      axis ? shapes.ofAxis(node->input(0), static_cast<int64_t>(*axis)) : Extent{node->output()};
-  return size.isNumber() && size.number > 0 && size.number % 2 == 0 ? std::optional(size.number)
-                                                                    : std::nullopt;
+  const auto size = axis ? shapes.ofAxis(node->input(0), static_cast<int64_t>(*axis)).number() : std::nullopt;
+  return size && *size > 0 && *size % 2 == 0 ? size : std::nullopt;
 }
 
 // Whether it has as many axes as a tensor, along whose axes it was reduced.

@@ -1,0 +1,166 @@
+// Sizes that reshape, unflatten and expand are given in a list, where -1 leaves one open.
+//
+//   %y = aten::unflatten(%x, 1, [-1, 2, 8])      its axis 1 has what the others leave of axis 1 of %x
+//   %z = aten::reshape(%x, [%n, 4])              its axis 0 has %n elements, or what 4 leaves of %x: %n may be -1
+//   %w = aten::reshape(%x, [%n, -1, 4])          its axis 0 has %n elements, as one axis is open and no other is
+#include "shape_facts.h"
+#include "shapes.h"
+
+namespace jit_passes {
+namespace {
+
+// Whether it is a list of sizes of a tensor, or a part of one.
+bool listsSizes(const Value* list) {
+  static const auto copies = symbol("aten::list");
+  while (list->node()->kind() == aten::slice || list->node()->kind() == copies) {
+    list = list->node()->input(0);
+  }
+  return isSizes(list);
+}
+
+bool counts(const Node* node) {
+  static const auto kinds = symbols({"aten::size", "aten::len", "aten::dim", "aten::numel"});
+  return kinds.count(node->kind()) > 0;
+}
+
+// Whether the result is not below 0 where no operand is.
+bool keepsSign(const Node* node) {
+  static const auto kinds = symbols(
+      {"aten::add", "aten::mul", "aten::div", "aten::floordiv", "aten::floor_divide", "aten::remainder",
+       "aten::pow", "aten::sqrt", "aten::floor", "aten::ceil", "aten::Float", "prim::min", "prim::max"});
+  return isConversion(node) || kinds.count(node->kind()) > 0;
+}
+
+bool isNumeric(const Value* value) {
+  return isTensor(value) || value->type()->isSubtypeOf(*c10::NumberType::get());
+}
+
+} // namespace
+
+bool Shapes::isNotNegative(const Value* number) const {
+  const auto [known, added] = not_negative_.emplace(number, false);
+  if (!added) {
+    return known->second;
+  }
+  const bool found = findNotNegative(number);
+  return not_negative_[number] = found;
+}
+
+bool Shapes::findNotNegative(const Value* number) const {
+  const Node* node = number->node();
+  const Extent extent = ofNumber(number);
+  if (const auto known = extent.isNumber() ? extent.number() : wholeNumber(number)) {
+    return *known >= 0;
+  }
+  if (extent.axis() != nullptr || counts(node)) {
+    return true;
+  }
+  if (node->kind() == prim::Constant) {
+    const auto constant = constantNumber(number);
+    return constant && *constant >= 0;
+  }
+  if (node->kind() == prim::If) {
+    return std::ranges::all_of(node->blocks(), [&](const Block* block) {
+      return isNotNegative(block->outputs()[number->offset()]);
+    });
+  }
+  if (node->kind() == prim::ListUnpack || node->kind() == aten::__getitem__) {
+    return listsSizes(node->input(0)) && !isWritten(node->input(0));
+  }
+  return keepsSign(node) && isNumeric(node->input(0)) &&
+         std::ranges::all_of(node->inputs(), [&](const Value* operand) { // of div, a text says how it rounds
+           return isNumeric(operand) ? isNotNegative(operand) : isConstant(operand);
+         });
+}
+
+std::optional<std::vector<Extent>> Shapes::sizesIn(const Value* list) const {
+  auto sizes = ofList(list);
+  if (sizes) {
+    const auto is_open = [](const Extent& size) { return size.number() == -1; };
+    std::ranges::replace_if(*sizes, is_open, Extent::open());
+  }
+  return sizes;
+}
+
+std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const {
+  const Node* node = tensor->node();
+  const bool splits = node->kind() == aten::unflatten, expands = node->kind() == aten::expand;
+  const auto change = splits ? split(node) : std::nullopt;
+  const bool listed = node->kind() == aten::reshape || expands || change;
+  auto sizes = listed ? sizesIn(node->inputs()[splits ? 2 : 1]) : std::nullopt;
+  if (!sizes || (!expands && std::ranges::count(*sizes, Extent::open()) > 0)) {
+    return sizes; // one is open, and an integer below 0 would be a second one
+  }
+  std::vector<size_t> unsure;
+  for (size_t i = 0; i < sizes->size(); ++i) {
+    if (const Value* integer = (*sizes)[i].integer(); integer != nullptr && !isNotNegative(integer)) {
+      unsure.push_back(i);
+    }
+  }
+  for (const size_t i : unsure) { // the others tell a single one, whether it says so or leaves it open
+    const int64_t axis = static_cast<int64_t>(i) + (splits ? change->axis : 0);
+    (*sizes)[i] = !expands && unsure.size() == 1 ? Extent::open() : Extent::ofAxis(tensor, axis);
+  }
+  return sizes;
+}
+
+// The size that follows from what the list says of an axis.
+std::optional<Extent> Shapes::ofGiven(const Value* tensor, int64_t axis) const {
+  const Node* node = tensor->node();
+  const auto sizes = sizesGiven(tensor);
+  const bool splits = sizes && node->kind() == aten::unflatten;
+  const int64_t index = splits ? axis - split(node)->axis : axis;
+  if (!sizes || index < 0 || index >= int64_t(sizes->size())) {
+    return std::nullopt;
+  }
+  if (!(*sizes)[index].isOpen()) {
+    return (*sizes)[index];
+  }
+  const Extent itself = Extent::ofAxis(tensor, axis);
+  if (splits) {
+    return ofOpen(node, *sizes).value_or(itself);
+  }
+  const auto own = node->kind() == aten::expand ? rank(node->input(0)) : std::nullopt;
+  const int64_t more = int64_t(sizes->size()) - own.value_or(0);
+  return own && axis >= more ? ofAxis(node->input(0), axis - more) : itself;
+}
+
+// What the numbers leave of the axis that is split; nothing where some are not known.
+std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const {
+  const Extent whole = ofAxis(unflatten->input(0), split(unflatten)->axis);
+  int64_t others = 1;
+  for (const Extent& size : sizes) {
+    others *= size.isOpen() ? 1 : size.number().value_or(0);
+  }
+  if (others <= 0) {
+    return std::nullopt;
+  }
+  return whole.isNumber() ? Extent::ofNumber(*whole.number() / others) : ofRest(whole, others);
+}
+
+// What so many elements leave of a size that flatten has joined; nothing where that is no axis of its operand.
+std::optional<Extent> Shapes::ofRest(const Extent& whole, int64_t others) const {
+  const auto* joined = whole.axis();
+  const Node* flatten = joined != nullptr ? joined->tensor->node() : nullptr;
+  const bool counted = flatten != nullptr && flatten->kind() == aten::flatten && rank(flatten->input(0));
+  const auto change = counted ? split(flatten) : std::nullopt;
+  if (!change || change->axis != joined->axis) {
+    return std::nullopt;
+  }
+  std::optional<Extent> unknown;
+  int64_t product = 1;
+  for (int64_t axis = change->axis; axis < change->axis + change->first; ++axis) {
+    const Extent own = ofAxis(flatten->input(0), axis);
+    if (!own.isNumber() && unknown) {
+      return std::nullopt;
+    }
+    product *= own.number().value_or(1);
+    unknown = own.isNumber() ? unknown : own;
+  }
+  if (unknown) {
+    return product == others ? unknown : std::nullopt;
+  }
+  return product % others == 0 ? std::optional(Extent::ofNumber(product / others)) : std::nullopt;
+}
+
+} // namespace jit_passes

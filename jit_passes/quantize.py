@@ -152,7 +152,7 @@ def _quantized(
         )
     if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
         strength = None if isinstance(smooth, str) else smooth
-        smoother = Smoother(strength, calibration_data, input_fn, progress)
+        smoother = Smoother(strength, calibration_data, input_fn, progress, origin=model)
     prepared = prepare_for(
         model, backend, chosen, smoother=smoother, strict=strict, method=method, state=state
     )

@@ -15,6 +15,7 @@ from ..passes.subject import wrap
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import InputFn
 from ..stages.calibrate import calibrate
+from ..stages.faults import note_origin
 from ..stages.module import ModelStage, Report
 from ..stages.prepare import OBSERVE, request
 from ..targets import Target, resolve_target
@@ -65,23 +66,33 @@ def profile(
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
         raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
     module = FROZEN.enter(model, method)
-    if target is not None:
-        module, _ = formed(module, method, resolve_target(target), {})
-    return profile_of(module, method, data, bins, weights, input_fn, progress)
+    backend = None if target is None else resolve_target(target)
+    module, _ = formed(module, method, backend, {})
+    return profile_of(
+        module, method, data, bins, weights, input_fn, progress, origin=model, backend=backend
+    )
 
 
 def profile_of(
     module: Any, method: str, data: Iterable[Any], bins: int = 2048, weights: bool = False,
-    input_fn: InputFn | None = None, progress: bool | None = None,
+    input_fn: InputFn | None = None, progress: bool | None = None, *,
+    origin: torch.jit.ScriptModule, backend: Target | None,
 ) -> Profile:  # fmt: skip
-    """Profile a C++ module in canonical form, also in the forms of a target; see `profile`."""
+    """Profile a C++ module in canonical form, also in the forms of a target; see `profile`.
+
+    For a batch that it does not run, the message goes by the float model, `origin`, from which it
+    was made, and the target, `backend`, in whose forms it is.
+    """
     sites = Sites.of(module, method)
     places = sites.all()
     if places:
         options = {"insert_observers": _plan(places, bins)}
         module = OBSERVE.run(module, method, options=options).module
-    Report(ModelStage.PREPARED, method, {}).write(module)
-    calibrate(wrap(module), data, input_fn=input_fn, progress=progress)
+    record = {} if backend is None else backend.record()
+    Report(ModelStage.PREPARED, method, record).write(module)
+    prepared = wrap(module)
+    note_origin(prepared, origin)
+    calibrate(prepared, data, input_fn=input_fn, progress=progress)
     states = {
         operands["name"]: State(operands["range"], operands["histogram"])
         for _, _, operands in _C.places(module, method)

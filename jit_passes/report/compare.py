@@ -269,7 +269,9 @@ class _Comparison:
                 "no value of the quantized model is one of the float model: was it made of this "
                 "one? Of one that has trained, the float model is jit_passes.strip(qat)[0]"
             )
-        self.models = Lockstep(module, quantized, report.method, list(rows), rounded=True)
+        self.models = Lockstep(
+            module, quantized, report.method, list(rows), rounded=True, origin=float_model
+        )
         self.rows = [rows[pair] for pair in self.models.pairs]
         order = {pair.name: pair.node for pair in self.models.pairs}
         self.order = [order[row.name] for row in self.rows]

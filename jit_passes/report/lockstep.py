@@ -64,6 +64,7 @@ class Lockstep:
         also: nodes of the first model whose values are wanted too.
         rounded: whether values of the first model are put on the second one's grid before it sees
             them; without that they are on it already.
+        origin: the model from which the first one was made, if that is known.
 
     Attributes:
         pairs: those that can be compared.
@@ -72,9 +73,10 @@ class Lockstep:
     def __init__(
         self, first: Any, second: torch.jit.ScriptModule, method: str, pairs: Sequence[Pair],
         also: Iterable[int] = (), rounded: bool = False,
+        origin: torch.jit.ScriptModule | None = None,
     ) -> None:  # fmt: skip
         kept = dict.fromkeys((*(pair.node for pair in pairs), *also))
-        self._first = Recorder(first, method, list(kept))
+        self._first = Recorder(first, method, list(kept), origin=origin)
         reached = [index for pair in pairs for index in (pair.site.node, *pair.site.readers)]
         self._second = Recorder(copy_of(second, method), method, reached)
         lost = self._second.lost
@@ -98,7 +100,7 @@ class Lockstep:
             JitPassesError: the models went different ways through branches and loops.
         """
         result, values = self._first.run(arguments)
-        their_result, theirs = self._second.run(arguments)
+        their_result, theirs = self._second.run(arguments, fits=True)
         told: dict[int, Values] = {}
         ours: list[Values | None] = []
         for pair in self.pairs:

@@ -45,7 +45,8 @@ def integer_share(
     target = Target.from_record(record.target)
     module, _ = formed(FROZEN.enter(model, method), method, target, record.made)
     (arguments,) = batches([batch], None)
-    return share_of(coverage(quantized, method), macs_of(module, method, cloned(arguments)))
+    macs = macs_of(module, method, cloned(arguments), model)
+    return share_of(coverage(quantized, method), macs)
 
 
 def share_of(covered: Coverage, macs: dict[str, int]) -> float:
@@ -54,7 +55,9 @@ def share_of(covered: Coverage, macs: dict[str, int]) -> float:
     return sum(macs.get(row.name, 0) for row in covered.int8) / total if total else 0.0
 
 
-def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, int]:
+def macs_of(
+    module: Any, method: str, arguments: tuple[Any, ...], origin: torch.jit.ScriptModule
+) -> dict[str, int]:
     """Return the multiply-accumulates of operators with weights and of matrix products, by name.
 
         convolution          elements of the result * elements of the weight / output channels
@@ -71,14 +74,16 @@ def macs_of(module: Any, method: str, arguments: tuple[Any, ...]) -> dict[str, i
         module: a C++ module in canonical form, which is not changed.
         method: which to run.
         arguments: a batch, positional and by name.
+        origin: the float model from which the module was made.
     """
     module = Pipeline("name_inputs", (name_inputs,)).run(_C.clone(module, method), method).module
     graph = GraphView.of(module, method)
     found = [node for node in graph.nodes if _is_known(node)]
     seen = {node.index: [_kept(value) for value in _read(node)] for node in found}
     recorder = Recorder(
-        module, method, sorted({i for kept in seen.values() for i in kept if i is not None})
-    )
+        module, method, sorted({i for kept in seen.values() for i in kept if i is not None}),
+        origin=origin,
+    )  # fmt: skip
     _, values = recorder.run(arguments)
     counts: dict[str, int] = {}
     for node in found:

@@ -96,37 +96,3 @@ def cloned(given: Any) -> Any:
     if isinstance(given, tuple) and hasattr(given, "_fields"):
         return type(given)(*map(cloned, given))
     return type(given)(map(cloned, given)) if isinstance(given, tuple | list) else given
-
-
-def misfit(
-    method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str, error: Exception
-) -> JitPassesError:
-    """Return the error for a batch that a model does not run: what it takes, and what came."""
-    got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-    return JitPassesError(
-        f"{what} does not run. The model takes {_parameters(method)}; the "
-        f"batch gives ({got}). If batches hold more than the model's inputs, pick "
-        f"them, with input_fn=lambda batch: ... in Python. PyTorch says: {last_line(error)}"
-    )
-
-
-def last_line(error: BaseException) -> str:
-    """Return what went wrong, without the interpreter's traceback in front of it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
-    return (found or lines or [type(error).__name__])[-1 if found else 0]
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return type(value).__name__
-
-
-def _parameters(method: Any) -> str:
-    arguments = method.schema.arguments[1:]
-    shown = [
-        f"{a.name}: {a.type}" + (f" = {a.default_value}" if a.has_default_value() else "")
-        for a in arguments
-    ]
-    return f"({', '.join(shown)})"

@@ -13,8 +13,9 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..logs import timed
-from .batches import InputFn, batches, misfit, progress_bar
-from .module import ModelStage, stage_of
+from .batches import InputFn, batches, progress_bar
+from .faults import broken_when_prepared, misfit, origin_of, takes
+from .module import ModelStage, Report, stage_of
 
 
 @timed
@@ -41,8 +42,9 @@ def calibrate(
         The prepared model.
 
     Raises:
-        JitPassesError: there is no batch; the model does not take such batches; a value is NaN
-            or infinite, which the message names.
+        JitPassesError: there is no batch; the model does not take such batches, or the float model
+            does and jit_passes has made an error; a value is NaN or infinite, which the message
+            names.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     before = _C.deepcopy(prepared._c)
@@ -53,7 +55,7 @@ def calibrate(
             shown = progress_bar("calibrate", progress)
             given = batches(data, input_fn, shown, "the calibration data")
             for number, (args, kwargs) in enumerate(given):
-                _run(prepared, report.method, args, kwargs, number)
+                _run(prepared, report, args, kwargs, number)
                 count += 1
     finally:  # the model's own counters, running means and attributes stay as they were
         _C.restore_state(prepared._c, before, report.method)
@@ -64,21 +66,26 @@ def calibrate(
 
 def _run(
     prepared: torch.jit.ScriptModule,
-    name: str,
+    report: Report,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     number: int,
 ) -> None:
+    name, what = report.method, f"calibration batch {number}"
     method = getattr(prepared, name)
     try:
         method(*args, **kwargs)
     except Exception as error:
         if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
             message = _bad_weight(prepared, name) or unmeasurable[0]
-            raise JitPassesError(f"calibration batch {number}: {message}") from error
+            raise JitPassesError(f"{what}: {message}") from error
         if where := _foreign_device(prepared, name, args, kwargs):
-            raise JitPassesError(f"calibration batch {number} does not run: {where}") from error
-        raise misfit(method, args, kwargs, f"calibration batch {number}", error) from error
+            raise JitPassesError(f"{what} does not run: {where}") from error
+        origin = origin_of(prepared)
+        fits = takes(origin, name, args, kwargs)
+        if origin is not None and fits:
+            raise broken_when_prepared(origin, report, args, kwargs, what, error) from error
+        raise misfit(method, args, kwargs, what, error, fits) from error
 
 
 def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:

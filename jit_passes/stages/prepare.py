@@ -22,6 +22,7 @@ from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
 from .annotate import annotate, choose_quantizer, frozen
+from .faults import note_origin
 from .module import ModelStage
 from .smooth import STRENGTH, Smoother
 
@@ -92,7 +93,9 @@ def prepare_for(
             made = {**annotated.made, "smooth": strength, "smoothed": list(smoother.names)}
             annotated = replace(annotated, made=made)
         options = {"insert_observers": plan_observations(annotated.quantizations)}
-        return annotated.insert(OBSERVE, options, ModelStage.PREPARED)
+        prepared = annotated.insert(OBSERVE, options, ModelStage.PREPARED)
+    note_origin(prepared, model)
+    return prepared
 
 
 def plan_observations(quantizations: Sequence[Quantization]) -> dict[str, Any]:

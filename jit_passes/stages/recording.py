@@ -12,7 +12,8 @@ from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
-from .batches import cloned, misfit
+from .batches import cloned
+from .faults import misfit, takes
 
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
@@ -27,14 +28,16 @@ class Recorder:
         method: which to run.
         kept: indices of nodes in the method's `GraphView` whose results are kept.
         told: those whose results users do not see: `run` says what they see.
+        origin: the model from which the module was made, if that is known.
 
     Attributes:
         lost: indices of nodes where neither can be done.
     """
 
     def __init__(
-        self, module: Any, method: str, kept: Sequence[int], told: Sequence[int] = ()
-    ) -> None:
+        self, module: Any, method: str, kept: Sequence[int], told: Sequence[int] = (),
+        origin: torch.jit.ScriptModule | None = None,
+    ) -> None:  # fmt: skip
         view = GraphView.of(module, method)
         nodes = [view.nodes[index] for index in dict.fromkeys((*kept, *told))]
         self.lost = {node.index for node in nodes if is_last_of_block(view.nodes, node)}
@@ -44,12 +47,19 @@ class Recorder:
             module._register_attribute(name, _TENSORS, [])
         recording = Pipeline("record_values", (self._edit,))
         self._model: Any = wrap(recording.run(module, method).module)
-        self._method = method
+        self._method, self._origin = method, origin
 
     def run(
-        self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None
-    ) -> tuple[Any, dict[int, list[torch.Tensor]]]:
+        self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None,
+        fits: bool | None = None,
+    ) -> tuple[Any, dict[int, list[torch.Tensor]]]:  # fmt: skip
         """Run the method; return what it returns and, by node, the tensors that were kept.
+
+        Args:
+            arguments: a batch, positional and by name.
+            told: what the users of some nodes see.
+            fits: whether the model from which this one was made takes the batch; None to ask
+                `origin` if this one does not.
 
         Raises:
             JitPassesError: the model does not take such a batch.
@@ -66,7 +76,9 @@ class Recorder:
             except RuntimeError as error:
                 if told is not None:
                     raise  # it runs with values of its own
-                raise misfit(method, args, kwargs, "the batch", error) from error
+                if fits is None:
+                    fits = takes(self._origin, self._method, *arguments)
+                raise misfit(method, args, kwargs, "the batch", error, fits) from error
         return result, {index: list(getattr(self._model, _kept(index))) for index in self.kept}
 
     def _edit(self, graph: GraphEditor) -> None:

@@ -106,7 +106,7 @@ def smooth(
             "constant weights"
         )
     arguments = batches(data, input_fn, progress_bar("smooth", progress))
-    largest = _measured(module, method, groups, arguments)
+    largest = _measured(module, method, groups, arguments, model)
     return wrap(_migrated(module, method, groups, largest, strength))
 
 
@@ -130,6 +130,7 @@ class Smoother:
         names: the layer norms that were smoothed.
         largest: what was measured, by index of a layer norm, once it is: data are looked at for
             the first copy of a model, and all further ones become the same.
+        origin: the float model, for messages about data.
     """
 
     strength: float | None
@@ -138,6 +139,7 @@ class Smoother:
     progress: bool | None = None
     names: Sequence[str] = ()
     largest: dict[int, torch.Tensor] | None = None
+    origin: torch.jit.ScriptModule | None = None
 
     def __call__(self, module: Any, method: str) -> Any:
         """Return the module, in canonical form, or one that computes the same."""
@@ -162,7 +164,7 @@ class Smoother:
             if isinstance(self.data, Iterator):
                 self.data = list(self.data)
             arguments = batches(self.data, self.input_fn, progress_bar("smooth", self.progress))
-            largest = _measured(module, method, groups, arguments)
+            largest = _measured(module, method, groups, arguments, self.origin)
         if self.strength is not None:
             return largest
         return {index: most for index, most in largest.items() if _is_outlying(most)}
@@ -173,14 +175,18 @@ def _is_outlying(largest: torch.Tensor) -> bool:
 
 
 def _measured(
-    module: Any, method: str, groups: Sequence[_Group], data: Arguments
+    module: Any,
+    method: str,
+    groups: Sequence[_Group],
+    data: Arguments,
+    origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
     """Return the largest magnitude in each channel of what layer norms give, by index.
 
     Those that stand in branches that no data took are left out.
     """
     watched = _C.deepcopy(_C.clone(module, method))
-    recorder = Recorder(watched, method, [group.norm.index for group in groups])
+    recorder = Recorder(watched, method, [group.norm.index for group in groups], origin=origin)
     largest: dict[int, torch.Tensor] = {}
     for arguments in data:
         _, values = recorder.run(arguments)

@@ -12,7 +12,8 @@ import torch
 from ..errors import JitPassesError
 from ..report.lockstep import check_shapes
 from ..report.tally import Tally, pieces
-from ..stages.batches import cloned, misfit
+from ..stages.batches import cloned
+from ..stages.faults import misfit
 from ..stages.recording import tensors_of
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -55,14 +56,16 @@ def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batc
     Raises:
         JitPassesError: a batch does not run, or the model gives no tensor.
     """
-    expected = [outputs(model, method, batch, number) for number, batch in enumerate(given)]
+    expected = [
+        outputs(model, method, batch, number, fits=False) for number, batch in enumerate(given)
+    ]
     if not any(expected):
         raise JitPassesError("the model gives no tensor to compare: pass a metric of your own")
 
     def measure(quantized: torch.jit.ScriptModule) -> float:
         tallies: dict[str, Tally] = {}
         for number, (batch, wanted) in enumerate(zip(given, expected, strict=True)):
-            found = outputs(quantized, method, batch, number)
+            found = outputs(quantized, method, batch, number, fits=True)
             for name, ours in wanted.items():
                 check_shapes(ours, found[name])
                 tally = tallies.setdefault(name, Tally())
@@ -120,13 +123,23 @@ def number_of(function: MetricFn, name: str, model: torch.jit.ScriptModule) -> f
         ) from None
 
 
-def outputs(model: Any, method: str, batch: Batch, number: int) -> dict[str, torch.Tensor]:
-    """Return the tensors that a model gives for a batch, by name; the batch is not written to."""
+def outputs(
+    model: Any, method: str, batch: Batch, number: int, *, fits: bool
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that a model gives for a batch, by name; the batch is not written to.
+
+    Args:
+        model: the float model, or one made of it.
+        method: which to run.
+        batch: positional and keyword arguments.
+        number: of the batch, for messages.
+        fits: whether the float model is known to take the batch.
+    """
     args, kwargs = cloned(batch)
     with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         run = getattr(model, method)
         try:
             result = run(*args, **kwargs)
         except Exception as error:
-            raise misfit(run, args, kwargs, f"batch {number}", error) from error
+            raise misfit(run, args, kwargs, f"batch {number}", error, fits) from error
     return dict(tensors_of(result))

@@ -139,7 +139,9 @@ class Variants:
         chosen = chosen if self.data else chosen.without_data()
         self._quantizer, self._target = chosen, backend
         smoothed = smooths(chosen, "auto", bool(self.data))
-        self._smoother = Smoother(None, self.data or None, None, progress) if smoothed else None
+        self._smoother = (
+            Smoother(None, self.data or None, None, progress, origin=model) if smoothed else None
+        )
         self.annotated = annotate(model, method, FROZEN, chosen, backend, change=self._smoother)
         self.layers = layers_of(inspection_of(self.annotated, backend))
         if not self.layers:
@@ -159,7 +161,10 @@ class Variants:
                     "ranges come from calibration data, an iterable of batches: pass data"
                 )
             copies = map(cloned, self.data)  # a model may write into its inputs
-            self._profile = profile_of(self.annotated.module, method, copies, progress=progress)
+            self._profile = profile_of(
+                self.annotated.module, method, copies, progress=progress, origin=model,
+                backend=backend,
+            )  # fmt: skip
         self.metric: Metric = (
             sqnr_metric(model, method, given) if metric is None else own_metric(metric, model)
         )

@@ -108,14 +108,16 @@ def page(
     given = list(batches(data, input_fn))
     items = [kwargs or args for args, kwargs in given]
     compared = compare(model, quantized, map(cloned, items), progress=progress)
-    module, _ = formed(
-        FROZEN.enter(model, record.method), record.method, Target.from_record(record.target),
-        record.made,
-    )  # fmt: skip
+    target = Target.from_record(record.target)
+    entered = FROZEN.enter(model, record.method)
+    module, _ = formed(entered, record.method, target, record.made)
     graph = GraphView.of(module, record.method)
     before = GraphView.of(AS_WRITTEN.run(model._c, record.method).module, record.method)
-    macs = macs_of(module, record.method, cloned(given[0]))
-    profile = profile_of(module, record.method, map(cloned, items), BINS, progress=progress)
+    macs = macs_of(module, record.method, cloned(given[0]), model)
+    profile = profile_of(
+        module, record.method, map(cloned, items), BINS, progress=progress, origin=model,
+        backend=target,
+    )  # fmt: skip
     covered = coverage(quantized)
     made = provenance(quantized)
     assert made is not None

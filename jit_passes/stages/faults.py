@@ -1,0 +1,187 @@
+"""Why a batch does not run: the model does not take it, or jit_passes has made a model that fails.
+
+    float model takes the batch, the canonical form does not    an error in all targets
+    canonical form takes it, the form of the target does not    an error that other targets avoid
+    that form takes it, the model with observers does not       an error of an observer or quantizer
+
+All of this is looked at once a batch has failed: a batch that runs costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from .. import _C
+from ..errors import JitPassesError, without_folders
+from ..passes.subject import wrap
+from ..targets import Target, targets
+from .annotate import formed
+from .batches import cloned
+from .module import Report
+from .normalize import normalize
+
+# The model from which another one was made, for as long as somebody else holds it.
+_ORIGINS: WeakKeyDictionary[torch.nn.Module, ref[torch.jit.ScriptModule]] = WeakKeyDictionary()
+
+# A call of a script, and one of a trace.
+_FRAME = re.compile(
+    r'^ *(?:File "(?P<file>[^"\n]+)", line (?P<line>\d+)|(?P<traced>.+)\((?P<at>\d+)\): )', re.M
+)
+_REPORT = "please report it as an error in jit_passes, with the model's code"
+_OF_TORCH = re.compile(r"(^|[/\\])torch[/\\]")
+
+
+def note_origin(made: torch.jit.ScriptModule, model: torch.jit.ScriptModule) -> None:
+    """Note the model from which another one was made, without keeping it alive."""
+    _ORIGINS[made] = ref(model)
+
+
+def origin_of(made: torch.jit.ScriptModule) -> torch.jit.ScriptModule | None:
+    """Return the model from which another one was made, if it is known and still there."""
+    found = _ORIGINS.get(made)
+    return None if found is None else found()
+
+
+def takes(
+    model: torch.jit.ScriptModule | None, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool | None:
+    """Say whether a copy of the model runs a batch; None where there is no model."""
+    return None if model is None else _runs(model._c, method, args, kwargs)
+
+
+def misfit(
+    method: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    what: str,
+    error: Exception,
+    fits: bool | None = None,
+) -> JitPassesError:
+    """Return the error for a batch that a model does not run: what it takes, and what came.
+
+    Args:
+        method: of the model.
+        args: the batch's positional arguments.
+        kwargs: its keyword arguments.
+        what: what the message calls the batch.
+        error: what PyTorch has raised.
+        fits: whether the model from which this one was made takes the batch; None if unknown.
+    """
+    if fits:
+        return broken(what, error, "The model that jit_passes has made fails")
+    got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
+    unsure = "" if fits is False else f" If the original model takes the batch, {_REPORT}."
+    return JitPassesError(
+        f"{what} does not run. The model takes {_parameters(method)}; the "
+        f"batch gives ({got}). If batches hold more than the model's inputs, pick "
+        f"them, with input_fn=lambda batch: ... in Python.{unsure} PyTorch says: {last_line(error)}"
+    )
+
+
+def broken(what: str, error: Exception, cause: str, instead: str = "") -> JitPassesError:
+    """Return the error for a batch that a model does not run, and the one it was made of does.
+
+    Args:
+        what: what the message calls the batch.
+        error: what PyTorch has raised.
+        cause: what fails.
+        instead: what to do until that is mended.
+    """
+    line = failing_line(error)
+    place = f" at {line}" if line else ""
+    return JitPassesError(
+        f"{what} runs in the original model, but not in the model made of it: the data are not the "
+        f"cause. {cause}{place}. {instead}{_REPORT[0].upper()}{_REPORT[1:]}. "
+        f"PyTorch says: {last_line(error)}"
+    )
+
+
+def broken_when_prepared(
+    origin: torch.jit.ScriptModule,
+    report: Report,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    what: str,
+    error: Exception,
+) -> JitPassesError:
+    """Return that error for a prepared model, with the step that breaks it and a way around.
+
+    Args:
+        origin: the float model, which takes the batch.
+        report: of the prepared model.
+        args: the batch's positional arguments.
+        kwargs: its keyword arguments.
+        what: what the message calls the batch.
+        error: what PyTorch has raised.
+    """
+    canonical = normalize(origin._c, report.method).module
+    if not _runs(canonical, report.method, args, kwargs):
+        return broken(what, error, "The canonical form, from which all targets start, fails")
+    backend = Target.from_record(report.target) if report.target else None
+    form, _ = formed(canonical, report.method, backend, report.made)
+    if backend is not None and not _runs(form, report.method, args, kwargs):
+        others = " or ".join(f"target='{name}'" for name in _targets_without_forms())
+        cause = f"The form of operators for the target '{backend.name}' fails"
+        return broken(what, error, cause, f"Until it is mended, pass {others}. ")
+    return broken(
+        what, error, "An observer, or a pass of the quantizer, fails",
+        "Until it is mended, say keep_float for the operators there, in a rule of `config`. ",
+    )  # fmt: skip
+
+
+def failing_line(error: BaseException) -> str:
+    """Return `net.py:12`, the line of the model that failed; "" where the message has none."""
+    frames = list(_FRAME.finditer(str(error)))
+    if frames and frames[0]["file"]:  # the innermost call of a script comes last
+        frames.reverse()
+    for frame in frames:
+        path = frame["file"] or frame["traced"].strip()
+        if not _OF_TORCH.search(path) and not path.startswith("code/"):
+            return without_folders(f"{path}:{frame['line'] or frame['at']}")
+    return ""
+
+
+def last_line(error: BaseException) -> str:
+    """Return what went wrong, without the interpreter's traceback in front of it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
+    return (found or lines or [type(error).__name__])[-1 if found else 0]
+
+
+def _targets_without_forms() -> Iterator[str]:
+    for target in dict.fromkeys(targets.values()):
+        with suppress(JitPassesError):  # one that cannot be had here
+            if target.__module__.startswith("jit_passes.") and not target().capability.forms:
+                yield target.name
+
+
+def _runs(module: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    model = wrap(_C.deepcopy(_C.clone(module, method)))
+    given, named = cloned((args, kwargs))
+    with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+        try:
+            getattr(model, method)(*given, **named)
+        except Exception:
+            return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return type(value).__name__
+
+
+def _parameters(method: Any) -> str:
+    arguments = method.schema.arguments[1:]
+    shown = [
+        f"{a.name}: {a.type}" + (f" = {a.default_value}" if a.has_default_value() else "")
+        for a in arguments
+    ]
+    return f"({', '.join(shown)})"

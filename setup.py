@@ -10,6 +10,7 @@ from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+from setuptools.modified import newer_group
 
 ROOT = Path(__file__).resolve().parent
 MIN_TORCH = (2, 13)
@@ -82,6 +83,20 @@ class BuildExtension(cpp_extension.BuildExtension):
     Parsing torch's JIT headers takes 15 s for every unit otherwise.
     """
 
+    def run(self) -> None:
+        # An editable install would compile all of it again in a folder that is removed.
+        if not (self.editable_mode and self.is_built()):
+            super().run()
+
+    def is_built(self) -> bool:
+        """Say whether the source folder has an extension of these sources, for this torch."""
+        made = [Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions]
+        sources = [*SOURCES, *HEADERS, "setup.py"]
+        if any(newer_group(sources, path, "newer") for path in (*made, ROOT / RUNTIME)):
+            return False
+        load = [sys.executable, "-c", "import jit_passes._extension"]
+        return subprocess.run(load, cwd=ROOT, capture_output=True).returncode == 0
+
     def build_extensions(self) -> None:
         temporary = Path(self.build_temp).resolve()
         header = self.precompile(temporary / "precompiled")
@@ -104,6 +119,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         """
         folder = os.path.abspath(self.build_temp)
         objects = self.compiler.object_filenames([str(unit) for unit in units], output_dir=folder)
+        print("[link] libjit_passes.so", flush=True)
         self.compiler.link_shared_object(
             objects, str(Path(self.build_lib, RUNTIME)),
             libraries=["c10", "torch", "torch_cpu"], library_dirs=cpp_extension.library_paths(),
@@ -137,6 +153,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         if not (fresh and stamp_file.exists() and stamp_file.read_text() == stamp):
             folder.mkdir(parents=True, exist_ok=True)
             header.write_text('#include "core/jit.h"\n')
+            print("[header] core/jit.h", flush=True)
             subprocess.run(command, check=True)
             stamp_file.write_text(stamp)
         return header
@@ -153,13 +170,11 @@ class BuildPy(build_py):
         super().run()
 
 
+SOURCES, HEADERS = (
+    sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"cpp/**/*.{suffix}"))
+    for suffix in ("cpp", "h")
+)
 setup(
-    ext_modules=[
-        cpp_extension.CppExtension(
-            "jit_passes._C",
-            sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/**/*.cpp")),
-            depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("cpp/**/*.h")),
-        )
-    ],
+    ext_modules=[cpp_extension.CppExtension("jit_passes._C", SOURCES, depends=HEADERS)],
     cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True), "build_py": BuildPy},
 )

@@ -30,6 +30,9 @@ CODE = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"^(?:\$ )?jit-passes (.+)$", re.MULTILINE)
 TOP = ("jit_passes/", "cpp/", "tests/", "docs/", "tools/", "tutorials/", "benchmarks/")
 PATH = re.compile(rf"(?:{'|'.join(TOP)})[\w./-]+|[\w./-]+\.(?:cpp|h|py|md)")
+NAME = re.compile(r"(?<![\w/.-])jit_passes(?:\.[A-Za-z_]\w*)+")
+# A group of entry points, and a class of TorchScript's.
+OTHERS = {"jit_passes.plugins", "jit_passes.CompiledRegion"}
 # Files that readers of CONTRIBUTING.md are told to write.
 EXAMPLES = {
     "cpp/passes/remove_repeated_relu.cpp",
@@ -111,6 +114,38 @@ def test_commands() -> None:
     assert found > 20
     with pytest.raises(click.UsageError):
         cli.commands["report"].make_context("report", ["a.pt", "b.pt", "--latncy", "-o", "c"])
+
+
+def test_make_targets() -> None:
+    """Targets that documents name are there, and so are the files that the Makefile names."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    texts = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+    make = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
+    named = {path: set(make.findall(text)) for path, text in texts.items()}
+    assert {path: names - targets for path, names in named.items() if names - targets} == {}
+    assert named[ROOT / "CONTRIBUTING.md"] > {"build", "test", "fuzz"}
+    files = set(re.findall(r"tests/test_\w+\.py", makefile + texts[ROOT / "CONTRIBUTING.md"]))
+    lists = re.findall(r"^(?:SLOW|SANITIZED) :=((?:.*\\\n)*.*)", makefile, re.MULTILINE)
+    assert len(lists) == 2
+    words = [name for text in lists for name in re.findall(r"\s(\w+)(?=\s|$)", text)]
+    files |= {f"tests/test_{name}.py" for name in words}
+    assert [name for name in sorted(files - EXAMPLES) if not (ROOT / name).exists()] == []
+
+
+def test_names_of_the_package() -> None:
+    """All that documents call `jit_passes.x.y` is there after `import jit_passes`."""
+    names: set[str] = set()
+    for path in DOCUMENTS:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if path.name != "CHANGELOG.md" and not re.match(r"\s*(from|import) ", line):
+                names.update(NAME.findall(line))
+    code = "import operator, sys, jit_passes\noperator.attrgetter(*sys.argv[1:])(jit_passes)"
+    assert len(names) > 40
+    found = sorted(name.partition(".")[2] for name in names - OTHERS)
+    command = [sys.executable, "-W", "ignore", "-c", code, *found]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_tables_are_up_to_date() -> None:

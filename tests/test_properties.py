@@ -4,7 +4,8 @@
     JIT_PASSES_MODULES=5000@7      of another seed
     JIT_PASSES_MODULES=#17@7       module 17 of that seed alone
 
-A failure prints the module's source and the last of these.
+A failure prints the module's source and the last of these. `-k remove_dropout` checks that pass
+alone, on all modules.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning, Match, RewriteRule
@@ -191,10 +194,15 @@ class Checker:
     frontend: str
     training: bool
     findings: Findings
+    asked: frozenset[str]
     method: str = "forward"
     gradients: bool = True
     exact: bool = True
     base: tuple[str, dict[str, Any]] | None = None
+
+    def asks(self, *checks: str) -> bool:
+        """Whether one of these checks is asked for."""
+        return not self.asked.isdisjoint(checks)
 
     @contextmanager
     def reporting(self, what: str) -> Iterator[None]:
@@ -304,10 +312,12 @@ class Checker:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Check every pass that runs on a module in any pipeline."""
+        """Check every pass that is asked for and runs on a module in any pipeline."""
         run = ModuleSubject.run_pass
 
         def watched(subject: ModuleSubject, name: str, options: dict[str, Any]) -> Any:
+            if not self.asks(name):
+                return run(subject, name, options)
             before = _C.clone(subject.module)
             outcome = run(subject, name, options)
             with self.reporting(name):
@@ -318,16 +328,18 @@ class Checker:
             yield
 
 
-def check_module(drawn: RandomModule, findings: Findings) -> None:
-    """All checks of one module."""
+def check_module(drawn: RandomModule, findings: Findings, asked: frozenset[str]) -> None:
+    """The checks of one module that are asked for."""
     frontend = drawn.frontends[-1] if drawn.index % 3 == 2 else "script"
     sound = True
     for training in (True, False):
         module = drawn.compile(frontend, training=training)
         for method in drawn.methods:
-            sound &= check_method(Checker(drawn, frontend, training, findings, method), module)
-    if sound and drawn.index % 6 == 0:
-        check_quantization(drawn, frontend, findings)
+            checker = Checker(drawn, frontend, training, findings, asked, method)
+            sound &= check_method(checker, module)
+    quantizes = not asked.isdisjoint((*jit_passes.passes, *QUANTIZATION))
+    if sound and quantizes and drawn.index % 6 == 0:
+        check_quantization(drawn, frontend, findings, asked)
 
 
 def check_method(checker: Checker, module: torch.jit.ScriptModule) -> bool:
@@ -347,49 +359,68 @@ def check_method(checker: Checker, module: torch.jit.ScriptModule) -> bool:
         checker.findings.changed[f"skipped {checker.drawn.index}"] += 1
         return False
     base = own(module, method).module
-    with checker.reporting("resolve"):
-        checker.findings.changed["resolve"] += graph_text(base, method) != text
-        checker.same("resolve", expected, base, False)
+    if checker.asks("resolve"):
+        with checker.reporting("resolve"):
+            checker.findings.changed["resolve"] += graph_text(base, method) != text
+            checker.same("resolve", expected, base, False)
     checker.base = (graph_text(base, method), expected)
+    check_passes(checker, module, base, expected)
+    for rule in RULES:
+        if checker.asks(rule.name):
+            with checker.reporting(rule.name):
+                check_rule(checker, rule, base, expected)
+    if checker.asks("original"):
+        with checker.reporting("original"):
+            assert graph_text(module._c, method) == text
+            assert list(module.state_dict()) == list(state)
+            for name, value in module.state_dict().items():
+                assert torch.equal(value, state[name]), name
+    return True
+
+
+def check_passes(
+    checker: Checker, module: torch.jit.ScriptModule, base: Any, expected: dict[str, Any]
+) -> None:
+    """Passes on one method, each by itself and in the pipeline to the canonical form."""
+    method = checker.method
     with checker.watching():
         for name in jit_passes.passes:
-            if name not in STAGED | MODES:
+            if name not in STAGED | MODES and checker.asks(name):
                 fresh = ModuleSubject(_C.clone(base), method)
                 with checker.reporting(name):
                     fresh.run_pass(name, {})
-        with checker.reporting("split_then_merge"):
-            subject = ModuleSubject(_C.clone(base), method)
-            split, _ = subject.run_pass("split_conv_bias", {})
-            if split and subject.run_pass("merge_conv_bias", {})[0]:
-                checker.findings.changed["split_then_merge"] += 1
-                checker.same("split_then_merge", expected, subject.module, True)
-        with checker.reporting("normalize"):
-            result = NORMALIZE.run(module._c, method)
-            checker.same("normalize", expected, result.module, True)
-            checker.findings.changed["normalize"] += 1
-    for rule in RULES:
-        with checker.reporting(rule.name):
-            subject = ModuleSubject(_C.clone(base), method)
-            matches = _C.apply_rules(subject.module, method, [rule.compile()])
-            if any(not refused for *_, refused in matches):
-                subject.lint()
-                checker.findings.changed[rule.name] += 1
-                wanted = expected
-                if rule.compute is not None:  # the gradient goes to the new parameter
-                    wanted = {k: v for k, v in expected.items() if not is_of_parameter(k)}
-                try:
-                    checker.same(rule.name, wanted, subject.module, rule.name in ROUNDING)
-                except RuntimeError as error:
-                    # What the pattern made was kept for the gradient, what the replacement reads is
-                    # written later: results are right, and PyTorch refuses the gradient.
-                    if "modified by an inplace operation" not in str(error):
-                        raise
-    with checker.reporting("original"):
-        assert graph_text(module._c, method) == text
-        assert list(module.state_dict()) == list(state)
-        for name, value in module.state_dict().items():
-            assert torch.equal(value, state[name]), name
-    return True
+        if checker.asks("split_then_merge"):
+            with checker.reporting("split_then_merge"):
+                subject = ModuleSubject(_C.clone(base), method)
+                split, _ = subject.run_pass("split_conv_bias", {})
+                if split and subject.run_pass("merge_conv_bias", {})[0]:
+                    checker.findings.changed["split_then_merge"] += 1
+                    checker.same("split_then_merge", expected, subject.module, True)
+        if checker.asks("normalize", *jit_passes.passes):
+            with checker.reporting("normalize"):
+                result = NORMALIZE.run(module._c, method)
+                checker.same("normalize", expected, result.module, True)
+                checker.findings.changed["normalize"] += 1
+
+
+def check_rule(checker: Checker, rule: RewriteRule, base: Any, expected: dict[str, Any]) -> None:
+    """A rule on one method."""
+    subject = ModuleSubject(_C.clone(base), checker.method)
+    matches = _C.apply_rules(subject.module, subject.method, [rule.compile()])
+    if all(refused for *_, refused in matches):
+        return
+    subject.lint()
+    checker.findings.changed[rule.name] += 1
+    wanted = expected
+    if rule.compute is not None:  # the gradient goes to the new parameter
+        wanted = {k: v for k, v in expected.items() if not is_of_parameter(k)}
+    try:
+        checker.same(rule.name, wanted, subject.module, rule.name in ROUNDING)
+    except RuntimeError as error:
+        # What the pattern made was kept for the gradient, what the replacement reads is written
+        # later: results are right, and PyTorch refuses the gradient.
+        if "modified by an inplace operation" not in str(error):
+            raise
 
 
 def reloaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -400,16 +431,21 @@ def reloaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return torch.jit.load(buffer)
 
 
-def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -> None:
+def check_quantization(
+    drawn: RandomModule, frontend: str, findings: Findings, asked: frozenset[str]
+) -> None:
     """The passes of all stages, each where it runs; the int8 model, saved and loaded."""
     module = drawn.compile(frontend, training=False, dtype=torch.float32)
     inputs = drawn.arguments(torch.float32)
-    checker = Checker(drawn, frontend, False, findings, gradients=False, exact=False)
+    checker = Checker(drawn, frontend, False, findings, asked, gradients=False, exact=False)
+    of_passes = checker.asks(*jit_passes.passes)
     mode = QUANTIZED_IN[drawn.index // 6 % len(QUANTIZED_IN)]
     with warnings.catch_warnings(), checker.watching():
         warnings.simplefilter("ignore", JitPassesWarning)
         for target, tolerance in TARGETS.items():
             step = f"{mode}_for_{target}"
+            if not (of_passes or checker.asks(step)):
+                continue
             with checker.reporting(step), torch.no_grad():
                 prepared = jit_passes.prepare(module, target=target, mode=mode)
                 if mode in ("auto", "static"):
@@ -425,6 +461,8 @@ def check_quantization(drawn: RandomModule, frontend: str, findings: Findings) -
                 in_plans = target == "x86" and mode != "weight_only"
                 findings.changed[step] += compiled if in_plans else integers
         checker.training = checker.gradients = True
+        if not (of_passes or checker.asks("quantize_slots")):
+            return
         with checker.reporting("quantize_slots"):
             module = drawn.compile(frontend, training=True, dtype=torch.float32)
             try:
@@ -591,44 +629,55 @@ def chosen() -> tuple[int, int, int]:
     return 0, int(number or COUNT), int(seed or SEED)
 
 
-def check_range(start: int, count: int, seed: int) -> Findings:
-    """All checks of some modules, in a process of its own."""
+def check_range(start: int, count: int, seed: int, asked: frozenset[str]) -> Findings:
+    """Checks of some modules, in a process of its own."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # PyTorch's advice
     warnings.simplefilter("error", JitPassesWarning)
     findings = Findings()
     for drawn in random_modules(count, seed, start=start):
-        check_module(drawn, findings)
+        check_module(drawn, findings, asked)
     return findings
 
 
-@pytest.fixture(scope="module")
-def findings() -> Findings:
-    """All checks of all modules, on two processes."""
-    start, count, seed = chosen()
-    step = 25
-    chunks = [(i, min(step, start + count - i), seed) for i in range(start, start + count, step)]
-    total = Findings()
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        for found in pool.map(check_range, *zip(*chunks, strict=True)):
-            total.changed += found.changed
-            total.failures += found.failures
-    return total
-
-
-STEPS = [
-    "resolve",
-    "normalize",
-    "split_then_merge",
-    "original",
+QUANTIZATION = [
     *(f"{mode}_for_{target}" for mode in QUANTIZED_IN for target in TARGETS),
     "quantize_slots",
 ]
+STEPS = ["resolve", "normalize", "split_then_merge", "original", *QUANTIZATION]
 CHECKS = [
     *(name for name in jit_passes.passes if name not in MODES),
     *STEPS,
     *(rule.name for rule in RULES),
 ]
+
+
+def asked_by(items: Iterable[Any]) -> frozenset[str]:
+    """The checks that selected tests ask for: theirs, or all where a test is about all of them."""
+    found = set()
+    for item in items:
+        if "findings" in getattr(item, "fixturenames", ()):
+            found.update([item.callspec.params["what"]] if hasattr(item, "callspec") else CHECKS)
+    return frozenset(found)
+
+
+@pytest.fixture(scope="module")
+def findings(request: pytest.FixtureRequest) -> Findings:
+    """The checks that are asked for, of all modules, on two processes."""
+    here = (item for item in request.session.items if item.path == request.path)
+    asked = asked_by(here)
+    start, count, seed = chosen()
+    step = 25
+    chunks = [
+        (i, min(step, start + count - i), seed, asked) for i in range(start, start + count, step)
+    ]
+    total = Findings()
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        found = pool.map(check_range, *zip(*chunks, strict=True))
+        for part in tqdm(found, total=len(chunks), unit="x25", disable=None):
+            total.changed += part.changed
+            total.failures += part.failures
+    return total
 
 
 @pytest.mark.parametrize("what", CHECKS)
@@ -657,7 +706,20 @@ def test_all_failures_have_a_test(findings: Findings) -> None:
 )
 def test_modules_that_failed(index: int) -> None:
     """Those of seed 0 beyond the first thousand."""
-    assert not check_range(index, 1, 0).failures
+    assert not check_range(index, 1, 0, frozenset(CHECKS)).failures
+
+
+def test_selected_tests_ask_for_their_checks_alone() -> None:
+    """As `-k times_one` does; a test of all findings asks for all."""
+    one = SimpleNamespace(
+        fixturenames=["what", "findings"], callspec=SimpleNamespace(params={"what": "times_one"})
+    )
+    every, other = SimpleNamespace(fixturenames=["findings"]), SimpleNamespace(fixturenames=[])
+    assert asked_by([one, other]) == {"times_one"}
+    assert asked_by([one, every]) == set(CHECKS)
+    found = check_range(0, 12, SEED, asked_by([one]))
+    assert not found.failures
+    assert {name for name in found.changed if not name.startswith("skipped")} == {"times_one"}
 
 
 def test_check_change_shows_the_module() -> None:

@@ -57,12 +57,17 @@ NEG_NEG = RewriteRule(
 )
 
 
+def module_of(body: str, arguments: str = "x: Tensor") -> torch.jit.ScriptModule:
+    """A module whose forward is this."""
+    module = type("Made", (torch.jit.ScriptModule,), {})()
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    module.define(f"def forward(self, {arguments}):\n{lines}\n")
+    return module
+
+
 def relus(count: int) -> torch.jit.ScriptModule:
     """relu(relu(relu(...)))."""
-    module = type("Made", (torch.jit.ScriptModule,), {})()
-    lines = "\n".join(["    x = torch.relu(x)"] * count)
-    module.define(f"def forward(self, x: Tensor) -> Tensor:\n{lines}\n    return x\n")
-    return module
+    return module_of("x = torch.relu(x)\n" * count + "return x")
 
 
 RELU_RELU = RewriteRule(

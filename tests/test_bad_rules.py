@@ -79,6 +79,15 @@ PATTERNS = {
         "  %y = aten::add(%x, %c, %c)\n  return (%y)",
         "read|expected|prim::Constant",
     ),
+    "many_results": (
+        "graph(%x):\n  %y, %z = aten::relu(%x)\n  return (%y, %z)",
+        r"2 results are taken of aten::relu, which gives another number:\n  aten::relu\(Tensor",
+    ),
+    "many_results_of_types": (
+        "graph(%x : Tensor, %d : int, %k : bool):\n"
+        "  %a, %b, %c = aten::max(%x, %d, %k)\n  return (%a, %b, %c)",
+        r"this line takes more results than the operator gives:\n +%a, %b, %c = aten::max",
+    ),
     "bad_type": ("graph(%x : Tensorr):\n  %y = aten::relu(%x)\n  return (%y)", "Tensorr|type"),
 }
 
@@ -145,6 +154,20 @@ def test_functions(function: Any, message: str) -> None:
 def one(x: Tensor) -> Tensor:
     """One result."""
     return torch.relu(x)
+
+
+ONE_OF_TWO = """
+graph(%x):
+  %d : int = prim::Constant[value=0]()
+  %k : bool = prim::Constant[value=0]()
+  %y = aten::max(%x, %d, %k)
+  return (%y)"""
+
+
+def test_fewer_results_than_the_operator_gives() -> None:
+    """It would take what another one left on the interpreter's stack."""
+    with pytest.raises(PassError, match="its operator gives 2 results, and the node has 1"):
+        apply(GOOD, ONE_OF_TWO)
 
 
 REPLACEMENTS = {

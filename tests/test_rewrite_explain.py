@@ -53,12 +53,12 @@ def test_explain() -> None:
     )
     assert "operand 0 of aten::mul" in reasons["relu#2"]
     assert "is 3, not 2" in reasons["relu#3"]
-    assert reasons["relu#4"] == ""
+    assert reasons["second:linear"] == "" and "relu#4" not in reasons  # as its rewrite is called
     assert "is used by" in reasons["relu#5"]
     assert "stands in another block" in reasons["relu#6"]
     assert all(__file__ in reason or not reason for reason in reasons.values())
     text = str(explanation)
-    assert "3 of 3, matches" in text and "relu#4" in text.splitlines()[0]
+    assert "3 of 3, matches" in text and "second:linear" in text.splitlines()[0]
     nothing = rule.explain(torch.jit.script(nn.Sequential(nn.Tanh())))
     assert str(nothing) == "fuse: the graph has no aten::relu, which the pattern ends in"
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rewriting import ACTIVATION, Doubled, gelu, kinds, once, scale_by_two, shape
+from rewriting import ACTIVATION, Doubled, gelu, kinds, module_of, once, scale_by_two, shape
 from torch import Tensor, nn
 
 from jit_passes import Match, RewriteRule
@@ -275,3 +276,170 @@ def test_none() -> None:
     result = rule.apply(module)
     assert kinds(result.module) == ["aten::t", "aten::matmul", "aten::linear"]
     torch.testing.assert_close(result.module(shape(2, 3)), module(shape(2, 3)))
+
+
+# What PyTorch types more widely than it is
+
+
+def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """A pattern that wants a bias."""
+    return F.conv2d(x, w, b)
+
+
+def convolve_plain(x: Tensor, w: Tensor) -> Tensor:
+    """A pattern without one."""
+    return F.conv2d(x, w)
+
+
+def bias_apart(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Operators that take no None."""
+    return F.conv2d(x, w) + torch.reshape(b, (-1, 1, 1))
+
+
+@pytest.mark.parametrize("replacement", [convolve, bias_apart])
+def test_a_bias_of_a_scripted_convolution_is_a_tensor(replacement: Any, tmp_path: Path) -> None:
+    """The attribute's type is Optional[Tensor]; a file loads, and the parameter is shared."""
+    module = torch.jit.script(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1, bias=False)))
+    rule = RewriteRule("bias", convolve, replacement, repeat=False)
+    result = rule.apply(module)
+    assert [match.name for match in result.rewritten] == ["0:conv2d"]
+    reasons = {place.name: place.reason for place in rule.explain(module).places}
+    assert reasons["0:conv2d"] == "" and "is None, not Tensor" in reasons["1:conv2d"]
+    torch.jit.save(result.module, tmp_path / "m.pt")
+    x = shape(1, 2, 5, 5)
+    for found in (result.module, torch.jit.load(tmp_path / "m.pt")):
+        torch.testing.assert_close(found(x), module(x))
+        found(x).sum().backward()
+    assert getattr(result.module, "0").bias is getattr(module, "0").bias
+
+
+def test_no_bias_of_a_scripted_convolution_is_none() -> None:
+    """And not where there is one."""
+    module = torch.jit.script(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1, bias=False)))
+    rule = RewriteRule("plain", convolve_plain, convolve_plain, repeat=False)
+    assert [match.name for match in rule.apply(module).rewritten] == ["1:conv2d"]
+
+
+def test_an_attribute_that_the_graph_assigns_to() -> None:
+    """It may be another one, or None, by the time that it is read."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.factor = torch.jit.Attribute(2.0, float | None), 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = self.scale
+            assert scale is not None
+            y = torch.clamp(x, self.scale) + x * self.factor
+            self.factor, self.scale = self.factor + 1, None
+            return y
+
+    module = torch.jit.script(Net())
+    rule = RewriteRule(
+        "clamp",
+        "graph(%x, %low : float, %high):\n  %y = aten::clamp(%x, %low, %high)\n  return (%y)",
+        "graph(%x):\n  return (%x)",
+    )
+    assert not rule.apply(module).matches
+
+    def scaled(x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    seen: list[Match] = []
+    check = lambda match: seen.append(match) or "no"  # noqa: E731
+    RewriteRule("scaled", scaled, scaled, check=check).apply(module)
+    assert len(seen) == 1 and "factor" not in seen[0].constants
+
+
+def test_optional_numbers() -> None:
+    """Bounds of a clamp: None, a float, and a whole number."""
+
+    def pattern(x: Tensor, low: float | None, high: float | None) -> Tensor:
+        return torch.clamp(x, low, high)
+
+    def half(x: Tensor, low: float, high: float) -> Tensor:
+        return F.hardtanh(x, low, high)
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.clamp(x, 0, 6) + torch.clamp(x, 0.5) + torch.clamp(x, max=3)
+
+    module = torch.jit.script(Net())
+    result = RewriteRule("clamp", pattern, pattern, repeat=False).apply(module)
+    assert len(result.rewritten) == 3
+    x = 9 * shape(4, 4)
+    assert torch.equal(result.module(x), module(x))
+    bounded = RewriteRule("both", pattern, half, check=lambda m: None not in m.constants.values())
+    result = bounded.apply(module)
+    assert kinds(result.module).count("aten::hardtanh") == 1
+    assert torch.equal(result.module(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "pattern"),
+    [
+        ("mean", "x.mean([1])", "x.mean(d)"),
+        ("permute", "x.permute([0, 1])", "x.permute([0, d])"),
+        ("roll", "torch.roll(x, [2], [1])", "torch.roll(x, [2], [d])"),
+    ],
+)
+def test_elements_of_constant_lists(name: str, text: str, pattern: str) -> None:
+    """The pattern puts a list together; the model's is a constant by now. `compute` sees it."""
+    module = module_of(f"return {text}")
+    seen: list[Match] = []
+    graph = torch.jit.CompilationUnit(f"def f(x: Tensor, d: int):\n  return {pattern}\n").f
+    rule = RewriteRule(
+        "listed", graph, graph, repeat=False, check=lambda match: seen.append(match) is None
+    )
+    result = rule.apply(module)
+    assert [match.name for match in result.rewritten] == [name], rule.explain(module)
+    assert seen[0].constants == {"d": 1}
+    x = shape(3, 4)
+    assert torch.equal(result.module(x), module(x))
+
+
+def test_lists_that_are_put_together_as_text() -> None:
+    """Other numbers do not match, nor do other lengths."""
+    text = """graph(%x):
+  %a : int = prim::Constant[value={}]()
+  %b : int = prim::Constant[value=0]()
+  %l : int[] = prim::ListConstruct({})
+  %y = aten::permute(%x, %l)
+  return (%y)"""
+    module = module_of("return x.permute([1, 0])")
+    for number, names, count in [("1", "%a, %b", 1), ("0", "%a, %b", 0), ("1", "%a", 0)]:
+        rule = RewriteRule("permute", text.format(number, names), "graph(%x):\n  return (%x)")
+        assert len(rule.apply(module).matches) == count
+
+
+def test_attributes_are_no_constants() -> None:
+    """They can change after the rewrite; the reason says what to write."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2.0
+
+    rule = RewriteRule("doubled", doubled, doubled)
+    module = torch.jit.script(Net())
+    assert not rule.apply(module).matches
+    reason = rule.explain(module).places[0].reason
+    assert "is the attribute 'factor' (2.), not 2.: take it as an input" in reason
+
+
+def test_results_of_operators_without_types() -> None:
+    """PyTorch's parser would take the axis for a tensor, and `max` for the one of two tensors."""
+    text = "graph(%x, %d, %k):\n  %v, %i = aten::{}(%x, %d, %k)\n  return (%v, %i)"
+    rule = RewriteRule("least", text.format("max"), text.format("min"))
+    module = module_of("a, b = torch.max(x, 1)\nreturn a + b")
+    result = rule.apply(module)
+    assert len(result.rewritten) == 1
+    x = shape(3, 4)
+    assert torch.equal(result.module(x), x.min(1).values + x.min(1).indices)

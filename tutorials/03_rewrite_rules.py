@@ -285,6 +285,35 @@ assert len(RewriteRule("in_blocks", relu, clamp, module_types="Block").apply(mod
 assert not RewriteRule("in_linears", relu, clamp, module_types="Linear").apply(model).rewritten
 
 # %% [markdown]
+# Operands of operators that commute match in either order: one rule for `x * sigmoid(x)` and for
+# `sigmoid(x) * x`. With `commutative=False` a rule takes them as they are written, and `explain`
+# says so where the order is all that differs.
+
+
+# %%
+class Gates(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.sigmoid(x)
+        return torch.sigmoid(x) * x
+
+
+def gate(x: Tensor):
+    return x * torch.sigmoid(x)
+
+
+def silu(x: Tensor):
+    return F.silu(x)
+
+
+gates = torch.jit.script(Gates())
+gate_to_silu = RewriteRule("gate_to_silu", gate, silu)
+assert len(gate_to_silu.apply(gates, verify=(x,)).rewritten) == 2
+as_written = replace(gate_to_silu, commutative=False)
+assert len(as_written.apply(gates).rewritten) == 1
+print(as_written.explain(gates))
+assert "in the other order" in as_written.explain(gates).places[1].reason
+
+# %% [markdown]
 # ## 8. One rule for several operators
 #
 # A pattern can be IR text instead of a function. `%rest` as last operand stands for all operands

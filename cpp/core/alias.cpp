@@ -27,9 +27,13 @@ bool removeDeadQuestions(Graph& graph) {
 
 } // namespace
 
-bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test) {
+bool anyOverload(
+    const Node* node, c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test) {
   const auto& overloads = torch::jit::getAllOperatorsFor(kind);
-  return std::ranges::any_of(overloads, [&](const auto& overload) { return test(overload->schema()); });
+  return std::ranges::any_of(overloads, [&](const auto& overload) {
+    const auto& schema = overload->schema();
+    return (schema.is_varret() || schema.returns().size() == node->outputs().size()) && test(schema);
+  });
 }
 
 // Without a schema an operator is one of the language's own, of which some call what is not seen, or its
@@ -42,7 +46,7 @@ bool mayWrite(const Node* node, c10::Symbol kind) {
     return schema->is_mutable();
   }
   if (!torch::jit::getAllOperatorsFor(kind).empty()) {
-    return isNormalization(kind) || anyOverload(kind, writesToOperand);
+    return isNormalization(kind) || anyOverload(node, kind, writesToOperand);
   }
   static const std::unordered_set<c10::Symbol> harmless{
       prim::Constant,      prim::GetAttr,      prim::If,         prim::Loop,

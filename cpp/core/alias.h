@@ -33,8 +33,9 @@ bool returnsAlias(const Node* node);
 // in eval mode.
 bool returnsHiddenAlias(c10::Symbol kind);
 
-// Whether the test holds for an operator of that name.
-bool anyOverload(c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test);
+// Whether the test holds for an operator of that name with as many results as the node.
+bool anyOverload(
+    const Node* node, c10::Symbol kind, const std::function<bool(const c10::FunctionSchema&)>& test);
 
 // PyTorch's dead code elimination, which asks who shares memory only where something is written. It takes a hidden alias
 // for a tensor of its own, so that a write to it looks dead: with one, all writes stay.

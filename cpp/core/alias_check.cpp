@@ -28,7 +28,9 @@ class AliasCheck {
     for (const Value* input : rule.pattern.graph->inputs()) {
       named_[inputName(input)] = input;
       for (const Value* operand : match.operandsOf(input)) {
-        inputs_.push_back(operand);
+        if (operand->owningGraph() == point->owningGraph()) { // the element of a constant list is a number
+          inputs_.push_back(operand);
+        }
       }
     }
   }

@@ -172,7 +172,7 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
 // All that any overload may do.
 void AliasClasses::addByName(Node* node, c10::Symbol kind) {
   const bool writes = mayWrite(node, kind);
-  const bool shares = writes || returnsHiddenAlias(kind) || anyOverload(kind, [](const auto& schema) {
+  const bool shares = writes || returnsHiddenAlias(kind) || anyOverload(node, kind, [](const auto& schema) {
                         return std::ranges::any_of(schema.returns(), [&](const auto& result) {
                           return (result.alias_info() != nullptr && !schema.is_mutable()) ||
                                  result.type() != c10::TensorType::get();

@@ -101,7 +101,13 @@ class Linter {
   static void checkOperator(const Node* node) {
     const auto space = node->kind().ns();
     if (space != c10::namespaces::prim && space != c10::namespaces::onnx) {
-      require(node->maybeOperator() != nullptr, node, [&] { return operatorMismatch(node); });
+      const auto* op = node->maybeOperator();
+      require(op != nullptr, node, [&] { return operatorMismatch(node); });
+      const size_t given = op->schema().returns().size(), taken = node->outputs().size();
+      require(op->schema().is_varret() || given == taken, node, [&] {
+        return "its operator gives " + std::to_string(given) + " results, and the node has " +
+               std::to_string(taken);
+      });
     }
   }
 

@@ -128,6 +128,14 @@ void addMoves(Table& table) {
       "as_strided stride is_contiguous storage_offset", [](OperatorTraits& t) { t.tells_layout = true; });
 }
 
+void addCommutative(Table& table) {
+  table.each(
+      "add mul maximum minimum max min eq ne logical_and logical_or logical_xor bitwise_and bitwise_or "
+      "bitwise_xor __and__ __or__ __xor__ __is__ __isnot__ hypot logaddexp logaddexp2 gcd lcm prim::max "
+      "prim::min",
+      [](OperatorTraits& t) { t.commutes = true; });
+}
+
 const OperatorTraits& traitsOf(Symbol kind) {
   static const auto by_symbol = [] {
     std::unordered_map<Symbol, OperatorTraits> found;
@@ -150,6 +158,7 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
     addElementwise(table);
     addRanges(table);
     addMoves(table);
+    addCommutative(table);
     return table.rows_;
   }();
   return rows;
@@ -179,6 +188,23 @@ bool movesData(const Node* node) {
 
 bool isElementwise(const Node* node) {
   return traitsOf(node->kind()).elementwise > 0 && node->outputs().size() == 1 && isTensor(node->output());
+}
+
+bool mayCommute(Symbol kind) { return traitsOf(kind).commutes; }
+
+bool commutes(const Node* node) {
+  const auto operands = node->inputs();
+  if (!mayCommute(node->kind()) || operands.size() < 2) {
+    return false;
+  }
+  if (node->kind() != aten::add) { // max(x, dim, keepdim) is no operator of two values
+    return operands.size() == 2;
+  }
+  const auto isNumeric = [](const Value* value) {
+    return isTensor(value) || value->type()->isSubtypeOf(*c10::NumberType::get());
+  };
+  const bool plain = operands.size() == 2 || constantNumber(operands[2]) == 1.0;
+  return plain && isNumeric(operands[0]) && isNumeric(operands[1]);
 }
 
 bool isQuantization(const Node* node) {

@@ -36,6 +36,7 @@ struct OperatorTraits {
   bool asks_for_shape = false;
   bool tells_layout = false;           // its result depends on how its first operand lies in memory
   std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
+  bool commutes = false;               // may be of those that commutes is about
 };
 
 // The operators of which something is known, by qualified name.
@@ -68,6 +69,11 @@ bool movesData(const Node* node);
 // Whether each element of the node's result is a function of the elements at the same place of its tensor
 // operands, and of numbers: with one such operand it can be computed ahead of time for each code.
 bool isElementwise(const Node* node);
+
+// Whether the node's first two operands may change places. An addition with alpha cannot, nor can one of lists or strings.
+bool commutes(const Node* node);
+// Whether some node of that kind can.
+bool mayCommute(c10::Symbol kind);
 
 // Whether the node is of the dialect's quantization: it has no name, and says nothing of the model.
 // Of the dialect, only what a convolution is split into counts as the model's, and deferred batch norms.

@@ -1,139 +1,17 @@
 #include "pattern.h"
 
+#include "operators.h"
+#include "pattern_text.h"
+#include "value_match.h"
+
 namespace jit_passes {
-namespace {
-
-bool isWord(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.'; }
-
-// Names of a line's left side, "%a : Tensor, %b = ..." gives a and b.
-std::vector<std::string> namesIn(const std::string& text) {
-  std::vector<std::string> names;
-  for (size_t at = text.find('%'); at != std::string::npos; at = text.find('%', at + 1)) {
-    size_t end = at + 1;
-    while (end < text.size() && isWord(text[end])) {
-      ++end;
-    }
-    names.push_back(text.substr(at + 1, end - at - 1));
-  }
-  return names;
-}
-
-// The text between the parentheses behind "graph", with all types.
-std::string headerOf(const std::string& ir) {
-  const size_t open = ir.find('(');
-  int depth = 0;
-  for (size_t at = open; at < ir.size(); ++at) {
-    depth += ir[at] == '(' ? 1 : ir[at] == ')' ? -1 : 0;
-    if (depth == 0) {
-      return ir.substr(open + 1, at - open - 1);
-    }
-  }
-  return "";
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    lines.push_back(line);
-  }
-  return lines;
-}
-
-void checkNamesAreNew(const std::string& ir) {
-  std::unordered_set<std::string> seen;
-  const auto define = [&](const std::string& name, const std::string& line) {
-    TORCH_CHECK(seen.insert(name).second, "%", name, " is defined twice, here again:\n  ", line);
-  };
-  for (const auto& name : namesIn(headerOf(ir))) {
-    define(name, "graph(" + headerOf(ir) + ")");
-  }
-  for (const std::string& line : split(ir)) {
-    const size_t equals = line.find(" = ");
-    const size_t first = line.find_first_not_of(' ');
-    if (equals != std::string::npos && first != std::string::npos && line[first] == '%') {
-      for (const auto& name : namesIn(line.substr(0, equals))) {
-        define(name, line);
-      }
-    }
-  }
-}
-
-std::shared_ptr<Graph> parse(const std::string& ir) {
-  auto graph = std::make_shared<Graph>();
-  std::unordered_map<std::string, Value*> names;
-  torch::jit::parseIR(ir, graph.get(), names);
-  for (const auto& [name, value] : names) { // PyTorch keeps no names that are numbers
-    if (value->node()->kind() == prim::Param && !value->hasDebugName()) {
-      value->setDebugName("#" + name);
-    }
-  }
-  return graph;
-}
-
-// The first line that, with all before it, is not read; for errors that do not say where they are.
-std::string firstBadLine(const std::string& ir) {
-  std::string so_far;
-  for (const std::string& line : split(ir)) {
-    so_far += line + "\n";
-    try {
-      parse(so_far + "  return ()\n");
-    } catch (const std::exception& error) {
-      if (std::string(error.what()).find("INTERNAL ASSERT") != std::string::npos) {
-        return line;
-      }
-    }
-  }
-  return ir;
-}
-
-} // namespace
-
-std::shared_ptr<Graph> readGraph(const std::string& ir, const Alternatives& alternatives) {
-  checkNamesAreNew(ir);
-  std::shared_ptr<Graph> graph;
-  try {
-    graph = parse(ir);
-  } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
-    TORCH_CHECK(
-        text.find("INTERNAL ASSERT") == std::string::npos, "this line cannot be read:\n  ", firstBadLine(ir));
-    TORCH_CHECK(false, text);
-  }
-  forEachNode(graph->block(), [&](Node* node) {
-    const bool wildcard = alternatives.count(node->kind()) > 0;
-    const auto space = std::string(node->kind().ns().toUnqualString());
-    TORCH_CHECK(
-        wildcard || space != "match", "the pattern has ", node->kind().toQualString(),
-        ", and no alternatives are given for it");
-    if (wildcard || space == "prim") {
-      return;
-    }
-    const auto& known = torch::jit::getAllOperatorsFor(node->kind());
-    if (known.empty()) {
-      const auto similar = torch::jit::findSimilarOperators(node->kind());
-      std::string hint;
-      for (const auto symbol : similar) {
-        hint += (hint.empty() ? "; there is " : ", ") + std::string(symbol.toQualString());
-      }
-      TORCH_CHECK(false, "there is no operator ", node->kind().toQualString(), hint);
-    }
-  });
-  return graph;
-}
 
 Pattern::Pattern(const std::string& ir, Alternatives alternatives)
     : graph(readGraph(ir, alternatives)), alternatives(std::move(alternatives)) {
-  const std::string header = headerOf(ir);
-  size_t at = 0;
-  for (const Value* input : graph->inputs()) {
-    at = header.find('%', at) + 1;
-    while (at < header.size() && (isWord(header[at]) || header[at] == ' ')) {
-      ++at;
-    }
-    if (at < header.size() && header[at] == ':') {
-      typed_.insert(input);
+  const auto typed = typedInputs(ir);
+  for (size_t i = 0; i < graph->inputs().size(); ++i) {
+    if (typed.at(i)) {
+      typed_.insert(graph->inputs()[i]);
     }
   }
   check();
@@ -196,6 +74,53 @@ void Pattern::check() {
         std::ranges::any_of(node->outputs(), [](const Value* output) { return output->hasUses(); });
     TORCH_CHECK(used, "the pattern does not use the result of ", describe(node), ":\n", graph->toString());
   }
+  findExchanges();
+}
+
+void Pattern::findExchanges() {
+  for (const Node* node : nodes_) {
+    const auto operands = node->inputs();
+    const size_t fixed = operands.size() - (!operands.empty() && isRest(operands.back()) ? 1 : 0);
+    const auto found = alternatives.find(node->kind());
+    const bool may_commute = found == alternatives.end() ? mayCommute(node->kind())
+                                                         : std::ranges::any_of(found->second, mayCommute);
+    if (may_commute && fixed >= 2 && operands[0] != operands[1]) {
+      exchanged_.emplace(node, differ(operands[0], operands[1]));
+    }
+  }
+}
+
+// Whether two values of the pattern are computed in different ways; inputs that nothing else reads are alike.
+bool Pattern::differ(const Value* a, const Value* b) const {
+  const Node *left = a->node(), *right = b->node();
+  if (a == b) {
+    return false;
+  }
+  if (left->kind() == prim::Constant && right->kind() == prim::Constant) {
+    return !sameConstant(a, b);
+  }
+  if (left->kind() != right->kind() || a->uses().size() != 1 || b->uses().size() != 1) {
+    return true;
+  }
+  if (left->kind() == prim::Param) {
+    return isRest(a) || isRest(b) || isTyped(a) != isTyped(b) || (isTyped(a) && *a->type() != *b->type());
+  }
+  const auto operands = left->inputs(), others = right->inputs();
+  bool found =
+      operands.size() != others.size() || left->outputs().size() != 1 || right->outputs().size() != 1;
+  for (size_t i = 0; !found && i < operands.size(); ++i) {
+    found = differ(operands[i], others[i]);
+  }
+  return found;
+}
+
+bool Pattern::mayExchange(const Node* wanted, bool named) const {
+  const auto found = exchanged_.find(wanted);
+  return found != exchanged_.end() && (named || found->second);
+}
+
+bool Pattern::exchanges(bool named) const {
+  return std::ranges::any_of(exchanged_, [&](const auto& row) { return named || row.second; });
 }
 
 bool Pattern::mayBe(const Node* wanted, c10::Symbol kind) const {

@@ -28,6 +28,10 @@ struct Pattern {
   bool mayBe(const Node* wanted, c10::Symbol kind) const;
   // Inputs with a type of their own match values of that type only.
   bool isTyped(const Value* input) const { return typed_.count(input) > 0; }
+  // Whether it makes a difference to exchange the first two operands of a node, if what it is matched with
+  // commutes. With `named` it does where only the names of inputs differ.
+  bool mayExchange(const Node* wanted, bool named) const;
+  bool exchanges(bool named) const;
   // Nodes that compute, constants left out.
   const std::vector<const Node*>& nodes() const { return nodes_; }
 
@@ -36,10 +40,13 @@ struct Pattern {
 
  private:
   void check();
+  void findExchanges();
+  bool differ(const Value* a, const Value* b) const;
 
   const Node* anchor_ = nullptr;
   std::vector<const Node*> nodes_;
   std::unordered_set<const Value*> typed_;
+  std::unordered_map<const Node*, bool> exchanged_; // whether more than names differs
 };
 
 // Whether the pattern's value stands for all remaining operands of the node it is passed to.
@@ -49,8 +56,5 @@ std::string inputName(const Value* input);
 
 // Refuses %rest anywhere but as last operand.
 void checkRests(Graph& graph);
-
-// A graph from IR text that has been checked: parsing malformed text never ends in an assertion.
-std::shared_ptr<Graph> readGraph(const std::string& ir, const Alternatives& alternatives);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -14,19 +14,20 @@ bool canHoist(const Value* value, bool attributes) {
 
 class Replacer {
  public:
-  Replacer(PassContext& context, const Rule& rule, const Match& match, Node* point)
-      : context_(context),
-        rule_(rule),
-        match_(match),
+  Replacer(const Rule& rule, const MatchView& view, Node* point)
+      : rule_(rule),
+        view_(view),
+        match_(view.match),
+        context_(view.context),
         point_(point),
-        principal_(match.principal(rule.pattern)),
-        kinds_(kindsOf(rule, match)) {
+        principal_(match_.principal(rule.pattern)),
+        kinds_(kindsOf(rule, match_)) {
     for (const Value* input : rule.pattern.graph->inputs()) {
       if (input->hasUses()) {
         named_[inputName(input)] = input;
       }
     }
-    for (const auto& [wanted, node] : match.nodes) {
+    for (const auto& [wanted, node] : match_.nodes) {
       alive_.insert(node);
     }
   }
@@ -65,9 +66,8 @@ class Replacer {
 
  private:
   void bindInputs() {
-    auto computed = rule_.compute && !rule_.computed.empty()
-                        ? rule_.compute(MatchView{match_, rule_.pattern, context_})
-                        : std::unordered_map<std::string, Computed>();
+    auto computed = rule_.compute && !rule_.computed.empty() ? rule_.compute(view_)
+                                                             : std::unordered_map<std::string, Computed>();
     for (const Value* input : rule_.replacement->inputs()) {
       if (!input->hasUses()) {
         continue;
@@ -88,23 +88,44 @@ class Replacer {
     }
   }
 
-  // Where a whole number was matched as a float, the replacement gets a float.
+  // What was matched as something narrower than it is: a whole number as a float, an attribute that may be
+  // None as what it holds. The element of a constant list becomes a constant of its own.
   Value* asTyped(const Value* input, Value* value) {
-    const auto number = constantNumber(value);
-    if (!number || input->type()->kind() != c10::TypeKind::FloatType ||
-        value->type()->kind() != c10::TypeKind::IntType) {
+    if (isWholeForFloat(input, value)) {
+      return note(insertConstant(point_, *constantNumber(value)));
+    }
+    if (value->owningGraph() != point_->owningGraph()) {
+      return note(insertConstant(point_, *constantOf(value)));
+    }
+    const Value* wanted = named_.at(inputName(input));
+    const bool may_be_none = value->type()->kind() == c10::TypeKind::OptionalType;
+    const bool narrowed = rule_.pattern.isTyped(wanted) && !value->type()->isSubtypeOf(*wanted->type());
+    if (!may_be_none || !narrowed || takesNone(input)) {
       return value;
     }
-    Value* converted = insertConstant(point_, *number);
-    made_.push_back(converted->node());
-    return converted;
+    return note(insertValue(point_, prim::unchecked_cast, {value}, principal_, wanted->type()));
+  }
+
+  Value* note(Value* value) {
+    made_.push_back(value->node());
+    return value;
+  }
+
+  // Whether all operators of the replacement that read the input take None too.
+  static bool takesNone(const Value* input) {
+    return std::ranges::all_of(input->uses(), [&](const auto& use) {
+      const auto& overloads = torch::jit::getAllOperatorsFor(use.user->kind());
+      return std::ranges::any_of(overloads, [&](const auto& overload) {
+        const auto& arguments = overload->schema().arguments();
+        return use.offset < arguments.size() &&
+               arguments[use.offset].type()->kind() == c10::TypeKind::OptionalType;
+      });
+    });
   }
 
   Value* insert(const std::string& name, const Computed& computed) {
     if (!computed.value.isTensor()) {
-      Value* value = insertConstant(point_, computed.value);
-      made_.push_back(value->node());
-      return value;
+      return note(insertConstant(point_, computed.value));
     }
     const auto path = addTensorAttribute(
         context_.module(), moduleOf(principal_).first, attributeName(name), computed.value.toTensor(),
@@ -179,9 +200,10 @@ class Replacer {
     }
   }
 
-  PassContext& context_;
   const Rule& rule_;
+  const MatchView& view_;
   const Match& match_;
+  PassContext& context_;
   Node* point_;
   Node* principal_;
   std::unordered_map<std::string, const Value*> named_;
@@ -217,7 +239,8 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
   std::optional<bool> attributes;
   const std::function<bool(Value*)> reach = [&](Value* value) {
     Node* node = value->node();
-    if (node->kind() == prim::Param || node->isBefore(point)) {
+    const bool element = value->owningGraph() != point->owningGraph(); // of a constant list
+    if (element || node->kind() == prim::Param || node->isBefore(point)) {
       return true;
     }
     attributes = attributes ? attributes : assignedAttributes(*point->owningGraph()).empty();
@@ -238,14 +261,14 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
 }
 
 std::vector<Node*> replaceMatch(
-    PassContext& context, const Rule& rule, const Match& match, const Placement& placement,
-    AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
+    const Rule& rule, const MatchView& view, const Placement& placement, AliasClasses* aliases,
+    const std::function<void(Node*)>& on_destroy) {
   for (Node* hoisted : placement.hoisted) {
     if (hoisted->isAfter(placement.point)) {
       hoisted->moveBefore(placement.point);
     }
   }
-  return Replacer(context, rule, match, placement.point).run(aliases, on_destroy);
+  return Replacer(rule, view, placement.point).run(aliases, on_destroy);
 }
 
 } // namespace jit_passes

@@ -17,7 +17,7 @@ std::optional<Placement> placementOf(const Match& match, const Pattern& pattern)
 
 // Returns the new nodes; the matched ones are destroyed, each after `on_destroy` has seen it.
 std::vector<Node*> replaceMatch(
-    PassContext& context, const Rule& rule, const Match& match, const Placement& placement,
-    AliasClasses* aliases, const std::function<void(Node*)>& on_destroy);
+    const Rule& rule, const MatchView& view, const Placement& placement, AliasClasses* aliases,
+    const std::function<void(Node*)>& on_destroy);
 
 } // namespace jit_passes

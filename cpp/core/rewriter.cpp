@@ -2,6 +2,7 @@
 
 #include "alias_check.h"
 #include "replacer.h"
+#include "rule_search.h"
 
 namespace jit_passes {
 namespace {
@@ -9,21 +10,6 @@ namespace {
 using NodeSet = std::unordered_set<const Node*>;
 
 constexpr size_t kManyUses = 32; // the next walk looks at these users, once for all rewrites
-
-// Why a match must not be rewritten, or nothing.
-std::optional<std::string> refusal(
-    PassContext& context, std::optional<AliasClasses>& aliases, const Rule& rule, const Match& match,
-    const std::optional<Placement>& placement) {
-  if (!placement) {
-    return "one of its operands is computed after one of its results is used";
-  }
-  if (rule.check) {
-    if (auto reason = rule.check(MatchView{match, rule.pattern, context})) {
-      return reason;
-    }
-  }
-  return aliases ? aliasRefusal(*aliases, rule, match, placement->point) : std::nullopt;
-}
 
 using RulesByAnchor = std::unordered_map<c10::Symbol, std::vector<const Rule*>>;
 
@@ -63,7 +49,10 @@ struct Origin {
 class Rewriter {
  public:
   Rewriter(PassContext& context, const Rules& rules)
-      : context_(context), graph_(context.graph()), index_(indexByAnchor(rules)) {
+      : context_(context),
+        graph_(context.graph()),
+        attribute_(attributesOf(context)),
+        index_(indexByAnchor(rules)) {
     for (const auto& rule : rules) {
       reach_ = std::max(reach_, rule->pattern.nodes().size());
     }
@@ -104,24 +93,32 @@ class Rewriter {
       return false;
     }
     for (const Rule* rule : candidates->second) {
-      const auto match = matchAt(rule->pattern, node);
-      if (!match || (!rule->repeat && isOf(*match, rule))) {
-        continue;
+      std::optional<Rewrite> record; // of the first match
+      std::optional<Placement> placement;
+      const auto accept = [&](const Match& match) {
+        if (passesOver(match, *rule)) {
+          return false;
+        }
+        if (!names_) {
+          names_ = nodeNames(*graph_);
+        }
+        placement = placementOf(match, rule->pattern);
+        auto refused = refusalOf(context_, attribute_, aliases_, *rule, match, placement);
+        if (!record || !refused) {
+          const Node* principal = match.principal(rule->pattern);
+          record = {rule->name, nameOf(principal), sourceLine(principal), refused.value_or("")};
+        }
+        return !refused;
+      };
+      const auto match = matchAt(rule->pattern, node, matchOptions(*rule, attribute_), accept);
+      if (match) {
+        apply(*rule, *match, *placement);
+        done_.push_back(*record);
+        return true;
       }
-      if (!names_) {
-        names_ = nodeNames(*graph_);
+      if (record) {
+        refused_.push_back(*record);
       }
-      Node* principal = match->principal(rule->pattern);
-      Rewrite record{rule->name, nameOf(principal), sourceLine(principal), ""};
-      const auto placement = placementOf(*match, rule->pattern);
-      if (auto reason = refusal(context_, aliases_, *rule, *match, placement)) {
-        record.refused = *reason;
-        refused_.push_back(record);
-        continue;
-      }
-      apply(*rule, *match, *placement);
-      done_.push_back(record);
-      return true;
     }
     return false;
   }
@@ -141,7 +138,7 @@ class Rewriter {
         origin->length <= bound_, "rules rewrite each other's results without end at ",
         describe(match.principal(rule.pattern)), ": ", cycleOf(*origin),
         "; give one of them a check that refuses what another one makes, or repeat=False, so that it "
-        "leaves alone what it has made itself");
+        "leaves alone what it has made itself, or commutative=False where they exchange operands");
     const auto name = nameOf(match.principal(rule.pattern));
     const auto forget = [&](Node* node) {
       present_.erase(node);
@@ -151,7 +148,8 @@ class Rewriter {
         std::erase(operands, output);
       }
     };
-    const auto made = replaceMatch(context_, rule, match, placement, aliases_ ? &*aliases_ : nullptr, forget);
+    const MatchView view{match, rule.pattern, context_, attribute_};
+    const auto made = replaceMatch(rule, view, placement, aliases_ ? &*aliases_ : nullptr, forget);
     NodeSet seen;
     for (Node* node : made) {
       present_.insert(node);
@@ -190,16 +188,19 @@ class Rewriter {
     return found == names_->end() ? "" : found->second;
   }
 
-  // Whether one of the matched nodes was made by the rule, or out of what it made.
-  bool isOf(const Match& match, const Rule* rule) const {
-    return std::ranges::any_of(match.nodes, [&](const auto& matched) {
+  // What the rule has made itself, or what was made out of that: without `repeat` all of it; else what is
+  // only its own and has operands in the other order, or a rule that exchanges operands would never end.
+  bool passesOver(const Match& match, const Rule& rule) const {
+    const auto is_own = [&](const auto& matched) {
       const auto found = origins_.find(matched.second);
       const Origin* origin = found == origins_.end() ? nullptr : found->second.get();
-      while (origin != nullptr && origin->rule != rule) {
+      while (origin != nullptr && origin->rule != &rule) {
         origin = origin->parent.get();
       }
       return origin != nullptr;
-    });
+    };
+    return rule.repeat ? match.isExchanged(rule.pattern) && std::ranges::all_of(match.nodes, is_own)
+                       : std::ranges::any_of(match.nodes, is_own);
   }
 
   // "'a' -> 'b' -> 'a'": the shortest repetition at the end of the chain.
@@ -229,6 +230,7 @@ class Rewriter {
 
   PassContext& context_;
   std::shared_ptr<Graph> graph_;
+  ReadAttribute attribute_;
   RulesByAnchor index_;
   std::optional<NodeNames> names_; // as they are when the first rule matches: most rules never do
   std::optional<AliasClasses> aliases_;
@@ -265,31 +267,6 @@ PassFunction passOf(const Rules& rules) {
     }
     return !rewritten.empty();
   };
-}
-
-std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
-  const auto graph = context.graph();
-  const auto names = nodeNames(*graph);
-  auto aliases = aliasesOf(context, {&rule});
-  std::vector<Explanation> result;
-  forEachNode(*graph, [&](Node* node) {
-    if (!rule.pattern.mayAnchorAt(node->kind())) {
-      return;
-    }
-    NearMiss miss;
-    const auto match = matchAt(rule.pattern, node, &miss);
-    if (match) {
-      miss.matched = match->nodes.size();
-      miss.reason = refusal(context, aliases, rule, *match, placementOf(*match, rule.pattern)).value_or("");
-    }
-    const auto found = names.find(node);
-    result.push_back(
-        {found == names.end() ? "" : found->second, sourceLine(node), miss.matched, miss.reason});
-  });
-  std::stable_sort(result.begin(), result.end(), [](const Explanation& a, const Explanation& b) {
-    return std::pair(a.matched, a.reason.empty()) > std::pair(b.matched, b.reason.empty());
-  });
-  return result;
 }
 
 } // namespace jit_passes

@@ -1,7 +1,5 @@
 #include "rule.h"
 
-#include "module.h"
-
 namespace jit_passes {
 
 std::optional<c10::IValue> MatchView::known(const Value* input) const {
@@ -12,7 +10,7 @@ std::optional<c10::IValue> MatchView::known(const Value* input) const {
   if (isConstant(found->second)) {
     return constantOf(found->second);
   }
-  return context.hasModule() ? attributeOf(context.module(), found->second) : std::nullopt;
+  return attribute(found->second);
 }
 
 Rule::Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement)

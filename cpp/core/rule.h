@@ -2,6 +2,7 @@
 #pragma once
 
 #include "matcher.h"
+#include "pattern_text.h"
 #include "registry.h"
 
 namespace jit_passes JIT_PASSES_API {
@@ -11,6 +12,7 @@ struct MatchView {
   const Match& match;
   const Pattern& pattern;
   PassContext& context;
+  const ReadAttribute& attribute;
 
   // The value that an input of the pattern stands for.
   Value* value(const Value* input) const { return match.values.at(input); }
@@ -41,6 +43,7 @@ struct Rule {
   MatchCheck check;                  // may be empty
   MatchCompute compute;              // may be empty
   bool repeat = true;                // whether it may match what it has made itself
+  bool commutative = true;           // whether operands of nodes that commute match in either order
   std::vector<std::string> computed; // names of the inputs that the pattern does not have
 
  private:

@@ -69,13 +69,14 @@ Pattern toPattern(const py::object& source, const Alternatives& alternatives) {
 std::shared_ptr<Rule> makeRule(
     const std::string& name, const py::object& pattern, const py::object& replacement,
     const std::map<std::string, std::vector<std::string>>& names, const py::object& check,
-    const py::object& compute, bool repeat) {
+    const py::object& compute, bool repeat, bool commutative) {
   const Alternatives alternatives = toAlternatives(names);
   auto rule = std::make_shared<Rule>(
       name, toPattern(pattern, alternatives),
       py::isinstance<py::str>(replacement) ? readGraph(replacement.cast<std::string>(), alternatives)
                                            : graphOfFunction(replacement));
   rule->repeat = repeat;
+  rule->commutative = commutative;
   if (!check.is_none()) {
     rule->check = [call = Function(check)](const MatchView& view) {
       const py::gil_scoped_acquire lock;

@@ -49,6 +49,8 @@ class Traits:
         asks_for_shape: whether it asks for its operand's shape and for no values.
         tells_layout: whether its result depends on how its first operand lies in memory.
         gives: the dtype of its result, where that is known and not that of its operands.
+        commutes: whether its first two operands may change places, as far as the name tells: those
+            of an addition with alpha may not.
     """
 
     weighted: Weighted | None = None
@@ -63,6 +65,7 @@ class Traits:
     asks_for_shape: bool = False
     tells_layout: bool = False
     gives: torch.dtype | None = None
+    commutes: bool = False
 
     @property
     def counts(self) -> bool:

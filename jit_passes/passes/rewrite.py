@@ -89,7 +89,7 @@ class Place:
     """Where a pattern could have ended.
 
     Attributes:
-        name: stable name of the operator.
+        name: stable name of the operator: of a match, that of its `Rewrite`.
         source: its `file:line`.
         matched: operators of the pattern that fit before it failed.
         size: operators of the pattern.

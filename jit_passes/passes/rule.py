@@ -93,9 +93,9 @@ class RewriteRule:
 
     Inputs match any value of their type; in IR text, one without a type matches everything. The
     same input twice must be the same value, or equal constants. Numbers, strings, None and lists of
-    these match by value. All matched operators stand in one block, which may be a branch's or a
-    loop's; values between them that the pattern does not return have no other use. A pattern may
-    return several values.
+    these match by value. An attribute that may be None, such as a bias, matches as what it holds.
+    All matched operators stand in one block, which may be a branch's or a loop's; values between
+    them that the pattern does not return have no other use. A pattern may return several values.
 
     Attributes:
         name: for messages and results.
@@ -115,6 +115,9 @@ class RewriteRule:
         module_types: class names of that module, of which one must match; () for all.
         repeat: whether the rule may match what it has made itself. False for a replacement that
             contains the pattern, one that puts an operator behind another: each run adds it once.
+        commutative: whether the operands of operators that commute match in either order: additions
+            without alpha, multiplications, maxima, comparisons for equality and logic. False takes
+            them as the pattern has them.
 
     Raises:
         JitPassesError: at first use or `compile()`: pattern or replacement are not valid, with the
@@ -130,6 +133,7 @@ class RewriteRule:
     modules: str | Sequence[str] = "*"
     module_types: str | Sequence[str] = ()
     repeat: bool = True
+    commutative: bool = True
 
     def compile(self) -> Any:
         """Return the rule that the rewriter takes; it is made once."""
@@ -145,8 +149,9 @@ class RewriteRule:
             check = own._check if checks else None
             compute = own._compute if self.compute is not None else None
             rule = _C.rule(
-                self.name, pattern, replacement, self.alternatives, check, compute, self.repeat
-            )
+                self.name, pattern, replacement, self.alternatives, check, compute, self.repeat,
+                self.commutative,
+            )  # fmt: skip
         except (RuntimeError, ValueError, TypeError) as error:
             raise JitPassesError(f"rule '{self.name}': {first_line(error)}") from error
         if rule.computed and self.compute is None:

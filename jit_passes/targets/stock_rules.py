@@ -308,18 +308,15 @@ def _sum_rules() -> list[Any]:
         "  %sum = aten::clone(%b, %none)\n"
         "  %q = quantized::conv2d_add(%a, %sum, %packed, %scale, %zero_point)"
     )
-    made = []
-    for operands in ("%s, %b_d", "%b_d, %s"):
-        body = (
-            "  %one : int = prim::Constant[value=1]()\n"
-            "  %a_d = jit_passes::dequantize(%a, %a_s, %a_z)\n"
-            "  %w_d = jit_passes::dequantize_per_channel(%w_q, %w_scale, %w_zero, %w_axis)\n"
-            "  %s = aten::conv2d(%a_d, %w_d, %bias, %rest)\n"
-            "  %b_d = jit_passes::dequantize(%b, %b_s, %b_z)\n"
-            f"  %y = aten::add({operands}, %one)\n"
-        )
-        made += _clipped_rules("conv2d_add", inputs, body, replacement, "onednn")
-    return made
+    body = (
+        "  %one : int = prim::Constant[value=1]()\n"
+        "  %a_d = jit_passes::dequantize(%a, %a_s, %a_z)\n"
+        "  %w_d = jit_passes::dequantize_per_channel(%w_q, %w_scale, %w_zero, %w_axis)\n"
+        "  %s = aten::conv2d(%a_d, %w_d, %bias, %rest)\n"
+        "  %b_d = jit_passes::dequantize(%b, %b_s, %b_z)\n"
+        "  %y = aten::add(%s, %b_d, %one)\n"
+    )
+    return _clipped_rules("conv2d_add", inputs, body, replacement, "onednn")
 
 
 CONV = "%stride, %padding, %dilation, %groups"

@@ -1,0 +1,58 @@
+#include "alias_check.h"
+#include "rewriter.h"
+#include "rule_search.h"
+
+namespace jit_passes {
+namespace {
+
+// Says of one node whether the pattern ends there. A match goes by the name that its rewrite would have.
+Explanation explainAt(
+    PassContext& context, const Rule& rule, Node* node, const ReadAttribute& attribute,
+    std::optional<AliasClasses>& aliases, const NodeNames& names) {
+  NearMiss miss;
+  const Node* named = node;
+  bool matches = false;
+  const auto accept = [&](const Match& match) {
+    const auto refused =
+        refusalOf(context, attribute, aliases, rule, match, placementOf(match, rule.pattern)).value_or("");
+    if (!matches || refused.empty()) {
+      named = match.principal(rule.pattern);
+      miss = {match.nodes.size(), refused};
+    }
+    matches = true;
+    return refused.empty();
+  };
+  auto options = matchOptions(rule, attribute);
+  matchAt(rule.pattern, node, options, accept, &miss);
+  if (!matches && !options.commutative) {
+    options.commutative = true;
+    const auto any = [](const Match&) { return true; };
+    if (matchAt(rule.pattern, node, options, any)) {
+      miss.reason += "; with operands in the other order it matches: leave out commutative=False";
+    }
+  }
+  const auto found = names.find(named);
+  return {found == names.end() ? "" : found->second, sourceLine(named), miss.matched, miss.reason};
+}
+
+} // namespace
+
+std::vector<Explanation> explain(PassContext& context, const Rule& rule) {
+  const auto graph = context.graph();
+  const auto names = nodeNames(*graph);
+  const auto attribute = attributesOf(context);
+  auto aliases = aliasesOf(context, {&rule});
+  std::vector<Explanation> result;
+  forEachNode(*graph, [&](Node* node) {
+    if (!rule.pattern.mayAnchorAt(node->kind())) {
+      return;
+    }
+    result.push_back(explainAt(context, rule, node, attribute, aliases, names));
+  });
+  std::stable_sort(result.begin(), result.end(), [](const Explanation& a, const Explanation& b) {
+    return std::pair(a.matched, a.reason.empty()) > std::pair(b.matched, b.reason.empty());
+  });
+  return result;
+}
+
+} // namespace jit_passes

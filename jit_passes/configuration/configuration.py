@@ -150,8 +150,14 @@ class ResolvedConfiguration:
         return options.alone if weighs and self.mode(node) == "weight_only" else options
 
     def mode(self, node: NodeView) -> str:
-        """Return the mode of an operator: that which rules give it, or the one chosen for it."""
-        said = self.layers.get(node.index, self.everywhere).mode
+        """Return the mode of an operator: that which rules give it, or the one chosen for it.
+
+        Rules are for operators with weights and matrix products; what lies between them follows.
+        """
+        options = self.everywhere
+        if node.traits.counts:
+            options = self.layers.get(node.index, options)
+        said = options.mode
         return self.chosen.get(node.index, "static") if said == AUTO else said or "static"
 
     def products_on_integers(self) -> frozenset[int]:
@@ -170,6 +176,24 @@ class ResolvedConfiguration:
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""
         return self.values.get(value.id, NOTHING)
+
+    def last_rule_of(self, tensor: str, node: NodeView, value: ValueView | None) -> str:
+        """Return where a rule last said how a tensor is quantized; "" for nowhere.
+
+        Args:
+            tensor: "input", "weight", "output" or "bias".
+            node: the operator that it belongs to.
+            value: the tensor, where rules for values may speak of it.
+        """
+        for place, rule, matched in reversed(self.matches):
+            options = rule.options
+            if isinstance(options, TensorOptions):
+                says = any(found is value for found in matched)
+            else:
+                says = bool(getattr(options, tensor)) and any(found is node for found in matched)
+            if says:
+                return place
+        return ""
 
     def last_rule(self, node: NodeView) -> str:
         """Return where it was last said whether the operator stays in float; "" for nowhere."""

@@ -19,9 +19,10 @@ from .base import Quantizer
 from .capability import ACTIVATION, DYNAMIC, WEIGHT, Capability
 from .idle import idle_rules
 from .policy import Policy
+from .refusals import ALL_FLOAT, Refusals
 from .selection import Selection, clipped_output
 from .support import Role
-from .writer import ALL_FLOAT, AnnotationWriter, result_options
+from .writer import AnnotationWriter, result_options
 
 WEIGHT_ONLY = "weight_only"
 
@@ -174,6 +175,7 @@ class BackendQuantizer(Quantizer):
             for node in graph.nodes
             if node.kind in operators and resolved.of(node).input.dtype == "float"
         )
+        blamed: set[str] = set()
         while True:  # what cannot be quantized changes what is left between the others
             selection = Selection(
                 self.policy.capability,
@@ -186,12 +188,17 @@ class BackendQuantizer(Quantizer):
                 resolved.products_on_integers(),
             )
             selection.run()
+            if unfulfilled := selection.float_inputs_on_integers():
+                float_inputs -= unfulfilled
+                continue
             writer = AnnotationWriter(self.policy, selection, resolved)
-            if not (found := writer.refusals()):
+            refusals = Refusals(writer)
+            if not (found := refusals.find()):
                 break
             refused |= found
+            blamed |= refusals.blamed
         annotations = writer.write()
-        annotations.idle = idle_rules(resolved, selection)
+        annotations.idle = idle_rules(resolved, selection, blamed)
         kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
         annotations.kept = {selection.nodes[index].name for index in kept}
         annotations.refused = {

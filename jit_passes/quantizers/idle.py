@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import FLOAT, TENSORS, LayerOptions, TensorOptions
@@ -12,16 +12,25 @@ from .selection import Selection, clipped_output
 from .support import Role
 
 
-def idle_rules(resolved: ResolvedConfiguration, selection: Selection) -> list[str]:
+def idle_rules(
+    resolved: ResolvedConfiguration, selection: Selection, blamed: Container[str]
+) -> list[str]:
     """Return where each such rule was written, with the reason.
 
     A rule does something if one of its options holds for one operator or value that it matches,
-    even if a later rule has the last word. A wish for float is granted
-    wherever there is float.
+    even if a later rule has the last word. A wish for float is granted wherever there is float. So
+    does a rule that asks for what the backend cannot do: operators stay in float for it.
+
+    Args:
+        resolved: the rules, and what they match.
+        selection: what is quantized.
+        blamed: where such rules were written.
     """
     own = _OwnTensors(selection, resolved)
     found = []
     for place, rule, matched in resolved.matches:
+        if place in blamed:
+            continue
         options = rule.options
         if isinstance(options, LayerOptions):
             nodes = [node for node in matched if isinstance(node, NodeView)]
@@ -55,7 +64,7 @@ class _OwnTensors:
         known = node.kind in self.selection.support
         if options.keep_float is not None or (known and node.index in self.selection.refused):
             return ""
-        if options.mode == "weight_only" and (maker := self.integers_of(node)):
+        if options.mode == "weight_only" and (maker := self.selection.integers_of(node)):
             return (
                 f"'{node.name}' ({node.kind}) reads integers of '{maker}', so it cannot have its "
                 f"input in float: give '{maker}' the mode weight_only or dynamic too, or keep_float"
@@ -63,13 +72,13 @@ class _OwnTensors:
         given = [name for name in TENSORS if getattr(options, name)]
         given += ["mode"] if options.mode is not None else []
         floats = [name for name in TENSORS if getattr(options, name).dtype == FLOAT]
-        if given == floats == ["input"] and (maker := self.integers_of(node)):
+        if given == floats == ["input"] and (maker := self.selection.integers_of(node)):
             return (
                 f"'{node.name}' ({node.kind}) reads integers of '{maker}', so its input is not in "
                 f"float: say dtype float for the output of '{maker}', or keep_float"
             )
-        if floats:
-            return ""
+        if floats or (node.traits.product and options.mode in ("dynamic", "weight_only")):
+            return ""  # a product that is not static is in float
         if any(name in given for name in self.tensors(node)):
             return ""
         if given == ["mode"] and not node.traits.product:
@@ -85,18 +94,22 @@ class _OwnTensors:
         maker = value.producer
         if maker is not None and maker.index in self.selection.refused:
             return ""
-        return f"no operator quantizes '{value.name}'"
+        nearest = self.nearest(value)
+        if nearest is None:
+            return f"no operator quantizes '{value.name}'"
+        name = nearest.name
+        return (
+            f"no operator quantizes '{value.name}'; '{name}' is quantized in its place: write "
+            f"value: {name}"
+        )
 
-    def integers_of(self, node: NodeView) -> str | None:
-        """Return the operator whose integers one with weights reads; None for what is in float."""
-        chosen = self.selection
-        floats = chosen.dynamic | chosen.float_inputs | chosen.float_results
-        for _, _, value in chosen.operands(node) if node.index in chosen.selected else ():
-            origin = chosen.origin(value)
-            maker = origin.producer if origin.id in chosen.by_output else None
-            if maker is not None and maker.index not in floats:
-                return maker.name
-        return None
+    def nearest(self, value: ValueView) -> ValueView | None:
+        """Return the value that is quantized in place of one: a clip's, or that it rearranges."""
+        maker, chosen = value.producer, self.selection
+        if maker is not None and maker.index in chosen.selected:
+            return chosen.result(maker)
+        origin = chosen.origin(value)
+        return origin if origin.id in self.values and origin is not value else None
 
     def is_quantized(self, node: NodeView) -> bool:
         return (

@@ -252,6 +252,21 @@ class Selection:
                 name = self.nodes[index].name
                 self.reasons[name] = "on integers, no fewer values would be converted"
 
+    def integers_of(self, node: NodeView) -> str | None:
+        """Return the operator whose integers a selected one reads; None where it reads floats."""
+        floats = self.dynamic | self.float_inputs | self.float_results
+        for _, _, value in self.operands(node) if node.index in self.selected else ():
+            origin = self.origin(value)
+            maker = origin.producer if origin.id in self.by_output else None
+            if maker is not None and maker.index not in floats:
+                return maker.name
+        return None
+
+    def float_inputs_on_integers(self) -> set[int]:
+        """Return the operators that are to see their input in float, and it is on integers."""
+        found = self.float_inputs - self.dynamic
+        return {index for index in found if self.integers_of(self.nodes[index])}
+
     def flows(self) -> list[Flow]:
         """Return who makes and who reads each value that selected operators make or read.
 

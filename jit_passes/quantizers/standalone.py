@@ -74,16 +74,19 @@ class Standalone:
             return "its input is to stay in float, and its kernel quantizes it"
         return self.policy.capability.refusal(node, mode=mode)
 
-    def unsupported(self, node: NodeView) -> str | None:
-        """Say what of that the target cannot do; None where it can, or where nothing is asked."""
+    def unsupported(self, node: NodeView) -> tuple[str, str] | None:
+        """Return a tensor, "weight" say, and why the target cannot quantize it as is asked.
+
+        None where it can, or where nothing is asked.
+        """
         role = self.role(node)
         if role is None or self.reason(node):
             return None
         for what, value, operand, spec in self._specs(node):
             if why := self.policy.capability.refusal(node, operand, spec, STANDALONE[role]):
-                return f"its {what} is to be {why}"
+                return what, f"its {what} is to be {why}"
             if why := no_groups_of(spec, value):
-                return why
+                return what, why
         return None
 
     def annotation(self, node: NodeView) -> QuantizationAnnotation:

@@ -23,13 +23,11 @@ from ..specification.specification import (
 from .policy import Policy
 from .selection import Selection
 from .signs import can_be_negative
-from .standalone import OwnSpec, Standalone, no_groups_of, weight_spec
+from .standalone import OwnSpec, Standalone, weight_spec
 from .support import Role, SpecSupport
 
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
-
-ALL_FLOAT = "its input and its weight are to stay in float"
 
 
 @dataclass
@@ -67,56 +65,6 @@ class AnnotationWriter:
             else:
                 self.annotations[node] = self.standalone.annotation(node)
         return self.annotations
-
-    def refusals(self) -> dict[int, str]:
-        """Return, by index of the operator, what the backend cannot do of what is wanted."""
-        found = {}
-        for index in self.selection.selected:
-            if reason := self.refusal(self.nodes[index]):
-                found[index] = reason
-        for index, node in self.nodes.items():
-            if index not in self.selection.refused and (why := self.standalone.unsupported(node)):
-                found[index] = why
-        return found
-
-    def refusal(self, node: NodeView) -> str | None:
-        can, row = self.policy.capability, self.selection.selected[node.index]
-        for user, operand, value in self.selection.operands(node):
-            spec = self.operand(node, value)
-            quantized = self.is_produced(value) or self.selection.is_inner(value)
-            quantized &= not self.is_dynamic(node)
-            alone = row.role is Role.WEIGHTED and can.takes_weight_alone(node)
-            if spec is None and not can.mixed and not quantized and not alone:
-                return "its input is to stay in float"
-            if isinstance(spec, OwnSpec) and (why := can.refusal(user, operand, spec)):
-                return f"its input is to be {why}"
-        result = self.result(node)
-        if row.role is Role.SHARED and isinstance(result, OwnSpec) and not can.mixed:
-            return "its result has the parameters of its operand in the target"
-        if isinstance(result, OwnSpec) and row.fixed is not result:
-            if why := can.refusal(node, None, result):
-                return f"its result is to be {why}"
-            if row.role is Role.FIXED and not can.mixed:
-                return "its result has fixed parameters in the target"
-        return self.weight_refusal(node) if row.role is Role.WEIGHTED else None
-
-    def weight_refusal(self, node: NodeView) -> str | None:
-        weight = self.weight(node)
-        if weight is None:
-            said = self.resolved.of(node).output
-            floats = not self.quantized_values(node) and not (said and said.dtype != "float")
-            if floats:  # a result that nobody asked for is no reason to call it quantized
-                return ALL_FLOAT
-            return None if self.policy.capability.mixed else "its weight is to stay in float"
-        mode = "static" if self.quantized_values(node) else "weight_only"
-        if why := self.policy.capability.refusal(node, 1, weight, mode):
-            return f"its weight is to be {why}"
-        if why := no_groups_of(weight, node.inputs[1]):
-            return why
-        bias = self.bias(node, node.inputs[2], weight)
-        if isinstance(bias, OwnSpec) and (why := self.policy.capability.refusal(node, 2, bias)):
-            return f"its bias is to be {why}"
-        return None
 
     def annotate(self, node: NodeView, has_result: bool) -> None:
         row = self.selection.selected[node.index]
@@ -272,6 +220,8 @@ class AnnotationWriter:
 
     def wanted_by(self, reader: NodeView) -> TensorOptions:
         options = self.resolved.of(reader).input
+        if options.dtype == "float":
+            options = NOTHING  # it reads the integers all the same
         flat = self.selection.selected[reader.index].input_range
         if options or flat is None or reader.index in self.selection.inner:
             return options

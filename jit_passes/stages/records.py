@@ -145,13 +145,15 @@ def check_refusals(
             raise JitPassesError(f"strict: {message}\nremove them, or leave strict out")
         warn(message)
     if annotations.refused:
-        refused = list(annotations.refused.items())
-        more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
-        warn(
-            "the target cannot do what is asked for, so these stay in float: "
-            + "; ".join(f"{name}: {reason}" for name, reason in refused[:5])
-            + more
+        rows = [f"\n  {name}: {reason}" for name, reason in annotations.refused.items()]
+        more = f"\n  and {len(rows) - 5} more" if len(rows) > 5 else ""
+        message = (
+            "the target cannot do what is asked for, so these stay in float:"
+            f"{''.join(rows[:5])}{more}\nask for what the target has, or say keep_float: true"
         )
+        if strict:
+            raise JitPassesError(f"strict: {message}, or leave strict out")
+        warn(message)
 
 
 def refuse(unwanted: Sequence[OperatorRecord]) -> None:

@@ -84,7 +84,9 @@ def quantize_script(
             than four times the median one, in the data, or without by gain and shift; a number, the
             strength, for all that are in front of linears; None for none. See
             `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
-        strict: raise an error for operators that would stay in float and were not asked to.
+        strict: raise an error for operators with weights and matrix products, the rows of
+            `coverage`, that would stay in float and were not asked to, and for rules of the
+            configuration that change nothing. Others, a softmax or a norm, may stay in float.
         inplace: make `model` itself the int8 model, to free the float weights.
         progress: progress bars, of calibration and of what takes a moment behind it; None for
             some on terminals only.

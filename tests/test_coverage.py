@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes import JitPassesError, JitPassesWarning
-from jit_passes.quantizer import LayerOptions, TensorOptions
+from jit_passes import JitPassesError
+from jit_passes.command_line.main import cli
 from jit_passes.stages.module import REPORT, OperatorRecord, Report
-from jit_passes.targets import Reference
 from tests.processor import bits_here
 
 
@@ -227,93 +226,28 @@ def test_reports_of_earlier_versions() -> None:
     assert str(jit_passes.coverage(prepared)).splitlines()[1] == "conv:conv2d  conv2d  int8"
 
 
-# ---------------------------------------------------------------------------- rules without effect
+# ---------------------------------------------------------------------------- strict
+
+STRICT = [jit_passes.prepare, jit_passes.prepare_qat, jit_passes.quantize_script]
 
 
-class Rules(nn.Module):
-    """An embedding, a bilinear layer, a sum and a clip."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(10, 8)
-        self.pair = nn.Bilinear(8, 8, 8)
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.table(x)
-        y = self.pair(y, y)
-        return self.b(torch.relu(self.a(y)) + self.a(y))
-
-
-IDLE: list[tuple[dict[str, Any], str]] = [
-    ({"op": "bilinear", "bits": 8},
-     "'pair:bilinear' (aten::bilinear) stays in float: the target has no quantized form of it"),
-    ({"op": "add", "weight": {"bits": 4}}, "'add' (aten::add) has no weight to quantize"),
-    ({"op": "relu", "input": {"bits": 4}}, "'relu' (aten::relu) has no input to quantize"),
-    ({"module": "b", "bias": {"bits": 8}}, "'b:linear' (aten::linear) has no bias to quantize"),
-    ({"module": "b", "input": {"dtype": "float"}},
-     "'b:linear' (aten::linear) reads integers of 'add', so its input is not in float: say dtype "
-     "float for the output of 'add', or keep_float"),
-]  # fmt: skip
-USED: list[dict[str, Any]] = [
-    {"op": "add", "output": {"bits": 8}},
-    {"op": "relu", "output": {"calibration": "entropy"}},
-    {"module": "[ab]", "bias": {"bits": 8}},
-    {"op": "*", "bits": 8},
-    {"op": "embedding", "keep_float": True},
-    {"op": "embedding", "weight": {"bits": 4}},
-    {"op": "embedding", "weight": {"dtype": "float"}},
-]
+@pytest.mark.parametrize("function", STRICT, ids=lambda function: function.__name__)
+def test_strict_is_about_weights_and_products(function: Any) -> None:
+    """A softmax stays in float, and the documentation says so; an embedding does not."""
+    text = " ".join((function.__doc__ or "").split())
+    assert "strict: raise an error for operators with weights and matrix products" in text
+    assert "Others, a softmax or a norm, may stay in float." in text
+    layers = nn.Sequential(nn.Linear(4, 4), nn.LogSoftmax(-1))
+    model = torch.jit.script(layers.train(function is jit_passes.prepare_qat))
+    result = function(model, strict=True, target="stock")
+    assert len(jit_passes.coverage(result).int8) == 1
+    assert "aten::log_softmax" in jit_passes.format_graph(result)
+    table = torch.jit.script(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4)).eval())
+    with pytest.raises(JitPassesError, match=r"strict: 1 operator would stay in float:\n  0:emb"):
+        jit_passes.prepare(table, strict=True, target="stock", mode="static")
 
 
-@pytest.fixture(scope="module")
-def rules_model() -> torch.jit.ScriptModule:
-    return torch.jit.script(Rules().eval())
-
-
-@pytest.mark.parametrize(("rule", "message"), IDLE, ids=[str(rule) for rule, _ in IDLE])
-def test_rules_that_change_nothing(
-    rules_model: torch.jit.ScriptModule, tmp_path: Any, rule: dict[str, Any], message: str
-) -> None:
-    """A warning says which, where it was written, and why; under strict it is an error."""
-    file = tmp_path / "layers.yaml"
-    file.write_text("version: 1\nrules:\n  - " + json.dumps(rule) + "\n")
-    for config, place in (
-        (str(file), "layers.yaml:3:5"),
-        ({"version": 1, "rules": [rule]}, "rule"),
-    ):
-        with pytest.warns(JitPassesWarning, match="without any effect") as caught:
-            jit_passes.prepare(rules_model, target="reference", mode="static", config=config)
-        text = str(caught[0].message)
-        assert place in text and message in text, text
-    keep = [{"op": kind, "keep_float": True} for kind in ("embedding", "bilinear")]
-    with pytest.raises(
-        JitPassesError, match="strict: the configuration has 1 rule without any effect"
-    ):
-        jit_passes.prepare(
-            rules_model, target="reference", mode="static", strict=True,
-            config={"version": 1, "rules": [*keep, rule]},
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize("rule", USED, ids=str)
-def test_rules_that_change_something(
-    rules_model: torch.jit.ScriptModule, rule: dict[str, Any]
-) -> None:
-    """One operator that it holds for is enough; what is to be float is float. No warning."""
-    config = {"version": 1, "rules": [rule]}
-    jit_passes.prepare(rules_model, target="reference", mode="static", config=config)
-
-
-def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule) -> None:
-    """Those of `set_op`, `set_module_name` and `set_value` too."""
-    four = TensorOptions(bits=4)
-    layer = LayerOptions(weight=four)
-    for quantizer, message in (
-        (Reference().quantizer().set_op("bilinear", layer), "op 'bilinear'"),
-        (Reference().quantizer().set_module_name("pair", layer), "module 'pair'"),
-        (Reference().quantizer().set_value("table:embedding", four), "no operator quantizes"),
-    ):
-        with pytest.warns(JitPassesWarning, match="without any effect") as caught:
-            jit_passes.prepare(rules_model, quantizer=quantizer)
-        assert message in str(caught[0].message)
+def test_strict_as_an_option() -> None:
+    """The command says the same."""
+    (option,) = [o for o in cli.commands["quantize"].params if o.name == "strict"]
+    assert "an operator with weights or a matrix product" in (getattr(option, "help", "") or "")

@@ -165,8 +165,8 @@ assert layered_top1 > float_top1 - 2
 
 # %% [markdown]
 # PyTorch's own kernels take weights of fewer bits too (they are stored as int8), so the same file
-# serves for the target `stock`. `strict` makes it an error if an operator stays in float that
-# nobody wanted so; what the file keeps in float is wanted.
+# serves for the target `stock`. `strict` makes it an error if an operator with weights or a matrix
+# product stays in float that nobody wanted so; what the file keeps in float is wanted.
 
 # %%
 stock = jit_passes.quantize_script(model, profile=profile, target="stock", config=file, strict=True)

@@ -46,7 +46,12 @@ the first axis counts samples.
     help="Of transformers: move large channels into weights first, where there are some (auto), "
     "nowhere (none), or everywhere by 0.5 say, which needs data.",
 )
-@click.option("--strict", is_flag=True, help="Fail where something would stay in float.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Fail where an operator with weights or a matrix product would stay in float without "
+    "being asked to. Others, a softmax or a norm, may.",
+)
 @options.METHOD
 @click.option("-o", "--output", type=options.FILE, required=True, help="The int8 model.")
 @options.JSON

@@ -168,7 +168,8 @@ def annotate(
         backend: whose operators will compute it.
         change: makes another float module of that in canonical form.
         refine: makes another quantizer of it, once the module is in canonical form.
-        strict: whether operators that would stay in float are an error; None to tell nobody.
+        strict: whether operators with weights and matrix products that would stay in float are an
+            error; None to tell nobody.
 
     Raises:
         JitPassesError: the model is not fit, the quantizer does not do its work, or what it says

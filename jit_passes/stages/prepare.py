@@ -56,8 +56,9 @@ def prepare(
         mode: of all operators with weights that no rule of `config` gives another: "auto",
             "static", "dynamic" or "weight_only", see `quantize_script`; None for "auto", or for
             what a `quantizer` says. A model without static operators needs no calibration.
-        strict: raise an error for operators with weights and matrix products that would stay in
-            float and were not asked to, and for rules of the configuration that change nothing.
+        strict: raise an error for operators with weights and matrix products, the rows of
+            `coverage`, that would stay in float and were not asked to, and for rules of the
+            configuration that change nothing. Others, a softmax or a norm, may stay in float.
         method: the method to quantize. The copy has this one only.
 
     Raises:

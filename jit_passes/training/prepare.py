@@ -84,8 +84,9 @@ def prepare_qat(
         mode: of all operators with weights; see `prepare`. In the mode "dynamic" inputs are
             fake-quantized with the parameters that each batch has, and only weights have scales
             to train.
-        strict: raise an error for convolutions, linears and matrix products that would stay in
-            float and were not asked to.
+        strict: raise an error for operators with weights and matrix products, the rows of
+            `coverage`, that would stay in float and were not asked to, and for rules of the
+            configuration that change nothing. Others, a softmax or a norm, may stay in float.
         method: the method to quantize; the others stay in float.
 
     Raises:

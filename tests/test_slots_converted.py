@@ -203,6 +203,18 @@ def test_stock_by_default() -> None:
     assert kinds_of(jit_passes.lower(converted)).count("quantized::conv2d") == 2
 
 
+def test_x86() -> None:
+    """Convolutions are in plans, and give the numbers that trained."""
+    slots = {"input": 8, "weight": 8, "sum": 8, "target": "x86"}
+    result = trained(torch.jit.script(Chain()), X, **slots)
+    converted = jit_passes.convert(result)
+    lowered = jit_passes.lower(converted)
+    kinds = kinds_of(lowered)
+    assert kinds.count("prim::CallMethod") == 2  # around a relu_, which writes in place
+    assert not {"jit_passes::correlation", "jit_passes::add_bias", "aten::conv2d"} & {*kinds}
+    assert torch.equal(lowered(X), result(X))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "correlation": (
         {"recipe": "graffitist"},

@@ -370,6 +370,7 @@ class X86(Target):
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
             "fold_constant_lists",
+            "merge_conv_bias",
             "copy_written",
             "replicate_dequantize",
             expand_cells(),

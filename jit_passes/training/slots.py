@@ -80,9 +80,9 @@ def quantize_slots(
         where: a pattern, or several, of the paths of modules whose convolutions are meant; `*`
             stands for any characters, dots included.
         fake_quantizer: the method of training, see `prepare_qat`.
-        target: the backend that the model is for. One that runs on integers or in float, as "stock"
-            does, takes convolutions whose input, weight and sum are quantized as it can, and whose
-            correlation is not; lowered, they are single operators again.
+        target: the backend that the model is for. "stock" and "x86" take convolutions whose
+            input, weight and sum are quantized as they can, and whose correlation is not; lowered,
+            these are single operators again. Others stay in float.
         method: the method to quantize; the others stay in float.
 
     Raises:

@@ -145,6 +145,26 @@ def test_batches_that_lose_their_axis(name: str) -> None:
                 assert torch.equal(alone, first) if exact else sqnr(alone, first) > 40
 
 
+@pytest.mark.parametrize("given", ["vectors", "batches", "both"])
+def test_vectors(given: str) -> None:
+    """Linears of single vectors: float on `stock` where data hold one, else an error."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval())
+    vectors, batch = [*torch.randn(6, 8)], torch.randn(6, 8)
+    data = {"vectors": vectors, "batches": [batch], "both": [*vectors, batch]}[given]
+    for target in TARGETS:
+        lowered = jit_passes.quantize_script(model, data, target=target, mode="static")
+        count = 0 if target == "stock" and given != "batches" else 2
+        assert len(jit_passes.coverage(lowered).int8) == count
+        with torch.no_grad():
+            assert sqnr(lowered(batch), model(batch)) > 25
+            if target == "stock" and given == "batches":
+                with pytest.raises(RuntimeError, match=r"dimension of input|rank should be"):
+                    lowered(vectors[0])
+            else:
+                assert sqnr(lowered(vectors[0]), model(vectors[0])) > 20
+
+
 def test_the_target_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be one of a package of somebody else's."""
     asked: list[Mapping[str, Any]] = []

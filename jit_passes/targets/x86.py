@@ -228,7 +228,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
                             modes=("static", "dynamic"), dynamic=of_images)
             for n in (1, 2, 3)
         ),
-        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=(2, MOST_AXES),
+        OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=RANKS,
                         check=linear, weights_alone=WEIGHTS_ALONE,
                         modes=("static", "dynamic", "weight_only")),
         *lookups(),

@@ -85,6 +85,30 @@ def _slow(node: NodeView, engine: str) -> str | None:
     )
 
 
+# Groups that FBGEMM computes together, with AVX-512 and with AVX2, by channels of a group:
+# PackWeightMatrixForGConv.cc, numOfGroupsTogether. With 8 channels and more it is one.
+_TOGETHER = {2: (8, 4), 4: (4, 2)}
+
+
+def _leaves_groups(node: NodeView) -> str | None:
+    """Refuse shapes for which FBGEMM's kernels of groups give wrong numbers, or end the process.
+
+    They are for windows of 3 with as many channels of a group coming in as going out, and take a
+    few groups together. A remainder of groups overwrites memory that is not theirs; 24 channels in
+    12 groups show it. Refused on every engine, since the file may be loaded under another one.
+    """
+    names = ("weight", "padding", "dilation", "groups")
+    weight, padding, dilation, groups = (node.operand(name).constant for name in names)
+    out, channels, *window = weight.shape
+    known = len(window) > 1 and {*window} == {3} and {*padding} == {*dilation} == {1}
+    if not known or out != channels * groups:
+        return None
+    together = _TOGETHER.get(channels, ())
+    if any(groups >= count and groups % count for count in together):
+        return f"PyTorch's FBGEMM is wrong for {groups} groups of {channels} channels"
+    return None
+
+
 def _addition(node: NodeView) -> str | None:
     return None if node.operand("alpha").constant == 1 else "alpha is not 1"
 
@@ -289,7 +313,7 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
     """
 
     def convolution(node: NodeView) -> str | None:
-        return _convolution(node) or _slow(node, engine)
+        return _convolution(node) or _leaves_groups(node) or _slow(node, engine)
 
     def transposed(node: NodeView) -> str | None:
         return _convolution(node) or _transposed(node, engine)

@@ -397,8 +397,78 @@ def test_unary(name: str, layout: torch.memory_format) -> None:
     function, fused = UNARY[name]
     x = (2 * torch.randn(3, 8, 10, 10)).contiguous(memory_format=layout)
     pair = quantize_operator(Apply(function), x, reduce_range=False)  # it adds no products
+    kinds = [node.kind() for node in pair.lowered.graph.nodes()]
+    assert kinds.count("aten::dequantize") == 1, "some have one name on integers and in float"
     assert_one_step(pair, fused, x)
     assert_one_step(pair, fused, x[:1])
+
+
+class Around(nn.Module):
+    """A function between two convolutions."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+@pytest.fixture
+def running(engine: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine, which this process runs too: some kernels ask for that."""
+    monkeypatch.setattr(torch.backends.quantized, "engine", engine)
+    return engine
+
+
+def conversions(model: nn.Module, x: Tensor, engine: str) -> int:
+    """Return how many values a lowered model quantizes; its results are those of float."""
+    script = torch.jit.trace(model.eval(), x)
+    lowered = jit_passes.quantize_script(script, [x], target=Stock(engine=engine), mode="static")
+    with torch.no_grad():
+        assert sqnr(model(x), lowered(x)) > 30
+    kinds = [node.kind() for node in lowered.graph.nodes()]
+    return kinds.count("aten::quantize_per_tensor")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_clamps_of_pooled_values(running: str) -> None:
+    """On integers; QNNPACK has no clamp at one end, or between ends in the other order."""
+    for low, high in ((-0.3, 0.5), (None, 0.3), (-0.3, None), (0.5, -0.5)):
+        torch.manual_seed(0)
+        model = Around(lambda y, low=low, high=high: F.max_pool2d(y, 2).clamp(low, high))
+        both = None not in (low, high) and low < high
+        wanted = 2 if running == "qnnpack" and not both else 1
+        assert conversions(model, torch.randn(2, 4, 8, 8), running) == wanted, (low, high)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("low", [-0.3, None])
+def test_kept_clamps(low: float | None, running: str) -> None:
+    """Where a range is given, the convolution's integers do not saturate at the clamp."""
+    torch.manual_seed(0)
+    model, x = Around(lambda y: y.clamp(low, 0.4)).eval(), torch.randn(2, 4, 8, 8)
+    config = {"version": 1, "rules": [{"value": "clamp", "range": [-2, 2]}]}
+    target = Stock(engine=running)
+    lowered = jit_passes.quantize_script(
+        torch.jit.trace(model, x), [x], target=target, mode="static", config=config
+    )
+    with torch.no_grad():
+        assert sqnr(model(x), lowered(x)) > 20
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_averages_with_a_divisor(running: str) -> None:
+    """With 1 an average is a sum, far outside of the range that it would share."""
+    for options, wanted in (
+        ({}, 1), ({"divisor_override": 1}, 2), ({"divisor_override": 5}, 2),
+        ({"divisor_override": 18}, 2 if running == "qnnpack" else 1),
+        ({"padding": 1, "count_include_pad": False}, 2 if running == "qnnpack" else 1),
+    ):  # fmt: skip
+        torch.manual_seed(0)
+        model = Around(lambda y, options=options: F.avg_pool2d(y, 3, 2, **options))
+        assert conversions(model, torch.randn(2, 4, 9, 9), running) == wanted, options
 
 
 @pytest.mark.parametrize("function", [nn.Tanh(), nn.Hardsigmoid()], ids=str)

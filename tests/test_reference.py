@@ -78,6 +78,26 @@ def test_lowered_is_the_reference_model(net: Net, tables: bool, tmp_path: Path) 
     assert kinds(lowered).count("jit_passes::lookup_table") == (4 if tables else 0)
 
 
+class Sums(nn.Module):
+    """An average pool that divides by 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv3d(4, 4, 3), nn.Conv3d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.avg_pool3d(self.first(x), 2, divisor_override=1))
+
+
+def test_sums_of_windows_have_a_range_of_their_own() -> None:
+    torch.manual_seed(0)
+    model, data = Sums().eval(), batches(2, 4, 8, 8, 8)
+    reference = reference_of(model, data, Reference())
+    with torch.no_grad():
+        wanted, found = model(data[0]), reference(data[0])
+    assert 20 * torch.log10(wanted.norm() / (wanted - found).norm()) > 30
+
+
 def test_lower_a_reference_from_a_file(net: Net, tmp_path: Path) -> None:
     """Scripted functions have numbers, which files spell out."""
     data = batches(2, 4, 12, 12)

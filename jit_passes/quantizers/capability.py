@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -202,6 +203,21 @@ class Capability:
 def is_constant_behind(node: NodeView, first: int) -> bool:
     """Say whether the operands from a position on are constants."""
     return all(value.is_constant for value in node.inputs[first:])
+
+
+def average_reason(node: NodeView) -> str | None:
+    """Say why an average pool leaves the range of its operand, whose parameters it shares.
+
+    With a divisor of 1 it is a sum.
+    """
+    divisor, window = node.operand("divisor_override"), node.operand("kernel_size")
+    if divisor.is_constant and divisor.constant is None:
+        return None
+    if not (divisor.is_constant and window.is_constant):
+        return "its divisor or window is computed by the model"
+    sizes, dims = window.constant, int(node.kind[-2])
+    count = prod(sizes) if len(sizes) == dims else sizes[0] ** dims
+    return None if divisor.constant >= count else "it divides by less than its window holds"
 
 
 def weighted_reason(node: NodeView) -> str | None:

@@ -15,7 +15,7 @@ import torch
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
-from ..quantizers.capability import ACTIVATION, Capability
+from ..quantizers.capability import ACTIVATION, Capability, average_reason
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.support import ANY_DYNAMIC, OperatorSupport, Role
 from ..specification.recurrent import RECURRENT
@@ -54,6 +54,10 @@ def _options(node: NodeView) -> str | None:
     return None if constant else "an operand other than the first is computed by the model"
 
 
+def _average(node: NodeView) -> str | None:
+    return _options(node) or average_reason(node)
+
+
 @cache
 def capability_of(activation: QuantizationSpec) -> Capability:
     """Return what the reference model can compute, for activations of that specification.
@@ -82,6 +86,9 @@ def capability_of(activation: QuantizationSpec) -> Capability:
     rows += [OperatorSupport("aten::cat", Role.OWN, clips=CLIPS)]
     rows += [OperatorSupport(f"aten::{op}", Role.OWN, clips=CLIPS, check=_options) for op in OF_ONE]
     rows += [OperatorSupport(f"aten::{op}", Role.SHARED, check=_options) for op in KEEP_PARAMETERS]
+    rows += [
+        OperatorSupport(f"aten::avg_pool{dims}d", Role.SHARED, check=_average) for dims in (2, 3)
+    ]
     rows += [
         OperatorSupport(f"aten::{op}", Role.SHARED, check=_options, elementwise=True)
         for op in ("relu", "clamp")

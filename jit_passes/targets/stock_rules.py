@@ -119,7 +119,11 @@ BINARY = (
     ),
 )
 SHARED = (
-    Fusion("aten::clamp(a, low, high)", "%q = aten::clamp(%a, %low, %high)", shared=True),
+    Fusion(
+        "aten::clamp(a, clip_low, clip_high)",
+        "%q = aten::clamp(%a, %clip_low, %clip_high)",
+        shared=True,
+    ),
     *(
         Fusion(f"aten::{name}(a, rest)", f"%q = aten::{name}(%a, %rest)", shared=True)
         for name in (
@@ -131,7 +135,7 @@ SHARED = (
         )
     ),
 )
-BOUNDS = ("low", "high", "clip_low", "clip_high")
+BOUNDS = ("clip_low", "clip_high")
 
 
 def saturates(match: Match) -> bool | str:
@@ -162,6 +166,12 @@ def _of_numbers(check: Check | None) -> Check:
         return True if check is None else check(match)
 
     return refusal
+
+
+def _between_two(match: Match) -> bool | str:
+    """Refuse a clip at one end, which QNNPACK's clamp does not know."""
+    ends = [match.constants.get(name) for name in BOUNDS]
+    return None not in ends or "PyTorch's engine 'qnnpack' clamps between two numbers"
 
 
 def fixed_grids(engine: str) -> dict[str, tuple[float, int]]:
@@ -213,6 +223,7 @@ def _rule(
     quantized = QUANTIZE.format("c" if clip else "y")
     if not absorb:
         replacement = replacement.replace("%q = ", "%unclipped = ") + "\n  " + kept_line
+        check = _between_two if clip == "clamp" and engine == "qnnpack" else check
     rule = RewriteRule(
         "_".join(part for part in (name, clip) if part),
         f"{header}{body}{clip_line}  %q = {quantized}\n  return (%q)",

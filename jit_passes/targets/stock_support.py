@@ -10,7 +10,7 @@ import torch
 
 from .. import _C
 from ..graph.view import NodeView
-from ..quantizers.capability import Capability
+from ..quantizers.capability import Capability, average_reason
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
 from ..specification.recurrent import CELLS, GATED, PLAIN, matrices_of
@@ -282,8 +282,8 @@ _ROWS = (
     OperatorSupport("aten::hardsigmoid", _FIXED, fixed=_fixed("aten::hardsigmoid")),
     OperatorSupport("aten::tanh", _FIXED, fixed=_fixed("aten::tanh")),
     OperatorSupport("aten::clamp", _SHARED, check=_clamp),
-    OperatorSupport("aten::avg_pool2d", _SHARED, ranks=(4, 4)),
-    OperatorSupport("aten::avg_pool3d", _SHARED, ranks=(5, 5)),
+    OperatorSupport("aten::avg_pool2d", _SHARED, ranks=(4, 4), check=average_reason),
+    OperatorSupport("aten::avg_pool3d", _SHARED, ranks=(5, 5), check=average_reason),
     OperatorSupport("aten::adaptive_avg_pool2d", _SHARED, ranks=(3, 4)),
     OperatorSupport("aten::adaptive_avg_pool3d", _SHARED, ranks=(4, 5)),
     OperatorSupport("aten::mean", _SHARED, check=_mean),
@@ -294,11 +294,29 @@ def _ends_on_empty(node: NodeView) -> str | None:
     return "PyTorch's engine 'qnnpack' ends the process for an empty batch"
 
 
+def _qnnpack_clamp(node: NodeView) -> str | None:
+    low, high = node.clip or (None, None)
+    if low is None or high is None or low >= high:
+        return "PyTorch's engine 'qnnpack' clamps between two numbers, the lower one first"
+    return None
+
+
+def _qnnpack_average(node: NodeView) -> str | None:
+    """Refuse options that PyTorch does not hand to QNNPACK (AveragePool2d.cpp)."""
+    names = ("padding", "count_include_pad", "divisor_override")
+    padding, counts, divisor = (node.operand(name).constant for name in names)
+    if divisor is not None or (counts is not True and padding != [0, 0]):
+        return "PyTorch's engine 'qnnpack' divides by the size of the window, whatever is asked for"
+    return None
+
+
 # QNNPACK's sigmoid has one output scale only.
 _QNNPACK_ROWS = (
     OperatorSupport("aten::sigmoid", _FIXED, fixed=_fixed("aten::sigmoid")),
     OperatorSupport("aten::hardswish", _OWN, check=_ends_on_empty),
     OperatorSupport("aten::hardsigmoid", _FIXED, check=_ends_on_empty),
+    OperatorSupport("aten::clamp", _SHARED, check=_qnnpack_clamp),
+    OperatorSupport("aten::avg_pool2d", _SHARED, ranks=(4, 4), check=_qnnpack_average),
 )
 
 

@@ -367,6 +367,28 @@ def test_linear(shape: tuple[int, ...], bias: bool, engine: str) -> None:
     assert_one_step(pair, "quantized::linear", x)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_sums_that_int32_does_not_hold(mode: str, engine: str) -> None:
+    """255 times 127 times 140,000 is more than it holds; weights of both signs add up to less."""
+    torch.manual_seed(0)
+    x = 0.8 + 0.2 * torch.rand(2, 140_000)
+    for weights, dtype in ((torch.ones(1, 140_000), "float"), (torch.randn(1, 140_000), "int8")):
+        layer = nn.Linear(140_000, 1)
+        layer.weight = nn.Parameter(weights)
+        model = torch.jit.script(nn.Sequential(layer).eval())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target = Stock(engine=engine)
+            lowered = jit_passes.quantize_script(model, [x], target=target, mode=mode)
+        assert [row.dtype for row in jit_passes.coverage(lowered)] == [dtype]
+        with torch.no_grad():
+            # Products of a sum of both signs cancel, and their errors do not.
+            bound = 1e-6 if dtype == "float" else 0.02
+            error = (lowered(x) - model(x)).abs().max()
+            assert error <= bound * weights.abs().sum()
+
+
 UNARY = {
     "hardswish": (F.hardswish, "quantized::hardswish"),
     "hardsigmoid": (F.hardsigmoid, "aten::hardsigmoid"),

@@ -146,6 +146,20 @@ def linear(node: NodeView) -> str | None:
     return "its weight is a vector, and the quantized operator takes matrices" if vector else None
 
 
+def _sums(node: NodeView) -> str | None:
+    """Refuse rows of weights whose products with uint8 may add up to more than int32 holds."""
+    weight = node.operand("weight").constant
+    if not isinstance(weight, torch.Tensor) or 255 * 127 * weight[0].numel() < 2**31:
+        return None
+    rows = weight.flatten(1).abs()
+    codes = 127 * (rows.sum(1, dtype=torch.double) / rows.amax(1)).nan_to_num()
+    return None if 255 * codes.max() < 2**31 else "its sums of products may not fit in int32"
+
+
+def _linear(node: NodeView) -> str | None:
+    return linear(node) or _sums(node)
+
+
 def _clamp(node: NodeView) -> str | None:
     return None if node.clip is not None else "its bounds are computed by the model"
 
@@ -250,7 +264,7 @@ _ROWS = (
         _W,
         clips=CLIPS,
         ranks=(2, 8),
-        check=linear,
+        check=_linear,
         weights_alone=WEIGHTS_ALONE,
         modes=("static", "dynamic", "weight_only"),
     ),
@@ -331,7 +345,7 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
     """
 
     def convolution(node: NodeView) -> str | None:
-        return _convolution(node) or _leaves_groups(node) or _slow(node, engine)
+        return _convolution(node) or _leaves_groups(node) or _slow(node, engine) or _sums(node)
 
     def transposed(node: NodeView) -> str | None:
         return _convolution(node) or _transposed(node, engine)

@@ -46,8 +46,9 @@ class Stock(Target):
             `torch.backends.quantized.engine` is onednn.
         bfloat16_weights: multiply by 8-bit weights whose input stays in float in bfloat16, by
             `aten::_weight_int8pack_mm`: for few rows of input as fast as float. Weights of normal
-            numbers lose 43 dB by 8 bits, and half a dB more by this. False decodes the weight in
-            each call, to the bit as the reference model has it, and takes several times as long.
+            numbers lose 43 dB by 8 bits, and half a dB more by this. False decodes the weight, to
+            the bit as the reference model has it. PyTorch does so in the first call and keeps it,
+            so that memory and time are then those of float.
 
     Raises:
         JitPassesError: the engine is unknown, or this build of PyTorch does not have it.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes import GraphView, JitPassesError
+from jit_passes import GraphView, JitPassesError, JitPassesWarning
 from jit_passes.command_line import main as command
 from tests.outlying import WIDTH, WORDS, outlying
 
@@ -198,6 +198,42 @@ def test_errors() -> None:
         quantized = jit_passes.quantize_script(net(), [X], target=target, progress=False)
         with pytest.raises(JitPassesError, match="already"):
             jit_passes.smooth(quantized, [X])
+
+
+def traced_under_autocast() -> torch.jit.ScriptModule:
+    """Weights of linears are bfloat16 there, those of layer norms float32."""
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(8)
+    norm.weight.data = SIZES.clone()
+    model = nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 4)).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.jit.trace(model, X, check_trace=False)
+
+
+def test_each_weight_keeps_its_dtype() -> None:
+    """The model computes what it did: rounding a weight anew costs 2^-9 of it at most."""
+    model = traced_under_autocast()
+    smoothed = jit_passes.smooth(model, [X])
+    ((norm, (linear,)),) = read_by_linears(graph_of(smoothed))
+    before = graph_of(model).nodes
+    (gain,) = (n.inputs[2].constant for n in before if n.kind == "aten::layer_norm")
+    assert (norm.inputs[2].dtype, linear.inputs[1].dtype) == (torch.float32, torch.bfloat16)
+    assert not torch.equal(norm.inputs[2].constant, gain)
+    expected = model(X).float()
+    error = (smoothed(X).float() - expected).abs().max()
+    assert error < 2**-6 * expected.abs().max()  # of four roundings: both factors, twice
+    assert smoothed(X).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("target", ["x86", "stock", "reference"])
+@pytest.mark.parametrize("smooth", ["auto", 0.5])
+def test_layer_norms_in_front_of_float_linears(target: str, smooth: str | float) -> None:
+    """Weights of another dtype than float32 stay float: nothing is gained by rounding them anew."""
+    model = traced_under_autocast()
+    with pytest.warns(JitPassesWarning, match=r"trace the model in float32, without autocast"):
+        made = jit_passes.quantize_script(model, [X], target=target, smooth=smooth)
+    assert torch.equal(made(X), model(X))
+    assert "smoothed" not in (jit_passes.provenance(made) or {})
 
 
 def test_shapes_of_batches() -> None:

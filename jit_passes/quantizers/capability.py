@@ -252,10 +252,20 @@ def _reason_of_weight(weight: ValueView) -> str | None:
     if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
         return "its weight is computed by the model"
     if weight.constant.dtype != torch.float32:
-        dtype = str(weight.constant.dtype).removeprefix("torch.")
-        casts = ": call model.float() first" if weight.constant.is_floating_point() else ""
-        return f"its weight is {dtype}, not float32{casts}"
+        return _reason_of_dtype(weight)
     return None if _is_finite(weight.constant) else "its weight holds a NaN or an infinity"
+
+
+def _reason_of_dtype(weight: ValueView) -> str:
+    dtype = str(weight.constant.dtype).removeprefix("torch.")
+    if not weight.constant.is_floating_point():
+        return f"its weight is {dtype}, not float32"
+    if weight.name.isdigit():  # no path of a parameter: a trace under autocast casts these
+        return (
+            f"its weight is {dtype}, not float32, and a constant of the graph, which model.float() "
+            "does not reach: script or trace the model in float32, without autocast"
+        )
+    return f"its weight is {dtype}, not float32: call model.float() first"
 
 
 def _is_unpacked(value: ValueView) -> bool:

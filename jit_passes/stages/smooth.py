@@ -37,6 +37,11 @@ class _Group:
     shared: bool
 
     @property
+    def can_be_quantized(self) -> bool:
+        """Whether a linear may be: targets quantize float32 alone, and only codes need smoothing."""
+        return any(n.inputs[_WEIGHT].constant.dtype == torch.float32 for n in self.linears)
+
+    @property
     def largest_weights(self) -> torch.Tensor:
         """The largest magnitude of the weights that read each channel, `[channels]`."""
         weights = [node.inputs[_WEIGHT].constant.detach() for node in self.linears]
@@ -145,7 +150,8 @@ class Smoother:
         """Return the module, in canonical form, or one that computes the same."""
         if _NORM not in _C.names_by_kind(module, method):
             return module
-        groups = _groups(GraphView.of(module, method))
+        found = _groups(GraphView.of(module, method))
+        groups = [group for group in found if group.can_be_quantized]
         if not groups:
             return module
         if self.largest is None:
@@ -262,23 +268,22 @@ def _migrate(
 ) -> None:
     norm = nodes[group.norm.index]
     gain, shift = (value.constant for value in norm.inputs[_GAIN : _SHIFT + 1])
-    like = gain if gain is not None else group.linears[0].inputs[_WEIGHT].constant
-    ones = torch.ones(len(factors), dtype=like.dtype)
-
-    def scaled(tensor: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        return (tensor.detach().double() * by).to(like.dtype)
-
+    if gain is None:
+        gain = torch.ones(len(factors), dtype=group.linears[0].inputs[_WEIGHT].constant.dtype)
     operands = list(norm.inputs)
-    operands[_GAIN] = graph.constant(
-        scaled(ones if gain is None else gain, 1 / factors), before=norm
-    )
+    operands[_GAIN] = graph.constant(_scaled(gain, 1 / factors), before=norm)
     if shift is not None:
-        operands[_SHIFT] = graph.constant(scaled(shift, 1 / factors), before=norm)
+        operands[_SHIFT] = graph.constant(_scaled(shift, 1 / factors), before=norm)
     smoothed = graph.insert(_NORM, operands, before=norm, like=norm).output
     for linear in group.linears:
         node = nodes[linear.index]
-        weight = scaled(linear.inputs[_WEIGHT].constant, factors)
+        weight = _scaled(linear.inputs[_WEIGHT].constant, factors)
         graph.set_input(node, 0, smoothed)
         graph.set_input(node, _WEIGHT, graph.constant(weight, before=node))
     if not group.shared:
         graph.remove(norm)
+
+
+def _scaled(tensor: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Return the product in the tensor's own dtype: under autocast, weights and gains differ."""
+    return (tensor.detach().double() * by).to(tensor.dtype)

@@ -25,6 +25,7 @@ from qat_nets import (
     quantizations,
     reloaded,
     seeded,
+    sgd,
     state_of,
     steps_apart,
     train,
@@ -33,7 +34,7 @@ from qat_nets import (
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import GraphView, JitPassesWarning
+from jit_passes import GraphView, JitPassesError, JitPassesWarning
 from jit_passes.quantizer import (
     Annotations,
     ComposableQuantizer,
@@ -179,6 +180,110 @@ def test_shared_modules_and_tied_weights(make: type[nn.Module], method: str) -> 
     expected = prepared(x)
     assert steps_apart(expected, reference(x)) <= 2.01
     assert steps_apart(expected, lowered(x)) <= 2.01
+
+
+@torch.jit.interface
+class Layer(nn.Module):
+    """A layer of whatever class."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        pass
+
+
+class Inner(nn.Module):
+    """Has a member of that interface, as the one that has it."""
+
+    __annotations__ = {"layer": Layer}  # not as a string, which the compiler does not take
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.relu(self.layer.forward(input))
+
+
+class ByInterface(nn.Module):
+    """Calls members of an interface, one of them twice, and elements of a list by their index."""
+
+    __annotations__ = {"inner": Layer}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Layer = self.layers[x.size(0) % 2]
+        return self.inner.forward(layer.forward(self.inner.forward(x)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_members_of_an_interface(method: str) -> None:
+    """They train as members of their class do, and keep their names."""
+    shape = (2, 4, 6, 6)
+    model = torch.jit.script(seeded(ByInterface))
+    own = [name for name, _ in model.named_parameters()]
+    prepared = prepare_qat(model, fake_quantizer=method)
+    names = [name for name, _ in prepared.named_parameters() if not is_added(name)]
+    assert names == own
+    assert any(name.startswith("inner.layer.weight_") for name in prepared.state_dict())
+    data = [*batches(2, *shape), *batches(2, 3, *shape[1:])]
+    train(prepared.train(), data, sgd(prepared, 1e-3))
+    prepared.eval()
+    reference = jit_passes.convert(prepared)
+    lowered = jit_passes.lower(reference)
+    assert not jit_passes.coverage(lowered).float
+    for x in (batch(*shape, seed=4), batch(3, *shape[1:], seed=5)):
+        expected = prepared(x)
+        assert steps_apart(expected, reference(x)) <= 2.01
+        assert steps_apart(expected, lowered(x)) <= 2.01
+
+
+class Forks(nn.Module):
+    """A layer that is forked, by its interface."""
+
+    __annotations__ = {"side": Layer}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.side, self.own = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        future = torch.jit.fork(self.side.forward, x)
+        return torch.relu(self.own(x)) + torch.jit.wait(future)
+
+
+def test_forked_layers() -> None:
+    """They run in place, and are quantized, in training as afterwards."""
+    shape = (2, 4, 6, 6)
+    prepared = prepare_qat(torch.jit.script(seeded(Forks)))
+    assert [row.name for row in jit_passes.coverage(prepared).int8] == ["side:conv2d", "own:conv2d"]
+    train(prepared.train(), batches(2, *shape), sgd(prepared, 1e-3))
+    x = batch(*shape, seed=4)
+    lowered = jit_passes.lower(jit_passes.convert(prepared.eval()))
+    assert steps_apart(prepared(x), lowered(x)) <= 2.01
+
+
+class Exchanges(nn.Module):
+    """Puts another layer in the place of one."""
+
+    __annotations__ = {"now": Layer, "then": Layer}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.then = nn.Linear(4, 4), Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.now.forward(x)
+        self.now = self.then
+        return y
+
+
+def test_modules_that_are_exchanged() -> None:
+    """The error names the line, and says what can be called."""
+    with pytest.raises(JitPassesError, match=r"decides as it runs.*test_qat\.py:\d+.*ModuleList"):
+        prepare_qat(torch.jit.script(Exchanges()))
 
 
 class TwoNorms(nn.Module):

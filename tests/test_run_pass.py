@@ -224,21 +224,49 @@ class Picks(nn.Module):
 
 
 def test_modules_picked_at_run_time() -> None:
-    """Their calls stay: the pass works around them, or says that it needs them inlined."""
+    """Their calls become branches, whose operators a pass and a rule see."""
     module = torch.jit.script(Picks())
-    with pytest.raises(PassError, match="'inlined', which does not hold"):
-        run_pass(TANH, module)
     rule = RewriteRule(
         "tanh",
         "graph(%x):\n  %y = aten::relu(%x)\n  return (%y)",
         "graph(%x):\n  %y = aten::tanh(%x)\n  return (%y)",
     )
-    tanh = rule.apply(module).module
-    assert torch.equal(tanh(shape(3), 1), torch.tanh(shape(3)) * 3)
+    x = shape(3)
+    for tanh in (rule.apply(module).module, run_pass(TANH, module)):
+        assert torch.equal(tanh(x, 0), torch.tanh(torch.tanh(x)) + 1)
+        assert torch.equal(tanh(x, 1), torch.tanh(x) * 3)
+        with pytest.raises(torch.jit.Error, match="no module is at the place"):
+            tanh(x, 2)
     result = run_pass("remove_dead_code", module)
     for index in (0, 1):
-        assert torch.equal(result(shape(3), index), module(shape(3), index))
+        assert torch.equal(result(x, index), module(x, index))
     assert [n for n, _ in result.named_parameters()] == [n for n, _ in module.named_parameters()]
+
+
+class Exchanges(nn.Module):
+    """Calls another layer from the second call on."""
+
+    __annotations__ = {"now": Layer, "then": Layer}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.then = One(), Two()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.now.forward(torch.relu(x))
+        self.now = self.then
+        return y
+
+
+def test_modules_exchanged_at_run_time() -> None:
+    """Their calls stay: the pass works around them, or says that it needs them inlined."""
+    x = shape(3)
+    module = torch.jit.script(Exchanges())
+    with pytest.raises(PassError, match="'inlined', which does not hold"):
+        run_pass(TANH, module)
+    result, expected = run_pass("remove_dead_code", module), torch.jit.script(Exchanges())
+    for _ in range(2):
+        assert torch.equal(result(x), expected(x))
 
 
 class Color(Enum):

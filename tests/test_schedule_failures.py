@@ -125,9 +125,33 @@ class Implementation(nn.Module):
 
 
 class WithInterface(nn.Module):
+    """Calls a module by its interface, and another one from the second call on."""
+
+    # Not as strings, which the compiler does not take.
+    __annotations__ = {"part": Interface, "other": Interface}
+
+    def __init__(self, swaps: bool) -> None:
+        super().__init__()
+        self.part, self.other, self.swaps = Implementation(), Implementation(), swaps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.part.forward(x)
+        if self.swaps:
+            self.part = self.other
+        return y
+
+
+def test_calls_that_cannot_be_inlined() -> None:
+    """Nobody knows what a member will be that the model exchanges: a warning as well."""
+    with scheduled(relu_to_gelu), pytest.warns(JitPassesWarning, match="a call is left"):
+        scripted = torch.jit.script(WithInterface(swaps=True))
+    assert torch.equal(scripted(X), torch.relu(X))
+
+
+class ByInterface(nn.Module):
     """Calls a module by its interface."""
 
-    __annotations__ = {"part": Interface}  # not as a string, which the compiler does not take
+    __annotations__ = {"part": Interface}
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,11 +161,12 @@ class WithInterface(nn.Module):
         return self.part.forward(x)
 
 
-def test_calls_that_cannot_be_inlined() -> None:
-    """Nobody knows what an interface will be: a warning as well."""
-    with scheduled(relu_to_gelu), pytest.warns(JitPassesWarning, match="a call is left"):
-        scripted = torch.jit.script(WithInterface())
-    assert torch.equal(scripted(X), torch.relu(X))
+def test_calls_through_an_interface() -> None:
+    """The member that is there says what it is."""
+    with scheduled(relu_to_gelu) as handle:
+        scripted = torch.jit.script(ByInterface())
+    assert handle.changed == 1
+    assert torch.equal(scripted(X), F.gelu(X))
 
 
 def _hook(self, inputs: tuple[Tensor], output: Tensor) -> Tensor:  # type: ignore[no-untyped-def]

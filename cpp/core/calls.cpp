@@ -57,6 +57,21 @@ GraphFunction* calledFunction(const Node* node) {
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
 
+bool inlineFork(Node* fork) {
+  const auto uses = fork->output()->uses(); // a copy: the loop edits the list
+  if (!std::ranges::all_of(uses, [](const Use& use) { return use.user->kind() == aten::wait; })) {
+    return false;
+  }
+  torch::jit::WithInsertPoint guard(fork);
+  auto& graph = *fork->owningGraph();
+  Value* result = torch::jit::insertGraph(graph, *fork->g(attr::Subgraph), fork->inputs()).at(0);
+  for (const auto& use : uses) {
+    replaceNode(use.user, result);
+  }
+  fork->destroy();
+  return true;
+}
+
 InlinedCallStackPtr pushFrame(
     const InlinedCallStackPtr& inner, torch::jit::Function* function, const torch::jit::SourceRange& range,
     std::string name) {
@@ -251,6 +266,15 @@ bool isRegion(const c10::TypePtr& type) { return isOwnModule(type, "Region"); }
 bool isCompiledRegion(const c10::TypePtr& type) { return isOwnModule(type, "CompiledRegion"); }
 
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph); }
+
+bool inlineForks(Graph& graph) {
+  bool changed = false;
+  for (Node* fork : nodesWhere(graph, [](auto* node) { return node->kind() == prim::fork; })) {
+    changed |= inlineForks(*fork->g(attr::Subgraph));
+    changed |= inlineFork(fork);
+  }
+  return changed;
+}
 
 const Node* findCall(Graph& graph) {
   const Node* call = nullptr;

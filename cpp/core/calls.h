@@ -13,6 +13,9 @@ bool isInterface(const Value* value);
 // Inlines all calls, those of forked branches too. PyTorch's own inlining keeps the last part of a module's
 // path only ("0" of enc.0), and in branches nothing.
 void inlineCalls(Graph& graph);
+// Runs in place what is forked and only waited for: it could run anywhere, and here other passes see it. Returns whether
+// there was some.
+bool inlineForks(Graph& graph);
 // The first call that inlining has left, or nothing.
 const Node* findCall(Graph& graph);
 

@@ -1,5 +1,6 @@
 #include "module.h"
 
+#include "bound_modules.h"
 #include "calls.h"
 
 namespace jit_passes {
@@ -262,8 +263,8 @@ Module cloneModule(const Module& original) {
   Methods methods;
   for (const auto& method : original.get_methods()) {
     auto graph = method.graph()->copy();
-    inlineCalls(*graph);
-    if (findCall(*graph) != nullptr) {
+    inlineCalls(*graph, original);
+    if (findCall(*graph) != nullptr || exchangesModules(*graph)) {
       const Module clone = original.clone();
       for (const auto& other : clone.get_methods()) {
         inlineCalls(*other.graph());
@@ -279,7 +280,7 @@ Module cloneModule(const Module& original) {
 
 Module cloneModule(const Module& original, const std::string& method) {
   const auto graph = original.get_method(method).graph()->copy();
-  inlineCalls(*graph);
+  inlineCalls(*graph, original);
   nameModules(*graph, original);
   return rebuildModule(original, {{method, graph}}, keepAll, Values::Shared);
 }
@@ -290,7 +291,7 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
     return own;
   }
   auto graph = own->copy();
-  inlineCalls(*graph);
+  inlineCalls(*graph, module);
   nameModules(*graph, module);
   return graph;
 }

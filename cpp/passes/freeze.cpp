@@ -10,6 +10,7 @@
 // constant what is written to as part of a list or in batch norms that train.
 #include "core/alias.h"
 #include "core/alias_classes.h"
+#include "core/bound_modules.h"
 #include "core/calls.h"
 #include "core/registry.h"
 #include "passes/methods.h"
@@ -19,10 +20,6 @@ namespace {
 
 using c10::IValue;
 using torch::jit::AliasDb;
-using Object = c10::intrusive_ptr<c10::ivalue::Object>;
-using Memory = IValue::HashAliasedIValues;
-
-bool isContainer(const IValue& value) { return value.isList() || value.isTuple() || value.isGenericDict(); }
 
 // Constants do not take part in autograd.
 IValue detached(const IValue& value) {
@@ -38,13 +35,6 @@ IValue detached(const IValue& value) {
   }
   return value;
 }
-
-struct Binding {
-  Object object;
-  std::string path;
-
-  IValue value(const Node* get) const { return object->getAttr(get->s(attr::name)); }
-};
 
 class Freezer {
  public:
@@ -79,10 +69,10 @@ class Freezer {
  private:
   bool follow() {
     do {
-      inlineCalls(*graph_);
-      inlineForks(*graph_);
-    } while (expandPicks(*graph_) || bindModules());
+      inlineCalls(*graph_, module_);
+    } while (inlineForks(*graph_));
     nameModules(*graph_, module_);
+    modules_ = bindModules(*graph_, module_);
     return allModulesBound();
   }
 
@@ -96,75 +86,7 @@ class Freezer {
     torch::jit::ConstantPropagationImmutableTypes(graph_);
     removeDeadNodes(graph_);
     fillInOneStep();
-    bindModules();
-  }
-
-  // Nodes of the graph, and of forked branches that could not be inlined.
-  static void forEachNodeAnywhere(Graph& graph, const std::function<void(Node*)>& visit) {
-    forEachNode(graph, [&](Node* node) {
-      const auto forked = node->kind() == prim::fork ? node->g(attr::Subgraph) : nullptr;
-      visit(node); // may destroy the node
-      if (forked != nullptr) {
-        forEachNodeAnywhere(*forked, visit);
-      }
-    });
-  }
-
-  void inlineForks(Graph& graph) {
-    for (Node* fork : nodesWhere(graph, [](auto* node) { return node->kind() == prim::fork; })) {
-      inlineForks(*fork->g(attr::Subgraph));
-      inlineFork(fork);
-    }
-  }
-
-  // A branch that is only waited for could run anywhere, and here other passes see it.
-  static void inlineFork(Node* fork) {
-    const auto uses = fork->output()->uses(); // a copy: the loop edits the list
-    if (!std::ranges::all_of(uses, [](const Use& use) { return use.user->kind() == aten::wait; })) {
-      return;
-    }
-    torch::jit::WithInsertPoint guard(fork);
-    auto& graph = *fork->owningGraph();
-    Value* result = torch::jit::insertGraph(graph, *fork->g(attr::Subgraph), fork->inputs()).at(0);
-    for (const auto& use : uses) {
-      replaceNode(use.user, result);
-    }
-    fork->destroy();
-  }
-
-  // Finds out which object each value of a module's type is. Returns whether there is more to
-  // inline: calls through an interface whose class is known now.
-  bool bindModules() {
-    bindings_.clear();
-    bindings_.emplace(graph_->inputs().at(0), Binding{module_._ivalue(), ""});
-    bool more = false;
-    forEachNodeAnywhere(*graph_, [&](Node* node) {
-      if (node->kind() == prim::fork) {
-        const auto inputs = node->g(attr::Subgraph)->inputs();
-        for (size_t i = 0; i < inputs.size(); ++i) {
-          if (const auto bound = bindings_.find(node->input(i)); bound != bindings_.end()) {
-            bindings_.emplace(inputs[i], Binding(bound->second));
-          }
-        }
-      }
-      const auto owner = node->kind() == prim::GetAttr ? bindings_.find(node->input()) : bindings_.end();
-      if (owner == bindings_.end() || !owner->second.value(node).isModule()) {
-        return;
-      }
-      const auto object = owner->second.value(node).toObject();
-      const auto path = pathOf(owner->second, node);
-      if (isInterface(node->output())) {
-        node->output()->setType(object->type());
-        more = true;
-      }
-      bindings_.emplace(node->output(), Binding{object, path});
-    });
-    return more;
-  }
-
-  static std::string pathOf(const Binding& owner, const Node* get) {
-    const auto& name = get->s(attr::name);
-    return owner.path.empty() ? name : owner.path + "." + name;
+    modules_ = bindModules(*graph_, module_);
   }
 
   // Modules behind branches, in lists, in loops or exchanged while running are not.
@@ -172,18 +94,17 @@ class Freezer {
     bool bound = true;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
       for (const Value* output : node->outputs()) {
-        bound &= !isModule(output) || bindings_.count(output) > 0;
+        bound &= !isModule(output) || modules_.count(output) > 0;
       }
-      bound &= node->kind() != prim::SetAttr || !isModule(node->input(1)); // exchanges it
     });
-    return bound;
+    return bound && !exchangesModules(*graph_);
   }
 
   template <typename Visit>
   void forEachAttribute(c10::Symbol kind, Visit visit) {
     forEachNodeAnywhere(*graph_, [&](Node* node) {
-      const auto owner = node->kind() == kind ? bindings_.find(node->input(0)) : bindings_.end();
-      if (owner != bindings_.end() && !(kind == prim::GetAttr && bindings_.count(node->output()))) {
+      const auto owner = node->kind() == kind ? modules_.find(node->input(0)) : modules_.end();
+      if (owner != modules_.end() && !(kind == prim::GetAttr && modules_.count(node->output()))) {
         visit(node, owner->second, Attribute{owner->second.object.get(), node->s(attr::name)});
       }
     });
@@ -192,8 +113,9 @@ class Freezer {
   // By the graph, or by other methods.
   std::set<Attribute> assigned() {
     auto result = state_;
-    forEachAttribute(
-        prim::SetAttr, [&](Node*, const Binding&, const Attribute& attribute) { result.insert(attribute); });
+    forEachAttribute(prim::SetAttr, [&](Node*, const BoundModule&, const Attribute& attribute) {
+      result.insert(attribute);
+    });
     return result;
   }
 
@@ -247,7 +169,7 @@ class Freezer {
     auto result = assigned();
     const AliasDb aliases(graph_, /*isFrozen=*/true);
     auto touched = written(/*lists=*/true), touched_tensors = written(/*lists=*/false);
-    forEachAttribute(prim::SetAttr, [&](Node* node, const Binding&, const Attribute&) {
+    forEachAttribute(prim::SetAttr, [&](Node* node, const BoundModule&, const Attribute&) {
       touched.push_back(node->input(1)); // who assigns it may write to it there
       touched_tensors.push_back(node->input(1));
     });
@@ -270,8 +192,8 @@ class Freezer {
                ((value.isTensor() || isContainer(value)) && aliases.mayContainAlias(other, node->output()));
       });
     };
-    forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
-      const IValue value = owner.value(node);
+    forEachAttribute(prim::GetAttr, [&](Node* node, const BoundModule& owner, const Attribute& attribute) {
+      const IValue value = owner.attribute(node);
       const bool elsewhere = node->owningGraph() != graph_.get() || value.isObject();
       if (mayChange(node, value) && (elsewhere || mayReach(node->output()))) {
         result.insert(attribute);
@@ -279,12 +201,12 @@ class Freezer {
     });
     Memory memory;
     for (const auto& attribute : result) {
-      attribute.value().getSubValues(memory);
+      addMemory(attribute.value(), memory);
     }
     if (!memory.empty()) {
-      forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
+      forEachAttribute(prim::GetAttr, [&](Node* node, const BoundModule& owner, const Attribute& attribute) {
         Memory parts;
-        owner.value(node).getSubValues(parts);
+        addMemory(owner.attribute(node), parts);
         const auto shared = [&](const IValue& part) { return memory.count(part) > 0; };
         if (std::ranges::any_of(parts, shared)) {
           result.insert(attribute);
@@ -298,13 +220,13 @@ class Freezer {
   template <typename Filter>
   void insertConstants(const std::set<Attribute>& changed, Filter filter) {
     std::map<Attribute, Value*> constants;
-    forEachAttribute(prim::GetAttr, [&](Node* node, const Binding& owner, const Attribute& attribute) {
-      const IValue value = owner.value(node);
+    forEachAttribute(prim::GetAttr, [&](Node* node, const BoundModule& owner, const Attribute& attribute) {
+      const IValue value = owner.attribute(node);
       if (node->owningGraph() != graph_.get() || changed.count(attribute) || !filter(value)) {
         return;
       }
       if (!constants.count(attribute)) {
-        constants[attribute] = insertInFront(detached(value), *node->output()->type(), pathOf(owner, node));
+        constants[attribute] = insertInFront(detached(value), *node->output()->type(), owner.pathOf(node));
       }
       if (Value* constant = constants[attribute]) {
         replaceNode(node, constant);
@@ -335,9 +257,9 @@ class Freezer {
     std::map<Attribute, std::string> result;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
       if (node->kind() == prim::GetAttr || node->kind() == prim::SetAttr) {
-        if (const auto owner = bindings_.find(node->input(0)); owner != bindings_.end()) {
+        if (const auto owner = modules_.find(node->input(0)); owner != modules_.end()) {
           result.emplace(
-              Attribute{owner->second.object.get(), node->s(attr::name)}, pathOf(owner->second, node));
+              Attribute{owner->second.object.get(), node->s(attr::name)}, owner->second.pathOf(node));
         }
       }
     });
@@ -346,7 +268,7 @@ class Freezer {
 
   // A module of its own type, with nothing but what the graph reads and assigns.
   Module result() {
-    bindModules();
+    modules_ = bindModules(*graph_, module_);
     auto kept = used();
     kept.emplace(Attribute{module_._ivalue().get(), "training"}, "training"); // what train() and eval() set
     const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
@@ -360,7 +282,7 @@ class Freezer {
   std::string method_;
   std::shared_ptr<Graph> graph_;
   std::set<Attribute> state_; // that other methods change
-  std::unordered_map<const Value*, Binding> bindings_;
+  BoundModules modules_;
 };
 
 // For modules in loops, in lists and behind branches.

@@ -32,6 +32,19 @@ void callMethodOf(Module& joined, const std::string& method, const Module& quant
 
 } // namespace
 
+bool isContainer(const c10::IValue& value) {
+  return value.isList() || value.isTuple() || value.isGenericDict();
+}
+
+void addMemory(const c10::IValue& value, Memory& memory) {
+  value.visit([&](const c10::IValue& part) {
+    if (part.isTensor() || part.isObject() || isContainer(part)) {
+      memory.insert(part);
+    }
+    return false;
+  });
+}
+
 Module joinMethods(const Module& original, const std::vector<std::pair<std::string, Module>>& quantized) {
   Methods methods;
   std::set<Attribute> kept{{original._ivalue().get(), "training"}}; // what train() and eval() set

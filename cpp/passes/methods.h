@@ -16,11 +16,14 @@ struct Attribute {
   }
 };
 
+// What values share: tensors, containers, and objects.
+using Memory = c10::IValue::HashAliasedIValues;
+bool isContainer(const c10::IValue& value);
+// Adds a value, and all that is in it. An object of a C++ class counts as a whole.
+void addMemory(const c10::IValue& value, Memory& memory);
+
 // The attributes at a list of paths; an error where there is none.
 std::set<Attribute> attributesAt(const Module& module, const c10::IValue& paths);
-
-// Calls of modules that an index picks as the model runs become branches. Returns whether there were some.
-bool expandPicks(Graph& graph);
 
 struct MethodState {
   std::shared_ptr<Graph> graph;          // inlined

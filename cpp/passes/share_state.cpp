@@ -13,29 +13,27 @@
 namespace jit_passes {
 namespace {
 
-using SubValues = c10::IValue::HashAliasedIValues;
 using Used = std::map<Attribute, std::string>;
 
-SubValues partsOfValue(const c10::IValue& value) {
-  SubValues parts;
-  value.getSubValues(parts);
-  return parts;
+Memory memoryOf(const c10::IValue& value) {
+  Memory memory;
+  addMemory(value, memory);
+  return memory;
 }
 
 // Adds attributes that share memory with those that are there, until there are none.
 void addAliases(Used& attributes, const std::map<std::string, MethodState>& states) {
   for (size_t before = 0; before != attributes.size();) {
     before = attributes.size();
-    SubValues memory;
+    Memory memory;
     for (const auto& [attribute, path] : attributes) {
-      attribute.value().getSubValues(memory);
+      addMemory(attribute.value(), memory);
     }
     for (const auto& [method, state] : states) {
       for (const auto& [attribute, path] : state.used) {
         const auto value = attribute.value();
-        if (!value.isModule() && std::ranges::any_of(partsOfValue(value), [&](const auto& part) {
-              return memory.count(part) > 0;
-            })) {
+        if (!value.isModule() &&
+            std::ranges::any_of(memoryOf(value), [&](const auto& part) { return memory.count(part) > 0; })) {
           attributes.emplace(attribute, path);
         }
       }
@@ -138,9 +136,9 @@ CommonState commonState(const Module& module, const std::unordered_set<std::stri
     states.emplace(method.name(), std::move(*state));
   }
   for (const auto& [writer, state] : states) {
-    SubValues memory;
+    Memory memory;
     for (const auto& attribute : state.changed) {
-      attribute.value().getSubValues(memory);
+      addMemory(attribute.value(), memory);
     }
     for (const auto& [user, other] : states) {
       if (writer == user || quantized.count(writer) + quantized.count(user) == 0) {
@@ -150,7 +148,7 @@ CommonState commonState(const Module& module, const std::unordered_set<std::stri
         const auto value = attribute.value();
         const auto in_memory = [&](const auto& part) { return memory.count(part) > 0; };
         if (!value.isModule() &&
-            (state.changed.count(attribute) > 0 || std::ranges::any_of(partsOfValue(value), in_memory))) {
+            (state.changed.count(attribute) > 0 || std::ranges::any_of(memoryOf(value), in_memory))) {
           common.attributes.emplace(attribute, path);
         }
       }

@@ -3,6 +3,7 @@
 
 #include "conversions.h"
 
+#include "core/calls.h"
 #include "core/module.h"
 #include "core/operators.h"
 #include "core/places.h"
@@ -305,6 +306,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       }
     });
     return found;
+  });
+  m.def("inline_forks", [](const Module& module, const std::string& method) {
+    return inlineForks(*module.get_method(method).graph());
   });
   m.def("clone", [](const Module& module) { return cloneModule(module); });
   m.def("clone", [](const Module& module, const std::string& method) { return cloneModule(module, method); });

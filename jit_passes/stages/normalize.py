@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.jit._trace import TopLevelTracedModule
 
+from .. import _C
+from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
 from .module import check_module
@@ -94,8 +96,18 @@ NORMALIZE_TRAINING = Pipeline(
 
 
 def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -> Any:
-    """Return a C++ module whose graph is inlined and in canonical form, with its parameters."""
+    """Return a C++ module whose graph is inlined and in canonical form, with its parameters.
+
+    Raises:
+        JitPassesError: the model decides as it runs which of its modules it calls.
+    """
     subject = own(model, method)
+    _C.inline_forks(subject.held, method)
+    if problem := subject.check("inlined"):
+        raise JitPassesError(
+            f"the model decides as it runs which module it calls, so no graph shows what it does "
+            f"({problem}): call modules that are members, or elements of a ModuleList"
+        )
     # A module from torch.jit.trace knows it, and one from a file does not.
     traced = isinstance(model, TopLevelTracedModule)
     NORMALIZE_TRAINING.run_on(subject, options={"follow_mode": {"traced": traced}})

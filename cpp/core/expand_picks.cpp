@@ -7,7 +7,7 @@
 //         %y : Tensor = prim::If(%first)
 //           block0(): %y.1 = the method of layers.0
 //           block1(): the next one, and behind the last one an error
-#include "passes/methods.h"
+#include "bound_modules.h"
 
 namespace jit_passes {
 namespace {

@@ -421,8 +421,24 @@ def test_functional() -> None:
     assert torch.equal(x, X + 1) and model.gain.grad.any()
     assert torch.equal(result.input_range, torch.stack([X.min(), X.max()]))
     channels = Slot(granularity="per_channel")
+    found = ranges(quantize_slots(model, weight=channels))
+    assert [tuple(r.shape) for r in found.values()] == [(2, 4), (2, 3)]  # one is transposed
+
+
+class OfInput(nn.Module):
+    """A convolution whose weight depends on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(batch(4, 3, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight * x.mean())
+
+
+def test_channels_of_a_weight_that_is_not_known() -> None:
     with pytest.raises(JitPassesError, match=r"shape is not known.*per-tensor"):
-        quantize_slots(model, weight=channels)
+        quantize_slots(torch.jit.script(OfInput()), weight=Slot(granularity="per_channel"))
 
 
 def test_other_method() -> None:

@@ -2,11 +2,34 @@
 
 #include "alias.h"
 #include "module.h"
+#include "operators.h"
 
 namespace jit_passes {
+namespace {
+
+// What freezing leaves has none.
+bool holdsTensors(const torch::jit::Module& module) {
+  const auto types = module.type()->getAttributes();
+  return std::ranges::any_of(types, [](const c10::ClassAttribute& attribute) {
+    return attribute.getType()->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+           attribute.getType()->is_module();
+  });
+}
+
+c10::IValue withoutGradient(const c10::IValue& value) {
+  return value.isTensor() ? c10::IValue(value.toTensor().detach()) : value;
+}
+
+} // namespace
+
+bool isPure(const Node* node) {
+  return node->kind() != prim::Constant && node->kind() != prim::GetAttr && node->blocks().empty() &&
+         !node->outputs().empty() && !mayWrite(node) && !isRandom(node) && !node->hasSideEffects();
+}
 
 KnownValues::KnownValues(const PassContext& context, bool attributes_apart)
-    : written_(writtenValues(context.graph(), attributes_apart)),
+    : graph_(context.graph()),
+      written_(writtenValues(context.graph(), attributes_apart)),
       assigned_(assignedAttributes(*context.graph())) {
   if (context.hasModule()) {
     module_ = context.module();
@@ -40,8 +63,70 @@ std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
   return held && (held->isTensor() || held->isNone()) ? held : std::nullopt;
 }
 
+std::optional<c10::IValue> KnownValues::fixed(const Value* value) const {
+  if (auto held = parameter(value)) {
+    return held;
+  }
+  if (isConstant(value) || value->owningGraph() != graph_.get()) {
+    return std::nullopt;
+  }
+  if (!fixed_) {
+    computeFixed();
+  }
+  const auto found = fixed_->find(value->unique());
+  return found == fixed_->end() ? std::nullopt : std::optional(found->second);
+}
+
+void KnownValues::computeFixed() const {
+  fixed_.emplace();
+  if (!module_ || !holdsTensors(*module_)) {
+    return;
+  }
+  forEachNode(*graph_, [&](const Node* node) {
+    const auto results = resultsOf(node);
+    for (size_t i = 0; results && i < results->size(); ++i) {
+      fixed_->emplace(node->output(i)->unique(), results->at(i));
+    }
+  });
+}
+
+// Nothing for operators of the dialect, which stand for what conversion makes of them. Dropout that follows the mode
+// is nothing in use.
+std::optional<std::vector<c10::IValue>> KnownValues::resultsOf(const Node* node) const {
+  if (isDropout(node) && !isConstant(node->input(2)) && !isWritten(node->output())) {
+    const auto whole = fixed(node->input(0));
+    return whole ? std::optional(std::vector{*whole}) : std::nullopt;
+  }
+  std::unordered_map<const Value*, c10::IValue> operands;
+  for (const Value* input : node->inputs()) {
+    const auto held = isConstant(input) ? constantOf(input) : fixed(input);
+    if (!held) {
+      return std::nullopt;
+    }
+    operands.emplace(input, withoutGradient(*held));
+  }
+  const auto written = [&](const Value* output) { return isWritten(output); };
+  if (operands.empty() || startsWith(node, "jit_passes::") || !isPure(node) ||
+      std::ranges::any_of(node->outputs(), written)) {
+    return std::nullopt;
+  }
+  const at::NoGradGuard guard;
+  Graph scratch;
+  std::unordered_map<const Value*, Value*> constants;
+  for (const auto& [input, value] : operands) {
+    const auto constant = torch::jit::tryInsertConstant(scratch, value);
+    if (!constant) {
+      return std::nullopt;
+    }
+    constants.emplace(input, *constant);
+  }
+  Node* copy =
+      scratch.createClone(const_cast<Node*>(node), [&](Value* input) { return constants.at(input); });
+  return torch::jit::runNodeIfInputsAreConstant(scratch.insertNode(copy));
+}
+
 std::optional<at::Tensor> KnownValues::tensor(const Value* value) const {
-  const auto held = parameter(value);
+  const auto held = fixed(value);
   return held && held->isTensor() ? std::optional(held->toTensor()) : constantTensor(value);
 }
 

@@ -26,7 +26,11 @@ class KnownValues {
   // is such a matrix transposed.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
-  // A constant, or a parameter.
+  // What a value is while parameters and buffers stay as they are: a parameter, or what follows from such and from
+  // constants alone, as the weight of a weight norm. Nothing where the graph writes to any of them.
+  std::optional<c10::IValue> fixed(const Value* value) const;
+
+  // A constant, or what is fixed.
   std::optional<at::Tensor> tensor(const Value* value) const;
 
   // Whether it is None, or an attribute that is.
@@ -39,9 +43,18 @@ class KnownValues {
   std::optional<int64_t> length(const Value* list) const;
 
  private:
+  void computeFixed() const;
+  std::optional<std::vector<c10::IValue>> resultsOf(const Node* node) const;
+
+  std::shared_ptr<Graph> graph_;
   std::optional<torch::jit::Module> module_; // nothing for a graph alone
   std::unordered_set<const Value*> written_;
   std::unordered_set<std::string> assigned_; // names of attributes
+  // By the numbers of values, which are not given twice. Nothing before someone asks.
+  mutable std::optional<std::unordered_map<size_t, c10::IValue>> fixed_;
 };
+
+// Whether what a node gives follows from its operands alone: it draws no number, writes nothing, and has no effect.
+bool isPure(const Node* node);
 
 } // namespace jit_passes JIT_PASSES_API

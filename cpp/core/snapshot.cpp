@@ -81,7 +81,7 @@ class Recorder {
 
   void recordValue(const Value* value) {
     ValueRecord record = recordOf(value, nameOf(value, names_), written_.count(value) > 0);
-    const auto held = parameters_ == nullptr ? std::nullopt : parameters_->parameter(value);
+    const auto held = parameters_ == nullptr ? std::nullopt : parameters_->fixed(value);
     if (parameters_ != nullptr && value->node()->kind() == prim::GetAttr) {
       record.name = attributePath(value);
     }

@@ -4,8 +4,8 @@
 //   aten::add(aten::matmul(%x, %wt), %b, 1)              ->  aten::linear(%x, %w, %b)
 //   aten::matmul(%x, %wt) and aten::mm(%x, %wt)          ->  aten::linear(%x, %w, None)
 //
-// where %wt is a constant matrix or a parameter, %w its transpose and %b a vector of %w's rows. Of a
-// parameter, %w is aten::t(%wt), or what %wt is aten::t of.
+// where %wt is a constant matrix or fixed (see KnownValues), a parameter say, %w its transpose and %b a vector of %w's
+// rows. Of a parameter, %w is aten::t(%wt), or what %wt is aten::t of.
 #include "core/graph.h"
 #include "core/known_values.h"
 #include "core/registry.h"
@@ -19,8 +19,8 @@ class Canonicalizer {
 
   bool replaceAddmm(Node* node) {
     const auto weight = matrix(node->input(2));
-    if (!weight || !isBiasOf(node->input(0), *weight) || constantNumber(node->input(3)) != 1.0 ||
-        constantNumber(node->input(4)) != 1.0) {
+    if (!weight || known_.fixed(node->output()) || !isBiasOf(node->input(0), *weight) ||
+        constantNumber(node->input(3)) != 1.0 || constantNumber(node->input(4)) != 1.0) {
       return false;
     }
     replaceByLinear(node, node->input(1), node->input(2), node->input(0));
@@ -29,7 +29,7 @@ class Canonicalizer {
 
   bool replaceMatmul(Node* node) {
     const auto weight = matrix(node->input(1));
-    if (!weight) {
+    if (!weight || known_.fixed(node->output())) { // of two parameters it is a weight, and no layer
       return false;
     }
     const auto& uses = node->output()->uses();

@@ -31,11 +31,11 @@ bool canDefer(const KnownValues& known, const NormalizedRanks& ranks, const Node
   if (!op || (op->kind.transposed && op->groups != 1) || !constantNumber(norm->input(kEps))) {
     return false;
   }
-  const auto weight = known.parameter(op->node->input(1));
-  if (!weight || !weight->isTensor() || !weight->toTensor().is_floating_point()) {
+  const auto weight = known.tensor(op->node->input(1));
+  if (!weight || !weight->is_floating_point()) {
     return false;
   }
-  const int64_t channels = op->channels(weight->toTensor());
+  const int64_t channels = op->channels(*weight);
   const auto fits = [&](const Value* value) { return holdsTensor(known, value, channels); };
   const auto fits_or_none = [&](const Value* value) { return known.isNone(value) || fits(value); };
   return fits_or_none(op->node->input(2)) && fits_or_none(norm->input(1)) && fits_or_none(norm->input(2)) &&

@@ -281,8 +281,11 @@ bool expandAttention(PassContext& context) {
       continue;
     }
     Expansion& attention = expanded.emplace_back(Expansion{node, scaleOf(shapes, node)});
-    attention.mask = known.tensor(node->input(kMask));
-    attention.floats = isTensor(node->input(kMask)) && floats.has(node->input(kMask));
+    Value* mask = node->input(kMask);
+    const auto held = known.tensor(mask);
+    const bool trains = held && held->is_floating_point() && !isConstant(mask); // or is made of what trains
+    attention.mask = trains ? std::nullopt : held;
+    attention.floats = isTensor(mask) && (trains || floats.has(mask));
     attention.causal = constantBool(node->input(kCausal));
     if (isGrouped(node)) {
       attention.key_heads = *headsOf(shapes, node, 1), attention.value_heads = *headsOf(shapes, node, 2);

@@ -1,17 +1,17 @@
-// Compute the weights and biases that models in training compute from their parameters, once these are
-// constants.
+// Compute what models in training compute from their parameters alone, once these are constants: by the very operators
+// that the model has trained with.
 //
 //   %f = jit_passes::fold_factor(...)                           ->
 //   %wd, %fold = jit_passes::deferred_weight(%w, %f, 0, True)   ->   %wd = prim::Constant[value=...]()
 //                                                                    %fold = prim::Constant()
 //   %b = jit_passes::fold_bias(...)                             ->   %b = prim::Constant[value=...]()
 //   %wt = aten::t(%w)                                           ->   %wt = prim::Constant[value=...]()
-//   %wg = aten::mul(%w, %g)                                     ->   %wg = prim::Constant[value=...]()
+//   %wn = aten::_weight_norm(%v, %g, 0)                         ->   %wn = prim::Constant[value=...]()
 //
-// the last, and all that works element by element, for what is quantized there alone,
-// by the very operators that the model has trained with. Constants have the names of what they were made of.
+// What quantizes stays. Constants have the names of what they were made of.
 #include "core/alias.h"
 #include "core/batch_norm.h"
+#include "core/known_values.h"
 #include "core/operators.h"
 #include "core/places.h"
 #include "core/registry.h"
@@ -19,18 +19,12 @@
 namespace jit_passes {
 namespace {
 
-bool isQuantizedAlone(const Node* node) {
-  return isElementwise(node) && !node->output()->uses().empty() &&
-         std::ranges::all_of(node->output()->uses(), [](const auto& use) {
-           return isTrained(use.user) || isQuantizedAlone(use.user);
-         });
-}
-
 bool isFold(const Node* node) {
   static const auto kinds =
       symbols({"jit_passes::fold_factor", "jit_passes::fold_bias", "jit_passes::deferred_weight"});
-  return (kinds.count(node->kind()) > 0 || isTranspose(node) || isQuantizedAlone(node)) &&
-         std::ranges::all_of(node->inputs(), isConstant);
+  return std::ranges::all_of(node->inputs(), isConstant) && !node->inputs().empty() &&
+         (kinds.count(node->kind()) > 0 || (!startsWith(node, "jit_passes::") && isPure(node))) &&
+         !isTrained(node);
 }
 
 bool replaceByConstants(Node* node) {
@@ -41,7 +35,7 @@ bool replaceByConstants(Node* node) {
   }
   for (size_t i = 0; i < results->size(); ++i) {
     Value* constant = insertConstant(node, results->at(i));
-    if (i == 0) {
+    if (i == 0 && results->at(i).isTensor()) {
       copyName(constant, node->input(0));
     }
     node->output(i)->replaceAllUsesWith(constant);
@@ -73,8 +67,8 @@ bool foldDeferred(PassContext& context) {
 }
 
 const RegisterPass fold_deferred_pass{
-    "fold_deferred", "Compute the weights and biases that models in training compute from their parameters.",
-    foldDeferred, needs("inlined")};
+    "fold_deferred", "Compute what models in training compute from their parameters alone.", foldDeferred,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

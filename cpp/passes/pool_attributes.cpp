@@ -7,7 +7,18 @@
 //   %w.1 = prim::GetAttr[name="weight"](%conv.1)
 //   %z = aten::conv2d(%y, %w.1, ...)
 //
-// An attribute that the method assigns stays where it is read. Takes linear time.
+// An attribute that the method assigns stays where it is read. And what the graph computes from attributes and
+// constants alone, the weight of a weight norm say, it computes once where a shared module did so at each call:
+//
+//   %w = aten::_weight_norm(%v, %g, 0)                 %w = aten::_weight_norm(%v, %g, 0)
+//   %y = aten::conv2d(%x, %w, ...)               ->    %y = aten::conv2d(%x, %w, ...)
+//   %w.1 = aten::_weight_norm(%v, %g, 0)               %z = aten::conv2d(%y, %w, ...)
+//   %z = aten::conv2d(%y, %w.1, ...)
+//
+// Takes linear time.
+#include <torch/csrc/jit/ir/node_hashing.h>
+
+#include "core/known_values.h"
 #include "core/module.h"
 #include "core/registry.h"
 
@@ -19,6 +30,26 @@ const Value* ownerOf(const Value* value) {
     value = value->node()->input();
   }
   return value;
+}
+
+// Outside of branches, where the first one is computed before all others.
+bool computeOnce(PassContext& context) {
+  const KnownValues known(context, /*attributes_apart=*/true);
+  const auto isFixed = [&](const Value* output) { return known.fixed(output).has_value(); };
+  std::unordered_set<Node*, torch::jit::HashNode, torch::jit::EqualNode> first;
+  std::vector<Node*> again;
+  for (Node* node : context.graph()->block()->nodes()) {
+    const bool computes = node->kind() != prim::GetAttr && std::ranges::all_of(node->outputs(), isFixed);
+    if (node->outputs().empty() || !(computes || node->kind() == prim::Constant)) {
+      continue;
+    }
+    if (const auto [found, is_new] = first.insert(node); !is_new) {
+      node->replaceAllUsesWith(*found);
+      again.push_back(node);
+    }
+  }
+  std::ranges::for_each(again, [](Node* node) { node->destroy(); });
+  return !again.empty();
 }
 
 bool poolAttributes(PassContext& context) {
@@ -58,12 +89,12 @@ bool poolAttributes(PassContext& context) {
       changed = true;
     }
   }
-  return changed;
+  return computeOnce(context) || changed;
 }
 
 const RegisterPass pool_attributes_pass{
-    "pool_attributes", "Read each attribute once, at the start of the graph.", poolAttributes,
-    needs("inlined")};
+    "pool_attributes", "Read each attribute once, and compute once what follows from such alone.",
+    poolAttributes, needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -18,6 +18,7 @@ from ..errors import JitPassesError
 from .traits import NOTHING, TRAITS, Traits, arguments_of
 
 LIST = "prim::ListConstruct"
+_HOLDS = ("prim::Constant", "prim::GetAttr")  # what gives constants
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -214,17 +215,31 @@ class GraphView:
             module: whose graph.
             method: which.
             parameters: let parameters, and buffers that the graph does not write to, count as
-                constants, as if the module were frozen. They have their paths as names.
+                constants, as if the module were frozen. They have their paths as names. What the
+                graph computes from them alone is a constant too, and its operators are not shown.
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
         nodes, _, inputs, outputs = read_snapshot(_C.snapshot(cpp_module, method, parameters))
-        return cls(nodes, inputs[1:], outputs)
+        return cls(without_folded(nodes) if parameters else nodes, inputs[1:], outputs)
 
     @classmethod
     def of_graph(cls, graph: Any) -> GraphView:
         """Take a snapshot of a graph that belongs to no module, `torch._C.Graph`."""
         nodes, _, inputs, outputs = read_snapshot(_C.snapshot_of_graph(graph))
         return cls(nodes, inputs, outputs)
+
+
+def without_folded(nodes: list[NodeView]) -> list[NodeView]:
+    """Return the nodes without operators that compute constants, which have no uses there then."""
+    kept = []
+    for node in nodes:
+        reads = node.kind not in _HOLDS and all(value.is_constant for value in node.inputs)
+        if reads and node.outputs and all(value.is_constant for value in node.outputs):
+            for value in dict.fromkeys(node.inputs):
+                value.uses = [use for use in value.uses if use[0] is not node]
+        else:
+            kept.append(node)
+    return kept
 
 
 def read_snapshot(

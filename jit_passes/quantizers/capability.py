@@ -241,6 +241,11 @@ def recurrent_reason(node: NodeView) -> str | None:
     return next(filter(None, (_reason_of_weight(value) for _, value in matrices)), None)
 
 
+# As those of a spectral norm do.
+_CHANGED = (
+    ", from values that change as it runs: where they do so in training mode, script or trace it "
+    "in eval mode"
+)
 _REASONS = {
     Role.WEIGHTED: weighted_reason,
     Role.LOOKUP: lookup_reason,
@@ -250,20 +255,35 @@ _REASONS = {
 
 def _reason_of_weight(weight: ValueView) -> str | None:
     if not (weight.is_constant and isinstance(weight.constant, torch.Tensor)):
-        return "its weight is computed by the model"
+        why = "" if _reads_inputs(weight) else _CHANGED
+        return f"its weight is computed by the model{why}"
     if weight.constant.dtype != torch.float32:
         return _reason_of_dtype(weight)
     return None if _is_finite(weight.constant) else "its weight holds a NaN or an infinity"
+
+
+def _reads_inputs(value: ValueView) -> bool:
+    """Say whether a value may depend on what the model takes."""
+    pending = [value]
+    seen = {value.id}
+    for value in pending:  # which grows
+        maker = value.producer
+        if maker is None or maker.carried:
+            return True
+        if maker.kind not in ("prim::Constant", "prim::GetAttr"):
+            pending += [operand for operand in maker.inputs if operand.id not in seen]
+            seen.update(operand.id for operand in maker.inputs)
+    return False
 
 
 def _reason_of_dtype(weight: ValueView) -> str:
     dtype = str(weight.constant.dtype).removeprefix("torch.")
     if not weight.constant.is_floating_point():
         return f"its weight is {dtype}, not float32"
-    if weight.name.isdigit():  # no path of a parameter: a trace under autocast casts these
+    if weight.name.isdigit() or ":" in weight.name:  # no path of a parameter
         return (
-            f"its weight is {dtype}, not float32, and a constant of the graph, which model.float() "
-            "does not reach: script or trace the model in float32, without autocast"
+            f"its weight is {dtype}, not float32, as the graph says, which model.float() does not "
+            "change: script or trace the model in float32, without autocast"
         )
     return f"its weight is {dtype}, not float32: call model.float() first"
 

@@ -38,7 +38,7 @@ class _Group:
 
     @property
     def can_be_quantized(self) -> bool:
-        """Whether a linear may be: targets quantize float32 alone, and only codes need smoothing."""
+        """Whether a linear may be, which targets do with float32 alone: else nothing is gained."""
         return any(n.inputs[_WEIGHT].constant.dtype == torch.float32 for n in self.linears)
 
     @property

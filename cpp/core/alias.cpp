@@ -25,6 +25,18 @@ bool removeDeadQuestions(Graph& graph) {
   return !dead.empty();
 }
 
+// Compiled regions do not, nor do plans; other modules do what is in their graphs.
+bool callMayWrite(const Node* call) {
+  const auto type = call->input(0)->type()->cast<c10::ClassType>();
+  if (!type || isCompiledRegion(type) ||
+      type->annotation_str() == "__torch__.torch.classes.jit_passes.Plan") {
+    return !type;
+  }
+  torch::jit::Function* method = isOpaque(type) ? type->findMethod(call->s(attr::name)) : nullptr;
+  auto* function = method == nullptr ? nullptr : torch::jit::tryToGraphFunction(*method);
+  return function == nullptr || anyMayWrite(*function->graph());
+}
+
 } // namespace
 
 bool anyOverload(
@@ -52,7 +64,7 @@ bool mayWrite(const Node* node, c10::Symbol kind) {
       prim::Constant,      prim::GetAttr,      prim::If,         prim::Loop,
       prim::ListConstruct, prim::ListUnpack,   prim::TupleIndex, prim::TupleConstruct,
       prim::TupleUnpack,   prim::DictConstruct};
-  return !harmless.count(kind) && !callsCompiledRegion(node);
+  return kind == prim::CallMethod ? callMayWrite(node) : !harmless.count(kind);
 }
 
 bool mayWrite(const Node* node) { return mayWrite(node, node->kind()); }

@@ -52,7 +52,7 @@ GraphFunction* calledFunction(const Node* node) {
     function = type ? type->function() : nullptr;
   } else if (node->kind() == prim::CallMethod) {
     const auto type = node->input(0)->type()->cast<c10::ClassType>();
-    function = type && !isCompiledRegion(type) ? type->findMethod(node->s(attr::name)) : nullptr;
+    function = type && !isOpaque(type) ? type->findMethod(node->s(attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
 }
@@ -70,6 +70,14 @@ bool inlineFork(Node* fork) {
   }
   fork->destroy();
   return true;
+}
+
+// A method in C++, of a class that a library has registered: an operator by another name.
+bool callsBuiltin(const Node* node) {
+  const auto type =
+      node->kind() == prim::CallMethod ? node->input(0)->type()->cast<c10::ClassType>() : nullptr;
+  torch::jit::Function* method = type ? type->findMethod(node->s(attr::name)) : nullptr;
+  return method != nullptr && torch::jit::tryToGraphFunction(*method) == nullptr;
 }
 
 InlinedCallStackPtr pushFrame(
@@ -265,6 +273,17 @@ bool isRegion(const c10::TypePtr& type) { return isOwnModule(type, "Region"); }
 
 bool isCompiledRegion(const c10::TypePtr& type) { return isOwnModule(type, "CompiledRegion"); }
 
+bool hasReport(const c10::TypePtr& type) {
+  const auto known = type->cast<c10::ClassType>();
+  return known && known->is_module() && known->hasAttribute("jit_passes_report");
+}
+
+bool isOpaque(const c10::TypePtr& type) { return isCompiledRegion(type) || hasReport(type); }
+
+bool callsOpaque(const Node* node) {
+  return node->kind() == prim::CallMethod && isOpaque(node->input(0)->type());
+}
+
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph); }
 
 bool inlineForks(Graph& graph) {
@@ -281,7 +300,7 @@ const Node* findCall(Graph& graph) {
   for (Node* node : graph.nodes()) {
     forEachWithin(node, [&](const Node* inner) {
       const bool calls = inner->kind() == prim::CallMethod || inner->kind() == prim::CallFunction;
-      call = call == nullptr && calls && !callsCompiledRegion(inner) ? inner : call;
+      call = call == nullptr && calls && !callsOpaque(inner) && !callsBuiltin(inner) ? inner : call;
     });
   }
   return call;

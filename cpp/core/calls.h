@@ -21,11 +21,13 @@ const Node* findCall(Graph& graph);
 
 // A region that was outlined: a module which holds operators of its caller, and is inlined as if it were not there.
 bool isRegion(const c10::TypePtr& type);
-// A module that a compiler has made of a region: see compiled_region.h. Its calls stay where others are inlined.
+// A module that a compiler has made of a region: see compiled_region.h.
 bool isCompiledRegion(const c10::TypePtr& type);
-inline bool callsCompiledRegion(const Node* node) {
-  return node->kind() == prim::CallMethod && isCompiledRegion(node->input(0)->type());
-}
+// A module that has been through a stage, quantized say: it holds the report of that, see stages/module.py.
+bool hasReport(const c10::TypePtr& type);
+// Whether it is one of the two. Calls of these stay where others are inlined, and nothing within them is changed.
+bool isOpaque(const c10::TypePtr& type);
+bool callsOpaque(const Node* node);
 
 // Gives nodes of modules that have several names the first one, as named_modules does.
 void nameModules(Graph& graph, const torch::jit::Module& root);

@@ -316,6 +316,12 @@ void handOverPlace(const Node* from, Node* to) {
   }
 }
 
+void forgetPlace(Node* node) {
+  if (node->hasAttribute(place_attribute)) {
+    node->removeAttribute(place_attribute);
+  }
+}
+
 c10::IValue computed(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values) {
   torch::jit::Stack stack;
   for (const Value* operand : node->inputs()) {

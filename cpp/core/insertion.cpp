@@ -66,6 +66,7 @@ Insertions::Insertions(PassContext& context)
       graph_(context.graph()),
       nodes_(nodesInOrder(*graph_)),
       start_(graph_->block()->nodes().front()) {
+  std::ranges::for_each(nodes_, forgetPlace);
   forEachValue(graph_->block(), [&](Value* value) { values_[value->unique()] = value; });
   for (const c10::IValue& packed : elements(context.option("places"))) {
     all_.push_back(read(packed));

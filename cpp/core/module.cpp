@@ -79,7 +79,9 @@ class Builder {
         continue;
       }
       const IValue value = original->getSlot(slot);
-      if (value.isModule() && !isCompiledRegion(value.type())) {
+      if (value.isModule() && isOpaque(value.type())) {
+        module.register_attribute(name, value.type(), opaque(value));
+      } else if (value.isModule()) {
         module.register_module(name, build(value.toObject()));
       } else {
         module.register_attribute(
@@ -91,10 +93,20 @@ class Builder {
   }
 
  private:
+  // The module as it is, with attributes of its own: train() and eval() set one.
+  IValue opaque(const IValue& module) {
+    auto& made = opaque_[&module.toObjectRef()];
+    if (made.isNone()) {
+      made = values_ == Values::Copied ? copier_.copy(module) : IValue(module.toObjectRef().copy());
+    }
+    return made;
+  }
+
   const KeepAttribute& keep_;
   Values values_;
   std::shared_ptr<torch::jit::CompilationUnit> unit_;
   std::unordered_map<const c10::ivalue::Object*, Module> made_;
+  std::unordered_map<const c10::ivalue::Object*, IValue> opaque_;
   Copier copier_;
 };
 

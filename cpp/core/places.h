@@ -27,6 +27,8 @@ std::optional<int64_t> placeOf(const Node* node);
 void setPlace(Node* node, int64_t place);
 // To a node that takes the place of another; one that has a place already keeps it.
 void handOverPlace(const Node* from, Node* to);
+// Takes the place from a node of a model that was quantized before: its number is none of this one's.
+void forgetPlace(Node* node);
 
 // The operand of that name in the operator's schema, or null.
 Value* operandOf(const Node* node, const std::string& name);

@@ -82,7 +82,8 @@ class Recorder {
   void recordValue(const Value* value) {
     ValueRecord record = recordOf(value, nameOf(value, names_), written_.count(value) > 0);
     const auto held = parameters_ == nullptr ? std::nullopt : parameters_->fixed(value);
-    if (parameters_ != nullptr && value->node()->kind() == prim::GetAttr) {
+    const bool object = value->type()->kind() == c10::TypeKind::ClassType;
+    if (value->node()->kind() == prim::GetAttr && (parameters_ != nullptr || object)) {
       record.name = attributePath(value);
     }
     if (held) {

@@ -234,6 +234,23 @@ py::dict placeIds(const Module& module, const std::string& method) {
   return result;
 }
 
+// The submodules that a method calls and that have been through a stage: their paths, each with its report.
+std::vector<std::pair<std::string, std::string>> parts(const Module& module, const std::string& method) {
+  std::vector<std::pair<std::string, std::string>> found;
+  const auto graph = inlinedGraph(module, method);
+  forEachNode(*graph, [&](const Node* node) {
+    if (node->kind() != prim::CallMethod || !hasReport(node->input(0)->type())) {
+      return;
+    }
+    const auto path = attributePath(node->input(0));
+    const auto part = attributeAt(module, path);
+    if (part && std::ranges::none_of(found, [&](const auto& known) { return known.first == path; })) {
+      found.emplace_back(path, part->toObjectRef().getAttr("jit_passes_report").toStringRef());
+    }
+  });
+  return found;
+}
+
 // Puts back everything but what is kept, by path, as it was in the copy.
 void restoreState(
     const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy,
@@ -307,6 +324,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     });
     return found;
   });
+  m.def("parts", parts);
   m.def("inline_forks", [](const Module& module, const std::string& method) {
     return inlineForks(*module.get_method(method).graph());
   });

@@ -18,6 +18,7 @@ from ..errors import JitPassesError
 from .traits import NOTHING, TRAITS, Traits, arguments_of
 
 LIST = "prim::ListConstruct"
+CALL = "prim::CallMethod"
 _HOLDS = ("prim::Constant", "prim::GetAttr")  # what gives constants
 
 

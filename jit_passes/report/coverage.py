@@ -13,6 +13,7 @@ from ..errors import count_of
 from ..specification.annotation import Annotations
 from ..stages.module import ModelStage, OperatorRecord, Report, part_of, quantized_methods
 from ..stages.normalize import normalized_graph
+from ..stages.parts import parts_of, records_of
 from ..stages.records import operator_records
 from ..tables import html_table
 
@@ -92,6 +93,8 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
     and matrix products of computed tensors. A norm or prelu, with a number for each channel, is
     none.
 
+    Operators of a part that was quantized before the model are listed too, "quantized already".
+
     Args:
         model: at any stage, before quantizing too, and after saving and loading.
         method: for a model that no stage has seen, or with several quantized methods, the method
@@ -105,9 +108,11 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
     if report is not None:
         lowered = report.stage is ModelStage.LOWERED
         graph_text = getattr(model, report.method).inlined_graph.str(False) if lowered else ""
-        return Coverage(report.operators, OWN.search(graph_text) is not None)
+        parts = records_of(parts_of(model._c, report.method))
+        return Coverage((*report.operators, *parts), OWN.search(graph_text) is not None)
     graph = normalized_graph(model, method)
     others = " and ".join(f"'{name}'" for name in quantized_methods(model))
     why = f"method '{method}' is not quantized, as {others} is" if others else "not quantized yet"
     nothing = Annotations(reasons={node.name: why for node in graph.nodes})
-    return Coverage(operator_records(graph, nothing))
+    parts = records_of(parts_of(model._c, method))
+    return Coverage((*operator_records(graph, nothing), *parts))

@@ -14,6 +14,8 @@ from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
+from ..stages.module import OperatorRecord
+from ..stages.parts import is_quantized, parts_of, record_of, records_of
 from ..stages.records import QuantizedUses, float_reason
 from ..tables import html_table
 from ..targets import Target
@@ -159,7 +161,13 @@ class _Inspector:
 
     def inspect(self) -> Inspection:
         regions = self.regions()
-        rows = [self.row(node, regions) for node in self.graph.nodes if computes(node)]
+        rows = [
+            before(record_of(node), node.kind) if is_quantized(node) else self.row(node, regions)
+            for node in self.graph.nodes
+            if computes(node)
+        ]
+        parts = parts_of(self.annotated.module, self.annotated.method)
+        rows += [before(row, f"aten::{row.kind}") for row in records_of(parts)]
         given = sum(not self.on_integers(p.node) for p in self.places if not p.uses)
         quantizes = given + sum(bool(place.uses) for place in self.places)
         results = {p.value.id: p.value for p in self.places if not p.uses}
@@ -250,9 +258,15 @@ class _Inspector:
         ]
 
 
+def before(row: OperatorRecord, kind: str) -> OperatorInspection:
+    """Return what is said of an operator that was quantized before the model."""
+    texts = (row.source, row.bits, row.mode, row.why)
+    return OperatorInspection(row.name, kind, row.dtype, None, row.reason, *texts)
+
+
 def computes(node: NodeView) -> bool:
     """Whether it is an operator that computes on tensors, and does not only move them."""
-    if node.traits.counts or node.kind in ("aten::cat", "aten::stack"):
+    if node.traits.counts or node.kind in ("aten::cat", "aten::stack") or is_quantized(node):
         return True
     return (
         not node.kind.startswith("prim::")

@@ -18,13 +18,13 @@ from ..configuration.checks import OptionError
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
 from ..configuration.options import AUTO, LayerOptions
-from ..errors import JitPassesError
+from ..errors import JitPassesError, warn
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import Remark, wrap
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
-from ..quantizers.deferred import DEFERRED, FOLD_BIAS, show_folded
+from ..quantizers.deferred import show_folded
 from ..registered import path_of
 from ..specification.annotation import Annotations
 from ..specification.derivation import hold_derivations
@@ -34,6 +34,7 @@ from ..specification.specification import GroupDerivation
 from ..targets import Target, resolve_target
 from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module, part_of
 from .normalize import normalize
+from .parts import check_parts, describe_parts
 from .records import QuantizedUses, check_refusals, operator_records
 
 
@@ -69,8 +70,8 @@ class Mode:
             )
         self.check(model, method)
         module = self.normalize(model, method)
-        if not self.again and is_quantized(GraphView.of(module, method)):
-            raise JitPassesError("the model is quantized already: start from the float model")
+        if not self.again:
+            check_parts(module, method, GraphView.of(module, method))
         return module
 
     def _goes_on(self, model: torch.jit.ScriptModule, report: Report) -> bool:
@@ -205,6 +206,8 @@ def annotate(
     operators = tuple(operator_records(graph, annotations, backend, quantizations))
     if strict is not None:
         check_refusals(annotations, operators, strict)
+        if parts := describe_parts(module, method, graph, mode.parameters):
+            warn(parts)
     if backend is not None:
         check_places(quantizations, backend)
     return Annotated(module, method, backend, graph, annotations, operators, quantizations, made)
@@ -306,9 +309,3 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
                     "for another target"
                 )
-
-
-def is_quantized(graph: GraphView) -> bool:
-    """Say whether the graph holds quantized operators, whoever put them there."""
-    kinds = {node.kind for node in graph.nodes} - {DEFERRED, FOLD_BIAS}
-    return any(kind.startswith(("quantized::", "jit_passes::")) for kind in kinds)

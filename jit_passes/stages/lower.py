@@ -56,7 +56,10 @@ def lower(
         reasons.setdefault(remark.name, remark.reason)
     operators = tuple(
         row.in_float(f"not fused: {reasons[row.name]}")
-        if row.dtype == "int8" and row.name in reasons and row.mode != "weight_only"
+        if row.dtype == "int8"
+        and row.name in reasons
+        and row.mode != "weight_only"
+        and not row.already
         else row
         for row in report.operators
     )

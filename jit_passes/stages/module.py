@@ -33,6 +33,8 @@ class ModelStage(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+ALREADY = "quantized already"
+
 
 @dataclass(frozen=True)
 class OperatorRecord:
@@ -70,9 +72,14 @@ class OperatorRecord:
         return self.bits if self.dtype != "float" and self.bits else self.dtype
 
     @property
+    def already(self) -> bool:
+        """Whether it was quantized before, and stays as it is."""
+        return self.why == ALREADY
+
+    @property
     def explanation(self) -> str:
         """The last column of reports: why it is float, or not static by choice; the remark."""
-        chosen = self.why if self.mode != "static" else ""
+        chosen = self.why if self.mode != "static" or self.already else ""
         return "; ".join(filter(None, (self.reason or chosen, self.remark)))
 
     def remarked(self, sentence: str) -> OperatorRecord:
@@ -145,8 +152,11 @@ class Report:
     def read(cls, module: Any) -> Report | None:
         """Return the record of a module; None for one that no stage has seen, or no module."""
         text = getattr(module, REPORT, None)
-        if not isinstance(text, str):
-            return None
+        return cls.from_text(text) if isinstance(text, str) else None
+
+    @classmethod
+    def from_text(cls, text: str) -> Report:
+        """Return the record that a module holds as text."""
         fields = json.loads(text)
         fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
         fields["values"] = [QuantizedValue(**value) for value in fields.get("values", ())]
@@ -177,8 +187,11 @@ def quantized_methods(model: Any) -> list[str]:
     """Return the quantized methods of a model with several; none of another model."""
     if not isinstance(model, torch.jit.ScriptModule):
         return []
-    names = sorted(name for name, _ in model.named_children() if name.startswith(PART))
-    return [name.removeprefix(PART) for name in names if Report.read(getattr(model, name))]
+    children = [name for name, _ in model.named_children() if name.startswith(PART)]
+    quantized = sorted(
+        name.removeprefix(PART) for name in children if Report.read(getattr(model, name))
+    )
+    return [name for name in quantized if model._c._has_method(name)]
 
 
 def quantized_part(model: Any, method: str) -> Any:

@@ -13,6 +13,7 @@ from ..specification.slots import is_split, place_at, slot_of
 from ..specification.specification import ResolvedSpec
 from ..targets import Target
 from .module import OperatorRecord
+from .parts import is_quantized, record_of
 
 
 class QuantizedUses:
@@ -101,6 +102,8 @@ def operator_records(
     records = []
     quantized, uses = annotations.quantized, QuantizedUses(places)
     for node in graph.nodes:
+        if is_quantized(node):
+            records.append(record_of(node))
         if not node.traits.counts:
             continue
         int8 = node.name in quantized

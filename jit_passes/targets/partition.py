@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, count_of
-from ..graph.view import GraphView, ValueView
+from ..graph.view import CALL, GraphView, ValueView
 from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
@@ -189,7 +189,8 @@ def cut(
         call = PassCall("outline_regions", regions=indices)
         outline = Pipeline("partition", ("remove_unused_attributes", call))
         module = outline.run(module, method).module
-    found = _regions(module, method, operators)
+    earlier = {node.inputs[0].name for node in graph.nodes if node.kind == CALL}
+    found = _regions(module, method, operators, earlier)
     return Cut(module, tuple(sorted(found, key=lambda region: _number(region.name))), refused)
 
 
@@ -197,15 +198,20 @@ def _number(region: str) -> int:
     return int(region.rpartition("_")[2])
 
 
-def _regions(module: Any, method: str, operators: list[tuple[str, ...]]) -> Iterator[Region]:
+def _regions(
+    module: Any, method: str, operators: list[tuple[str, ...]], earlier: Set[str]
+) -> Iterator[Region]:
     outer = GraphView.of(module, method)
-    calls = [node for node in outer.nodes if node.kind == "prim::CallMethod"]
+    calls = {
+        node.inputs[0].name: node
+        for node in outer.nodes
+        if node.kind == CALL and node.inputs[0].name not in earlier
+    }
     given: dict[int, str] = {}  # names of results, by id
     # One that a later operator ends is called behind those that begin after it.
-    numbers = sorted(_number(call.name) for call in calls)
-    by_number = dict(zip(numbers, operators, strict=True))
-    for call in calls:
-        name, names = call.name, by_number[_number(call.name)]
+    by_number = dict(zip(sorted(map(_number, calls)), operators, strict=True))
+    for name, call in calls.items():
+        names = by_number[_number(name)]
         region = wrap(getattr(module, name))
         graph = GraphView.of(region)
         inputs = tuple(

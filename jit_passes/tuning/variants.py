@@ -86,8 +86,8 @@ def digest_of(data: Any) -> str:
 
 
 def layers_of(inspection: Inspection) -> list[Layer]:
-    """Return the layers that are quantized, in program order."""
-    rows = [row for row in inspection if row.dtype == "int8" or row.bits]
+    """Return the layers that are quantized, in program order, but for what was so before."""
+    rows = [r for r in inspection if (r.dtype == "int8" or r.bits) and not r.already]
     parts: dict[str, list[str]] = {}
     for row in rows:
         parts.setdefault(row.part_of or row.name, []).append(row.name)

@@ -33,6 +33,7 @@ class ModelStage(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+
 ALREADY = "quantized already"
 
 

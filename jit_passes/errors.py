@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 # Modules on the way from a caller to a warning: torch calls back where it compiles.
 _NOT_THE_CALLERS = ("jit_passes", "torch", "contextlib")
@@ -17,7 +18,21 @@ class JitPassesError(RuntimeError):
     """Something that the caller asked for cannot be done; the message says what to do instead."""
 
 
-class OutputError(JitPassesError):
+class ArgumentError(JitPassesError, ValueError):
+    """An argument, or a field of a class of this package, cannot have that value."""
+
+
+class UnknownNameError(JitPassesError, KeyError):
+    """Something is looked up with [], and there is nothing of that name."""
+
+    __str__ = Exception.__str__  # that of KeyError quotes the message
+
+
+class InputError(JitPassesError, OSError):
+    """A file cannot be read."""
+
+
+class OutputError(JitPassesError, OSError):
     """A file with results cannot be written."""
 
 
@@ -84,8 +99,19 @@ def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
     known = sorted(set(words))
     if not known:
         return "there are none"
+    close = _guess(word, known, min(shown, 3))
+    return close or f"there are {shortened([repr(name) for name in known], shown)}"
+
+
+def not_among(what: str, word: Any, words: Sequence[str]) -> str:
+    """Return the message about a word that is none of a few: all of them, and the likely one."""
+    close = _guess(word, words) if isinstance(word, str) else ""
+    return f"{what} is one of {', '.join(words)}, not {word!r}{close and f': {close}'}"
+
+
+def _guess(word: str, known: Iterable[str], most: int = 3) -> str:
+    """Return a question about the most similar words; "" if none is similar."""
     by_case = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_case, min(shown, 3), 0.6)
-    if close:
-        return f"did you mean {' or '.join(repr(by_case[name]) for name in close)}?"
-    return f"there are {shortened([repr(name) for name in known], shown)}"
+    close = difflib.get_close_matches(word.lower(), by_case, most, 0.6)
+    names = " or ".join(repr(by_case[name]) for name in close)
+    return f"did you mean {names}?" if names else ""

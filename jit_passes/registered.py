@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .errors import JitPassesError, nearest
+from .errors import ArgumentError, JitPassesError, nearest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -19,7 +19,7 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 }
 
 
-class UnknownError(JitPassesError, ValueError):
+class UnknownError(ArgumentError):
     """There is no class of that name, or it has no such parameter."""
 
 

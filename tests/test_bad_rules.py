@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Any
@@ -20,6 +21,31 @@ def apply(pattern: Any, replacement: Any = SAME, **more: Any) -> Any:
     """Apply to a relu."""
     rule = RewriteRule("mine", pattern, replacement, **more)
     return rule.apply(torch.jit.script(nn.Sequential(nn.ReLU())))
+
+
+FUNCTIONS = {
+    "lambda": (lambda x: torch.relu(x), "is a lambda, .* with def, def {what}"),
+    "partial": (
+        functools.partial(torch.relu),
+        "function or IR text, not functools.partial.*def {what}",
+    ),
+    "builtin": (torch.relu, "function or IR text, not <built-in.*def {what}"),
+    "module": (nn.ReLU(), "function or IR text, not ReLU.*def {what}"),
+    "class": (nn.ReLU, "function or IR text, not <class.*def {what}"),
+    "none": (None, "function or IR text, not None$"),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("what", ["pattern", "replacement"])
+def test_what_does_not_compile(kind: str, what: str) -> None:
+    """The message says what to write, in place of what PyTorch says of such a thing."""
+    source, words = FUNCTIONS[kind]
+    given = {"pattern": GOOD, "replacement": SAME, what: source}
+    with pytest.raises(
+        JitPassesError, match=f"rule 'mine': the {what} .*{words.format(what=what)}"
+    ):
+        apply(**given)
 
 
 PATTERNS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from command_line import Run, run_fixture  # noqa: F401  fixtures
 from torch import nn
 
 import jit_passes
-from jit_passes import files
-from jit_passes.export import encodings_of, save_nni
+from jit_passes import JitPassesError, files
+from jit_passes.export import encodings_of, load_aimet, load_nni, save_nni
+from jit_passes.quantizer import read_configuration
 
 FAILURES: list[BaseException] = [OSError(28, "No space left on device"), KeyboardInterrupt()]
 
@@ -40,10 +42,77 @@ def writers() -> dict[str, Callable[[Path], Any]]:
     }
 
 
+WRITERS = ["report", "tuned", "profile", "glow", "encodings", "nni", "tensorrt"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_where_no_file_can_be(
+    name: str, writers: dict[str, Callable[[Path], Any]], tmp_path: Path
+) -> None:
+    """The message is about the file that was named, and the error is of both classes."""
+    missing = tmp_path / "none" / "file"
+    for path, words in (
+        (missing, f"{missing} cannot be written: there is no folder {missing.parent}"),
+        (tmp_path, f"{tmp_path} is a folder: name a file in it"),
+        (tmp_path / ("a" * 300), "cannot be written: File name too long"),
+    ):
+        with pytest.raises(JitPassesError, match=re.escape(words)) as caught:
+            writers[name](path)
+        assert isinstance(caught.value, OSError)
+    with pytest.raises(JitPassesError, match=r"a path is text or a pathlib\.Path, not 3"):
+        writers[name](3)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "profile": jit_passes.Profile.load,
+    "glow": jit_passes.Profile.from_glow,
+    "encodings": jit_passes.Encodings.load,
+    "nni": load_nni,
+    "aimet": load_aimet,
+    "configuration": read_configuration,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_cannot_be_read(name: str, tmp_path: Path) -> None:
+    """No file, a folder, and files of something else."""
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(JitPassesError, match=re.escape(str(path))) as caught:
+            READERS[name](path)
+        assert isinstance(caught.value, OSError)
+    path = tmp_path / "file.yaml"
+    for content in (b"", b"\x80\x02}", b"PK\x03\x04\xff\xfe", b"\xff\xfe\0", b"[1, 2", b"3", b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(JitPassesError, match=re.escape("file.yaml")):
+            READERS[name](path)
+
+
+def test_a_file_of_nni_that_was_cut_off(
+    writers: dict[str, Callable[[Path], Any]], tmp_path: Path
+) -> None:
+    """Anywhere: torch.load has errors of many classes."""
+    path = tmp_path / "file.pt"
+    writers["nni"](path)
+    whole = path.read_bytes()
+    assert load_nni(path).encodings
+    for size in range(0, len(whole), 37):
+        path.write_bytes(whole[:size])
+        with pytest.raises(JitPassesError, match=r"file\.pt is no file of torch\.save .* cut off"):
+            load_nni(path)
+
+
+def test_data_in_place_of_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "calib.npz"
+    np.savez(path, x=np.zeros((2, 4), np.float32))
+    model = torch.jit.script(nn.Linear(4, 4).eval())
+    words = r"calib\.npz: this is a zip archive, as \.npz .* samples are data, not a profile"
+    with pytest.raises(JitPassesError, match=words):
+        jit_passes.quantize_script(model, profile=path)
+
+
 @pytest.mark.parametrize("error", FAILURES, ids=["full", "interrupted"])
-@pytest.mark.parametrize(
-    "name", ["report", "tuned", "profile", "glow", "encodings", "nni", "tensorrt"]
-)
+@pytest.mark.parametrize("name", WRITERS)
 def test_the_old_file_stays(
     name: str, error: BaseException, writers: dict[str, Callable[[Path], Any]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

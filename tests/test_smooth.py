@@ -179,12 +179,24 @@ def test_a_sentence_encoder_with_outlying_dimensions() -> None:
     assert smoothed(tokens).shape == (32, WIDTH)
 
 
+def test_a_model_without_layer_norms() -> None:
+    """A strength that somebody asks for and that changes nothing is told of; auto is not."""
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()).eval())
+    data = [torch.randn(2, 3, 4, 4)]
+    plain = jit_passes.quantize_script(model, data, progress=False)
+    with pytest.warns(
+        jit_passes.JitPassesWarning, match=r"smooth=0\.5 changes nothing: no layer no"
+    ):
+        asked = jit_passes.quantize_script(model, data, smooth=0.5, progress=False)
+    assert torch.equal(plain(data[0]), asked(data[0]))
+
+
 def test_errors() -> None:
     with pytest.raises(JitPassesError, match="nothing to smooth: no layer norm"):
         jit_passes.smooth(torch.jit.script(nn.Sequential(nn.Linear(3, 3)).eval()), [X])
-    with pytest.raises(ValueError, match=r"strength is between 0 and 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"strength is a number from 0 to 1, not 1\.5"):
         jit_passes.smooth(net(), [X], strength=1.5)
-    with pytest.raises(ValueError, match="strength is between 0 and 1, got True"):
+    with pytest.raises(ValueError, match="strength is a number from 0 to 1, not True"):
         jit_passes.smooth(net(), [X], strength=True)
     with pytest.raises(JitPassesError, match="alone:layer_norm has given NaN or infinite"):
         jit_passes.smooth(net(), [X / 0])

@@ -10,7 +10,7 @@ import click
 
 from ..export import FORMATS, encodings_of, export_calibration
 from . import options
-from .files import check_output, load_model, writing
+from .files import check_output, load_model
 from .outcome import show
 
 EPILOG = """\b
@@ -40,8 +40,7 @@ def export(model: Path, form: str, version: str | None, output: Path, as_json: b
     if version is not None and "version" not in inspect.signature(FORMATS[form]).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
     encodings = encodings_of(loaded)
-    with writing(output):
-        export_calibration(encodings, output, form, **chosen)
+    export_calibration(encodings, output, form, **chosen)
     kinds = [encoding.kind for encoding in encodings.encodings]
     counts = {kind: kinds.count(kind) for kind in ("activation", "parameter")}
     text = f"{output}: {counts['activation']} activations and {counts['parameter']} parameters"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, OutputError, first_line
-from ..files import write_whole
+from ..errors import JitPassesError, first_line
+from ..files import check_writable, reason_of, write_whole
 from .outcome import warning
 
 TO_SCRIPT = (
@@ -35,6 +34,7 @@ def load_model(path: Path) -> torch.jit.ScriptModule:
         )
     except Exception as error:
         raise JitPassesError(f"{path}: {_explain(path, error)}") from error
+    _check_code(path)
     if getattr(model, "training", False):
         warning(f"{path} was saved in training mode: it is taken in eval mode")
         model.eval()
@@ -50,20 +50,30 @@ def check_readable(path: Path) -> None:
         raise JitPassesError(f"{path} cannot be read: {reason_of(error)}") from error
 
 
-def reason_of(error: OSError) -> str:
-    """Return what the system says, `No space left on device`."""
-    return error.strerror or str(error)
+def _check_code(path: Path) -> None:
+    """Raise an error for a file whose code is damaged; PyTorch reads some of it much later."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if "/data/" not in name and "/constants/" not in name:
+                    archive.read(name)  # which compares its checksum
+    except Exception as error:
+        raise JitPassesError(f"{path}: the file is damaged: {error}") from error
 
 
 def _explain(path: Path, error: Exception) -> str:
     with path.open("rb") as file:
         start = file.read(len(LEGACY))
-    if not zipfile.is_zipfile(path):
-        if start == LEGACY:
-            return f"a file of torch.save, in the form before torch 1.6, is no model: {TO_SCRIPT}"
-        return f"no TorchScript model, or one that was cut off: {TO_SCRIPT}"
-    with zipfile.ZipFile(path) as archive:
-        names = {name.partition("/")[2] for name in archive.namelist()}
+    try:
+        if not zipfile.is_zipfile(path):
+            if start == LEGACY:
+                form = "a file of torch.save, in the form before torch 1.6"
+                return f"{form}, is no model: {TO_SCRIPT}"
+            return f"no TorchScript model, or one that was cut off: {TO_SCRIPT}"
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+    except Exception as damaged:  # of several classes, where bytes of its directory are others
+        return f"the file is damaged: {first_line(damaged)}"
     if "archive_format" in names or "serialized_exported_program.json" in names:
         return f"a program of torch.export, which is no TorchScript: {TO_SCRIPT}"
     if "data.pkl" in names and "constants.pkl" not in names:
@@ -80,6 +90,27 @@ def _explain(path: Path, error: Exception) -> str:
     return f"no TorchScript model that can be loaded. PyTorch says: {said}"
 
 
+_before: dict[Path, Any] = {}  # files to be written, and what stood in their places
+
+
+def forget_outputs() -> None:
+    """Begin a command, which has written nothing."""
+    _before.clear()
+
+
+def written() -> list[Path]:
+    """Return the files that this command has written by now."""
+    return [path for path, known in _before.items() if _state_of(path) != known]
+
+
+def _state_of(path: Path) -> Any:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def check_output(output: Path, inputs: Sequence[Path]) -> None:
     """Check, before hours of work, that a file can be written, and is not one that was given.
 
@@ -87,16 +118,11 @@ def check_output(output: Path, inputs: Sequence[Path]) -> None:
         OutputError: it cannot.
         JitPassesError: it is one of the inputs.
     """
+    check_writable(output)
     for path in inputs:
         if output.exists() and path.exists() and output.samefile(path):
             raise JitPassesError(f"{output} is an input, which is never overwritten: name another")
-    folder = Path(os.path.realpath(output)).parent
-    if output.is_dir():
-        raise OutputError(f"{output} is a folder: name a file in it")
-    if not folder.is_dir():
-        raise OutputError(f"{output} cannot be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"{output} cannot be written: no permission to write in {folder}")
+    _before[output] = _state_of(output)
 
 
 def save_model(model: torch.jit.ScriptModule, output: Path) -> None:
@@ -107,18 +133,4 @@ def save_model(model: torch.jit.ScriptModule, output: Path) -> None:
     """
     buffer = io.BytesIO()  # PyTorch's writer of files ends the process on a full disk
     torch.jit.save(model, buffer)
-    with writing(output):
-        write_whole(output, buffer.getbuffer())
-
-
-@contextlib.contextmanager
-def writing(output: Path) -> Iterator[None]:
-    """Make an error of the system one about the output.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{output} cannot be written: {reason_of(error)}") from error
+    write_whole(output, buffer.getbuffer())

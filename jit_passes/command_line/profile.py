@@ -9,7 +9,7 @@ import click
 
 from ..profile import profile as run_profile
 from . import options
-from .files import check_output, load_model, writing
+from .files import check_output, load_model
 from .outcome import show
 
 EPILOG = """\b
@@ -52,8 +52,7 @@ def profile(
         method=method,
         target=None if target is None else options.target_of(target),
     )
-    with writing(output):
-        made.save(output)
+    made.save(output)
     result = {
         "output": str(output),
         "graph": made.graph,

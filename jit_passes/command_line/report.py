@@ -11,7 +11,7 @@ from ..files import write_whole
 from ..report import provenance
 from ..report.page import page
 from . import options
-from .files import check_output, load_model, writing
+from .files import check_output, load_model
 from .outcome import show
 
 EPILOG = """\b
@@ -58,7 +58,6 @@ def report(
     text = page(
         float_model, other, batches, title=title, latency=latency, progress=shown, method=method
     )
-    with writing(output):
-        write_whole(output, text)
+    write_whole(output, text)
     size = output.stat().st_size
     show(f"{output}: {size / 1024:.0f} KiB", {"output": str(output), "bytes": size}, as_json)

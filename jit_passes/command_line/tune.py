@@ -10,7 +10,7 @@ import click
 from ..tuning import ALTERNATIVES, OBJECTIVES
 from ..tuning import tune as run_tune
 from . import options
-from .files import check_output, check_readable, load_model, writing
+from .files import check_output, check_readable, load_model
 from .outcome import show
 
 EPILOG = """\b
@@ -72,7 +72,6 @@ def tune(
         )  # fmt: skip
     text = str(found)
     if output is not None:
-        with writing(output):
-            found.save(output)
+        found.save(output)
         text = f"{found.summary}\n{output}"
     show(text, found.to_dict(), as_json)

@@ -6,10 +6,11 @@ import math
 import numbers
 from typing import Any
 
+from ..errors import ArgumentError
 from .located import brief
 
 
-class OptionError(ValueError):
+class OptionError(ArgumentError):
     """An option that cannot be.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..errors import JitPassesError
+from ..errors import ArgumentError, JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
 from .options import AUTO, NOTHING, LayerOptions, TensorOptions
 from .selector import Selector, explain_nothing, is_operator, is_value, known_names
@@ -23,7 +23,7 @@ class Rule:
         where: where it was written, `layers.yaml:12:5`, for messages; "" for rules of Python.
 
     Raises:
-        ValueError: the options change nothing, contradict their mode, or are for values and the
+        JitPassesError: the options change nothing, contradict their mode, or are for values and the
             selector has none.
     """
 
@@ -34,17 +34,17 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.selector, Selector):
-            raise ValueError(f"selector is a Selector, not {self.selector!r}")
+            raise ArgumentError(f"selector is a Selector, not {self.selector!r}")
         if not isinstance(self.options, LayerOptions | TensorOptions):
-            raise ValueError(
+            raise ArgumentError(
                 f"options are LayerOptions, or TensorOptions for values, not {self.options!r}"
             )
         if self.options in (LayerOptions(), NOTHING):
-            raise ValueError("the rule changes nothing: give it an option")
+            raise ArgumentError("the rule changes nothing: give it an option")
         if isinstance(self.options, LayerOptions):
             self.options.check_mode()
         if isinstance(self.options, TensorOptions) and self.selector.value is None:
-            raise ValueError(
+            raise ArgumentError(
                 "options of one tensor need a selector with value; those of a layer go under "
                 "input, weight, output or bias"
             )
@@ -64,7 +64,7 @@ class Configuration:
         where: where `everywhere` was written, for messages.
 
     Raises:
-        ValueError: everywhere or a rule is of another class.
+        JitPassesError: everywhere or a rule is of another class.
     """
 
     everywhere: LayerOptions = field(default_factory=LayerOptions)
@@ -74,11 +74,11 @@ class Configuration:
 
     def __post_init__(self) -> None:
         if not isinstance(self.everywhere, LayerOptions):
-            raise ValueError(f"everywhere is LayerOptions, not {self.everywhere!r}")
+            raise ArgumentError(f"everywhere is LayerOptions, not {self.everywhere!r}")
         object.__setattr__(self, "rules", tuple(self.rules))
         for rule in self.rules:
             if not isinstance(rule, Rule):
-                raise ValueError(f"rules are Rules, not {rule!r}")
+                raise ArgumentError(f"rules are Rules, not {rule!r}")
 
     @property
     def is_dynamic(self) -> bool:

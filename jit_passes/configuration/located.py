@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import yaml
 
-from ..errors import JitPassesError, nearest
+from ..errors import InputError, JitPassesError, nearest
 
 _STANDARD = ("str", "int", "float", "bool", "null", "seq", "map")
 # Dates and the like are text here: a module may be called "2001-01-01".
@@ -156,7 +156,7 @@ def from_file(path: Path) -> Located:
         folder = path.parent
         others = [p.name for p in folder.glob("*.y*ml")] if folder.is_dir() else []
         hint = f"; in its folder, {nearest(path.name, others)}" if others else ""
-        raise JitPassesError(f"cannot read '{path}': {error.strerror}{hint}") from error
+        raise InputError(f"cannot read '{path}': {error.strerror}{hint}") from error
 
 
 def from_yaml(data: str | bytes, name: str) -> Located:
@@ -169,9 +169,15 @@ def from_yaml(data: str | bytes, name: str) -> Located:
     return found[0]
 
 
-def documents(data: str | bytes, name: str) -> list[Located]:
-    """Read YAML: mappings, lists and scalars, no tags, each key once."""
-    text = data if isinstance(data, str) else _decoded(data, name)
+def documents(data: str | bytes, name: str, hint: str = "") -> list[Located]:
+    """Read YAML: mappings, lists and scalars, no tags, each key once.
+
+    Args:
+        data: the text; bytes of a file.
+        name: of the file, for messages.
+        hint: the end of the message about a file that is no text.
+    """
+    text = data if isinstance(data, str) else _decoded(data, name, hint)
     try:
         _check_depth(text, name)
         loader = _Loader(text)
@@ -193,10 +199,23 @@ def documents(data: str | bytes, name: str) -> list[Located]:
         raise JitPassesError(f"{name}:{line}:{column}: this is not YAML: {error.reason}") from error
 
 
-def _decoded(data: bytes, name: str) -> str:
+_BINARY = {
+    b"PK\x03\x04": "a zip archive, as .npz and .pt files are",
+    b"\x93NUMPY": "an array of NumPy",
+    b"\x80": "a pickle",
+    b"\x1f\x8b": "a compressed file",
+}
+
+
+def _decoded(data: bytes, name: str, hint: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        for start, kind in _BINARY.items():
+            if data.startswith(start):
+                raise JitPassesError(f"{name}: this is {kind}, and no YAML{hint}") from error
+        if b"\0" in data:
+            raise JitPassesError(f"{name}: this is binary, and no YAML{hint}") from error
         line = data[: error.start].count(b"\n") + 1
         raise JitPassesError(
             f"{name}:{line}: this is not text in UTF-8: save the file in that encoding"

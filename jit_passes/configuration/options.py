@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, nearest
+from ..errors import JitPassesError, not_among
 from ..observers import Fixed, Observer
 from ..specification.grid import DTYPES
 from ..specification.specification import (
@@ -68,7 +68,7 @@ class TensorOptions:
         where: where options were written, by name, for messages.
 
     Raises:
-        ValueError: an option is none of these, or two of them contradict each other.
+        JitPassesError: an option is none of these, or two of them contradict each other.
     """
 
     bits: int | None = None
@@ -95,8 +95,7 @@ class TensorOptions:
         for name, words in allowed.items():
             word = getattr(self, name)
             if word is not None and word not in words:
-                close = f": {nearest(word, words)}" if isinstance(word, str) else ""
-                raise OptionError(name, f"{name} is one of {', '.join(words)}, not {word!r}{close}")
+                raise OptionError(name, not_among(name, word, words))
         for name in ("channelwise", "tokenwise", "signed"):
             if not isinstance(getattr(self, name), bool | None):
                 raise OptionError(name, f"{name} is True or False, not {getattr(self, name)!r}")
@@ -329,7 +328,7 @@ class LayerOptions:
             follows. None leaves that to others, and without any is static.
 
     Raises:
-        ValueError: an option is none of these.
+        JitPassesError: an option is none of these.
     """
 
     input: TensorOptions = field(default_factory=TensorOptions)
@@ -346,9 +345,7 @@ class LayerOptions:
         if not isinstance(self.keep_float, bool | None):
             raise OptionError("keep_float", f"keep_float is True or False, not {self.keep_float!r}")
         if self.mode is not None and self.mode not in MODES:
-            close = f": {nearest(self.mode, MODES)}" if isinstance(self.mode, str) else ""
-            why = f"mode is one of {', '.join(MODES)}, not {self.mode!r}{close}"
-            raise OptionError("mode", why)
+            raise OptionError("mode", not_among("mode", self.mode, MODES))
 
     @cached_property
     def alone(self) -> LayerOptions:

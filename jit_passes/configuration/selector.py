@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 
-from ..errors import nearest
+from ..errors import ArgumentError, nearest
 from ..graph.modules import Patterns, cover_of, fit_of, several
 from ..graph.view import NodeView, ValueView
 
@@ -29,7 +29,7 @@ class Selector:
             the graph. Constants are none.
 
     Raises:
-        ValueError: nothing is given, or not text, or the regular expression is none.
+        JitPassesError: nothing is given, or not text, or the regular expression is none.
     """
 
     module: Patterns | None = None
@@ -45,16 +45,16 @@ class Selector:
                 continue
             several = tuple(given) if isinstance(given, list | tuple) else (given,)
             if not several or not all(isinstance(pattern, str) for pattern in several):
-                raise ValueError(f"{name} is text, or several texts, not {given!r}")
+                raise ArgumentError(f"{name} is text, or several texts, not {given!r}")
             if name == "module_regex":
                 if len(several) > 1:
-                    raise ValueError("module_regex is one expression: join several with |")
+                    raise ArgumentError("module_regex is one expression: join several with |")
                 _check_regex(several[0])
             elif name != "module" and "" in several:
-                raise ValueError(f"{name} is a pattern, not empty text")
+                raise ArgumentError(f"{name} is a pattern, not empty text")
             object.__setattr__(self, name, several if len(several) > 1 else several[0])
         if not any(True for _ in self.patterns()):
-            raise ValueError(f"a selector needs one of {', '.join(SELECTORS)}")
+            raise ArgumentError(f"a selector needs one of {', '.join(SELECTORS)}")
 
     def patterns(self) -> Iterator[tuple[str, str]]:
         """Yield (attribute, pattern) of all that is given."""
@@ -178,4 +178,6 @@ def _check_regex(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"module_regex {pattern!r} is no regular expression: {error}") from error
+        raise ArgumentError(
+            f"module_regex {pattern!r} is no regular expression: {error}"
+        ) from error

@@ -63,7 +63,7 @@ def export_calibration(
     Raises:
         JitPassesError: there is no such format or option, the model has no encodings, or the format
             cannot say what they do.
-        OSError: the file cannot be written.
+        JitPassesError: the file cannot be written; this is an OSError too.
     """
     if format not in FORMATS:
         raise JitPassesError(f"no format '{format}': formats are {', '.join(map(repr, FORMATS))}")

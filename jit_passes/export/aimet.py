@@ -72,7 +72,7 @@ def load_aimet(path: str | os.PathLike[str], axes: Mapping[str, int] | None = No
 
     Raises:
         JitPassesError: it holds something else; with file and key.
-        OSError: it cannot be read.
+        JitPassesError: it cannot be read; this is an OSError too.
     """
     return _read(read_json(path), axes or {})
 

@@ -7,14 +7,13 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..configuration.located import Located, from_python
-from ..errors import JitPassesError, aligned, nearest
-from ..files import write_whole
+from ..errors import ArgumentError, JitPassesError, aligned, nearest, not_among
+from ..files import read_bytes, write_whole
 from ..specification.grid import DTYPES
 
 KINDS = ("activation", "parameter")
@@ -49,7 +48,7 @@ class Encoding:
         group_size: how many neighbouring inputs of a channel share a scale: see `QuantizationSpec`.
 
     Raises:
-        ValueError: one of these cannot be, or they do not go together.
+        JitPassesError: one of these cannot be, or they do not go together.
     """
 
     name: str
@@ -67,36 +66,36 @@ class Encoding:
         object.__setattr__(self, "scale", tuple(float(scale) for scale in self.scale))
         object.__setattr__(self, "zero_point", tuple(int(zero) for zero in self.zero_point))
         if not self.name:
-            raise ValueError("name is empty: give the name of the value")
+            raise ArgumentError("name is empty: give the name of the value")
         if self.kind not in KINDS:
-            raise ValueError(f"kind is one of {', '.join(KINDS)}, not {self.kind!r}")
+            raise ArgumentError(not_among("kind", self.kind, KINDS))
         if not 2 <= self.bits <= 32:
-            raise ValueError(f"bits is a whole number from 2 to 32, not {self.bits!r}")
+            raise ArgumentError(f"bits is a whole number from 2 to 32, not {self.bits!r}")
         if not self.quant_min < self.quant_max:
-            raise ValueError(f"quant_min = {self.quant_min} is not below {self.quant_max}")
+            raise ArgumentError(f"quant_min = {self.quant_min} is not below {self.quant_max}")
         if bits_of(self.quant_min, self.quant_max) > self.bits:
-            raise ValueError(
+            raise ArgumentError(
                 f"[quant_min, quant_max] = [{self.quant_min}, {self.quant_max}] does not fit "
                 f"{self.bits} bits, signed or unsigned"
             )
         if len(self.scale) != len(self.zero_point):
-            raise ValueError(f"{len(self.scale)} scales and {len(self.zero_point)} zero points")
+            raise ArgumentError(f"{len(self.scale)} scales and {len(self.zero_point)} zero points")
         if self.group_size is not None and (self.ch_axis is None or self.group_size < 1):
-            raise ValueError(
+            raise ArgumentError(
                 f"group_size = {self.group_size} does not go with ch_axis = {self.ch_axis}"
             )
         if not self.scale or (self.ch_axis is None and len(self.scale) != 1):
-            raise ValueError(f"{len(self.scale)} scales do not go with ch_axis = {self.ch_axis}")
+            raise ArgumentError(f"{len(self.scale)} scales do not go with ch_axis = {self.ch_axis}")
         for scale in self.scale:
             if not 0 < scale < math.inf:
-                raise ValueError(f"a scale is finite and above 0, not {scale}")
+                raise ArgumentError(f"a scale is finite and above 0, not {scale}")
         for zero_point in self.zero_point:
             if not self.quant_min <= zero_point <= self.quant_max:
-                raise ValueError(
+                raise ArgumentError(
                     f"zero_point = {zero_point} is not within [{self.quant_min}, {self.quant_max}]"
                 )
             if self.symmetric and zero_point != middle(self.quant_min, self.quant_max):
-                raise ValueError(
+                raise ArgumentError(
                     f"zero_point = {zero_point} is not in the middle of [{self.quant_min}, "
                     f"{self.quant_max}], and the encoding is said to be symmetric"
                 )
@@ -163,7 +162,7 @@ class Encodings:
             that is called twice is there twice.
 
     Raises:
-        ValueError: two encodings have one name, or a layer has one that is not among them.
+        JitPassesError: two encodings have one name, or a layer has one that is not among them.
     """
 
     encodings: tuple[Encoding, ...] = ()
@@ -175,12 +174,12 @@ class Encodings:
         by_name: dict[str, Encoding] = {}
         for encoding in self.encodings:
             if by_name.setdefault(encoding.name, encoding) is not encoding:
-                raise ValueError(f"two encodings are called '{encoding.name}'")
+                raise ArgumentError(f"two encodings are called '{encoding.name}'")
         for layer in self.layers:
             for tensor in TENSORS:
                 used = getattr(layer, tensor)
                 if used is not None and by_name.get(used.name) != used:
-                    raise ValueError(
+                    raise ArgumentError(
                         f"{tensor} of the layer '{layer.name}' is '{used.name}', which is not "
                         "among the encodings"
                     )
@@ -236,7 +235,7 @@ class Encodings:
         """Write it as JSON. Numbers are written so that they are read back exactly.
 
         Raises:
-            OSError: the file cannot be written.
+            JitPassesError: the file cannot be written; this is an OSError too.
         """
         layers = [
             {"name": layer.name, "kind": layer.kind}
@@ -253,7 +252,7 @@ class Encodings:
 
         Raises:
             JitPassesError: it holds something else; the message names file and key.
-            OSError: the file cannot be read.
+            JitPassesError: the file cannot be read; this is an OSError too.
         """
         source = read_json(path)
         found = source.complete("a file of encodings", FILE_KEYS)
@@ -312,8 +311,9 @@ def renamed(encodings: Sequence[Encoding], names: Mapping[str, str] | None) -> d
 
 def read_json(path: str | os.PathLike[str]) -> Located:
     """Read a JSON file as data that knows its place."""
+    content = read_bytes(path)
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(content.decode())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise JitPassesError(f"{path}: this is not JSON: {error}") from error
     return from_python(data, str(path))

@@ -5,17 +5,15 @@ from __future__ import annotations
 import io
 import math
 import os
-import pickle
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..configuration.located import Located, from_python
-from ..errors import JitPassesError, nearest
-from ..files import write_whole
+from ..errors import JitPassesError, first_line, nearest
+from ..files import read_bytes, write_whole
 from .encoding import TENSORS, Encoding, Encodings, Layer, middle, refuse_groups
 
 VERSIONS = ("2.0", "2.5", "3.0")
@@ -94,7 +92,7 @@ def save_nni(
 
     Raises:
         JitPassesError: as `to_nni`.
-        OSError: the file cannot be written.
+        JitPassesError: the file cannot be written; this is an OSError too.
     """
     config = to_nni(encodings, version)
     buffer = io.BytesIO()  # PyTorch's own writing hides errors of the system
@@ -107,13 +105,15 @@ def load_nni(path: str | os.PathLike[str]) -> Encodings:
     """Read what `save_nni` or NNI wrote; plain data and tensors only.
 
     Raises:
-        JitPassesError: the file holds something else.
-        OSError: it cannot be read.
+        JitPassesError: the file cannot be read, is cut off, or holds something else.
     """
+    content = io.BytesIO(read_bytes(path))
     try:
-        config = torch.load(Path(path), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise JitPassesError(f"{path}: no file of torch.save with plain data: {error}") from error
+        config = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception as error:  # of zip and pickle, in many classes where the file is cut off
+        raise JitPassesError(
+            f"{path} is no file of torch.save with plain data, or was cut off: {first_line(error)}"
+        ) from error
     return from_nni(config)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import JitPassesError
+from ..errors import ArgumentError, JitPassesError, not_among
 from ..specification.parameters import QParams
 from ..specification.specification import QuantizationSpec
 from .fake_quantizer import FakeQuantizer
@@ -118,9 +118,9 @@ class LSQ(FakeQuantizer):
 
 
 def check_rule(what: str, rule: str, known: tuple[str, ...]) -> None:
-    """Raise ValueError if there is no such rule."""
+    """Raise an error if there is no such rule."""
     if rule not in known:
-        raise ValueError(f"{what} begin as one of {', '.join(known)}, not {rule!r}")
+        raise ArgumentError(not_among(f"the start of {what}", rule, known))
 
 
 def scale_of(place: TrainingPlace, rule: str, low: int, high: int) -> torch.Tensor:

@@ -54,7 +54,7 @@ def observer_of(method: str, /, **parameters: Any) -> Observer:
         parameters: the attributes of its class; those left out have their defaults.
 
     Raises:
-        ValueError: there is no such method or parameter, or the parameter is not one it can have.
+        JitPassesError: there is no such method or parameter, or the parameter cannot be that.
     """
     return Observer.make(method, **parameters)
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from ..errors import ArgumentError, not_among
 from .bins import clip, filled_bins, levels, magnitudes, mirrored_bins
 from .observer import HistogramObserver, ObserverState
 
@@ -36,7 +37,7 @@ class Entropy(HistogramObserver):
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise ValueError(f"form is one of {', '.join(FORMS)}, not {self.form!r}")
+            raise ArgumentError(not_among("form", self.form, FORMS))
         super().__post_init__()
 
     def find_range(

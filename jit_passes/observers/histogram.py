@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from ..errors import ArgumentError
 from .bins import clip, filled_bins
 from .observer import HistogramObserver, ObserverState
 
@@ -49,7 +50,7 @@ class MeanSquaredError(HistogramObserver):
 
     def __post_init__(self) -> None:
         if self.factors < 1:
-            raise ValueError(f"the search needs at least one factor, not {self.factors}")
+            raise ArgumentError(f"the search needs at least one factor, not {self.factors}")
         super().__post_init__()
 
     def find_range(
@@ -78,7 +79,7 @@ class Percentile(HistogramObserver):
 
     def __post_init__(self) -> None:
         if not 50 < self.percentile <= 100:
-            raise ValueError(f"percentile is in (50, 100], not {self.percentile}")
+            raise ArgumentError(f"percentile is in (50, 100], not {self.percentile}")
         super().__post_init__()
 
     def find_range(

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from ..errors import ArgumentError
 from ..registered import Registered
 
 
@@ -82,6 +83,6 @@ class HistogramObserver(Observer):
 
     def __post_init__(self) -> None:
         if not isinstance(self.bins, int) or self.bins < 2:
-            raise ValueError(f"a histogram needs at least two bins, not {self.bins!r}")
+            raise ArgumentError(f"a histogram needs at least two bins, not {self.bins!r}")
         if not isinstance(self.headroom, int) or self.headroom < 0:
-            raise ValueError(f"headroom is a number of values, 0 or more, not {self.headroom!r}")
+            raise ArgumentError(f"headroom is a number of values, 0 or more, not {self.headroom!r}")

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from ..errors import ArgumentError
 from .observer import HistogramObserver, Observer, ObserverState
 
 
@@ -35,7 +36,7 @@ class MinMaxWithin(Observer):
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= 0 <= self.high < math.inf:
-            raise ValueError(f"[{self.low}, {self.high}] is not a finite range around 0")
+            raise ArgumentError(f"[{self.low}, {self.high}] is not a finite range around 0")
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
@@ -61,7 +62,7 @@ class MovingAverageMinMax(Observer):
 
     def __post_init__(self) -> None:
         if not 0 < self.averaging_constant <= 1:
-            raise ValueError(f"averaging_constant is in (0, 1], not {self.averaging_constant}")
+            raise ArgumentError(f"averaging_constant is in (0, 1], not {self.averaging_constant}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Fixed(HistogramObserver):
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.high < math.inf:
-            raise ValueError(f"[{self.low}, {self.high}] is not a finite range")
+            raise ArgumentError(f"[{self.low}, {self.high}] is not a finite range")
         super().__post_init__()
 
     def find_range(

@@ -19,6 +19,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, PassError, first_line, nearest
+from ..files import writing
 from ..graph.diff import diff_text
 from ..graph.verify import Inputs, assert_equivalent
 from ..logs import LOGGER
@@ -97,7 +98,7 @@ class Pipeline:
                 computes something else than the module. The module is as it was.
         """
         steps = self.bind(options)
-        if isinstance(module, torch.nn.Module):
+        if not isinstance(module, torch._C.ScriptModule):
             check_script(module)
         if not isinstance(module, torch.jit.ScriptModule):
             subject = ModuleSubject(module, method)
@@ -323,8 +324,9 @@ class _Run:
         """Write the graph into the folder, if one was asked for."""
         if self.folder:
             path = Path(self.folder, f"{self.pipeline.name}.{number:02d}.{label}.ir")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(str(self.subject.graph()))
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(str(self.subject.graph()))
 
     def finish(self) -> None:
         try:

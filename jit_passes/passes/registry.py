@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _C
-from ..errors import JitPassesError, aligned, first_line
+from ..errors import JitPassesError, UnknownNameError, aligned, first_line
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView
 from .options import PassOption, options_of
@@ -59,10 +59,10 @@ class _Registry(Mapping[str, Entry]):
         """Take one out of the registry.
 
         Raises:
-            KeyError: there is none of that name.
+            JitPassesError: there is none of that name; this is a KeyError too.
         """
         if not self._remove(name):
-            raise KeyError(name)
+            raise UnknownNameError(f"nothing of the name {name!r} is registered")
 
 
 class PassRegistry(_Registry[PassInfo]):
@@ -74,7 +74,7 @@ class PassRegistry(_Registry[PassInfo]):
     def __getitem__(self, name: str) -> PassInfo:
         found = _C.find_pass(name)
         if found is None:
-            raise KeyError(name)
+            raise UnknownNameError(f"no pass of the name {name!r} is registered")
         summary, requires, ensures, options = found
         declared = tuple(PassOption(o, t, not optional, v) for o, t, optional, v in options)
         return PassInfo(name, summary, tuple(requires), tuple(ensures), declared)
@@ -84,7 +84,10 @@ class InvariantRegistry(_Registry[str]):
     """The summaries of all registered invariants by name; printing it gives a table."""
 
     def __getitem__(self, name: str) -> str:
-        return _C.invariants()[name][0]
+        found = _C.invariants()
+        if name not in found:
+            raise UnknownNameError(f"no invariant of the name {name!r} is registered")
+        return found[name][0]
 
 
 passes = PassRegistry(_C.passes, _C.remove_pass)

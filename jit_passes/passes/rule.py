@@ -6,6 +6,7 @@ Pattern and replacement are typed Python functions or IR text; both become graph
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -244,10 +245,18 @@ def _graph(source: Source, what: str) -> Any:
     """Return IR text as it is, and the resolved graph of a function."""
     if isinstance(source, str):
         return source
-    if not callable(source):
-        raise JitPassesError(f"the {what} is a typed function or IR text, not {source!r}")
     if isinstance(source, torch.jit.ScriptFunction):
         function = source
+    elif not inspect.isfunction(source):
+        instead = f": write a function that calls it, def {what}(x: torch.Tensor)"
+        raise JitPassesError(
+            f"the {what} is a typed function or IR text, not {source!r}{instead * callable(source)}"
+        )
+    elif source.__name__ == "<lambda>":
+        raise JitPassesError(
+            f"the {what} is a lambda, which TorchScript does not compile: write a function with "
+            f"def, def {what}(x: torch.Tensor)"
+        )
     else:
         try:
             with own_work():

@@ -133,6 +133,8 @@ def check_script(model: Any, method: str | None = None) -> None:
         )
     if method is None:
         return
+    if not isinstance(method, str):
+        raise JitPassesError(f"a method is given by its name, not as {method!r}")
     if not model._c._has_method(method):
         names = ", ".join(sorted(model._c._method_names()))
         raise JitPassesError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from ..configuration.located import Located, documents
 from ..errors import JitPassesError
+from ..files import read_bytes
 from .value import EXPONENTS, MOST_BINS, ValueProfile
 
 VERSION = 1
@@ -45,6 +45,9 @@ _Writer.add_representer(
 )
 
 
+HINT = ": a profile is what `jit_passes.profile` writes; samples are data, not a profile"
+
+
 def write(
     name: str, version: str, graph: str, weights: str, bins: int, values: Iterable[ValueProfile]
 ) -> str:
@@ -57,7 +60,7 @@ def write(
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the fields of a `Profile`."""
-    parts = documents(Path(path).read_bytes(), str(path))
+    parts = documents(read_bytes(path), str(path), HINT)
     if len(parts) != 1:
         hint = "; Profile.from_glow reads the files of Glow" if len(parts) == 3 else ""
         raise JitPassesError(f"{path}: one document is expected, got {len(parts)}{hint}")

@@ -19,10 +19,10 @@ import os
 import re
 from collections.abc import Iterable
 from decimal import Decimal
-from pathlib import Path
 
 from ..configuration.located import Located, documents
 from ..errors import JitPassesError
+from ..files import read_bytes
 from .form import read_counts, read_range, read_values
 from .value import MOST_BINS, ValueProfile, index_of, layout, spread
 
@@ -51,7 +51,7 @@ def write(version: str, graph: str, values: Iterable[ValueProfile], bins: int) -
 
 def read(path: str | os.PathLike[str], bins: int) -> tuple[str, str, dict[str, ValueProfile]]:
     """Return version, hash of the graph, and values with so many bins."""
-    parts = documents(Path(path).read_bytes(), str(path))
+    parts = documents(read_bytes(path), str(path))
     if len(parts) != 3:
         raise JitPassesError(
             f"{path}: Glow's profiles are three YAML documents, with {HEADS[0]}, {HEADS[1]} and a "

@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 from ..errors import JitPassesError, count_of
-from ..files import write_whole
+from ..files import path_of, write_whole
 from ..tables import html_table
 from . import form, glow
 from .value import MOST_BINS, State, ValueProfile
@@ -119,10 +118,12 @@ class Profile:
         counted; `range: [low, high]` in a configuration is exact.
 
         Raises:
-            OSError: the file cannot be written.
+            JitPassesError: the file cannot be written; this is an OSError too.
         """
         seen = self.values.values()
-        text = form.write(Path(path).name, self.version, self.graph, self.weights, self.bins, seen)
+        text = form.write(
+            path_of(path).name, self.version, self.graph, self.weights, self.bins, seen
+        )
         write_whole(path, text)
 
     @classmethod
@@ -131,7 +132,7 @@ class Profile:
 
         Raises:
             JitPassesError: it is no profile, or holds what cannot be; the message says where.
-            OSError: the file cannot be read.
+            JitPassesError: the file cannot be read; this is an OSError too.
         """
         return cls(**form.read(path))
 
@@ -148,7 +149,7 @@ class Profile:
 
         Raises:
             JitPassesError: bins is no number from 1 to 2**20.
-            OSError: the file cannot be written.
+            JitPassesError: the file cannot be written; this is an OSError too.
         """
         if not 1 <= bins <= MOST_BINS:
             raise JitPassesError(f"bins is a number from 1 to {MOST_BINS}, not {bins!r}")
@@ -170,7 +171,7 @@ class Profile:
 
         Raises:
             JitPassesError: it is no such file, or holds what cannot be; the message says where.
-            OSError: the file cannot be read.
+            JitPassesError: the file cannot be read; this is an OSError too.
         """
         if not 2 <= bins <= MOST_BINS:
             raise JitPassesError(f"bins is a number from 2 to {MOST_BINS}, not {bins!r}")

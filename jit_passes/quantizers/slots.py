@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..configuration.options import TensorOptions
-from ..errors import JitPassesError, nearest
+from ..errors import ArgumentError, JitPassesError, nearest, not_among
 from ..graph.modules import cover_of
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
@@ -34,11 +34,11 @@ def Slot(
     """Return `TensorOptions` in the words of earlier versions; use these instead.
 
     Raises:
-        ValueError: one of them cannot be.
+        JitPassesError: one of them cannot be.
     """
     granularities = ("per_tensor", "per_channel")
     if granularity not in granularities:
-        raise ValueError(f"granularity is one of {', '.join(granularities)}, not {granularity!r}")
+        raise ArgumentError(not_among("granularity", granularity, granularities))
     return TensorOptions(
         bits=bits,
         signed=signed,
@@ -87,7 +87,7 @@ class SlotQuantizer(Quantizer):
         target: the backend that it is made for.
 
     Raises:
-        ValueError: no slot, or one of another name.
+        JitPassesError: no slot, or one of another name.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SlotQuantizer(Quantizer):
         unknown = [name for name in slots if name not in SLOTS]
         if unknown or not slots:
             found = f"not {unknown[0]!r}" if unknown else "and none was given"
-            raise ValueError(f"slots are {', '.join(SLOTS)}, {found}")
+            raise ArgumentError(f"slots are {', '.join(SLOTS)}, {found}")
         self.slots = dict(slots)
         self.where = (where,) if isinstance(where, str) else tuple(where)
         self.target = target

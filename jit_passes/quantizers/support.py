@@ -104,7 +104,10 @@ class SpecSupport:
         if not (whole if self.whole else low <= spec.quant_min and spec.quant_max <= high):
             can = " or ".join(f"{name} [{low}, {high}]" for name, (low, high) in self.grids.items())
             wanted = f"{spec.dtype} [{spec.quant_min}, {spec.quant_max}]"
-            return f"{wanted}, and the target has {can}{self.why and f' ({self.why})'}"
+            text = f"{wanted}, and the target has {can}{self.why and f' ({self.why})'}"
+            few = self.whole and low <= spec.quant_min and spec.quant_max <= high
+            bits = (high - low).bit_length()
+            return text + f": give it {bits} bits, or take the target 'reference'" * few
         if not _schemes(spec) & set(self.qschemes):
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:

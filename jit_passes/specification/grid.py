@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ..errors import ArgumentError, not_among
+
 DTYPES = {
     "uint8": torch.uint8,
     "int8": torch.int8,
@@ -45,12 +47,12 @@ def check_grid(dtype: Any, quant_min: int | None, quant_max: int | None) -> tupl
     """Return the name of the dtype and the range of codes, which is all of it where it is None."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
+        raise ArgumentError(not_among("dtype", dtype, tuple(DTYPES)))
     limits = torch.iinfo(DTYPES[name])
     low = limits.min if quant_min is None else quant_min
     high = limits.max if quant_max is None else quant_max
     if not limits.min <= low < high <= limits.max:
-        raise ValueError(
+        raise ArgumentError(
             f"[quant_min, quant_max] = [{low}, {high}] does not fit {name}, which holds "
             f"[{limits.min}, {limits.max}]"
         )
@@ -64,7 +66,7 @@ def check_scheme(qscheme: Any, ch_axis: int | None, is_dynamic: bool = False) ->
     if name not in known:
         other = name in SCHEMES or name in DYNAMIC_SCHEMES
         when = f" with is_dynamic={is_dynamic}" if other else ""
-        raise ValueError(f"qscheme{when} is one of {', '.join(known)}, not {qscheme!r}")
+        raise ArgumentError(not_among(f"qscheme{when}", qscheme, known))
     if (ch_axis is not None) != name.startswith("per_channel"):
-        raise ValueError(f"ch_axis = {ch_axis} does not go with {name}")
+        raise ArgumentError(f"ch_axis = {ch_axis} does not go with {name}")
     return name

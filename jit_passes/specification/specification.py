@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import ArgumentError, not_among
 from ..graph.view import NodeView, ValueView
 from ..observers import Histogram, MinMax, Observer
 from .derivation import Derivation
@@ -57,9 +58,9 @@ class QuantizationSpec:
             its class. Only to construct with.
 
     Raises:
-        ValueError: the range does not fit the dtype or has more than 16 bits; qscheme, rounding or
-            range_form is unknown; ch_axis, qscheme, group_size and rounding do not go together; or
-            is_dynamic does not go with the rest.
+        JitPassesError: the range does not fit the dtype or has more than 16 bits; qscheme, rounding
+            or range_form is unknown; ch_axis, qscheme, group_size and rounding do not go together;
+            or is_dynamic does not go with the rest.
     """
 
     dtype: str = "uint8"
@@ -89,10 +90,10 @@ class QuantizationSpec:
             options: the class's other attributes.
 
         Raises:
-            ValueError: bits is none of these, or what the class raises.
+            JitPassesError: bits is none of these, or what the class raises.
         """
         if not isinstance(bits, int) or not 2 <= bits <= 16:
-            raise ValueError(f"bits is a whole number from 2 to 16, not {bits!r}")
+            raise ArgumentError(f"bits is a whole number from 2 to 16, not {bits!r}")
         low = -(2 ** (bits - 1)) if signed else 0
         narrow = bits <= 8
         dtype = ("int8" if narrow else "int16") if signed else ("uint8" if narrow else "int32")
@@ -107,44 +108,44 @@ class QuantizationSpec:
         if constructor is not None:
             object.__setattr__(self, "observer", constructor)
         if not isinstance(self.observer, Observer):
-            raise ValueError(
+            raise ArgumentError(
                 f"observer is one of jit_passes.observers, not a {type(self.observer).__name__}"
             )
         if high - low > LARGEST_SPAN:
-            raise ValueError(
+            raise ArgumentError(
                 f"[quant_min, quant_max] = [{low}, {high}] has more than 2**16 codes: give a "
                 "range of 16 bits or less"
             )
         if self.power_of_two and not low <= 0 < high:
-            raise ValueError(
+            raise ArgumentError(
                 f"[quant_min, quant_max] = [{low}, {high}] does not hold 0, the zero point of "
                 f"{self.qscheme}, and a number above it"
             )
         for name, known in (("rounding", ROUNDINGS), ("range_form", RANGE_FORMS)):
             if (word := getattr(self, name)) not in known:
-                raise ValueError(f"{name} is one of {', '.join(known)}, not {word!r}")
+                raise ArgumentError(not_among(name, word, known))
         if self.range_form == "glow" and high - low < 2:
-            raise ValueError("range_form glow needs a code on either side of 0")
+            raise ArgumentError("range_form glow needs a code on either side of 0")
         self._check_dynamic()
 
     def _check_dynamic(self) -> None:
         fbgemm = self.range_form == "fbgemm"
         if not self.is_dynamic:
             if fbgemm:
-                raise ValueError(
+                raise ArgumentError(
                     "range_form fbgemm is of dynamic kernels: it needs is_dynamic=True"
                 )
             return
         if self.range_form == "glow" or (fbgemm and self.symmetric):
-            raise ValueError(
+            raise ArgumentError(
                 f"range_form {self.range_form} does not go with is_dynamic {self.qscheme}"
             )
         if self.rounding != "half_even":
-            raise ValueError(f"is_dynamic=True rounds half_even, not {self.rounding}")
+            raise ArgumentError(f"is_dynamic=True rounds half_even, not {self.rounding}")
         if self.observer == DEFAULT_OBSERVER:
             object.__setattr__(self, "observer", MinMax())
         if self.observer != MinMax():
-            raise ValueError(
+            raise ArgumentError(
                 f"is_dynamic=True takes the range that the value has, so the observer "
                 f"{self.observer.name} has nothing to do: leave it out"
             )
@@ -154,11 +155,11 @@ class QuantizationSpec:
         if size is None:
             return
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"group_size is a whole number above 0, not {size!r}")
+            raise ArgumentError(f"group_size is a whole number above 0, not {size!r}")
         if self.ch_axis not in (0, 1):
-            raise ValueError(f"group_size goes with ch_axis 0 or 1, not {self.ch_axis}")
+            raise ArgumentError(f"group_size goes with ch_axis 0 or 1, not {self.ch_axis}")
         if self.rounding != "half_even":
-            raise ValueError(f"group_size goes with rounding half_even, not {self.rounding}")
+            raise ArgumentError(f"group_size goes with rounding half_even, not {self.rounding}")
 
     @property
     def middle(self) -> int:
@@ -225,7 +226,7 @@ class FixedQParamsQuantizationSpec:
         qscheme: "per_tensor_affine", or another per-tensor one: for those who read it.
 
     Raises:
-        ValueError: the range does not fit the dtype, zero_point is outside of it, scale is not
+        JitPassesError: the range does not fit the dtype, zero_point is outside of it, scale is not
             finite and above 0, or the scheme is one per channel.
     """
 
@@ -242,9 +243,9 @@ class FixedQParamsQuantizationSpec:
         settle(self, None)
         low, high = self.quant_min, self.quant_max
         if not 0 < self.scale < float("inf"):
-            raise ValueError(f"scale is finite and above 0, not {self.scale}")
+            raise ArgumentError(f"scale is finite and above 0, not {self.scale}")
         if not low <= self.zero_point <= high:
-            raise ValueError(f"zero_point = {self.zero_point} is not within [{low}, {high}]")
+            raise ArgumentError(f"zero_point = {self.zero_point} is not within [{low}, {high}]")
 
 
 @dataclass(frozen=True)
@@ -260,7 +261,7 @@ class DerivedQuantizationSpec:
         dtype, quant_min, quant_max, qscheme, ch_axis: as in `QuantizationSpec`.
 
     Raises:
-        ValueError: the range does not fit the dtype, nothing is derived from, or ch_axis and
+        JitPassesError: the range does not fit the dtype, nothing is derived from, or ch_axis and
             qscheme do not go together.
     """
 
@@ -278,12 +279,12 @@ class DerivedQuantizationSpec:
         settle(self, self.ch_axis)
         object.__setattr__(self, "derived_from", tuple(self.derived_from))
         if not self.derived_from:
-            raise ValueError("derived_from names no value: give those to derive from")
+            raise ArgumentError("derived_from names no value: give those to derive from")
 
 
 def _not_dynamic(spec: Any) -> None:
     if spec.is_dynamic:
-        raise ValueError(
+        raise ArgumentError(
             "is_dynamic=True is for a QuantizationSpec: parameters that are fixed or derived are "
             "known before the model runs"
         )

@@ -12,7 +12,7 @@ import torch
 
 from .. import _C
 from .._version import __version__
-from ..errors import JitPassesError
+from ..errors import JitPassesError, first_line
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
 from ..passes.subject import check_script
@@ -151,17 +151,38 @@ class Report:
 
     @classmethod
     def read(cls, module: Any) -> Report | None:
-        """Return the record of a module; None for one that no stage has seen, or no module."""
-        text = getattr(module, REPORT, None)
+        """Return the record of a module; None for one that no stage has seen, or no module.
+
+        Raises:
+            JitPassesError: there is a record, and it cannot be read.
+        """
+        try:
+            text = getattr(module, REPORT, None)
+        except UnicodeDecodeError as error:
+            raise _unreadable(error) from error
         return cls.from_text(text) if isinstance(text, str) else None
 
     @classmethod
     def from_text(cls, text: str) -> Report:
-        """Return the record that a module holds as text."""
-        fields = json.loads(text)
-        fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
-        fields["values"] = [QuantizedValue(**value) for value in fields.get("values", ())]
-        return cls(**{**fields, "stage": ModelStage(fields["stage"])})
+        """Return the record that a module holds as text.
+
+        Raises:
+            JitPassesError: it cannot be read.
+        """
+        try:
+            fields = json.loads(text)
+            fields["operators"] = tuple(OperatorRecord(**row) for row in fields["operators"])
+            fields["values"] = [QuantizedValue(**value) for value in fields.get("values", ())]
+            return cls(**{**fields, "stage": ModelStage(fields["stage"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> JitPassesError:
+    return JitPassesError(
+        f"the record in the model, '{REPORT}', cannot be read: its file is damaged, or of "
+        f"another version of jit_passes ({first_line(error)})"
+    )
 
 
 def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, Any]:
@@ -180,7 +201,7 @@ def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, A
 
 def part_of(model: Any, method: str) -> Any:
     """Return the module that a quantized method of a model with several is in; else the model."""
-    part = getattr(model, PART + method, None)
+    part = getattr(model, f"{PART}{method}", None)
     return model if Report.read(part) is None else part
 
 
@@ -218,15 +239,24 @@ def check_module(model: Any, method: str) -> None:
         )
 
 
-def stage_of(model: Any, wanted: ModelStage | tuple[ModelStage, ...], instead: str) -> Report:
-    """Return the record of a module that must have reached a stage, or one of several."""
+def stage_of(
+    model: Any, wanted: ModelStage | tuple[ModelStage, ...], instead: str, what: str = ""
+) -> Report:
+    """Return the record of a module that must have reached a stage, or one of several.
+
+    Args:
+        model: the module.
+        wanted: the stages.
+        instead: the end of the message: what to do.
+        what: which of several modules it is, for the message.
+    """
     report = Report.read(model)
     stages = (wanted,) if isinstance(wanted, ModelStage) else wanted
     if report is None or report.stage not in stages:
         found = "a module that was not prepared" if report is None else f"a {report.stage} one"
-        raise JitPassesError(
-            f"a {' or '.join(map(str, stages))} module is needed, got {found}: {instead}"
-        )
+        needed = f"a {' or '.join(map(str, stages))} module"
+        said = f"{what} is not {needed}, but" if what else f"{needed} is needed, got"
+        raise JitPassesError(f"{said} {found}: {instead}")
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..errors import JitPassesError
+from ..errors import ArgumentError, JitPassesError, warn
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
@@ -23,6 +24,7 @@ _GAIN, _SHIFT = 2, 3  # operands of layer norm
 _WEIGHT = 1  # of linear
 STRENGTH = 0.5
 OUTLYING = 4.0  # times the median channel: two of eight bits of the others are lost
+NOTHING_TO_SMOOTH = "no layer norm over the last axis is read by a linear with constant weights"
 _DEVIATIONS = 3.0  # that what is normalized reaches
 
 Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -45,7 +47,8 @@ class _Group:
     def largest_weights(self) -> torch.Tensor:
         """The largest magnitude of the weights that read each channel, `[channels]`."""
         weights = [node.inputs[_WEIGHT].constant.detach() for node in self.linears]
-        return torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).double()
+        ends = [weight.aminmax(dim=0) for weight in weights]  # of abs() there would be a copy
+        return torch.stack([torch.maximum(-low, high) for low, high in ends]).amax(0).double()
 
     @property
     def expected(self) -> torch.Tensor:
@@ -99,26 +102,24 @@ def smooth(
 
     Raises:
         JitPassesError: the model has been quantized or is in training mode; no layer norm is read
-            by a linear; a value is NaN or infinite; there is no batch.
-        ValueError: the strength is not between 0 and 1.
+            by a linear; a value is NaN or infinite; there is no batch; the strength is not between
+            0 and 1.
     """
     check_strength(strength)
     module = FROZEN.enter(model, method)
     groups = _groups(GraphView.of(module, method))
     if not groups:
-        raise JitPassesError(
-            "there is nothing to smooth: no layer norm over the last axis is read by a linear with "
-            "constant weights"
-        )
+        raise JitPassesError(f"there is nothing to smooth: {NOTHING_TO_SMOOTH}")
     arguments = batches(data, input_fn, progress_bar("smooth", progress))
     largest = _measured(module, method, groups, arguments, model)
     return wrap(_migrated(module, method, groups, largest, strength))
 
 
-def check_strength(strength: float) -> None:
-    """Raise a ValueError for a strength that is not between 0 and 1."""
-    if isinstance(strength, bool) or not 0 <= strength <= 1:
-        raise ValueError(f"strength is between 0 and 1, got {strength}")
+def check_strength(strength: Any, said: str = "strength is a number from 0 to 1") -> None:
+    """Raise an error, which begins with what is said, for all but a number from 0 to 1."""
+    is_number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
+    if not is_number or not 0 <= strength <= 1:
+        raise ArgumentError(f"{said}, not {strength!r}")
 
 
 @dataclass
@@ -148,11 +149,12 @@ class Smoother:
 
     def __call__(self, module: Any, method: str) -> Any:
         """Return the module, in canonical form, or one that computes the same."""
-        if _NORM not in _C.names_by_kind(module, method):
-            return module
-        found = _groups(GraphView.of(module, method))
+        has_norms = _NORM in _C.names_by_kind(module, method)
+        found = _groups(GraphView.of(module, method)) if has_norms else []
         groups = [group for group in found if group.can_be_quantized]
         if not groups:
+            if self.strength is not None and self.largest is None:
+                warn(f"smooth={self.strength:g} changes nothing: {NOTHING_TO_SMOOTH}")
             return module
         if self.largest is None:
             self.largest = self._measure(module, method, groups)

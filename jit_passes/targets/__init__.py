@@ -50,11 +50,14 @@ def resolve_target(target: str | Target) -> Target:
         return target
     if target == "auto":
         return X86() if _C.has_x86_kernels() else Stock()
+    if isinstance(target, type) and issubclass(target, Target):
+        raise JitPassesError(f"a target is an object, not a class: pass {target.__name__}()")
     try:
         return Target.make(target)
     except UnknownError as error:
         raise JitPassesError(
-            f"{error}; or 'auto', or a Target such as jit_passes.targets.Stock(engine='onednn')"
+            f"{error}. A target is 'auto', a name, or an object such as "
+            "jit_passes.targets.Stock(engine='onednn')"
         ) from None
 
 

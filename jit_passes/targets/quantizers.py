@@ -66,7 +66,7 @@ class PowerOfTwoQuantizer(BackendQuantizer):
             more, as Graffitist has behind a relu.
 
     Raises:
-        ValueError: bits outside of 2 to 16.
+        JitPassesError: bits outside of 2 to 16.
     """
 
     def __init__(

@@ -107,15 +107,21 @@ def prepare_qat(
     backend, chosen = choose_quantizer(quantizer, target, config, mode, default=None)
     refine = partial(with_bits, bits=bits, first_last_bits=first_last_bits, method=method)
     annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
-    return train_at(annotated, model, trainer)
+    of_weights = ""
+    if isinstance(bits, int) and bits < 8:
+        of_weights = f". Weights alone may have {bits}: bits={{'weight': {bits}, 'input': 8}}"
+    return train_at(annotated, model, trainer, of_weights)
 
 
 def train_at(
-    annotated: Annotated, model: torch.jit.ScriptModule, trainer: FakeQuantizer
+    annotated: Annotated, model: torch.jit.ScriptModule, trainer: FakeQuantizer, hint: str = ""
 ) -> torch.jit.ScriptModule:
-    """Return the model with operators that train at its places."""
+    """Return the model with operators that train at its places.
+
+    The hint is the end of the message where there is no place.
+    """
     if not annotated.quantizations:
-        raise JitPassesError(nothing_to_train(annotated.operators))
+        raise JitPassesError(nothing_to_train(annotated.operators) + hint)
     check_forward_only(annotated.quantizations)
     plan = Plan(annotated.graph, lambda path: attribute_of(model, path), trainer)
     plan.add_all(annotated.quantizations)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..configuration.options import TensorOptions
-from ..errors import JitPassesError
+from ..errors import JitPassesError, not_among
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..passes.pipeline import Pipeline, own
 from ..passes.subject import check_script
@@ -89,7 +89,7 @@ def quantize_slots(
         JitPassesError: the model is not a ScriptModule or has no such method, no slot or an
             unknown recipe is given, no convolution is where `where` says, it is quantized already,
             the target can do none of them, or the method does not train such slots.
-        ValueError: a number of bits outside of 2 to 16.
+        JitPassesError: a number of bits outside of 2 to 16.
 
     Warns:
         JitPassesWarning: the target cannot do some of them: these stay in float.
@@ -118,7 +118,7 @@ def _choose_slots(
     recipe: str | None, given: dict[str, int | TensorOptions | None]
 ) -> dict[str, TensorOptions]:
     if recipe is not None and recipe not in RECIPES:
-        raise JitPassesError(f"recipe is one of {', '.join(RECIPES)}, not {recipe!r}")
+        raise JitPassesError(not_among("recipe", recipe, tuple(RECIPES)))
     slots = dict(RECIPES[recipe]) if recipe else {}
     for name, options in given.items():
         if isinstance(options, int):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
-from ..errors import JitPassesError, OutputError
-from ..files import write_whole
+from ..errors import JitPassesError
+from ..files import check_writable, path_of, read_bytes, write_whole, writing
 
 FORMAT = "jit_passes scores 1"
 
@@ -28,31 +27,26 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else path_of(path)
         self._header = {"format": FORMAT, **about}
         self.scores: dict[str, float] = {}
-        if self._path is None:
+        if path is None:
             return
+        check_writable(path)
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines() if self._found() else []
-        except (OSError, UnicodeDecodeError) as error:
-            raise JitPassesError(f"{path} cannot be read: {error}") from error
+            lines = read_bytes(path).decode().splitlines() if self._found() else []
+        except UnicodeDecodeError:
+            raise self._wrong("it is not text in UTF-8") from None
         self._read(lines)
         complete = [json.dumps(self._header), *map(_line, self.scores.items())]
-        try:
-            write_whole(self._path, "".join(f"{line}\n" for line in complete))
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error}") from error
+        write_whole(path, "".join(f"{line}\n" for line in complete))
 
     def add(self, plan: str, score: float) -> None:
         """Note the score of a variant."""
         self.scores[plan] = score
         if self._path is not None:
-            try:
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(f"{_line((plan, score))}\n")
-            except OSError as error:
-                raise OutputError(f"{self._path} cannot be written: {error}") from error
+            with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{_line((plan, score))}\n")
 
     def _found(self) -> bool:
         assert self._path is not None

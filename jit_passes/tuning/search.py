@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..configuration.options import LayerOptions
-from ..errors import JitPassesError, count_of, nearest
+from ..errors import JitPassesError, count_of, not_among
 from ..logs import LOGGER
 from ..report.cost import Cost, file_size, latency_on
 from ..stages.batches import progress_bar
@@ -45,9 +45,7 @@ def objective_of(name: str, variants: Variants) -> Objective:
         JitPassesError: there is none; latency without data.
     """
     if name not in OBJECTIVES:
-        close = nearest(name, OBJECTIVES) if isinstance(name, str) else ""
-        words = ", ".join(OBJECTIVES)
-        raise JitPassesError(f"an objective is one of {words}, not {name!r}: {close}")
+        raise JitPassesError(not_among("an objective", name, OBJECTIVES))
     if name == "layers":
         return Objective(name)
     if name == "size":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, aligned, count_of, nearest
+from ..errors import JitPassesError, UnknownNameError, aligned, count_of, nearest
 from ..graph.modules import Patterns, fit_of, several
 from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
@@ -72,12 +72,13 @@ class Sensitivity:
         """Return the row of that name.
 
         Raises:
-            KeyError: there is none.
+            JitPassesError: there is none; this is a KeyError too.
         """
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"{name!r}: {nearest(name, [row.name for row in self.rows])}")
+        names = [row.name for row in self.rows]
+        raise UnknownNameError(f"no layer {name!r} was measured: {nearest(str(name), names)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, which knows no infinity: None stands for one, no error mostly."""
@@ -201,6 +202,8 @@ def _chosen(layers: list[Layer], patterns: Patterns | None) -> list[Layer]:
     if patterns is None:
         return layers
     names = [layer.name for layer in layers]
+    if not isinstance(patterns, str | Iterable):
+        raise JitPassesError(f"layers are globs, one or several, not {patterns!r}")
     for pattern in several(patterns):
         if not any(map(fit_of(pattern), names)):
             raise JitPassesError(f"layers: {pattern!r} fits none: {nearest(pattern, names)}")

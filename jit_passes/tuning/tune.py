@@ -138,7 +138,7 @@ class Tuned:
         """Write the YAML.
 
         Raises:
-            OSError: the file cannot be written.
+            JitPassesError: the file cannot be written; this is an OSError too.
         """
         write_whole(path, str(self))
 

@@ -97,9 +97,11 @@ void replaceRegion(Module& root, Graph& graph, const std::string& name, const c1
   } else {
     checkObject(region, *type);
   }
+  // A unit of its own: that of the root has the type of the region, whose graph holds all its weights, for as long as
+  // anything of that unit is there.
   Module made(
-      c10::QualifiedName("__torch__.jit_passes.CompiledRegion"), root._ivalue()->compilation_unit(),
-      /*shouldMangle=*/true);
+      c10::QualifiedName("__torch__.jit_passes.CompiledRegion"),
+      std::make_shared<torch::jit::CompilationUnit>());
   made.register_attribute("compiled", type, compiled);
   made.define(sourceOf(region, type->is_module()));
   root.type()->unsafeChangeAttributeType(name, made.type());

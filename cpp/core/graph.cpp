@@ -338,4 +338,27 @@ void replaceNode(Node* node, Value* value) {
   node->destroy();
 }
 
+void replaceComputation(Node* node, Value* value) {
+  std::unordered_set<Node*> operands;
+  const auto add = [&](Node* user) {
+    for (Value* operand : user->inputs()) {
+      operands.insert(operand->node());
+    }
+  };
+  add(node);
+  replaceNode(node, value);
+  const auto isUnused = [](const Node* operand) {
+    return operand->kind() != prim::Param && !operand->hasUses() && operand->blocks().empty() &&
+           !operand->hasSideEffects();
+  };
+  auto found = std::ranges::find_if(operands, isUnused);
+  while (found != operands.end()) {
+    Node* operand = *found;
+    operands.erase(found);
+    add(operand);
+    operand->destroy();
+    found = std::ranges::find_if(operands, isUnused);
+  }
+}
+
 } // namespace jit_passes

@@ -308,6 +308,15 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
   return graph;
 }
 
+namespace {
+
+// Whether a constant's node alone holds its numbers, beside the caller's reference.
+bool isHeldOnce(const at::Tensor& constant) {
+  return constant.use_count() == 2 && constant.has_storage() && constant.storage().use_count() == 1;
+}
+
+} // namespace
+
 void copyConstants(Graph& graph) {
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies; // one tensor may be several constants
   forEachNode(graph, [&](Node* node) {
@@ -316,6 +325,9 @@ void copyConstants(Graph& graph) {
       return;
     }
     const at::Tensor original = node->t(attr::value);
+    if (isHeldOnce(original)) {
+      return;
+    }
     at::Tensor& copy = copies[original.unsafeGetTensorImpl()];
     copy = copy.defined() ? copy : original.detach().clone();
     node->t_(attr::value, copy);

@@ -179,13 +179,38 @@ at::Tensor quantizePerChannel(
   return codes.transpose(0, axis).contiguous();
 }
 
-at::Tensor dequantizePerChannel(
+at::Tensor dequantizePerChannelByOperators(
     const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
   axis += axis < 0 ? q.dim() : 0;
   checkChannels(q, scales, zero_points, axis);
   const auto zeros = zero_points.to(q.device(), at::kInt).reshape(scales.sizes());
-  const auto steps = q.to(at::kInt) - spread(zeros, q, axis);
-  return steps.to(at::kFloat) * spread(scales.to(q.device(), at::kFloat), q, axis);
+  const auto steps = q - spread(zeros, q, axis); // int32, as the zeros are
+  return steps.to(at::kFloat).mul_(spread(scales.to(q.device(), at::kFloat), q, axis));
+}
+
+at::Tensor dequantizePerChannel(
+    const at::Tensor& q, const at::Tensor& scales, const at::Tensor& zero_points, int64_t axis) {
+  axis += axis < 0 ? q.dim() : 0;
+  checkChannels(q, scales, zero_points, axis);
+  const auto steps = scales.to(at::kFloat).contiguous(), shifts = zero_points.to(at::kInt).contiguous();
+  const auto rows = q.transpose(0, axis).contiguous();
+  auto values = at::empty(rows.sizes(), rows.options().dtype(at::kFloat));
+  const int64_t channels = steps.numel(), count = channels ? rows.numel() / channels : 0;
+  dispatchCodes(q.scalar_type(), [&](auto zero) {
+    using Int = decltype(zero);
+    const Int* from = rows.const_data_ptr<Int>();
+    float* to = values.mutable_data_ptr<float>();
+    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(count, 1));
+    at::parallel_for(0, channels, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t channel = begin; channel < end; ++channel) {
+        const int64_t at = channel * count;
+        dequantizeRow<Int>(
+            from + at, to + at, count, steps.const_data_ptr<float>()[channel],
+            shifts.const_data_ptr<int32_t>()[channel]);
+      }
+    });
+  });
+  return values.transpose(0, axis).contiguous();
 }
 
 const RegisterOp quantize_op{
@@ -204,8 +229,8 @@ const RegisterOp quantize_per_channel_op{
     onAnyDevice(quantizePerChannelByOperators)};
 const RegisterOp dequantize_per_channel_op{
     "dequantize_per_channel(Tensor q, Tensor scales, Tensor zero_points, int axis) -> Tensor",
-    "Integers to float, a scale and zero point for each channel or group.",
-    onAnyDevice(dequantizePerChannel)};
+    "Integers to float, a scale and zero point for each channel or group.", onCpu(dequantizePerChannel),
+    onAnyDevice(dequantizePerChannelByOperators)};
 
 } // namespace
 } // namespace jit_passes

@@ -9,7 +9,6 @@
 // A saved file holds the weights unpacked; loading packs them for the engine that is set there.
 #include <ATen/Context.h>
 
-#include "core/alias.h"
 #include "core/graph.h"
 #include "core/registry.h"
 
@@ -78,21 +77,18 @@ bool foldPrepack(PassContext& context) {
   const EngineGuard guard(context.option("engine").toStringRef());
   const auto graph = context.graph();
   int64_t count = 0;
-  const bool changed = replaceNodes(*graph, [&](Node* node) -> Value* {
+  return changeNodes(*graph, [&](Node* node) {
     if (!isPrepack(node)) {
-      return nullptr;
+      return false;
     }
     auto packed = evaluate(node);
     TORCH_CHECK(packed, "the weight is not a constant");
     const auto name = "packed_" + std::to_string(count++);
     context.module().register_attribute(name, packed->type(), *packed);
     torch::jit::WithInsertPoint insert_at(node);
-    return graph->insertGetAttr(graph->inputs().at(0), name);
+    replaceComputation(node, graph->insertGetAttr(graph->inputs().at(0), name));
+    return true;
   });
-  if (changed) {
-    removeDeadNodes(graph);
-  }
-  return changed;
 }
 
 const RegisterPass fold_prepack_pass{

@@ -15,13 +15,17 @@ namespace {
 bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
   const at::AutoDispatchBelowADInplaceOrView without_autograd; // which takes longer than small weights do
-  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
+  return changeNodes(*context.graph(), [&](Node* node) {
     if (!startsWith(node, "jit_passes::quantize") && !startsWith(node, "jit_passes::fake_quantize") &&
         !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {
-      return nullptr;
+      return false;
     }
     const auto result = torch::jit::runNodeIfInputsAreConstant(node);
-    return result ? insertConstant(node, result->at(0)) : nullptr;
+    if (!result) {
+      return false;
+    }
+    replaceComputation(node, insertConstant(node, result->at(0)));
+    return true;
   });
 }
 

@@ -7,7 +7,7 @@ Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,13 @@ CALL = "prim::CallMethod"
 _HOLDS = ("prim::Constant", "prim::GetAttr")  # what gives constants
 
 
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A constant that is computed when it is looked at, since all at once would be large."""
+
+    make: Callable[[], torch.Tensor]
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class ValueView:
     """A value of the graph.
@@ -34,7 +41,7 @@ class ValueView:
         written: whether an in-place operator may write to it, directly or through a view.
         is_result: whether the method, or a block in it, returns it.
         is_constant: whether it is a literal or a frozen parameter; see also `GraphView.of`.
-        constant: the constant, if it is one and readable from Python.
+        constant: the constant, if it is one and readable from Python; may be set to a `Deferred`.
         shape: what the graph knows of a tensor's shape: sizes, None for unknown ones; None if
             nothing. Traced graphs have that of the example inputs.
         dtype: a tensor's dtype, if the graph knows.
@@ -51,13 +58,22 @@ class ValueView:
     written: bool
     is_result: bool
     is_constant: bool
-    constant: Any
+    _constant: Any
     shape: tuple[int | None, ...] | None = None
     dtype: torch.dtype | None = None
     from_sizes: bool = False
     producer: NodeView | None = None
     uses: list[tuple[NodeView, int]] = field(default_factory=list)
     least_axes: int | None = None
+
+    @property
+    def constant(self) -> Any:
+        found = self._constant
+        return found.make() if type(found) is Deferred else found
+
+    @constant.setter
+    def constant(self, value: Any) -> None:
+        self._constant = value
 
     def __repr__(self) -> str:
         """Return its name, or the constant; the neighbours would be the whole graph."""

@@ -20,9 +20,9 @@ from ..passes.subject import wrap
 from ..specification.parameters import ChosenQParams, QParams
 from ..specification.specification import QuantizationSpec
 from .batches import progress_bar
-from .module import ModelStage, OperatorRecord, stage_of
+from .module import ModelStage, OperatorRecord, Report, stage_of
 from .parameters import choose_parameters
-from .seen import QuantizedPlace, check_seen, read_places, refusals, without_batch
+from .seen import QuantizedPlace, check_seen, places_in, read_places, refusals, without_batch
 from .values import quantized_values
 
 CONVERT = Pipeline(
@@ -39,7 +39,6 @@ CONVERT = Pipeline(
 
 
 @timed
-@paused()
 def convert(
     prepared: torch.jit.ScriptModule, *, progress: bool | None = None
 ) -> torch.jit.ScriptModule:
@@ -63,7 +62,13 @@ def convert(
     """
     stages = (ModelStage.PREPARED, ModelStage.QAT)
     report = stage_of(prepared, stages, "call jit_passes.prepare and calibrate, or prepare_qat")
-    module, places = read_places(prepared, report)
+    return converted(_C.clone(prepared._c, report.method), report, progress)
+
+
+@paused()
+def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.ScriptModule:
+    """Do what `convert` does, with a C++ module that no one else holds: float weights are freed."""
+    module, places = places_in(module, report)
     refused = refusals(places)
     check_seen(places, report)
     chosen = choose_parameters(places, refused, progress_bar("convert", progress, "value"))
@@ -74,6 +79,8 @@ def convert(
         "add_batch_axis": {"places": list(unbatched)},
         "insert_quantize_dequantize": options,
     }
+    plan, made = digest_of(places), {**report.made, **_calibration(places, found)}
+    del places  # with the float weights, which become integers one by one
     result = CONVERT.run(module, report.method, options=given).module
     _C.copy_constants(result, report.method)  # else training on would change the result
     operators = tuple(_settled(row, refused, chosen.remarks) for row in report.operators)
@@ -86,8 +93,8 @@ def convert(
         stage=ModelStage.REFERENCE,
         operators=operators,
         codes=[(*ends, ids) for ends, ids in codes.items()],
-        plan=digest_of(places),
-        made={**report.made, **_calibration(places, found)},
+        plan=plan,
+        made=made,
     )
     known = {id: qparams for id, qparams in found.items() if isinstance(qparams, QParams)}
     named = _C.quantized_values(result, report.method)

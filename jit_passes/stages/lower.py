@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -13,13 +14,12 @@ from ..logs import timed
 from ..passes.subject import wrap
 from ..targets import Target, resolve_target
 from .batches import progress_bar
-from .module import ModelStage, stage_of
+from .module import ModelStage, Report, stage_of
 
 MOMENT = 0.5  # seconds
 
 
 @timed
-@paused()
 def lower(
     reference: torch.jit.ScriptModule,
     target: str | Target = "auto",
@@ -48,11 +48,18 @@ def lower(
             f"the model was prepared for {made_for!r}, not for {backend!r}: pass the same target "
             "to prepare and lower"
         )
-    module = _C.clone(reference._c, report.method)
+    return lowered(_C.clone(reference._c, report.method), report, backend, progress)
+
+
+@paused()
+def lowered(
+    module: Any, report: Report, backend: Target, progress: bool | None
+) -> torch.jit.ScriptModule:
+    """Do what `lower` does, with a C++ module that no one else holds: its integers are freed."""
     through = progress_bar("lower", progress, "pass", delay=MOMENT)
-    lowered = backend.lowering().run(module, report.method, through=through)
+    result = backend.lowering().run(module, report.method, through=through)
     reasons: dict[str, str] = {}
-    for remark in lowered.remarks:
+    for remark in result.remarks:
         reasons.setdefault(remark.name, remark.reason)
     operators = tuple(
         row.in_float(f"not fused: {reasons[row.name]}")
@@ -64,5 +71,5 @@ def lower(
         for row in report.operators
     )
     report = replace(report, stage=ModelStage.LOWERED, operators=operators)
-    report.located(lowered.module).write(lowered.module)
-    return wrap(lowered.module)
+    report.located(result.module).write(result.module)
+    return wrap(result.module)

@@ -85,7 +85,11 @@ def read_places(
     Raises:
         JitPassesError: another version of this package prepared the model.
     """
-    module = _C.clone(prepared._c, report.method)
+    return places_in(_C.clone(prepared._c, report.method), report)
+
+
+def places_in(module: Any, report: Report) -> tuple[Any, list[QuantizedPlace]]:
+    """Do what `read_places` does, with a C++ module that no one else holds."""
     if report.stage is ModelStage.QAT:
         wrap(module).eval()
         module = SETTLE.run(module, report.method).module

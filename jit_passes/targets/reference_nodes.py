@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import Deferred, GraphView, NodeView, ValueView
 from ..quantizers.capability import Spec
 from ..quantizers.selection import origin_of
 from ..specification.grid import DTYPES
@@ -39,13 +40,23 @@ def dtype_of(number: int) -> str:
 
 
 def show_constants(graph: GraphView) -> None:
-    """Let what a reference model dequantizes of constants count as constants in a snapshot."""
+    """Let what a reference model dequantizes of constants count as constants in a snapshot.
+
+    Only the last one that was looked at is kept: all of them are the float model again.
+    """
+    last: dict[int, torch.Tensor] = {}
+
+    def dequantized(node: NodeView) -> torch.Tensor:
+        if node.index not in last:
+            last.clear()
+            operator = getattr(torch.ops.jit_passes, node.kind.removeprefix("jit_passes::"))
+            last[node.index] = operator(*(value.constant for value in node.inputs))
+        return last[node.index]
+
     for node in graph.nodes:
-        if node.kind not in (DEQUANTIZE, PER_CHANNEL) or not node.inputs[0].is_constant:
-            continue
-        operands = [value.constant for value in node.inputs]
-        operator = getattr(torch.ops.jit_passes, node.kind.removeprefix("jit_passes::"))
-        node.output.is_constant, node.output.constant = True, operator(*operands)
+        if node.kind in (DEQUANTIZE, PER_CHANNEL) and node.inputs[0].is_constant:
+            node.output.is_constant = True
+            node.output.constant = Deferred(partial(dequantized, node))
 
 
 # Of a constant they are copied into each region that reads their result, as the constant is.

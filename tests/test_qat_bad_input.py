@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -134,9 +135,65 @@ def test_convert_before_training(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["lsq", "lsq_plus", "tqt", "moving_average"])
 def test_eval_before_training(method: str) -> None:
+    """The interpreter of PyTorch hands the error on as ours, with its message alone."""
     model = prepare_qat(scripted(), fake_quantizer=method).eval()
-    with pytest.raises((ValueError, RuntimeError), match="x -> conv:conv2d"):
-        model(batch(*IMAGES))
+    for run in (model, torch.jit.script(Calls(model)).eval(), reloaded(model)):
+        with pytest.raises(
+            JitPassesError, match=r"^[^\n]*'x -> conv:conv2d'[^\n]*training mode"
+        ) as e:
+            run(batch(*IMAGES))
+        assert isinstance(e.value, ValueError)
+
+
+class Calls(nn.Module):
+    """A model within another one."""
+
+    def __init__(self, inner: torch.jit.ScriptModule) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def reloaded(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    buffer = io.BytesIO()
+    torch.jit.save(model, buffer)
+    buffer.seek(0)
+    return torch.jit.load(buffer)
+
+
+def test_other_errors_of_models_stay_what_they_are() -> None:
+    """What PyTorch raises itself, and what scripts raise."""
+    model = prepare_qat(scripted()).train()
+    with pytest.raises(RuntimeError, match="to have 3 channels") as caught:
+        model(torch.zeros(1, 5, 8, 8))
+    assert not isinstance(caught.value, JitPassesError)
+    with pytest.raises(torch.jit.Error, match="on purpose"):
+        torch.jit.script(Raises())(torch.zeros(1))
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() > 0:
+            raise ValueError("on purpose")
+        return x
+
+
+@pytest.mark.parametrize("target", ["x86", "stock"])
+def test_activations_of_few_bits(target: str) -> None:
+    """The message says which bits the target has there, and where fewer can be."""
+    words = (
+        r"nothing can be quantized: its input is to be uint8 \[0, 15\], .*give it 8 bits, or take "
+        r"the target 'reference'.*bits=\{'weight': 4, 'input': 8\}"
+    )
+    with (
+        pytest.warns(jit_passes.JitPassesWarning, match="stay in float"),
+        pytest.raises(JitPassesError, match=words),
+    ):
+        prepare_qat(scripted(), bits=4, target=target)
+    trained = prepare_qat(scripted(), bits={"weight": 4, "input": 8}, target=target)
+    assert {row.bits for row in jit_passes.coverage(trained).int8} == {"w4a8"}
 
 
 def test_an_optimizer_that_was_built_too_early() -> None:

@@ -174,9 +174,9 @@ std::tuple<Tensor, Tensor> qparamsCpu(
     return {scale, zero_point}; // for nothing
   }
   for (int64_t i = 0; i < channels; ++i) {
-    TORCH_CHECK_VALUE(
+    checkCaller(
         low[i] <= high[i], "no range of the value '", name, "' is known: run a batch in training mode first");
-    TORCH_CHECK_VALUE(
+    checkCaller(
         std::isfinite(low[i]) && std::isfinite(high[i]), "the range of the value '", name, "' is [", low[i],
         ", ", high[i], "]: training has diverged; lower the learning rate, and resume from a checkpoint");
     const auto [step, zero] = scaleAndZeroPoint(low[i], high[i], target);

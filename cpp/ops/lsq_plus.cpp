@@ -174,7 +174,7 @@ void prepareLsqPlus(
   }
   if (enabled && x.numel() > 0) {
     guardScale<kCpu>(scale, corrections, name);
-    TORCH_CHECK_VALUE(
+    checkCaller(
         !kCpu || std::isfinite(offset.item<double>()), "the trained offset of '", name, "' is ", offset,
         ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
     guardOffset<kCpu>(offset, scale, quant_min, quant_max);

@@ -1,5 +1,6 @@
 #include "observation.h"
 
+#include "core/callers_error.h"
 #include "core/vectorize.h"
 
 namespace jit_passes {
@@ -52,7 +53,7 @@ void Extremes::merge(const Extremes& other) {
 }
 
 void checkFinite(const Extremes& seen, c10::string_view name) {
-  TORCH_CHECK_VALUE(
+  checkCaller(
       seen.finite, "the value '", name, "' holds a NaN or an infinity (in float32) in this batch: ",
       "look at the calibration data, or at the float model with torch.isfinite");
 }

@@ -115,7 +115,7 @@ std::vector<double> firstThresholds(
 void checkThreshold(const Tensor& log2_threshold, string_view name) {
   checkSet(log2_threshold, name);
   for (const double number : Grid<double>::read(log2_threshold)) {
-    TORCH_CHECK_VALUE(
+    checkCaller(
         std::isfinite(number), "the trained threshold of '", name, "' is ", number,
         ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
   }

@@ -20,7 +20,7 @@ void assign(const Tensor& parameter, const std::vector<double>& values) {
 }
 
 void checkSet(const Tensor& parameter, string_view name) {
-  TORCH_CHECK_VALUE(!isUnset(parameter), "'", name, "' has no scale yet: run a batch in training mode first");
+  checkCaller(!isUnset(parameter), "'", name, "' has no scale yet: run a batch in training mode first");
 }
 
 template <>
@@ -30,7 +30,7 @@ void guardScale<true>(const Tensor& scale, const Tensor& corrections, string_vie
   for (double& number : numbers) {
     if (!std::isfinite(number)) {
       checkSet(scale, name);
-      TORCH_CHECK_VALUE(
+      checkCaller(
           false, "the trained scale of '", name, "' is ", number,
           ": lower the learning rate of the quantization parameters, and resume from a checkpoint");
     }

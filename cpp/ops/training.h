@@ -2,6 +2,7 @@
 // to the state, and of others that have one and write to nothing.
 #pragma once
 
+#include "core/callers_error.h"
 #include "grid.h"
 
 namespace jit_passes {
@@ -31,7 +32,7 @@ inline int64_t checkedFoldAxis(
            : ": it has one for each output channel");
   if (fold.is_cpu()) {
     for (const double factor : Grid<double>::read(fold)) {
-      TORCH_CHECK_VALUE(
+      checkCaller(
           std::isfinite(factor), "the batch norm behind '", name, "' multiplies a channel by ", factor,
           ": training has diverged; lower the learning rate, and resume from a checkpoint");
     }

@@ -4,6 +4,7 @@
 #include "conversions.h"
 
 #include "core/calls.h"
+#include "core/callers_error.h"
 #include "core/module.h"
 #include "core/operators.h"
 #include "core/places.h"
@@ -305,10 +306,26 @@ void setStringAttribute(Module module, const std::string& name, const std::strin
   }
 }
 
+// Makes an error of the caller, which a running model has thrown through PyTorch, one of the class that it names.
+void translateCallersErrors() {
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const torch::jit::JITException& error) {
+      if (error.getPythonClassName() != CallersError::kClass) {
+        throw;
+      }
+      const auto type = py::module_::import("jit_passes.errors").attr("ArgumentError");
+      PyErr_SetString(type.ptr(), error.getOriginalMsg().value_or(error.what()).c_str());
+    }
+  });
+}
+
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "Passes over TorchScript graphs.";
+  translateCallersErrors();
   m.attr("torch_version") = TORCH_VERSION; // compiled against
   bindPasses(m);
   bindRewriting(m);

@@ -7,6 +7,7 @@ closed form of quantization noise.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.observers import Fixed, MinMax, PairSums
 from jit_passes.quantizer import QuantizationSpec, TensorOptions
+from jit_passes.report.cost import file_size
 from jit_passes.stages.seen import needs_data
 from jit_passes.targets import Reference, Stock
 from tests.compare import sqnr
@@ -369,15 +371,67 @@ def test_embeddings() -> None:
 
 
 def test_embeddings_of_which_nothing_is_said() -> None:
-    """In the mode static they stay in float, and the report says how to quantize them."""
+    """In the mode static they stay in float, and the report says how to quantize them.
+
+    A table that is the weight of a linear is quantized with it: see the next test.
+    """
     model = torch.jit.script(Words().eval())
     prepared = jit_passes.prepare(model, target="reference", mode="static")
     rows = {row.kind: row for row in jit_passes.coverage(prepared)}
-    assert rows["embedding"].dtype == rows["embedding_bag"].dtype == "float"
-    assert "mode: weight_only" in rows["embedding"].reason
+    assert (rows["embedding"].bits, rows["embedding_bag"].dtype) == ("w8 only", "float")
+    assert "mode: weight_only" in rows["embedding_bag"].reason
     config = {"version": 1, "rules": [{"op": "embedding", "input": {"bits": 4}}]}
     with pytest.warns(jit_passes.JitPassesWarning, match="has no input to quantize"):
         jit_passes.prepare(model, target="reference", config=config)
+
+
+class Tied(nn.Module):
+    """A language model in small: the output's weight is the table of the words."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.table, self.fc = how, nn.Embedding(2000, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 2000, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = torch.relu(self.fc(self.table(ids)))
+        return self.head(x) if self.how == "module" else x @ self.table.weight.t()
+
+
+@pytest.mark.parametrize("target", ["x86", "stock", "reference"])
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+@pytest.mark.parametrize("how", ["module", "product"])
+@pytest.mark.parametrize("form", ["script", "trace"])
+def test_a_table_that_is_the_weight_of_a_linear(
+    target: str, mode: str, how: str, form: str
+) -> None:
+    """It is in 8 bits for both: a float one beside the integers would be larger than the model.
+
+    A kernel has the integers in an order of its own, so they may be there twice: half of the file.
+    """
+    torch.manual_seed(0)
+    eager, ids = Tied(how).eval(), torch.randint(0, 2000, (4, 6))
+    with torch.no_grad():
+        model = torch.jit.script(eager) if form == "script" else torch.jit.trace(eager, ids)
+        quantized = jit_passes.quantize_script(model, [ids], mode=mode, target=target)
+        error, expected = quantized(ids) - eager(ids), eager(ids)
+    row = next(row for row in jit_passes.coverage(quantized) if row.kind == "embedding")
+    assert (row.bits, row.mode) == ("w8 only", "weight_only")
+    assert re.search("its table is the weight of '.*linear'", row.why)
+    share = file_size(quantized) / file_size(model)
+    assert share < (0.35 if target == "reference" else 0.6), share
+    assert expected.square().sum() > 10**3 * error.square().sum()  # 30 dB
+
+
+def test_a_table_that_is_to_stay_in_float() -> None:
+    """A rule for the embedding, or for the linear, has the last word."""
+    model = torch.jit.script(Tied("module").eval())
+    for module, stays in (("table", "table"), ("head", "table head")):
+        config = {"version": 1, "rules": [{"module": module, "keep_float": True}]}
+        prepared = jit_passes.prepare(model, target="reference", mode="dynamic", config=config)
+        floats = [row.name.partition(":")[0] for row in jit_passes.coverage(prepared).float]
+        assert floats == stays.split()
 
 
 def test_embeddings_that_cannot_be() -> None:

@@ -10,7 +10,7 @@ from ..configuration.configuration import Configuration, ResolvedConfiguration, 
 from ..configuration.file import read_configuration
 from ..configuration.options import AUTO, LayerOptions, TensorOptions
 from ..configuration.selector import Selector
-from ..errors import JitPassesError
+from ..errors import ArgumentError, JitPassesError
 from ..graph.view import GraphView, NodeView
 from ..specification.annotation import Annotations
 from ..specification.specification import QuantizationSpec
@@ -86,7 +86,7 @@ class BackendQuantizer(Quantizer):
     def set_global(self, options: LayerOptions) -> BackendQuantizer:
         """Say how operators are quantized that nothing more special is said about."""
         if not isinstance(options, LayerOptions):
-            raise ValueError(
+            raise ArgumentError(
                 f"options are LayerOptions, not {options!r}; a dict is for configure({{...}})"
             )
         everywhere = self.configuration.everywhere.updated(options)
@@ -206,7 +206,7 @@ class BackendQuantizer(Quantizer):
             for index, reason in refused.items()
             if index not in kept and unasked.get(index) != reason
         }
-        annotations.chosen = {
+        annotations.chosen |= {
             selection.nodes[index].name: choice.why for index, choice in choices.items()
         }
         return annotations

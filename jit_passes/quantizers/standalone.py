@@ -5,7 +5,7 @@ Embeddings look rows of their weight up. Recurrent layers quantize what they rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,10 +48,19 @@ def no_groups_of(spec: AnySpec | None, weight: ValueView) -> str | None:
 
 @dataclass(frozen=True)
 class Standalone:
-    """The fate of such operators."""
+    """Decides how embeddings and recurrent layers are quantized.
+
+    Attributes:
+        policy: the choice of the quantizer.
+        resolved: what rules say of each operator.
+        tied: by index of an embedding, the quantized operator that has its table for a weight. The
+            table is quantized too then: the float one would have to stay in the file beside the
+            integers, which would be larger than before.
+    """
 
     policy: Policy
     resolved: ResolvedConfiguration
+    tied: Mapping[int, NodeView]
 
     def role(self, node: NodeView) -> Role | None:
         """Return the role of an operator, if it is one of these."""
@@ -65,7 +74,7 @@ class Standalone:
         if options.weight.dtype == FLOAT:
             return "its weight is to stay in float"
         if role is Role.LOOKUP:
-            if not options.weight and mode != "weight_only":
+            if not options.weight and mode != "weight_only" and node.index not in self.tied:
                 return "nothing is said of its weight: a rule with mode: weight_only quantizes it"
             return self.policy.capability.refusal(node, mode="weight_only")
         if mode == "static":
@@ -73,6 +82,17 @@ class Standalone:
         if mode == "dynamic" and options.input.dtype == FLOAT:
             return "its input is to stay in float, and its kernel quantizes it"
         return self.policy.capability.refusal(node, mode=mode)
+
+    def why(self, node: NodeView) -> str | None:
+        """Say why an operator is quantized that no option asks for; None for all others."""
+        tied = self.tied.get(node.index)
+        if (
+            tied is None
+            or self.resolved.of(node).weight
+            or self.resolved.mode(node) == "weight_only"
+        ):
+            return None
+        return f"its table is the weight of '{tied.name}'"
 
     def unsupported(self, node: NodeView) -> tuple[str, str] | None:
         """Return a tensor, "weight" say, and why the target cannot quantize it as is asked.

@@ -29,6 +29,8 @@ from .support import Role, SpecSupport
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
 
+_WEIGHT = 1  # operand of convolutions and linears
+
 
 @dataclass
 class AnnotationWriter:
@@ -42,13 +44,27 @@ class AnnotationWriter:
     negative: dict[int, bool] = field(default_factory=dict)  # what can be below 0, by id
 
     def __post_init__(self) -> None:
-        self.standalone = Standalone(self.policy, self.resolved)
         self.nodes = self.selection.nodes
+        self.standalone = Standalone(self.policy, self.resolved, self.tied_tables())
         self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
         for index in sorted(self.selection.selected.keys() - self.selection.dynamic):
             for _, _, value in self.selection.operands(self.nodes[index]):
                 origin = self.selection.origin(value)
                 self.readers.setdefault(origin.id, []).append(self.nodes[index])
+
+    def tied_tables(self) -> dict[int, NodeView]:
+        """Return, by index of an embedding, the quantized operator that has its table too."""
+        support = self.selection.support
+        found = {}
+        for table in self.nodes.values():
+            if table.kind not in support or support[table.kind].role is not Role.LOOKUP:
+                continue
+            for user, operand in table.operand("weight").uses:
+                row = self.selection.selected.get(user.index)
+                weighs = row is not None and row.role is Role.WEIGHTED and operand == _WEIGHT
+                if weighs and self.weight(user) is not None:
+                    found[table.index] = user
+        return found
 
     def write(self) -> Annotations:
         self.annotations.reasons = self.selection.reasons
@@ -64,6 +80,8 @@ class AnnotationWriter:
                 self.annotations.reasons[node.name] = reason
             else:
                 self.annotations[node] = self.standalone.annotation(node)
+                if why := self.standalone.why(node):
+                    self.annotations.chosen[node.name] = why
         return self.annotations
 
     def annotate(self, node: NodeView, has_result: bool) -> None:

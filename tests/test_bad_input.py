@@ -1,13 +1,18 @@
 """Mistakes of users: the error's class, the words that help, and a module left as it was."""
 
+import ast
 import re
+import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import jit_passes
@@ -126,11 +131,149 @@ def test_no_calibration_data(model: torch.jit.ScriptModule, data: Any) -> None:
         quantize(model, data)
 
 
-@pytest.mark.parametrize("data", [5, DATA[0]], ids=["number", "tensor"])
-def test_data_is_not_an_iterable_of_batches(model: torch.jit.ScriptModule, data: Any) -> None:
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (5, "not 5"),
+        (DATA[0], r"not one tensor: pass \[tensor\]"),
+        (DATA[0].numpy(), r"not an array of NumPy: pass \[torch\.from_numpy\(array\)\]"),
+        ({"images": DATA[0]}, r"not one batch by names: pass \[batch\]"),
+        ("calib.npz", r"not text: load 'calib\.npz' first"),
+        (Path("calib.npz"), r"not text: load .*calib\.npz"),
+        (nn.ReLU(), "got ReLU"),
+    ],
+    ids=["number", "tensor", "numpy", "dict", "text", "path", "module"],
+)
+def test_data_is_not_an_iterable_of_batches(
+    model: torch.jit.ScriptModule, data: Any, words: str
+) -> None:
     """A lone tensor would be iterated row by row, and rows are no batches."""
-    with unchanged(model), refused("calibration", "iterable"):
+    with unchanged(model), refused("calibration", "iterable", words):
         quantize(model, data)
+
+
+IMAGE = DATA[0]
+FRAME = type("DataFrame", (), {"__module__": "pandas.core.frame"})
+# What is in a batch, and what the message says to do.
+KINDS: dict[str, tuple[Any, str]] = {
+    "numpy": (IMAGE.numpy(), r"'images' is an array of NumPy.*torch\.from_numpy\(images\)\. "),
+    "float64_numpy": (IMAGE.double().numpy(), r"torch\.from_numpy\(images\)\.float\(\)"),
+    "text_numpy": (np.array(["a"]), "numbers are needed, and these are <U1"),
+    "numpy_number": (np.float32(3), r"a number of NumPy.*torch\.as_tensor\(images\)"),
+    "numpy_by_name": ({"images": IMAGE.numpy()}, r"torch\.from_numpy\(images\)"),
+    "pillow": (Image.new("RGB", (8, 8)), r"an Image of Pillow.*to_tensor\(images\)\[None\]"),
+    "pandas": (FRAME(), r"a DataFrame of pandas.*images\.to_numpy\('float32'\)"),
+    "number": (3.0, r"a float.*torch\.tensor\(images\)"),
+    "loader": ([IMAGE, torch.zeros(4)], r"DataLoader.*input_fn=lambda batch: batch\[0\]"),
+    "float64": (IMAGE.double(), r"is float64, and the weights are float32: pass images\.float\(\)"),
+    "half": (IMAGE.half(), r"is float16, and the weights are float32: pass images\.float\(\)"),
+    "bytes": (IMAGE.to(torch.uint8), r"is uint8, .*images\.float\(\), scaled as in training"),
+    "sparse": (IMAGE.to_sparse(), r"sparse: pass images\.to_dense\(\)"),
+    "meta": (IMAGE.to("meta"), "on the meta device, where tensors have no numbers"),
+    "labels": ((IMAGE, False, torch.zeros(4)), r"input_fn=lambda batch: tuple\(batch\[:2\]\)"),
+    "misspelt": ({"image": IMAGE}, "no argument 'image': did you mean 'images'"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", ["quantize", "compare", "sensitivity"])
+def test_what_to_do_about_a_batch(model: torch.jit.ScriptModule, kind: str, function: str) -> None:
+    """The advice comes ahead of what PyTorch says, which most often says it too late."""
+    batch, advice = KINDS[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JitPassesWarning)
+        quantized = quantize(model, target="reference") if function == "compare" else None
+    run = {
+        "quantize": lambda: quantize(model, [batch]),
+        "compare": lambda: jit_passes.compare(model, quantized, [batch]),
+        "sensitivity": lambda: jit_passes.sensitivity(model, [batch]),
+    }[function]
+    with unchanged(model), refused(f"batch.* does not run: .*{advice}.*PyTorch says: .*The model"):
+        run()
+
+
+def test_indices(model: torch.jit.ScriptModule) -> None:
+    """Numbers that look rows of a table up: of a dtype that cannot, and beyond the rows."""
+    table = torch.jit.script(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4)).eval())
+    with refused(r"'input' is float32, .* in a table: pass input\.long\(\)"):
+        quantize(table, [torch.zeros(3)], mode="static")
+    with refused("'input' holds numbers from 2 to 99, and a table has fewer rows"):
+        quantize(table, [torch.tensor([2, 99])], mode="static")
+
+
+def test_a_mapping_is_a_dict(model: torch.jit.ScriptModule) -> None:
+    """As tokenizers give them."""
+    with pytest.warns(JitPassesWarning, match="extra"):
+        quantized = quantize(model, [UserDict(images=IMAGE)])
+    with pytest.warns(JitPassesWarning, match="extra"):
+        assert torch.equal(quantized(IMAGE), quantize(model, [IMAGE])(IMAGE))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda model: quantize(model, smooth=2),
+        lambda model: quantize(model, smooth="yes"),
+        lambda model: quantize(model, smooth=[0.5]),
+        lambda model: quantize(model, smooth=float("nan")),
+        lambda model: jit_passes.smooth(model, DATA, strength="much"),
+        lambda model: quantize(model, input_fn=0),
+        lambda model: quantize(model, method=3),
+        lambda model: quantize(model, target=jit_passes.targets.Stock),
+        lambda model: quantize(model, profile=3, data=None),
+        lambda model: jit_passes.report(model, model, DATA, 3),
+        lambda model: jit_passes.sensitivity(model, DATA, layers=3),
+        lambda model: jit_passes.tune(model, DATA, budget=30, objective="cheap"),
+        lambda model: jit_passes.run_pass("freeze", 3),
+        lambda model: jit_passes.observers.Percentile(10),
+        lambda model: jit_passes.quantizer.QuantizationSpec(quant_min=5, quant_max=1),
+        lambda model: jit_passes.quantizer.TensorOptions(bits=99),
+        lambda model: jit_passes.quantizer.Selector(),
+        lambda model: jit_passes.passes["freezze"],
+        lambda model: jit_passes.passes.remove("freezze"),
+        lambda model: jit_passes.invariants["inlinedd"],
+    ],
+)
+def test_arguments(model: torch.jit.ScriptModule, function: Any) -> None:
+    """Whatever a caller passes, the error is a JitPassesError, of other classes too."""
+    with unchanged(model), pytest.raises(JitPassesError):
+        function(model)
+
+
+def test_names_that_are_looked_up(model: torch.jit.ScriptModule) -> None:
+    with pytest.warns(JitPassesWarning, match="extra"):
+        quantized = quantize(model, target="reference")
+    compared = jit_passes.compare(model, quantized, DATA)
+    measured = jit_passes.sensitivity(model, DATA, target="reference", layers="head*")
+    for found, words in ((compared, "no value 'haed' was"), (measured, "no layer 'haed' was")):
+        with pytest.raises(JitPassesError, match=words) as caught:
+            found["haed"]
+        assert isinstance(caught.value, KeyError) and str(caught.value).startswith(words)
+
+
+def test_only_our_own_classes_are_raised() -> None:
+    """Of ValueError and the like, those that are caught where they are raised, or are PyTorch's."""
+    folder = Path(jit_passes.__file__).parent
+    allowed = {"export/tensorrt.py", "testing/random_writer.py", "command_line/data.py"}
+    known = ("ValueError", "TypeError", "KeyError", "RuntimeError", "IndexError", "OSError")
+    found = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            raised = node.exc if isinstance(node, ast.Raise) else None
+            if isinstance(raised, ast.Call) and getattr(raised.func, "id", "") in known:
+                found.add(str(path.relative_to(folder)))
+    assert found <= allowed
+
+
+def test_a_model_that_was_optimized_for_inference() -> None:
+    """Its file does not load, so the model that it was made of is there."""
+    model = torch.jit.script(Net().eval())
+    optimized = torch.jit.optimize_for_inference(model)
+    words = r"optimize_for_inference.*prim::mkldnn_convolution.*the model that was given to it"
+    with refused(words):
+        quantize(optimized)
+    with refused(words):
+        jit_passes.inspect(optimized)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +297,7 @@ def test_batch_does_not_fit(model: torch.jit.ScriptModule, batch: Any) -> None:
 
 def test_batch_has_the_wrong_shape(model: torch.jit.ScriptModule) -> None:
     """It fits forward's types, and fails inside."""
-    with unchanged(model), refused("images", r"\[4, 5, 8, 8\]", "input_fn"):
+    with unchanged(model), refused("images", r"\[4, 5, 8, 8\]", "to have 3 channels"):
         quantize(model, [torch.zeros(4, 5, 8, 8)])
 
 

@@ -337,17 +337,55 @@ def test_models_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors() -> None:
     script = torch.jit.script(Chain().eval())
     quantized = jit_passes.quantize_script(script, data(), target="stock")
-    with pytest.raises(JitPassesError, match="lowered already"):
+    with pytest.raises(JitPassesError, match="the first model is lowered already, as the second"):
         jit_passes.compare(quantized, quantized, data())
-    with pytest.raises(JitPassesError, match="not prepared"):
+    with pytest.raises(
+        JitPassesError, match=r"the first model is lowered.*, and the second one in"
+    ):
+        jit_passes.compare(quantized, script, data())
+    with pytest.raises(JitPassesError, match=r"the second model is not .*that was not prepared"):
         jit_passes.compare(script, script, data())
     with pytest.raises(JitPassesError, match="empty"):
         jit_passes.compare(script, quantized, [])
-    with pytest.raises(JitPassesError, match=r"the batch does not run.*takes .*float32.2, 5, 9, 9"):
+    with pytest.raises(
+        JitPassesError,
+        match=r"in the float model, the batch does not run.*takes .*float32.2, 5, 9, 9",
+    ):
         jit_passes.compare(script, quantized, [torch.zeros(2, 5, 9, 9)])
     other = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8 * 81, 2)).eval())
     with pytest.raises(JitPassesError, match="made of this one"):
         jit_passes.compare(other, quantized, data())
+
+
+class Tokens(nn.Module):
+    """A table and linears: nothing of it has static parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.relu(self.fc(self.table(ids))))
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_operators_that_quantize_as_they_run(target: str) -> None:
+    """Those that cannot be seen are told of, as values are; a model of other names is refused."""
+    torch.manual_seed(0)
+    script, ids = torch.jit.script(Tokens().eval()), [torch.randint(9, (3, 5))]
+    quantized = jit_passes.quantize_script(script, ids, target=target)
+    found = jit_passes.compare(script, quantized, ids)
+    seen = {row.name for row in found.rows}
+    names = {row.name for row in jit_passes.coverage(quantized).int8}
+    assert names == {"table:embedding", "fc:linear", "head:linear"}
+    if target == "reference":
+        assert seen >= {"fc:linear", "head:linear"} and not found.unmatched
+    else:
+        assert set(found.unmatched) == names - seen and "fc:linear" in found.unmatched
+        assert "target='reference' shows, or that were never computed: " in str(found)
+    other = torch.jit.script(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)).eval())
+    with pytest.raises(JitPassesError, match="was it made of this one"):
+        jit_passes.compare(other, quantized, ids)
 
 
 class Logarithm(nn.Module):

@@ -279,7 +279,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no data": ({"data": None}, r"outputs on data are compared: pass data"),
     "no batch": ({"data": []}, r"the data is empty"),
     "a tensor": ({"data": torch.zeros(4, 3, 8, 8)}, r"an iterable of batches, not one tensor"),
-    "shape": ({"data": [torch.zeros(1, 5, 8, 8)]}, r"batch 0 does not run\. The model takes"),
+    "shape": ({"data": [torch.zeros(1, 5, 8, 8)]}, r"batch 0 does not run.*3 channels.*takes"),
     "ranges": (
         {"data": None, "metric": lambda m: 1.0, "mode": "static"},
         r"ranges come from calibration data, .*pass data",

@@ -10,14 +10,21 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, aligned, count_of, shortened
+from ..errors import JitPassesError, UnknownNameError, aligned, count_of, nearest, shortened
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
-from ..stages.module import ModelStage, Report, by_position, quantized_part, stage_of
+from ..stages.module import (
+    ModelStage,
+    Report,
+    by_position,
+    part_of,
+    quantized_part,
+    stage_of,
+)
 from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
 from ..tables import html_table
@@ -83,7 +90,9 @@ class Comparison:
 
     Attributes:
         rows: the values that both have, in program order of the float model, then the outputs.
-        unmatched: names of quantized values that could not be compared, or were never computed.
+        unmatched: names of quantized values, and of results of operators that quantize their inputs
+            as they run or have quantized weights alone, that could not be compared, or were never
+            computed.
         jump: by how many dB the own error of an operator must stand out to be `first`.
     """
 
@@ -120,18 +129,19 @@ class Comparison:
         """Return the first row of that name.
 
         Raises:
-            KeyError: there is none.
+            JitPassesError: there is none; this is a KeyError too.
         """
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        names = [row.name for row in self.rows]
+        raise UnknownNameError(f"no value {name!r} was compared: {nearest(str(name), names)}")
 
     @property
     def summary(self) -> str:
         """The result, in two lines."""
-        typical = _decibels(self.typical)
-        output = f"SQNR of the output: {_decibels(self.sqnr)}"
+        typical = decibels(self.typical)
+        output = f"SQNR of the output: {decibels(self.sqnr)}"
         first = self.first
         if first is None and self.typical == math.inf:
             return output
@@ -141,7 +151,7 @@ class Comparison:
         cut = f", {first.clipped:.2%} clipped" if first.clipped else ""
         return (
             f"{output}\nfirst to stand out: {first.name}{f' ({where})' if where else ''} with "
-            f"{_decibels(first.own_sqnr)}, where {typical} are typical{cut}"
+            f"{decibels(first.own_sqnr)}, where {typical} are typical{cut}"
         )
 
     @property
@@ -151,8 +161,8 @@ class Comparison:
             return ""
         count = count_of(len(self.unmatched), "value")
         return (
-            f"not compared: {count} inside of compiled regions, which target='reference' shows, "
-            f"or never computed: {shortened(self.unmatched)}"
+            f"not compared: {count} that the target computes together with others, which "
+            f"target='reference' shows, or that were never computed: {shortened(self.unmatched)}"
         )
 
     def __str__(self) -> str:
@@ -199,13 +209,32 @@ def compare(
         JitPassesError: the first is no float model, the second is not converted, or no value in
             one is in the other; there is no batch.
     """
+    check_order(float_model, quantized, method)
     instead = "call jit_passes.quantize_script, or convert"
     quantized = quantized_part(quantized, method)
-    report = stage_of(quantized, (ModelStage.REFERENCE, ModelStage.LOWERED), instead)
+    report = stage_of(quantized, CONVERTED, instead, "the second model")
     comparison = _Comparison(float_model, quantized, report)
     for arguments in batches(data, input_fn, progress_bar("compare", progress)):
         comparison.add(arguments)
     return comparison.result(jump)
+
+
+CONVERTED = (ModelStage.REFERENCE, ModelStage.LOWERED)
+
+
+def check_order(float_model: Any, quantized: Any, method: str) -> None:
+    """Check that the first of two models is the float one.
+
+    Raises:
+        JitPassesError: it is converted.
+    """
+    first, second = (Report.read(part_of(model, method)) for model in (float_model, quantized))
+    if first is not None and first.stage in CONVERTED:
+        found = "and the second one in float" if second is None else "as the second one is"
+        raise JitPassesError(
+            f"the first model is {first.stage} already, {found}: pass the float model first, then "
+            "the quantized one"
+        )
 
 
 @dataclass
@@ -264,7 +293,9 @@ class _Comparison:
             operator, source = (node.kind, node.source) if made else ("", "")
             pair = Pair(name, node.index, site)
             rows[pair] = _Row(name, kind, operator, source, grid)
-        if report.values and not any(value.name in nodes for value in report.values):
+        wanted = [value.name for value in report.values]
+        wanted += [row.name for row in report.operators if row.mode in ("dynamic", "weight_only")]
+        if wanted and not any(name in nodes for name in wanted):
             raise JitPassesError(
                 "no value of the quantized model is one of the float model: was it made of this "
                 "one? Of one that has trained, the float model is jit_passes.strip(qat)[0]"
@@ -275,9 +306,9 @@ class _Comparison:
         self.rows = [rows[pair] for pair in self.models.pairs]
         order = {pair.name: pair.node for pair in self.models.pairs}
         self.order = [order[row.name] for row in self.rows]
-        self.unmatched = tuple(
-            dict.fromkeys(value.name for value in report.values if value.name not in order)
-        )
+        known = {value.name for value in report.values}
+        lost = (n for n in wanted if n not in order and (n in known or n in nodes))
+        self.unmatched = tuple(dict.fromkeys(lost))
         self.outputs: dict[str, _Row] = {}
 
     def add(self, arguments: tuple[Any, ...]) -> None:
@@ -336,7 +367,8 @@ def _sites(
     return found
 
 
-def _decibels(value: float) -> str:
+def decibels(value: float) -> str:
+    """Return an SQNR for people."""
     return "no error" if value == math.inf else f"{value:.1f} dB"
 
 

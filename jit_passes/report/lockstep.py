@@ -62,6 +62,7 @@ class Lockstep:
         method: of both.
         pairs: values to compare.
         also: nodes of the first model whose values are wanted too.
+        called: what messages call the two.
         rounded: whether values of the first model are put on the second one's grid before it sees
             them; without that they are on it already.
         origin: the model from which the first one was made, if that is known.
@@ -73,12 +74,13 @@ class Lockstep:
     def __init__(
         self, first: Any, second: torch.jit.ScriptModule, method: str, pairs: Sequence[Pair],
         also: Iterable[int] = (), rounded: bool = False,
+        called: tuple[str, str] = ("the float model", "the quantized model"),
         origin: torch.jit.ScriptModule | None = None,
     ) -> None:  # fmt: skip
         kept = dict.fromkeys((*(pair.node for pair in pairs), *also))
-        self._first = Recorder(first, method, list(kept), origin=origin)
+        self._first = Recorder(first, method, list(kept), origin=origin, called=called[0])
         reached = [index for pair in pairs for index in (pair.site.node, *pair.site.readers)]
-        self._second = Recorder(copy_of(second, method), method, reached)
+        self._second = Recorder(copy_of(second, method), method, reached, called=called[1])
         lost = self._second.lost
         self.pairs = [
             pair

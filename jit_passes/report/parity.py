@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, aligned, count_of
+from ..errors import JitPassesError, UnknownNameError, aligned, count_of, nearest
 from ..logs import timed
 from ..passes.subject import wrap
 from ..stages.batches import batches
@@ -103,12 +103,13 @@ class Parity:
         """Return the first row of that name.
 
         Raises:
-            KeyError: there is none.
+            JitPassesError: there is none; this is a KeyError too.
         """
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        names = [row.name for row in self.rows]
+        raise UnknownNameError(f"no value {name!r} was compared: {nearest(str(name), names)}")
 
     def _first(self, steps: float) -> ValueParity | None:
         for row in self.rows:
@@ -261,7 +262,9 @@ class _Comparison:
             if site is not None and not place.derived
         }
         also = [place.node for _, place, _ in self.parameters if not place.derived]
-        self.models = Lockstep(in_use(qat, method), converted, method, list(rows), also)
+        called = ("the model that trained", "the converted model")
+        trained = in_use(qat, method)
+        self.models = Lockstep(trained, converted, method, list(rows), also, called=called)
         self.activations = [(*rows[pair], pair.site) for pair in self.models.pairs]
         compared = {place.order for _, place, _ in (*self.activations, *self.parameters)}
         pairs = (*activations, *parameters)

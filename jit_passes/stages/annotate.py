@@ -71,7 +71,9 @@ class Mode:
         self.check(model, method)
         module = self.normalize(model, method)
         if not self.again:
-            check_parts(module, method, GraphView.of(module, method))
+            graph = GraphView.of(module, method)
+            check_packed(graph)
+            check_parts(module, method, graph)
         return module
 
     def _goes_on(self, model: torch.jit.ScriptModule, report: Report) -> bool:
@@ -309,3 +311,18 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
                     "for another target"
                 )
+
+
+def check_packed(graph: GraphView) -> None:
+    """Check that a graph has none of the operators that PyTorch makes for one processor.
+
+    Raises:
+        JitPassesError: it has.
+    """
+    kinds = {node.kind for node in graph.nodes}
+    packed = sorted(k for k in kinds if k.startswith("prim::") and "mkldnn" in k.lower())
+    if packed:
+        raise JitPassesError(
+            "the model comes from torch.jit.optimize_for_inference, which has packed its weights "
+            f"for oneDNN ({packed[-1]}): quantize the model that was given to it"
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -58,19 +59,14 @@ def batches(
     Raises:
         JitPassesError: data is no iterable of batches, or there is none.
     """
-    if isinstance(data, torch.Tensor):
-        raise JitPassesError(f"{what} is an iterable of batches, not one tensor: pass [tensor]")
-    try:
-        items = iter(data)
-    except TypeError:
-        found = type(data).__name__
-        raise JitPassesError(f"{what} is an iterable of batches, got {found}") from None
+    check_data(data, input_fn, what)
+    items = iter(data)
     empty = True
     for item in items if through is None else through(items, total=lambda: _length_of(data)):
         empty = False
         batch = item if input_fn is None else input_fn(item)
-        if isinstance(batch, dict):
-            yield (), batch
+        if isinstance(batch, Mapping):
+            yield (), dict(batch)
         else:
             yield (batch if isinstance(batch, tuple) else (batch,)), {}
     if empty:
@@ -78,6 +74,34 @@ def batches(
             f"{what} is empty: pass an iterable with at least one batch (a generator that was "
             "used before is empty)"
         )
+
+
+def check_data(data: Any, input_fn: Any, what: str) -> None:
+    """Check that data can be batches, as far as that tells before one is taken.
+
+    Raises:
+        JitPassesError: they are a single tensor, text, one batch, or nothing to go through.
+    """
+    if input_fn is not None and not callable(input_fn):
+        raise JitPassesError(f"input_fn is a function of a batch, not {input_fn!r}")
+    instead = ""
+    if isinstance(data, torch.Tensor):
+        instead = "not one tensor: pass [tensor]"
+    elif isinstance(data, str | bytes | os.PathLike):
+        instead = f"not text: load {data!r} first, [torch.from_numpy(numpy.load(path))] say"
+    elif isinstance(data, Mapping):
+        instead = "not one batch by names: pass [batch]"
+    elif type(data).__module__ == "numpy":
+        instead = "not an array of NumPy: pass [torch.from_numpy(array)]"
+    elif isinstance(data, torch.nn.Module) or not _is_iterable(data):
+        instead = f"not {data!r}" if isinstance(data, int | float) else f"got {type(data).__name__}"
+    if instead:
+        raise JitPassesError(f"{what} is an iterable of batches, {instead}")
+
+
+def _is_iterable(data: Any) -> bool:
+    # What has __getitem__ alone, as data sets have, is iterable too.
+    return isinstance(data, Iterable) or hasattr(data, "__getitem__")
 
 
 def _length_of(data: Any) -> int | None:

@@ -22,6 +22,7 @@ from ..errors import JitPassesError, without_folders
 from ..passes.subject import wrap
 from ..targets import Target, targets
 from .annotate import formed
+from .arguments import advice
 from .batches import cloned
 from .module import Report
 from .normalize import normalize
@@ -33,6 +34,7 @@ _ORIGINS: WeakKeyDictionary[torch.nn.Module, ref[torch.jit.ScriptModule]] = Weak
 _FRAME = re.compile(
     r'^ *(?:File "(?P<file>[^"\n]+)", line (?P<line>\d+)|(?P<traced>.+)\((?P<at>\d+)\): )', re.M
 )
+_PICK = ". If batches hold more than the model takes, pick it: input_fn=lambda batch: ... in Python"
 _REPORT = "please report it as an error in jit_passes, with the model's code"
 _OF_TORCH = re.compile(r"(^|[/\\])torch[/\\]")
 
@@ -63,7 +65,7 @@ def misfit(
     error: Exception,
     fits: bool | None = None,
 ) -> JitPassesError:
-    """Return the error for a batch that a model does not run: what it takes, and what came.
+    """Return the error for a batch that a model does not run: why, what it takes, what came.
 
     Args:
         method: of the model.
@@ -75,12 +77,15 @@ def misfit(
     """
     if fits:
         return broken(what, error, "The model that jit_passes has made fails")
+    said = last_line(error)
     got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-    unsure = "" if fits is False else f" If the original model takes the batch, {_REPORT}."
+    why = advice(method, args, kwargs, said)
+    alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
+    unsure = "" if why or fits is False else f". If the original model takes the batch, {_REPORT}"
     return JitPassesError(
-        f"{what} does not run. The model takes {_parameters(method)}; the "
-        f"batch gives ({got}). If batches hold more than the model's inputs, pick "
-        f"them, with input_fn=lambda batch: ... in Python.{unsure} PyTorch says: {last_line(error)}"
+        f"{what} does not run{why and f': {why}'}. PyTorch says: {said}. The model takes "
+        f"{_parameters(method)}; the batch gives ({got})"
+        f"{'' if alone or 'input_fn' in why else _PICK}{unsure}"
     )
 
 
@@ -151,7 +156,8 @@ def last_line(error: BaseException) -> str:
     """Return what went wrong, without the interpreter's traceback in front of it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
-    return (found or lines or [type(error).__name__])[-1 if found else 0]
+    line = (found or lines or [type(error).__name__])[-1 if found else 0]
+    return line.removeprefix("RuntimeError: ").rstrip(".")
 
 
 def _targets_without_forms() -> Iterator[str]:
@@ -175,6 +181,8 @@ def _runs(module: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        return f"{type(value).__name__} {value.dtype}{list(value.shape)}"
     return type(value).__name__
 
 

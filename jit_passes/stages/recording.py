@@ -29,6 +29,7 @@ class Recorder:
         kept: indices of nodes in the method's `GraphView` whose results are kept.
         told: those whose results users do not see: `run` says what they see.
         origin: the model from which the module was made, if that is known.
+        called: what messages call the model.
 
     Attributes:
         lost: indices of nodes where neither can be done.
@@ -37,6 +38,7 @@ class Recorder:
     def __init__(
         self, module: Any, method: str, kept: Sequence[int], told: Sequence[int] = (),
         origin: torch.jit.ScriptModule | None = None,
+        called: str = "the model",
     ) -> None:  # fmt: skip
         view = GraphView.of(module, method)
         nodes = [view.nodes[index] for index in dict.fromkeys((*kept, *told))]
@@ -47,7 +49,7 @@ class Recorder:
             module._register_attribute(name, _TENSORS, [])
         recording = Pipeline("record_values", (self._edit,))
         self._model: Any = wrap(recording.run(module, method).module)
-        self._method, self._origin = method, origin
+        self._method, self._origin, self._called = method, origin, called
 
     def run(
         self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None,
@@ -73,12 +75,13 @@ class Recorder:
             method = getattr(self._model, self._method)
             try:
                 result = method(*args, **kwargs)
-            except RuntimeError as error:
+            except Exception as error:
                 if told is not None:
                     raise  # it runs with values of its own
                 if fits is None:
                     fits = takes(self._origin, self._method, *arguments)
-                raise misfit(method, args, kwargs, "the batch", error, fits) from error
+                what = f"in {self._called}, the batch"
+                raise misfit(method, args, kwargs, what, error, fits) from error
         return result, {index: list(getattr(self._model, _kept(index))) for index in self.kept}
 
     def _edit(self, graph: GraphEditor) -> None:

@@ -143,18 +143,56 @@ class Residual(nn.Module):
         return self.c(torch.relu(y))
 
 
-def test_what_is_on_integers() -> None:
-    """The operators that `inspect` says are, in as many regions."""
+def drawn_operators(text: str) -> list[tuple[str, str]]:
+    """Return the kinds of dots of the quantized graph, and the operators' names."""
+    section = text[text.index('id="graph"') : text.index('id="values"')]
+    return re.findall(r'<circle class="(\w+)".*?<title>(.*?)</title>', section.split("<figure>")[2])
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_what_is_on_integers(target: str) -> None:
+    """The operators that `inspect` says are, in as many regions; a sum within a convolution too."""
     model, data = torch.jit.script(Residual().eval()), [torch.randn(2, 4, 4, 4)]
-    foreseen = jit_passes.inspect(model, target="reference")
-    found = page(model, jit_passes.quantize_script(model, data, target="reference"), data)
-    section = found[found.index('id="graph"') : found.index('id="values"')]
-    lines = re.findall(
-        r'<circle class="(\w+)".*?<title>(.*?)</title>', section.split("<figure>")[2]
-    )
+    foreseen = jit_passes.inspect(model, target=target)
+    found = page(model, jit_passes.quantize_script(model, data, target=target), data)
+    lines = drawn_operators(found)
     assert [(row.dtype, row.name) for row in foreseen] == lines
     assert {kind for kind, _ in lines} == {"int8", "float"}
-    assert f"in {len(foreseen.regions)} regions" in section
+    assert f"in {len(foreseen.regions)} regions" in found and "ollow: dynamic" not in found
+
+
+class Tokens(nn.Module):
+    """A table, of which the weight alone is quantized, and linears of the mode dynamic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.fc, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.relu(self.fc(self.table(ids))))
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_what_is_dynamic_or_has_weights_alone(target: str) -> None:
+    """No number goes from one to another in codes: they are in no region, and no line is of codes.
+
+    The table computes in float wherever the page speaks of it.
+    """
+    model, data = torch.jit.script(Tokens().eval()), [torch.randint(9, (3, 5))]
+    found = page(model, jit_passes.quantize_script(model, data, target=target), data)
+    dots = [("float", "table:embedding"), ("dynamic", "fc:linear"), ("dynamic", "head:linear")]
+    assert drawn_operators(found) == dots
+    section = found[found.index('id="graph"') : found.index('id="values"')]
+    assert "Hollow: dynamic" in section and "· region" not in section and "onverted" not in section
+    assert re.findall(r'<path class="(\w+)"', section.split("<figure>")[2]) == ["float"] * 2
+    assert ">table:embedding · weight_only<" in section and ">fc:linear · dynamic<" in section
+    assert re.search(
+        r'<td>table:embedding</td><td>embedding</td><td class="float">w8 only</td>', found
+    )
+    errors = found[found.index('id="errors"') : found.index('id="graph"')]
+    bars = re.findall(r'<button type="button" class="(.*?)".*?title="(.*?):', errors)
+    assert bars[-1] == ("bar output", "output") and all(kind != "bar" for kind, _ in bars)
+    assert target != "reference" or bars[0] == ("bar float", "table")
 
 
 def test_latency(models: tuple[torch.jit.ScriptModule, torch.jit.ScriptModule], text: str) -> None:
@@ -293,6 +331,11 @@ window.addEventListener("load", () => {
   const bars = document.querySelectorAll(".bar");
   bars[0].click(); found.clicked = panel.querySelector("strong").textContent;
   found.drawn = panel.querySelectorAll("svg rect").length;
+  found.told = panel.querySelector("p").textContent;
+  found.behind = getComputedStyle(bars[0]).backgroundColor;
+  document.querySelector(".bar.float").click();
+  found.plain = panel.querySelector("p").textContent;
+  bars[0].click();
   bars[0].dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
   found.next = panel.querySelector("strong").textContent;
   found.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
@@ -325,6 +368,9 @@ def test_in_a_browser(text: str, tmp_path: Path, width: int) -> None:
         "expand:conv2d", rows[0]["name"], rows[1]["name"]
     )  # fmt: skip
     assert found["drawn"] == sum(count > 0 for count in rows[0]["histogram"][2])
+    assert "dashed lines are the ends of the grid" in found["told"]
+    assert "logarithms of counts" in found["plain"] and "dashed" not in found["plain"]
+    assert found["behind"] == "rgba(0, 0, 0, 0)"  # of full height it would look like an error
     assert found["wide"] <= 0
 
 

@@ -77,7 +77,7 @@ class Coverage(tuple[OperatorRecord, ...]):
 
     def _repr_html_(self) -> str:
         rows = ((row.name, row.kind, row.precision, row.mode, _why(row)) for row in self)
-        head = ("operator", "kind", "computes in", "mode", "why")
+        head = ("operator", "kind", "bits", "mode", "why")
         return html_table(head, rows, self.summary, NEEDS_PACKAGE if self.needs_package else "")
 
 

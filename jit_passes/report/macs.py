@@ -50,9 +50,13 @@ def integer_share(
 
 
 def share_of(covered: Coverage, macs: dict[str, int]) -> float:
-    """Return which part of the multiply-accumulates is of operators on integers."""
+    """Return which part of the multiply-accumulates is of operators on integers.
+
+    One whose weight alone is quantized computes in float.
+    """
     total = sum(macs.get(row.name, 0) for row in covered)
-    return sum(macs.get(row.name, 0) for row in covered.int8) / total if total else 0.0
+    on_integers = (row for row in covered.int8 if row.mode != "weight_only")
+    return sum(macs.get(row.name, 0) for row in on_integers) / total if total else 0.0
 
 
 def macs_of(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...errors import JitPassesError, without_folders
-from ...files import write_whole
-from ...graph.view import GraphView
+from ...files import check_writable, write_whole
+from ...graph.view import GraphView, ValueView
 from ...logs import timed
 from ...passes.pipeline import CLEAN_UP, Pipeline
 from ...profile import Profile
@@ -21,9 +21,9 @@ from ...profile.run import profile_of
 from ...quantizers.selection import origin_of
 from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
-from ...stages.module import ModelStage, Report, quantized_part, stage_of
+from ...stages.module import Report, quantized_part, stage_of
 from ...targets import Target
-from ..compare import ValueComparison, compare
+from ..compare import CONVERTED, ValueComparison, check_order, compare
 from ..cost import file_size, latency_on
 from ..coverage import Coverage, coverage
 from ..inspection import computes
@@ -36,6 +36,9 @@ LOST = -999.0  # decibels where nothing is left of the signal
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html"
 CHARACTER = 7.3  # width in the font of the graphs, in pixels
+# By the mode of an operator, "" for float: where it computes, as the style sheet has it. One whose
+# weight alone is quantized computes in float.
+SIDES = {"static": "int8", "dynamic": "dynamic", "weight_only": "float", "": "float"}
 AS_WRITTEN = Pipeline("as_written", ("freeze", *CLEAN_UP))
 
 
@@ -75,8 +78,9 @@ def report(
 
     Raises:
         JitPassesError: what `compare` raises; the package jinja2 is missing.
-        OSError: the file cannot be written.
+        JitPassesError: the file cannot be written; this is an OSError too.
     """
+    check_writable(path)
     text = page(
         model, quantized, data, title=title, latency=latency, input_fn=input_fn, progress=progress,
         method=method,
@@ -102,9 +106,10 @@ def page(
         raise JitPassesError(
             "a page needs the package jinja2, of the extra `report`: pip install jinja2"
         ) from error
+    check_order(model, quantized, method)
     whole, quantized = quantized, quantized_part(quantized, method)
-    wanted = (ModelStage.REFERENCE, ModelStage.LOWERED)
-    record = stage_of(quantized, wanted, "call jit_passes.quantize_script, or convert")
+    instead = "call jit_passes.quantize_script, or convert"
+    record = stage_of(quantized, CONVERTED, instead, "the second model")
     given = list(batches(data, input_fn))
     items = [kwargs or args for args, kwargs in given]
     compared = compare(model, quantized, map(cloned, items), progress=progress)
@@ -131,7 +136,7 @@ def page(
         "covered": covered,
         "operators": _operators(covered, macs),
         "share": share_of(covered, macs),
-        "graphs": [_drawing(before, set()), _drawing(graph, _on_integers(graph, record))],
+        "graphs": [_drawing(before, {}), _drawing(graph, _modes(graph, record))],
         "line": (WIDTH, HEIGHT),
     }
     if latency:
@@ -171,7 +176,7 @@ def _operators(covered: Coverage, macs: dict[str, int]) -> list[dict[str, Any]]:
             "reason": without_folders(row.explanation),
             "source": without_folders(row.source),
             "macs": macs.get(row.name, 0) / total if total else 0.0,
-            "int8": row.dtype == "int8",
+            "side": SIDES[row.mode if row.dtype == "int8" else ""],
         }
         for row in covered
     ]
@@ -198,32 +203,45 @@ def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, 
     return found
 
 
-def _on_integers(graph: GraphView, record: Report) -> set[str]:
-    """Return the names of operators on integers.
+def _modes(graph: GraphView, record: Report) -> dict[str, str]:
+    """Return the modes of the operators that are quantized, by name.
 
-    Those without weights see codes alone, and give codes, behind a clip where there is one.
+    Static are those without weights that see codes alone, and give codes, behind a clip where there
+    is one. A sum may read what an operator with weights has not rounded: it is computed within.
     """
     names = {value.name for value in record.values}
     values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
     codes = {value.id: value for value in values if value.name in names}
     ends = {origin_of(value, ()).id for value in codes.values()}
-    int8 = {row.name for row in record.operators if row.dtype == "int8"}
-    for node in filter(computes, graph.nodes):
+    modes = {row.name: row.mode or "static" for row in record.operators if row.dtype == "int8"}
+
+    def sees_codes(value: ValueView) -> bool:
+        maker = value.producer
+        alone = len(value.uses) == 1 and not value.is_result
+        within = alone and maker is not None and modes.get(maker.name) == "static"
+        return within or origin_of(value, codes).id in codes
+
+    for node in graph.nodes:
+        if node.name in modes or not computes(node):
+            continue
         seen = [value for value in node.inputs if value.is_tensor and not value.is_constant]
-        sees_codes = all(origin_of(value, codes).id in codes for value in seen)
-        if sees_codes and any(value.id in ends for value in node.outputs):
-            int8.add(node.name)
-    return int8
+        if all(map(sees_codes, seen)) and any(value.id in ends for value in node.outputs):
+            modes[node.name] = "static"
+    return modes
 
 
-def _drawing(graph: GraphView, int8: set[str]) -> dict[str, Any]:
-    """Return the lines of the drawing: operators in program order, with their regions."""
+def _drawing(graph: GraphView, modes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the lines of the drawing: operators in program order, with their regions.
+
+    Between operators of the mode dynamic numbers go in float, so they are in no region.
+    """
     shown = [node for node in graph.nodes if computes(node)]
     drawing = drawn(graph.nodes, shown)
-    inside = [node.name in int8 for node in shown]
+    inside = [modes.get(node.name) == "static" for node in shown]
     regions = regions_of(drawing.edges, inside)
     lines: list[dict[str, Any]] = [
-        {"name": node.name, "kind": node.kind.rpartition("::")[2], "region": region,
+        {"name": node.name, "kind": node.kind.rpartition("::")[2],
+         "side": SIDES[modes.get(node.name, "")], "note": _note(modes.get(node.name, ""), region),
          "x": lane * WIDTH + WIDTH // 2, "y": k * HEIGHT + HEIGHT // 2}
         for k, (node, lane, region) in enumerate(zip(shown, drawing.lanes, regions, strict=True))
     ]  # fmt: skip
@@ -232,12 +250,19 @@ def _drawing(graph: GraphView, int8: set[str]) -> dict[str, Any]:
         (path, kinds.get((inside[source], inside[reader]), "converted"))
         for path, (source, reader) in zip(drawing.curves, drawing.edges, strict=True)
     ]
-    longest = max((len(line["name"]) + 12 * (line["region"] > 0) for line in lines), default=0)
+    longest = max((len(line["name"] + line["note"]) for line in lines), default=0)
     return {
         "lines": lines, "curves": curves, "text": drawing.width + 6,
         "width": drawing.width + 12 + round(CHARACTER * longest),
         "height": len(shown) * HEIGHT, "regions": max(regions, default=0),
+        "dynamic": any(line["side"] == "dynamic" for line in lines),
+        "converted": any(kind == "converted" for _, kind in curves),
     }  # fmt: skip
+
+
+def _note(mode: str, region: int) -> str:
+    """Return what stands behind an operator's name."""
+    return f" · region {region}" if region else f" · {mode}" if mode else ""
 
 
 def _height(sqnr: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from . import _starting as _starting  # isort: skip  # ahead of torch
 from . import _extension, fake_quantizers, logs, observers, quantizer, targets
 from ._version import __version__ as __version__
 from .errors import JitPassesError, JitPassesWarning, PassError

@@ -56,8 +56,14 @@ def test_quantize(run: Run, model: Path, data: Path, target: str, tmp_path: Path
     found = torch.jit.load(out)
     assert same(found, expected)
     lines = done.out.splitlines()
-    assert "\n".join(lines[:-1]) == str(jit_passes.coverage(found))
-    assert lines[-1].startswith(f"{out}: ") and str(model) in lines[-1]
+    assert "\n".join(lines[:-2]) == str(jit_passes.coverage(found))
+    assert lines[-2].startswith(f"{out}: ") and str(model) in lines[-2]
+    cost, _, closer = lines[-1].partition("; value by value: ")
+    float_model, first = torch.jit.load(model), images()[:5]
+    measured = jit_passes.compare(float_model, found, [first]).sqnr
+    assert cost == f"SQNR of the output on the first batch: {measured:.1f} dB"
+    assert closer == f"jit-passes compare {model} {out} --data {data}"
+    assert run(*closer.split()[1:]).code == 0
     made = jit_passes.provenance(found)
     assert made is not None and made["batches"] == 3 and made["target"]["name"] == name
 

@@ -53,6 +53,12 @@ FORMS: dict[str, Writer] = {
     "dict": lambda p, x: written(p / "x.pt", lambda f: torch.save({"images": x}, f)),
     "tuple": lambda p, x: written(p / "x.pt", lambda f: torch.save((x,), f)),
     "batches": lambda p, x: written(p / "x.pth", lambda f: torch.save(list(x.split(5)), f)),
+    "big_endian": lambda p, x: written(
+        p / "x.npz", lambda f: np.savez(f, images=x.numpy().astype(">f4"))
+    ),
+    "long_double": lambda p, x: written(
+        p / "x.npy", lambda f: np.save(f, x.numpy().astype(np.longdouble))
+    ),
     "double": lambda p, x: written(p / "x.npy", lambda f: np.save(f, x.double().numpy())),
     "safetensors": write_safetensors,
     "folder": write_folder,

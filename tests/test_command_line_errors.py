@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,67 @@ def test_data_that_do_not_fit(
     assert done.err.startswith("error: ") and "Traceback" not in done.err
 
 
+NO_NUMBERS = {
+    "text": np.array(["a", "b"]),
+    "bytes": np.array([b"a", b"b"]),
+    "dates": np.array(["2024-01-01", "2024-01-02"], "datetime64[D]"),
+    "spans": np.array([1, 2], "timedelta64[s]"),
+    "records": np.zeros(2, [("a", "f4"), ("b", "i4")]),
+}
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+def test_arrays_without_numbers(
+    run: Run, model: Path, kind: str, suffix: str, tmp_path: Path
+) -> None:
+    """The message has the file and the name of the array."""
+    path, array = tmp_path / f"x{suffix}", NO_NUMBERS[kind]
+    if suffix == ".npz":
+        np.savez(path, images=array)
+    else:
+        np.save(path, array)
+    done = run("quantize", model, "--data", path, "-o", tmp_path / "o.pt")
+    name = "images" if suffix == ".npz" else "x.npy"
+    assert done.code == Exit.INPUT
+    assert f"error: {path}: '{name}' holds " in done.err and "numbers or bool" in done.err
+
+
+def test_objects_in_a_file_of_torch(run: Run, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"images": "none"}, path)
+    done = run("quantize", model, "--data", path, "-o", tmp_path / "o.pt")
+    assert done.code == Exit.INPUT and f"{path}: 'images' is a str" in done.err
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_files(run: Run, model: Path, data: Path, seed: int, tmp_path: Path) -> None:
+    """Bytes that are others, anywhere: never a mistake of ours, and never a traceback."""
+    generator = np.random.default_rng(seed)
+    reference, ranges, out = (tmp_path / name for name in ("ref.pt", "ranges.yaml", "out"))
+    how = ("--data", data)
+    assert run("quantize", model, *how, "--target", "reference", "-o", reference).code == 0
+    assert run("profile", model, *how, "-o", ranges).code == 0
+    npz = write_npz(tmp_path / "x.npz", images=images())
+    commands: dict[Path, tuple[object, ...]] = {
+        model: ("inspect", model),
+        reference: ("export", reference, "--format", "aimet", "-o", out),
+        ranges: ("quantize", model, "--profile", ranges, "--target", "reference", "-o", out),
+        npz: ("quantize", model, "--data", npz, "--target", "reference", "-o", out),
+    }
+    for path, command_ in commands.items():
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        for place in generator.integers(len(whole), size=int(generator.choice([1, 3, 30]))):
+            damaged[place] = generator.integers(256)
+        for content in (bytes(damaged), whole[: int(generator.integers(len(whole)))]):
+            path.write_bytes(content)
+            done = run(*command_)
+            assert done.code in (Exit.DONE, Exit.INPUT), done.err
+            assert "Traceback" not in done.err
+        path.write_bytes(whole)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -281,6 +343,126 @@ def test_full_disk(run: Run, name: str, model: Path, data: Path, tmp_path: Path)
     assert done.returncode == Exit.OUTPUT, done.stderr
     assert f"error: {out} cannot be written: " in done.stderr and "Traceback" not in done.stderr
     assert out.read_text() in ("", "old") and [path.name for path in folder.iterdir()] == ["file"]
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("which", ["passes", "help", "inspect", "quantize"])
+def test_standard_output_that_is_full(which: str, model: Path, tmp_path: Path) -> None:
+    """It is said once, with the exit code of results that cannot be written."""
+    out = tmp_path / "int8.pt"
+    arguments: dict[str, tuple[object, ...]] = {
+        "passes": ("passes",), "help": ("--help",), "inspect": ("inspect", model, "--json"),
+        "quantize": ("quantize", model, "--random", "2x3x8x8", "--target", "stock", "-o", out),
+    }  # fmt: skip
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            command(*arguments[which]), stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+    assert done.returncode == Exit.OUTPUT
+    last = done.stderr.splitlines()[-1]
+    assert last == "error: the standard output cannot be written: No space left on device"
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+def test_standard_error_that_is_full(model: Path, tmp_path: Path) -> None:
+    """Nobody reads what it would say; results and exit codes are what they are."""
+    for arguments, code in (
+        (("inspect", model), Exit.DONE), (("inspect", tmp_path / "none.pt"), Exit.INPUT),
+    ):  # fmt: skip
+        with FULL.open("w") as full:
+            done = subprocess.run(
+                command(*arguments), stdout=subprocess.PIPE, stderr=full, cwd=ROOT
+            )
+        assert done.returncode == code
+
+
+@pytest.mark.parametrize("name", ["quantize", "profile", "export", "report", "tune", "resume"])
+@pytest.mark.parametrize("kind", ["folder", "no_folder", "long"])
+def test_outputs_that_cannot_be(
+    run: Run, name: str, kind: str, model: Path, data: Path, tmp_path: Path
+) -> None:
+    """Of each command, before any work: the data are not even read."""
+    out = {"folder": tmp_path, "no_folder": tmp_path / "no" / "o", "long": tmp_path / ("a" * 300)}
+    how, budget = ("--data", tmp_path / "none.npy"), ("--budget", 9, "--float-only")
+    arguments: dict[str, tuple[object, ...]] = {
+        "export": ("export", model, "--format", "nni", "-o", out[kind]),
+        "report": ("report", model, model, *how, "-o", out[kind]),
+        "tune": ("tune", model, *how, *budget, "-o", out[kind]),
+        "resume": ("tune", model, "--data", data, *budget, "--resume", out[kind]),
+    }
+    done = run(*arguments.get(name, (name, model, *how, "-o", out[kind])))
+    assert done.code == Exit.OUTPUT, done.err
+    assert str(out[kind]) in done.err and "Traceback" not in done.err
+
+
+def interrupted(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command with some code ahead of it, as `python -m jit_passes` is called.
+
+    The code is in a module that Python imports as it starts, and sends a signal.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(code)
+        path = os.pathsep.join((folder, str(ROOT), os.environ.get("PYTHONPATH", "")))
+        return subprocess.run(
+            command(*arguments), capture_output=True, text=True, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path}, check=False,
+            # Background jobs of shells, and what they start, ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+
+
+WHEN_IMPORTED = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.nn":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.{sent})
+sys.meta_path.insert(0, Finder())
+"""
+AT_EXIT = """
+import atexit, os, signal
+atexit.register(lambda: os.kill(os.getpid(), signal.{sent}))
+"""
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_torch_is_imported(sent: str, model: Path) -> None:
+    done = interrupted(WHEN_IMPORTED.format(sent=sent), "inspect", model)
+    number = signal.Signals[sent].value
+    assert done.returncode in (128 + number, -number) and done.stdout == ""
+    assert done.stderr == ("interrupted: no result was written\n" if sent == "SIGINT" else "")
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_python_ends(sent: str, model: Path, tmp_path: Path) -> None:
+    """The result is there, and nothing says otherwise."""
+    out = tmp_path / "int8.pt"
+    quantize = ("quantize", model, "--random", "2x3x8x8", "--target", "stock", "-o", out)
+    done = interrupted(AT_EXIT.format(sent=sent), *quantize)
+    assert done.returncode == Exit.DONE and out.exists()
+    assert "interrupted" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_interruption_behind_the_result(
+    run: Run, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says that the file was written, and only that of this command."""
+    out, other = tmp_path / "int8.pt", tmp_path / "other.pt"
+    quantize = ("quantize", model, "--data", data, "--target", "stock", "-o")
+    assert run(*quantize, other).code == 0
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jit_passes.command_line.quantize.show", interrupt)
+    done = run(*quantize, out)
+    assert done.code == Exit.INTERRUPTED and out.exists()
+    assert f"interrupted: {out} was written" in done.err and str(other) not in done.err
 
 
 @pytest.mark.parametrize(

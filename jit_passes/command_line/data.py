@@ -227,12 +227,12 @@ def read(path: Path) -> Samples | list[Batch]:
 
 def _read_npy(path: Path) -> Samples:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return Samples(str(path), (_floats(array, path.name),))
+    return Samples(str(path), (_usable(array, path, path.name),))
 
 
 def _read_npz(path: Path) -> Samples:
     with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: _floats(archive[name], name) for name in archive.files}
+        arrays = {name: _usable(archive[name], path, name) for name in archive.files}
     ordered = [f"arr_{i}" for i in range(len(arrays))]  # what savez calls those without names
     if set(arrays) == set(ordered):
         return Samples(str(path), tuple(arrays[name] for name in ordered))
@@ -247,17 +247,17 @@ def _read_safetensors(path: Path) -> Samples:
             f"{path}: reading it needs the package safetensors: pip install 'jit_passes[data]', or "
             "safetensors"
         ) from error
-    return Samples(str(path), named={n: _floats(t, n) for n, t in load_file(path).items()})
+    return Samples(str(path), named={n: _usable(t, path, n) for n, t in load_file(path).items()})
 
 
 def _read_torch(path: Path) -> Samples | list[Batch]:
     loaded = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(loaded, torch.Tensor):
-        return Samples(str(path), (_floats(loaded, path.name),))
+        return Samples(str(path), (_usable(loaded, path, path.name),))
     if isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded):
-        return Samples(str(path), named={n: _floats(v, n) for n, v in loaded.items()})
+        return Samples(str(path), named={n: _usable(v, path, n) for n, v in loaded.items()})
     if isinstance(loaded, tuple):
-        return Samples(str(path), tuple(_floats(v, str(i)) for i, v in enumerate(loaded)))
+        return Samples(str(path), tuple(_usable(v, path, str(i)) for i, v in enumerate(loaded)))
     if isinstance(loaded, list) and loaded:
         return loaded
     raise JitPassesError(
@@ -266,10 +266,28 @@ def _read_torch(path: Path) -> Samples | list[Batch]:
     )
 
 
-def _floats(value: Any, name: str) -> Any:
-    """Return double numbers, which numpy makes where nobody asked for them, as float32."""
-    if str(getattr(value, "dtype", "")).removeprefix("torch.") == "float64":
-        note(f"note: {name} holds float64, and is taken as float32")
+def _usable(value: Any, path: Path, name: str) -> Any:
+    """Return an argument as a model can take it: numbers, in the byte order of this machine.
+
+    Double numbers, which numpy makes where nobody asked for them, become float32.
+
+    Raises:
+        JitPassesError: it holds text, dates, records or objects.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufc":
+            raise JitPassesError(
+                f"{path}: '{name}' holds {value.dtype}, and a tensor holds numbers or bool: leave "
+                "it out, or make numbers of it"
+            )
+        value = value.astype(value.dtype.newbyteorder("="), copy=False)
+    elif not isinstance(value, torch.Tensor | bool | int | float | None):
+        raise JitPassesError(
+            f"{path}: '{name}' is a {type(value).__name__}, and arguments are tensors or numbers"
+        )
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    if dtype in ("float64", "float128", "longdouble"):
+        note(f"note: {name} holds {dtype}, and is taken as float32")
         return value.astype(np.float32) if isinstance(value, np.ndarray) else value.float()
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -11,10 +12,13 @@ from typing import Any
 
 import click
 
+from .._starting import stop
 from .._version import __version__
 from ..errors import JitPassesError, JitPassesWarning, OutputError, first_line
+from ..files import reason_of
 from .compare import compare
 from .export import export
+from .files import forget_outputs, written
 from .inspect import inspect
 from .listings import passes, targets, versions
 from .outcome import Exit, failure, note, warning
@@ -41,9 +45,9 @@ Exit codes:
   1  failed by a mistake of jit_passes or PyTorch
   2  the command line is wrong
   3  a model, data, a profile or a configuration is wrong, or cannot be read
-  4  a result cannot be written
+  4  a result, or the standard output, cannot be written
   5  compare --min-sqnr: the quantized model is not good enough
-  130, 143  interrupted, terminated: no result was written
+  130, 143  interrupted, terminated: no result was written, unless stderr names it
 
 Results go to stdout, everything else to stderr.
 """
@@ -71,7 +75,33 @@ for command in (
 def run() -> None:
     """Run the command of this process, and end it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
-    sys.exit(main())
+    if signal.getsignal(signal.SIGINT) is stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = main()
+        _ignore_signals()
+    except KeyboardInterrupt as error:  # behind the command
+        _ignore_signals()
+        code = _code_of(error)
+    sys.exit(_flushed(code))
+
+
+def _ignore_signals() -> None:
+    """Let the process end: what there is to write is written."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _flushed(code: int) -> int:
+    """Write out what stdout still holds; return the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # Python would try once more, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or _code_of(error)
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the name of the program; None for those of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    forget_outputs()
     debug = "--debug" in given
     with warnings.catch_warnings():
         if not debug:
@@ -90,6 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             result = cli.main(given, prog_name="jit-passes", standalone_mode=False)
             return int(result) if isinstance(result, int) else Exit.DONE
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):  # click's way to say so
+                return _code_of(error.__context__)
+            raise
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 traceback.print_exc()
@@ -101,17 +136,21 @@ def _code_of(error: BaseException) -> Exit:
     if isinstance(error, click.exceptions.Exit):
         return Exit(error.exit_code)
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        note("interrupted: no result was written")
+        done = ", ".join(map(str, written()))
+        note(f"interrupted: {done} was written" if done else "interrupted: no result was written")
         return Exit.INTERRUPTED
     if isinstance(error, click.ClickException):
         error.show()
         return Exit.USAGE
     if isinstance(error, BrokenPipeError):  # the reader of stdout has seen enough
-        sys.stdout = sys.__stderr__
         return Exit.OUTPUT
     if isinstance(error, JitPassesError):
         failure(str(error))
         return Exit.OUTPUT if isinstance(error, OutputError) else Exit.INPUT
+    if isinstance(error, OSError):  # of the system, which says of which file; of stdout it does not
+        where = f"{error.filename}" if error.filename else "the standard output cannot be written"
+        failure(f"{where}: {reason_of(error)}")
+        return Exit.INPUT if error.filename else Exit.OUTPUT
     failure(f"{type(error).__name__}: {first_line(error)}")
     note(
         "this is a mistake of jit_passes, or of PyTorch: run it again with --debug, and report "

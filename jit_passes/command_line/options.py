@@ -7,7 +7,7 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -283,6 +283,17 @@ def given_data(
     if data is None:
         return None
     return data_of(data, batch_size, batches, images, getattr(model, method))
+
+
+def words_of(data: Mapping[str, Any]) -> list[str]:
+    """Return the words of a command that say what the data are: what `given_data` takes."""
+    words = [] if data["random"] else ["--data", str(data["data"] or "DATA")]
+    words += [word for text in data["random"] for word in ("--random", text)]
+    if data["image_size"] is not None:
+        words += ["--image-size", "x".join(map(str, data["image_size"]))]
+        words += [w for n in ("mean", "std") for w in (f"--{n}", ",".join(map(str, data[n])))]
+        words += ["--grey"] * data["grey"]
+    return words
 
 
 def warn_of_random(random: tuple[str, ...]) -> None:

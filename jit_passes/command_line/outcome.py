@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from enum import IntEnum
 from typing import Any
@@ -23,20 +24,25 @@ class Exit(IntEnum):
 
 
 def note(message: str) -> None:
-    """Say something to people on stderr."""
-    click.echo(message, err=True)
+    """Say something to people on stderr; where it cannot be written, nobody reads it."""
+    with contextlib.suppress(OSError):
+        click.echo(message, err=True)
 
 
 def warning(message: str) -> None:
     """Say on stderr that the result is probably not what was hoped for."""
-    click.echo(f"{click.style('warning:', fg='yellow')} {message}", err=True)
+    note(f"{click.style('warning:', fg='yellow')} {message}")
 
 
 def failure(message: str) -> None:
     """Say on stderr why there is no result."""
-    click.echo(f"{click.style('error:', fg='red')} {message}", err=True)
+    note(f"{click.style('error:', fg='red')} {message}")
 
 
 def show(text: str, data: Any, as_json: bool) -> None:
-    """Write a result to stdout: as text for people, or as JSON for programs."""
+    """Write a result to stdout: as text for people, or as JSON for programs.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     click.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)

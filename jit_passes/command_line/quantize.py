@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from ..errors import JitPassesError
 from ..quantize import quantize_script
 from ..report import coverage, provenance
+from ..report.compare import decibels
 from ..report.provenance import note
+from ..stages.batches import batches as arguments_of
+from ..tuning.metric import sqnr_metric
 from . import options
 from .files import check_output, check_readable, load_model, save_model
-from .outcome import show
+from .outcome import show, warning
 
 EPILOG = """\b
 Examples:
@@ -98,10 +105,16 @@ def quantize(
         raise
     if data["random"]:
         note(quantized, data="random " + " ".join(data["random"]))
-    save_model(quantized, output)
     covered = coverage(quantized, method)
+    cost = None if batches is None else cost_of(quantized, loaded, method, batches)
+    save_model(quantized, output)
     before, after = model.stat().st_size, output.stat().st_size
     lines = [str(covered), f"{output}: {after / 1024:.0f} KiB, {after / before:.0%} of {model}"]
+    compare = ["jit-passes", "compare", str(model), str(output), *options.words_of(data)]
+    known = "what it costs,"
+    if cost is not None:
+        known = f"SQNR of the output on the first batch: {decibels(cost)};"
+    lines.append(f"{known} value by value: {shlex.join(compare)}")
     result = {
         "output": str(output),
         "bytes": after,
@@ -110,4 +123,18 @@ def quantize(
         "needs_package": covered.needs_package,
         "operators": [asdict(row) for row in covered],
     }
+    if cost is not None:  # null stands for no error, as of `compare`
+        result["sqnr"] = cost if math.isfinite(cost) else None
     show("\n".join(lines), result, as_json)
+
+
+def cost_of(
+    quantized: torch.jit.ScriptModule, model: torch.jit.ScriptModule, method: str,
+    data: Iterable[Any],
+) -> float | None:  # fmt: skip
+    """Return the SQNR of the output on the first batch, in dB; None where it cannot be measured."""
+    try:
+        return sqnr_metric(model, method, [next(arguments_of(data, None))]).measure(quantized)
+    except JitPassesError as error:
+        warning(f"what quantizing costs is not known: {error}")
+        return None

@@ -106,11 +106,15 @@ def test_near_float_and_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("case", SCRIPTED, ids=lambda case: case.name)
 def test_operators_have_the_mode_that_was_asked_for(case: Case) -> None:
-    """Where nothing else than the mode could be in the way."""
+    """Where nothing else than the mode could be in the way.
+
+    A table that is the weight of a quantized linear too has its integers alone.
+    """
     for one in quantize(case)[1]:
         rows = jit_passes.coverage(one.lowered)
         if one.mode != "auto":
-            assert {row.mode for row in rows.int8} <= {one.mode, ""}, one.mode
+            own = (row for row in rows.int8 if not row.why.startswith("its table is the weight"))
+            assert {row.mode for row in own} <= {one.mode, ""}, one.mode
 
 
 def reload(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:

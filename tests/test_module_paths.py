@@ -400,6 +400,6 @@ def test_rule_for_some_modules(lists: torch.jit.ScriptModule) -> None:
 
 def test_error_inside_a_list_shows_the_calls(lists: torch.jit.ScriptModule) -> None:
     """The interpreter names the functions that inlining went through."""
-    prepared = jit_passes.prepare_qat(lists)
+    prepared = jit_passes.prepare_qat(lists).train()
     with pytest.raises(RuntimeError, match=r"test_module_paths\.py.*in forward"):
-        prepared(torch.zeros(2, 3))
+        prepared(torch.zeros(2, 7))

@@ -270,7 +270,7 @@ def test_multiply_accumulates() -> None:
 
     model = torch.jit.script(Net().eval())
     module = FROZEN.enter(model, "forward")
-    found = macs_of(module, "forward", ((torch.zeros(2, 4, 9, 9), torch.zeros(3, 5, 8)), {}))
+    found = macs_of(module, "forward", ((torch.zeros(2, 4, 9, 9), torch.zeros(3, 5, 8)), {}), model)
     assert found == {
         "conv:conv2d": 2 * 6 * 4 * 4 * (4 // 2) * 3 * 3,
         "up:conv_transpose2d": 2 * 6 * 4 * 4 * 5 * 2 * 2,

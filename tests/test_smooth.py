@@ -239,6 +239,7 @@ def test_each_weight_keeps_its_dtype() -> None:
 
 @pytest.mark.parametrize("target", ["x86", "stock", "reference"])
 @pytest.mark.parametrize("smooth", ["auto", 0.5])
+@pytest.mark.filterwarnings("ignore:smooth=0.5 changes nothing")
 def test_layer_norms_in_front_of_float_linears(target: str, smooth: str | float) -> None:
     """Weights of another dtype than float32 stay float: nothing is gained by rounding them anew."""
     model = traced_under_autocast()

@@ -444,4 +444,4 @@ def test_embeddings_that_cannot_be() -> None:
     traced = torch.jit.trace(limited, torch.arange(3), check_trace=False)
     prepared = jit_passes.prepare(traced, target="reference", config=alone(bits=8))
     (row,) = jit_passes.coverage(prepared)
-    assert (row.dtype, row.reason) == ("float", "its weight is computed by the model")
+    assert row.dtype == "float" and row.reason.startswith("its weight is computed by the model")

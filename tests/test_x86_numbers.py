@@ -224,10 +224,22 @@ class ByValue(nn.Module):
         return self.last(self.first(x).reshape(x.shape[0], int(parts.item()), 4))
 
 
-def test_sizes_by_value_stay_outside() -> None:
+class Halves(ByValue):
+    """A size that depends on another one's value."""
+
+    def forward(self, x: Tensor, parts: Tensor) -> Tensor:
+        k = int(parts.item())
+        y = self.first(x).reshape(x.shape[0], k, 16 // k).transpose(1, 2)
+        return self.last(y.reshape(x.shape[0], 4, 4))
+
+
+def test_sizes_by_value() -> None:
+    """One that follows from all others is in the plan; others stay outside."""
     torch.manual_seed(0)
-    data = [(torch.randn(2, 8), torch.tensor(4)), (torch.randn(3, 8), torch.tensor(4))]
-    in_plans(ByValue().eval(), "scripted", "static", data, [], plans=2)
+    data = [(torch.randn(64, 8), torch.tensor(4)), (torch.randn(99, 8), torch.tensor(4))]
+    in_plans(ByValue().eval(), "scripted", "static", data, [])
+    others = [(torch.randn(9, 8), torch.tensor(k)) for k in (2, 8, 16)]
+    in_plans(Halves().eval(), "scripted", "static", data, others, plans=2)
 
 
 class Summed(nn.Module):

@@ -24,7 +24,9 @@ _GAIN, _SHIFT = 2, 3  # operands of layer norm
 _WEIGHT = 1  # of linear
 STRENGTH = 0.5
 OUTLYING = 4.0  # times the median channel: two of eight bits of the others are lost
-NOTHING_TO_SMOOTH = "no layer norm over the last axis is read by a linear with constant weights"
+NOTHING_TO_SMOOTH = (
+    "no layer norm over the last axis is read by a linear with constant weights in float32"
+)
 _DEVIATIONS = 3.0  # that what is normalized reaches
 
 Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]

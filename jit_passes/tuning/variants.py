@@ -27,7 +27,7 @@ from ..stages.batches import InputFn, batches, cloned
 from ..stages.calibrate import calibrate
 from ..stages.convert import convert, plan_of
 from ..stages.lower import lower
-from ..stages.module import Report
+from ..stages.module import ALREADY, Report
 from ..stages.prepare import prepare_for
 from ..stages.seen import needs_data
 from ..stages.smooth import Smoother
@@ -87,7 +87,7 @@ def digest_of(data: Any) -> str:
 
 def layers_of(inspection: Inspection) -> list[Layer]:
     """Return the layers that are quantized, in program order, but for what was so before."""
-    rows = [r for r in inspection if (r.dtype == "int8" or r.bits) and not r.already]
+    rows = [r for r in inspection if (r.dtype == "int8" or r.bits) and r.why != ALREADY]
     parts: dict[str, list[str]] = {}
     for row in rows:
         parts.setdefault(row.part_of or row.name, []).append(row.name)

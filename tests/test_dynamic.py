@@ -45,7 +45,7 @@ class Net(nn.Module):
         self.first = nn.Linear(width, 20)
         self.second = nn.Linear(width, 20, bias=False)
         self.last = nn.Linear(20, 7)
-        self.register_buffer("matrix", torch.randn(7, 5))
+        self.matrix = nn.Parameter(torch.randn(7, 5))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., 5]."""
@@ -59,7 +59,7 @@ class Parallel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(12, 20), nn.Linear(12, 20, bias=False)])
-        self.register_buffer("matrix", torch.randn(12, 20))
+        self.matrix = nn.Parameter(torch.randn(12, 20))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., 20]."""

@@ -173,6 +173,18 @@ class ResolvedConfiguration:
             if isinstance(found, NodeView) and found.traits.product and self.mode(found) == "static"
         )
 
+    def has_mode_of_its_own(self, node: NodeView) -> bool:
+        """Say whether a rule gives an operator a mode, or says that it is not to stay in float."""
+        said = self.layers.get(node.index)
+        if said is None:
+            return False
+        return said.keep_float is False or any(
+            isinstance(rule.options, LayerOptions)
+            and rule.options.mode not in (None, AUTO)
+            and node in matched
+            for _, rule, matched in self.matches
+        )
+
     def of_value(self, value: ValueView) -> TensorOptions:
         """Return what rules say about a value itself, whichever operators make and use it."""
         return self.values.get(value.id, NOTHING)

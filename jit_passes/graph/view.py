@@ -15,6 +15,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from .origins import Origins
 from .traits import NOTHING, TRAITS, Traits, arguments_of
 
 LIST = "prim::ListConstruct"
@@ -216,11 +217,13 @@ class GraphView:
         nodes: in program order, those of nested blocks before the node that holds the blocks.
         inputs: the method's arguments, without self.
         outputs: what it returns.
+        origins: says of its constants whether they were parameters; None where nobody knows.
     """
 
     nodes: Sequence[NodeView]
     inputs: Sequence[ValueView]
     outputs: Sequence[ValueView]
+    origins: Origins | None = None
 
     @classmethod
     def of(cls, module: Any, method: str = "forward", *, parameters: bool = False) -> GraphView:

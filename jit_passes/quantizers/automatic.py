@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,6 +19,7 @@ CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
 BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
 BESIDE_TABLE = "beside a table, whose rows are float32"
+SAY_SO = "; a rule with a mode quantizes it"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "a table, of which rows are looked up"
 
@@ -33,19 +34,26 @@ class Choice:
     Attributes:
         mode: "static", "dynamic" or "weight_only"; None where the operator stays in float.
         why: the reason, for reports.
+        better: whether float is the best mode for it, and no mode that it lacks data for.
     """
 
     mode: str | None
     why: str
+    better: bool = False
 
 
 def choose_modes(
-    graph: GraphView, can: Capability, resolved: ResolvedConfiguration, has_data: bool
+    graph: GraphView,
+    can: Capability,
+    resolved: ResolvedConfiguration,
+    has_data: bool,
+    front_end: Mapping[int, str],
 ) -> dict[int, Choice]:
     """Return the modes of the operators that may have any, by index.
 
     | operator | with data | without |
     | --- | --- | --- |
+    | of the front end | float | float |
     | embedding | weight_only | weight_only |
     | recurrent layer | dynamic | dynamic |
     | linear of a transformer | dynamic | dynamic |
@@ -66,6 +74,7 @@ def choose_modes(
         can: all that the target can do.
         resolved: what rules say of each operator.
         has_data: whether there will be batches or a profile.
+        front_end: why operators are better left in float, by index: see `find_front_end`.
     """
     found: dict[int, Choice] = {}
     beside: dict[int, str] | None = None
@@ -74,7 +83,10 @@ def choose_modes(
         options = resolved.layers.get(node.index, resolved.everywhere)
         if row is None or options.mode != AUTO:
             continue
-        if row.role is Role.LOOKUP:
+        asks_for_ranges = _asks_for_ranges(resolved.layers.get(node.index))
+        if node.index in front_end and not asks_for_ranges and options.keep_float is not False:
+            found[node.index] = Choice(None, front_end[node.index] + SAY_SO, better=True)
+        elif row.role is Role.LOOKUP:
             found[node.index] = Choice("weight_only", TABLE)
         elif row.role is Role.RECURRENT:
             found[node.index] = Choice("dynamic", RECURRENT)
@@ -85,7 +97,7 @@ def choose_modes(
             beside = _reasons_for_dynamic(graph, can) if beside is None else beside
             fits = _is_linear(node) and can.has_mode(node, "dynamic")
             why = beside.get(node.index) if fits else None
-            if why is None or _asks_for_ranges(resolved.layers.get(node.index)):
+            if why is None or asks_for_ranges:
                 found[node.index] = Choice("static", CALIBRATED)
             else:
                 found[node.index] = Choice("dynamic", why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..specification.specification import QuantizationSpec
 from .automatic import Choice, choose_modes
 from .base import Quantizer
 from .capability import ACTIVATION, DYNAMIC, WEIGHT, Capability
+from .front_end import find_front_end
 from .idle import idle_rules
 from .policy import Policy
 from .refusals import ALL_FLOAT, Refusals
@@ -142,7 +144,8 @@ class BackendQuantizer(Quantizer):
 
     def annotate(self, graph: GraphView) -> Annotations:
         resolved = self.configuration.resolve(graph)
-        choices = self._choose(graph, resolved)
+        front_end = find_front_end(graph)
+        choices = self._choose(graph, resolved, front_end)
         operators = self.policy.capability.operators
         refused = {
             node.index: f"kept in float by {resolved.last_rule(node) or 'the configuration'}"
@@ -200,6 +203,7 @@ class BackendQuantizer(Quantizer):
         annotations = writer.write()
         annotations.idle = idle_rules(resolved, selection, blamed)
         kept |= {index for index, reason in refused.items() if reason == ALL_FLOAT}
+        kept |= {index for index, choice in choices.items() if choice.better}
         annotations.kept = {selection.nodes[index].name for index in kept}
         annotations.refused = {
             selection.nodes[index].name: reason
@@ -209,21 +213,45 @@ class BackendQuantizer(Quantizer):
         annotations.chosen |= {
             selection.nodes[index].name: choice.why for index, choice in choices.items()
         }
+        annotations.lossy = self._lossy(front_end, annotations, resolved, selection)
         return annotations
+
+    def _lossy(
+        self,
+        front_end: Mapping[int, str],
+        annotations: Annotations,
+        resolved: ResolvedConfiguration,
+        selection: Selection,
+    ) -> dict[str, str]:
+        """Return why operators would be better in float, by name, if no rule is about them."""
+        quantized = annotations.quantized
+        nodes = [selection.nodes[index] for index in sorted(front_end)]
+        return {
+            node.name: front_end[node.index]
+            for node in nodes
+            if node.name in quantized
+            and node.traits.counts
+            and resolved.mode(node) != WEIGHT_ONLY
+            and not resolved.has_mode_of_its_own(node)
+        }
 
     def is_static(self, graph: GraphView) -> bool:
         """Say whether any operator with weights is to have ranges from data."""
         resolved = replace(self.configuration, allow_unmatched=True).resolve(graph)
-        self._choose(graph, resolved)
+        chosen = self._choose(graph, resolved, find_front_end(graph))
+        floats = {index for index, choice in chosen.items() if choice.mode is None}
         weighted = (node for node in graph.nodes if self.policy.capability.is_weighted(node))
-        return any(resolved.mode(node) == "static" for node in weighted)
+        return any(resolved.mode(n) == "static" for n in weighted if n.index not in floats)
 
-    def _choose(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, Choice]:
+    def _choose(
+        self, graph: GraphView, resolved: ResolvedConfiguration, front_end: Mapping[int, str]
+    ) -> dict[int, Choice]:
         """Choose the modes that are left to the graph; return them by index."""
         said = (resolved.everywhere, *resolved.layers.values())
         if all(options.mode != AUTO for options in said):
             return {}
-        found = choose_modes(graph, self.policy.capability, resolved, self.has_data)
+        can = self.policy.capability
+        found = choose_modes(graph, can, resolved, self.has_data, front_end)
         modes = {index: choice.mode for index, choice in found.items() if choice.mode is not None}
         resolved.chosen = {index: mode for index, mode in modes.items() if mode != "static"}
         return found

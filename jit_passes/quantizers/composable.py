@@ -63,6 +63,7 @@ class ComposableQuantizer(Quantizer):
             annotations.idle += found.idle
             annotations.reasons |= found.reasons
             annotations.refused |= found.refused
+            annotations.lossy |= found.lossy
             for name in annotations.quantized:
                 annotations.reasons.pop(name, None)
                 annotations.refused.pop(name, None)

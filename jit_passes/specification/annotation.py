@@ -53,6 +53,8 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         kept: names of the operators that stay float because someone wanted that.
         chosen: for operators whose mode was left to the quantizer, by name, why it is that one.
         refused: for operators that were wanted otherwise than the backend can do, by name, why.
+        lossy: for operators that are quantized as all others are, and would be better in float, by
+            name, why.
         idle: rules of a configuration that match and change nothing: which, and why.
         shared: what `share` was told.
     """
@@ -62,6 +64,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         self.kept: set[str] = set()
         self.chosen: dict[str, str] = {}
         self.refused: dict[str, str] = {}
+        self.lossy: dict[str, str] = {}
         self.idle: list[str] = []
         self.shared: list[tuple[EdgeOrNode, ...]] = []
         self._by_node: dict[NodeView, QuantizationAnnotation] = {}

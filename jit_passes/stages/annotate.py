@@ -19,6 +19,7 @@ from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
 from ..configuration.options import AUTO, LayerOptions
 from ..errors import JitPassesError, warn
+from ..graph.origins import Origins
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import Remark, wrap
@@ -183,13 +184,20 @@ def annotate(
             of it has no effect.
     """
     module = mode.enter(model, method)
+    origins = Origins(wrap(module) if mode.parameters else model)
+
+    def view(module: Any) -> GraphView:
+        graph = GraphView.of(module, method, parameters=mode.parameters)
+        graph.origins = origins
+        return graph
+
     if change is not None:
         module = change(module, method)
     made = description_of(quantizer)
     if made.get("mode") == AUTO and backend is not None and backend.capability.forms:
         assert isinstance(quantizer, BackendQuantizer)
         regions = backend.capability.dynamic_regions
-        if not regions and not quantizer.is_static(GraphView.of(module, method)):
+        if not regions and not quantizer.is_static(view(module)):
             made["forms"] = False  # a target's own are for what a region takes
     module, remarks = formed(module, method, backend, made)
     if refine is not None:
@@ -197,7 +205,7 @@ def annotate(
     if type(quantizer).transform_for_annotation is not Quantizer.transform_for_annotation:
         transform = Pipeline("transform_for_annotation", (quantizer.transform_for_annotation,))
         module = transform.run(module, method).module
-    graph = GraphView.of(module, method, parameters=mode.parameters)
+    graph = view(module)
     if mode.parameters:
         show_folded(graph, lambda path: attribute_of(wrap(module), path))
     annotations = annotations_of(quantizer, graph)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import JitPassesError, count_of, warn
 from ..graph.view import GraphView, NodeView, ValueView
@@ -147,16 +147,28 @@ def check_refusals(
         if strict:
             raise JitPassesError(f"strict: {message}\nremove them, or leave strict out")
         warn(message)
+    if annotations.lossy:
+        first = next(iter(annotations.lossy))
+        warn(
+            "signal processing is put on integers, where small values are lost:"
+            f"{_listed(annotations.lossy)}\na rule leaves one in float, "
+            f"{{value: {first!r}, keep_float: true}}; one with a mode means it so"
+        )
     if annotations.refused:
-        rows = [f"\n  {name}: {reason}" for name, reason in annotations.refused.items()]
-        more = f"\n  and {len(rows) - 5} more" if len(rows) > 5 else ""
         message = (
             "the target cannot do what is asked for, so these stay in float:"
-            f"{''.join(rows[:5])}{more}\nask for what the target has, or say keep_float: true"
+            f"{_listed(annotations.refused)}\nask for what the target has, or say keep_float: true"
         )
         if strict:
             raise JitPassesError(f"strict: {message}, or leave strict out")
         warn(message)
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    """Return the first operators with their reasons, one a line, and how many more there are."""
+    rows = [f"\n  {name}: {reason}" for name, reason in reasons.items()]
+    more = f"\n  and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return "".join(rows[:5]) + more
 
 
 def refuse(unwanted: Sequence[OperatorRecord]) -> None:

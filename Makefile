@@ -88,7 +88,8 @@ site: $(STAMP) ## build the documentation site in build/site; a broken link is a
 	$(BIN)/python -m pip install --quiet -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-gallery: $(INSTALLED) ## take the pictures of docs/gallery.md anew; needs a Chromium
+gallery: $(INSTALLED) ## make the pictures of the documents anew; those of the page need a Chromium
+	$(BIN)/python -m tools.log_mel
 	$(BIN)/python -m tools.gallery
 
 format: $(STAMP) ## format Python and C++

@@ -80,8 +80,8 @@ def quantize_script(
             model runs, which needs no data; "weight_only", inputs stay float, and embeddings have
             weights too; "auto", by the graph: embeddings weight_only, recurrent layers and linears
             of transformers, or beside recurrent layers and embeddings, dynamic, all others static,
-            or without data dynamic or weight_only. None for "auto", or with a `quantizer` for its
-            own.
+            or without data dynamic or weight_only; signal processing in front of learned layers, a
+            mel filterbank say, stays in float. None for "auto", or with a `quantizer` for its own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
             than four times the median one, in the data, or without by gain and shift; a number, the
             strength, for all that are in front of linears; None for none. See
@@ -109,7 +109,8 @@ def quantize_script(
         JitPassesError: the model or the data do not allow it; the message says what to do.
 
     Warns:
-        JitPassesWarning: without data, operators stay in float that need some.
+        JitPassesWarning: without data, operators stay in float that need some; a mode for all
+            operators puts signal processing on integers.
     """
     quantized = partial(
         _quantized, model, quantizer=quantizer, target=target, config=config, mode=mode,

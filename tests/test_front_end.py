@@ -223,6 +223,22 @@ def test_learned_filters_are_quantized(form: Any) -> None:
     assert floats_of(form(Filters("learned"), WAVE)) == []
 
 
+def test_buffers_that_are_no_plain_tensors() -> None:
+    """A sparse or a nested one is in nobody's way."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sparse", torch.eye(4).to_sparse())
+            self.register_buffer("nested", torch.nested.nested_tensor([torch.ones(2)]))
+            self.layer = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(self.layer(x).exp() + 1)
+
+    assert floats_of(script(Odd())) == []
+
+
 def test_products_of_computed_matrices() -> None:
     """A covariance in front of a logarithm, of what a convolution reads too."""
 

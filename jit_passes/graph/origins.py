@@ -27,7 +27,7 @@ class Origins:
 
     def is_buffer(self, constant: Tensor) -> bool:
         """Say whether it is a buffer of a model that has parameters."""
-        return bool(self._buffers) and _is_among(constant, self._buffers)
+        return _is_among(constant, self._buffers)
 
     def is_parameter(self, constant: Tensor) -> bool:
         """Say whether it is a parameter that needs a gradient, so that it was learned."""
@@ -51,10 +51,17 @@ class Origins:
 
 
 def _by_memory(tensors: list[Tensor]) -> dict[int, Tensor]:
-    return {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return {t.untyped_storage().data_ptr(): t for t in tensors if _has_memory(t)}
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Say whether a tensor is a plain one: sparse and nested ones are no weights of a product."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _is_among(constant: Tensor, tensors: dict[int, Tensor]) -> bool:
+    if not tensors or not _has_memory(constant):
+        return False
     if constant.untyped_storage().data_ptr() in tensors:
         return True
     return any(_has_numbers_of(constant, tensor) for tensor in tensors.values())

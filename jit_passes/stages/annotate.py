@@ -33,6 +33,7 @@ from ..specification.resolve import Quantization, resolve
 from ..specification.slots import convolution_use
 from ..specification.specification import GroupDerivation
 from ..targets import Target, resolve_target
+from .channels import with_remarks
 from .module import ModelStage, OperatorRecord, Report, attribute_of, check_module, part_of
 from .normalize import normalize
 from .parts import check_parts, describe_parts
@@ -214,6 +215,8 @@ def annotate(
     quantizer.validate(annotations)
     quantizations = resolve(graph, annotations)
     operators = tuple(operator_records(graph, annotations, backend, quantizations))
+    if not mode.parameters:  # training makes up for it
+        operators = with_remarks(graph, operators)
     if strict is not None:
         check_refusals(annotations, operators, strict)
         if parts := describe_parts(module, method, graph, mode.parameters):

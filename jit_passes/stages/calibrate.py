@@ -16,6 +16,7 @@ from ..logs import timed
 from .batches import InputFn, batches, progress_bar
 from .faults import broken_when_prepared, misfit, origin_of, takes
 from .module import ModelStage, Report, stage_of
+from .outliers import OutlierWatch
 
 
 @timed
@@ -45,9 +46,13 @@ def calibrate(
         JitPassesError: there is no batch; the model does not take such batches, or the float model
             does and jit_passes has made an error; a value is NaN or infinite, which the message
             names.
+
+    Warns:
+        JitPassesWarning: a number is so far off all others that these have few codes or none.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     before = _C.deepcopy(prepared._c)
+    watch = OutlierWatch(prepared, report.method)
     count = report.made.get("batches", 0)
     try:
         # Optimizing the graph would take longer than a few batches gain from it.
@@ -56,11 +61,14 @@ def calibrate(
             given = batches(data, input_fn, shown, "the calibration data")
             for number, (args, kwargs) in enumerate(given):
                 _run(prepared, report, args, kwargs, number)
+                watch.look(number, args, kwargs)
                 count += 1
     finally:  # the model's own counters, running means and attributes stay as they were
         _C.restore_state(prepared._c, before, report.method)
     made = {**report.made, "batches": count}
-    replace(report, calibrated=True, made=made).write(prepared._c)
+    report = replace(report, calibrated=True, made=made)
+    report.write(prepared._c)
+    watch.tell(report)
     return prepared
 
 

@@ -1,0 +1,143 @@
+"""Channels of a value that differ so much in range that one scale leaves the small ones few codes.
+
+Between two layers, a channel can be scaled by any factor and its reader's weights by the inverse:
+the network computes as before, and its integers do not. How far channels are apart is seen in the
+weights alone, before any data:
+
+    range[c] = max |weight of the layer before, output channel c|
+    importance[c] = range[c] * max |weight of the reader, input channel c|
+
+See Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..graph.view import GraphView, NodeView, ValueView
+from .module import OperatorRecord
+
+SPREAD = 16.0  # the remark begins here: the smallest channel has 4 of 8 bits
+MATTERS = 0.1  # of the largest importance; channels with less may have any range
+_SAMPLED = 64  # elements of a channel that are looked at; more would tell no more
+_RANGED = ("static", "dynamic")  # modes with one scale for the input
+_KEPT = frozenset({"aten::flatten", "aten::constant_pad_nd", "aten::pad", "aten::contiguous"})
+_ADVICE = (
+    "channels of its input differ in range by 2^{:.1f}, as the weights on both sides show: one "
+    "scale leaves small ones few codes. Scale them to one range (equalization), or keep this "
+    "operator in float"
+)
+
+
+def with_remarks(
+    graph: GraphView, operators: Sequence[OperatorRecord]
+) -> tuple[OperatorRecord, ...]:
+    """Return the records of operators, with advice where channels of the input are far apart.
+
+    Args:
+        graph: the normalized graph.
+        operators: what will become of those with weights.
+    """
+    on_integers = {row.name for row in operators if row.dtype == "int8" and row.mode in _RANGED}
+    channels, found = _Channels(), {}
+    for node in graph.nodes:
+        if node.traits.weighted is not None and node.name in on_integers:
+            found[node.name] = channels.spread(node)
+    return tuple(
+        row.remarked(_ADVICE.format(math.log2(spread)))
+        if (spread := found.get(row.name, 1.0)) >= SPREAD
+        else row
+        for row in operators
+    )
+
+
+class _Channels:
+    """Ranges of the channels of values, relative to each other."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Tensor | None] = {}
+
+    def spread(self, node: NodeView) -> float:
+        """Return the largest range over the smallest one, of input channels that matter to a layer.
+
+        1 where weights do not tell.
+        """
+        ranges = self._ranges(node.inputs[0])
+        read = None if ranges is None else _inputs_of(node)
+        if read is None or ranges is None or len(read) != len(ranges):
+            return 1.0
+        importance = read * ranges
+        matters = ranges[importance > MATTERS * importance.max()]
+        return float(matters.max() / matters.min()) if len(matters) else 1.0
+
+    def _ranges(self, value: ValueView) -> Tensor | None:
+        node = value.producer
+        while node is not None and _keeps_channels(node):
+            node = node.inputs[0].producer
+        if node is None:
+            return None
+        if node.index not in self._known:
+            self._known[node.index] = self._ranges_made_by(node)
+        return self._known[node.index]
+
+    def _ranges_made_by(self, node: NodeView) -> Tensor | None:
+        made = _outputs_of(node)
+        if made is None or not _is_depthwise(node):
+            return made
+        before = self._ranges(node.inputs[0])
+        return made if before is None or len(before) != len(made) else made * before
+
+
+def _keeps_channels(node: NodeView) -> bool:
+    traits = node.traits
+    return traits.elementwise == 1 or traits.within or traits.dropout or node.kind in _KEPT
+
+
+def _weight_of(node: NodeView) -> Tensor | None:
+    if node.traits.weighted is None:
+        return None
+    weight = node.operand("weight").constant
+    usable = isinstance(weight, Tensor) and weight.dim() > 1 and weight.is_floating_point()
+    return weight.detach() if usable and weight.numel() else None
+
+
+def _groups_of(node: NodeView) -> int:
+    spatial = node.traits.weighted is not None and node.traits.weighted.spatial_dims
+    groups = node.operand("groups").constant if spatial else 1
+    return groups if isinstance(groups, int) else 1
+
+
+def _is_depthwise(node: NodeView) -> bool:
+    weight = _weight_of(node)
+    return weight is not None and _groups_of(node) == weight.shape[0] > 1
+
+
+def _grouped(node: NodeView) -> tuple[Tensor, int] | None:
+    """Return the weight, [groups, first axis of a group, second axis, window], and groups' axis."""
+    weight = _weight_of(node)
+    if weight is None:
+        return None
+    groups = _groups_of(node)
+    shape = (groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return weight.reshape(shape), 2 if node.traits.weighted.transposed else 1
+
+
+def _outputs_of(node: NodeView) -> Tensor | None:
+    """Return the largest magnitude among the weights of each output channel."""
+    found = _grouped(node)
+    return None if found is None else _largest(found[0], found[1])
+
+
+def _inputs_of(node: NodeView) -> Tensor | None:
+    """Return the largest magnitude among the weights of each input channel."""
+    found = _grouped(node)
+    return None if found is None else _largest(found[0], 3 - found[1])
+
+
+def _largest(weight: Tensor, axis: int) -> Tensor:
+    channels = weight.movedim(axis, 1)
+    step = max(1, channels.shape[2] * channels.shape[3] // _SAMPLED)
+    return channels[:, :, ::step].abs().amax((2, 3)).flatten().double()

@@ -1,0 +1,170 @@
+"""Single numbers in the data that leave others hardly any codes: a bad sample, most of the time.
+
+Observers note no more for it. After each batch their ranges are looked at: one that has become many
+times as wide is suspicious, and so is a first one whose histogram is empty but for its middle and
+its ends. Only then does the batch run once more, to see the numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..errors import warn
+from ..graph.view import GraphView
+from ..specification.specification import QuantizationSpec
+from .module import Report
+from .recording import Recorder, copy_of
+from .seen import read_places
+
+PART = 16  # of the grid: all other numbers within one part have lost half of their 8 bits
+SUSPICIOUS = PART // 2  # times as large: a symmetric grid has both signs
+SHARE = 100  # one of so many numbers may be an outlier: a convolution spreads a single one
+LARGE = 1000.0  # suspicious in a first batch without histogram
+MOST_LOOKS, MOST_PLACES = 3, 3  # batches that run once more, and values that are kept then
+_RANGE = re.compile(r"observer_(\d+)_range")
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A number that is far off all others.
+
+    Attributes:
+        place: of the value, its position among all places.
+        batch: its number, from 0.
+        largest: the magnitude.
+        next: the largest magnitude among others.
+    """
+
+    place: int
+    batch: int
+    largest: float
+    next: float
+
+
+class OutlierWatch:
+    """Looks at the observers of a prepared model after each batch.
+
+    Args:
+        prepared: which runs the batches.
+        method: whose graph.
+    """
+
+    def __init__(self, prepared: torch.jit.ScriptModule, method: str) -> None:
+        self._prepared, self._method = prepared, method
+        buffers = dict(prepared.named_buffers(recurse=False))
+        self._ranges: list[torch.Tensor] = []
+        self._histograms: list[torch.Tensor | None] = []
+        for name, buffer in buffers.items():
+            if (found := _RANGE.fullmatch(name)) and buffer.shape == (6,):
+                self._ranges.append(buffer)
+                self._histograms.append(buffers.get(f"observer_{found[1]}_histogram"))
+        self._before = self._magnitudes()
+        self._looks = MOST_LOOKS if self._ranges else 0
+        self._found: list[Outlier] = []
+
+    def look(self, batch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Look for outliers in the batch that has just run."""
+        if not self._looks:
+            return
+        before, now = self._before, self._magnitudes()
+        self._before = now
+        later = (before > 0) & (now > SUSPICIOUS * before)
+        suspects = later.nonzero().flatten().tolist()
+        first = ((before == 0) & (now > 0)).nonzero().flatten().tolist()
+        suspects += [index for index in first if self._stands_alone(index, float(now[index]))]
+        if suspects:
+            self._looks -= 1
+            found = self._numbers(suspects[:MOST_PLACES], args, kwargs)
+            self._found += [
+                Outlier(place, batch, largest, max(others, float(before[index])))
+                for index, (place, largest, others) in found.items()
+            ]
+
+    def tell(self, report: Report) -> None:
+        """Warn of the first place whose grid an outlier has made useless for all other numbers.
+
+        Others get theirs from that one, most of the time.
+        """
+        if not self._found:
+            return
+        places = read_places(self._prepared, report)[1]
+        for outlier in sorted(self._found, key=lambda found: found.place):
+            known = places[outlier.place]
+            if not isinstance(known.place.spec, QuantizationSpec):
+                continue
+            chosen = known.found()
+            span = float(chosen.scale) * (chosen.quant_max - chosen.quant_min)
+            if outlier.next < span / PART:
+                warn(
+                    f"calibration batch {outlier.batch}: the largest magnitude of "
+                    f"'{known.place.name}' is {outlier.largest:.3g}, and the next one "
+                    f"{outlier.next:.3g}, which leaves all other values few codes or none: leave "
+                    "that sample out, or give the value a range in the configuration"
+                )
+                return
+
+    def _magnitudes(self) -> torch.Tensor:
+        """Return the largest magnitude that each observer has seen; 0 for nothing."""
+        if not self._ranges:
+            return torch.zeros(0)
+        low, high = torch.stack(self._ranges)[:, :2].cpu().unbind(1)
+        return torch.where(low <= high, torch.maximum(-low, high), 0.0)
+
+    def _stands_alone(self, index: int, largest: float) -> bool:
+        """Say whether hardly any number that an observer has counted is as large as a part of it.
+
+        Numbers of one bin cannot be told apart: all others may be 0.
+        """
+        counts = self._histograms[index]
+        if counts is None:
+            return largest > LARGE
+        exponent, offset = self._ranges[index][4:].tolist()
+        filled = counts.nonzero().flatten()
+        edges = (filled.double() + offset) * 2.0**exponent
+        inner = torch.minimum(edges.abs(), (edges + 2.0**exponent).abs())
+        counted, outside = counts[filled], inner >= largest / SUSPICIOUS
+        between = ~outside & (inner >= largest / PART)  # where an even distribution has many
+        few = counted[outside].sum() <= max(1, int(counted.sum()) // SHARE)
+        return bool(few & ~between.any())
+
+    def _numbers(
+        self, suspects: list[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[int, tuple[int, float, float]]:
+        """Return, by observer, its place and the two largest magnitudes."""
+        module = copy_of(self._prepared, self._method)
+        nodes = GraphView.of(module, self._method).nodes
+        wanted = {self._ranges[index].data_ptr(): index for index in suspects}
+        makers: dict[int, tuple[int, int]] = {}
+        for place, (node, _, operands) in enumerate(_C.places(self._prepared._c, self._method)):
+            maker = nodes[node].inputs[0].producer
+            index = wanted.pop(operands["range"].data_ptr(), None)
+            if index is not None and maker is not None:
+                makers[maker.index] = index, place
+        recorder = Recorder(module, self._method, list(makers))
+        _, values = recorder.run((args, dict(kwargs)))
+        found = {}
+        for maker_index, tensors in values.items():
+            index, place = makers[maker_index]
+            two = _largest_two([tensor for tensor in tensors if tensor.numel()])
+            if two is not None:
+                found[index] = place, *two
+        return found
+
+
+def _largest_two(tensors: list[torch.Tensor]) -> tuple[float, float] | None:
+    """Return the largest magnitude, and that of the numbers that are not nearly as large.
+
+    None where too many are, or where all others are 0.
+    """
+    whole = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
+    largest = float(whole.max())
+    others = whole[whole < largest / SUSPICIOUS]
+    if (len(whole) - len(others)) * SHARE > len(whole) + SHARE or not others.any():
+        return None
+    return largest, float(others.max())

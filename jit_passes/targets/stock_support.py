@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from .. import _C
 from ..graph.view import NodeView
 from ..quantizers.capability import Capability, average_reason
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
@@ -16,97 +15,13 @@ from ..specification.grid import SCHEMES
 from ..specification.recurrent import CELLS, GATED, PLAIN, matrices_of
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
+from .stock_convolutions import (
+    adds_pairs_in_int16,
+    constants_reason,
+    convolution_reason,
+    transposed_reason,
+)
 from .stock_rules import fixed_grids
-
-
-def _constants(node: NodeView, *operands: int) -> str | None:
-    """Refuse a node whose geometry is computed by the model."""
-    missing = [i for i in operands if i < len(node.inputs) and not node.inputs[i].is_constant]
-    return "its stride, padding or another option is computed by the model" if missing else None
-
-
-def _convolution(node: NodeView) -> str | None:
-    reason = _constants(node, *range(3, len(node.inputs)))
-    if reason:
-        return reason
-    padding, weighted = node.operand("padding").constant, node.traits.weighted
-    if isinstance(padding, str):
-        return f"padding={padding!r} has no quantized form"
-    assert weighted is not None
-    lists = [value.constant for value in node.inputs[3:] if isinstance(value.constant, list)]
-    if any(len(numbers) != weighted.spatial_dims for numbers in lists):
-        return "its stride, padding or another option is one number for several axes"
-    return None
-
-
-def runs_on_fbgemm(node: NodeView, engine: str) -> bool:
-    """Say whether the engine hands this convolution to FBGEMM.
-
-    `x86` takes oneDNN, but for processors without VNNI, and for more than 100 groups
-    (ATen/native/quantized/cpu/OnednnUtils.h, should_use_onednn_quant).
-    """
-    groups = node.operand("groups").constant
-    vnni = torch.cpu._is_vnni_supported()
-    return engine == "fbgemm" or (engine == "x86" and (groups > 100 or not vnni))
-
-
-def is_depthwise(node: NodeView) -> bool:
-    """Say whether each output channel of the convolution reads a single input channel."""
-    groups, weight = node.operand("groups").constant, node.operand("weight").constant
-    return bool(groups > 1 and weight.shape[1] == 1)
-
-
-def adds_pairs_in_int16(node: NodeView) -> bool:
-    """Say whether a kernel may add pairs of neighbouring products in int16, which can overflow.
-
-    FBGEMM's depthwise kernels do so even on processors that have VNNI. Whatever engine the model
-    is made for, its file may be loaded under one that hands the convolution to FBGEMM.
-    """
-    return is_depthwise(node)
-
-
-def _slow(node: NodeView, engine: str) -> str | None:
-    """Refuse shapes for which the engine has no kernel but a scalar loop.
-
-    Under x86 the pass split_groups makes convolutions of them that oneDNN takes.
-    """
-    splits = engine == "x86" and torch.cpu._is_vnni_supported()
-    names = ("weight", "stride", "padding", "dilation", "groups")
-    weight, *geometry = (node.operand(name).constant for name in names)
-    if (
-        splits
-        or not runs_on_fbgemm(node, engine)
-        or _C.fast_on_fbgemm(list(weight.shape), *geometry)
-    ):
-        return None
-    return (
-        f"PyTorch's engine '{engine}' is slower than float for these groups and window; "
-        "Stock(engine='onednn') is not"
-    )
-
-
-# Groups that FBGEMM computes together, with AVX-512 and with AVX2, by channels of a group:
-# PackWeightMatrixForGConv.cc, numOfGroupsTogether. With 8 channels and more it is one.
-_TOGETHER = {2: (8, 4), 4: (4, 2)}
-
-
-def _leaves_groups(node: NodeView) -> str | None:
-    """Refuse shapes for which FBGEMM's kernels of groups give wrong numbers, or end the process.
-
-    They are for windows of 3 with as many channels of a group coming in as going out, and take a
-    few groups together. A remainder of groups overwrites memory that is not theirs; 24 channels in
-    12 groups show it. Refused on every engine, since the file may be loaded under another one.
-    """
-    names = ("weight", "padding", "dilation", "groups")
-    weight, padding, dilation, groups = (node.operand(name).constant for name in names)
-    out, channels, *window = weight.shape
-    known = len(window) > 1 and {*window} == {3} and {*padding} == {*dilation} == {1}
-    if not known or out != channels * groups:
-        return None
-    together = _TOGETHER.get(channels, ())
-    if any(groups >= count and groups % count for count in together):
-        return f"PyTorch's FBGEMM is wrong for {groups} groups of {channels} channels"
-    return None
 
 
 def _addition(node: NodeView) -> str | None:
@@ -136,7 +51,7 @@ def _layer_norm(node: NodeView) -> str | None:
             isinstance(value.constant, torch.Tensor) and value.constant.dtype != torch.float32
         ):
             return "its weight is computed by the model or not float32"
-    return _constants(node, 1, 4)
+    return constants_reason(node, 1, 4)
 
 
 def linear(node: NodeView) -> str | None:
@@ -172,28 +87,6 @@ def _mean(node: NodeView) -> str | None:
 def _elu(node: NodeView) -> str | None:
     if any(node.operand(name).constant != 1 for name in ("scale", "input_scale")):
         return "scale or input_scale is not 1"
-    return None
-
-
-def _transposed(node: NodeView, engine: str) -> str | None:
-    """Refuse what PyTorch 2.13 does not compute, or computes wrongly.
-
-    With other numbers of input than of output channels oneDNN's results have nothing to do with
-    the right ones; `quantized::conv_transpose2d` of 8 channels into 12 shows it. FBGEMM's have not
-    for windows of 2 if both numbers are multiples of 8; 8 channels into 8 show it. The second is
-    refused on every engine, since the file may be loaded under one that takes FBGEMM.
-    """
-    names = ("weight", "groups", "output_padding")
-    weight, groups, output_padding = (node.operand(name).constant for name in names)
-    even = any(size in (2, 6) for size in weight.shape[2:])  # its kernel is for 2 and 6
-    if even and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0:
-        return "PyTorch's FBGEMM is wrong for a transposed convolution of this window"
-    if engine == "onednn" and (weight.shape[0] != weight.shape[1] or groups > 1):
-        return "PyTorch's engine 'onednn' is wrong for a transposed convolution of this shape"
-    if engine == "qnnpack" and len(weight.shape) == 5:
-        return "PyTorch's engine 'qnnpack' is wrong for transposed convolutions in 3 dimensions"
-    if engine == "onednn" and any(output_padding):
-        return "PyTorch's engine 'onednn' has no output_padding"
     return None
 
 
@@ -276,7 +169,6 @@ _ROWS = (
             _W,
             clips=CLIPS,
             ranks=(n + 1, n + 2),
-            check=_convolution,
             weights=weights,
             adds_batch_axis=True,
         )
@@ -289,9 +181,9 @@ _ROWS = (
     OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=(2, 5), check=_batch_norm),
     OperatorSupport("aten::layer_norm", _OWN, check=_layer_norm),
     OperatorSupport("aten::hardswish", _OWN),
-    OperatorSupport("aten::leaky_relu", _OWN, check=lambda node: _constants(node, 1)),
+    OperatorSupport("aten::leaky_relu", _OWN, check=lambda node: constants_reason(node, 1)),
     OperatorSupport("aten::elu", _OWN, check=_elu),
-    OperatorSupport("aten::softmax", _OWN, check=lambda node: _constants(node, 1, 2)),
+    OperatorSupport("aten::softmax", _OWN, check=lambda node: constants_reason(node, 1, 2)),
     OperatorSupport("aten::sigmoid", _OWN),
     OperatorSupport("aten::hardsigmoid", _FIXED, fixed=_fixed("aten::hardsigmoid")),
     OperatorSupport("aten::tanh", _FIXED, fixed=_fixed("aten::tanh")),
@@ -345,10 +237,10 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
     """
 
     def convolution(node: NodeView) -> str | None:
-        return _convolution(node) or _leaves_groups(node) or _slow(node, engine) or _sums(node)
+        return convolution_reason(node, engine) or _sums(node)
 
     def transposed(node: NodeView) -> str | None:
-        return _convolution(node) or _transposed(node, engine)
+        return transposed_reason(node, engine)
 
     pairs = None if reduce_range else adds_pairs_in_int16
     rows = {row.kind: row for row in _ROWS}

@@ -225,7 +225,7 @@ class BackendQuantizer(Quantizer):
     ) -> dict[str, str]:
         """Return why operators would be better in float, by name, if no rule is about them."""
         quantized = annotations.quantized
-        nodes = [selection.nodes[index] for index in sorted(front_end)]
+        nodes = [selection.nodes[i] for i in sorted(front_end) if i in selection.nodes]
         return {
             node.name: front_end[node.index]
             for node in nodes

@@ -66,7 +66,7 @@ class _FrontEnd:
         self.graph = graph
         self.weighing = {n.index for n in graph.nodes if n.traits.counts and not n.traits.product}
         self.fixed: list[NodeView] = []
-        self.unsure: set[int] = set()
+        self.unsure: dict[int, NodeView] = {}
         for node in graph.nodes:
             weight = node.operand("weight").constant if node.traits.weighted is not None else None
             if not isinstance(weight, Tensor):
@@ -75,7 +75,7 @@ class _FrontEnd:
             if graph.origins is not None and graph.origins.is_buffer(weight):
                 self.fixed.append(node)
             elif bias.is_constant and bias.constant is None:
-                self.unsure.add(node.index)
+                self.unsure[node.index] = node
 
     def find(self) -> dict[int, str]:
         found = self._by_buffers() if self.fixed else {}
@@ -96,7 +96,7 @@ class _FrontEnd:
 
     def _read_by(self, readers: list[NodeView]) -> dict[int, str]:
         neural = {n.index for n in self.graph.nodes if n.kind in NEURAL or is_attention(n)}
-        learned = neural | self.weighing - {node.index for node in self.fixed} - self.unsure
+        learned = neural | self.weighing - {node.index for node in self.fixed} - self.unsure.keys()
         while True:
             behind = _values_behind(self.graph, learned)
             found: dict[int, str] = {}
@@ -105,14 +105,15 @@ class _FrontEnd:
                     why = f"'{reader.name}' depends on it, before anything learned"
                     for node in _upstream(self.graph, reader):
                         found.setdefault(node.index, why)
-            more = {index for index in self.unsure & found.keys() if self._is_parameter(index)}
+            more = {i for i in self.unsure.keys() & found.keys() if self._is_parameter(i)}
             if not more:
                 return found
             learned |= more
-            self.unsure -= more
+            for index in more:
+                del self.unsure[index]
 
     def _is_parameter(self, index: int) -> bool:
-        weight = self.graph.nodes[index].operand("weight").constant
+        weight = self.unsure[index].operand("weight").constant
         return self.graph.origins is not None and self.graph.origins.is_parameter(weight)
 
 

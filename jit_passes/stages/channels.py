@@ -117,12 +117,12 @@ def _is_depthwise(node: NodeView) -> bool:
 
 def _grouped(node: NodeView) -> tuple[Tensor, int] | None:
     """Return the weight, [groups, first axis of a group, second axis, window], and groups' axis."""
-    weight = _weight_of(node)
-    if weight is None:
+    weight, weighted = _weight_of(node), node.traits.weighted
+    if weight is None or weighted is None:
         return None
     groups = _groups_of(node)
     shape = (groups, weight.shape[0] // groups, weight.shape[1], -1)
-    return weight.reshape(shape), 2 if node.traits.weighted.transposed else 1
+    return weight.reshape(shape), 2 if weighted.transposed else 1
 
 
 def _outputs_of(node: NodeView) -> Tensor | None:

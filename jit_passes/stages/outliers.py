@@ -162,6 +162,8 @@ def _largest_two(tensors: list[torch.Tensor]) -> tuple[float, float] | None:
 
     None where too many are, or where all others are 0.
     """
+    if not tensors:  # of a model with a state, the second run may take another branch
+        return None
     whole = torch.cat([tensor.detach().abs().flatten() for tensor in tensors])
     largest = float(whole.max())
     others = whole[whole < largest / SUSPICIOUS]

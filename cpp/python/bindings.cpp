@@ -3,8 +3,8 @@
 
 #include "conversions.h"
 
-#include "core/calls.h"
 #include "core/callers_error.h"
+#include "core/calls.h"
 #include "core/module.h"
 #include "core/operators.h"
 #include "core/places.h"

@@ -99,10 +99,15 @@ def close(one: float, other: float) -> bool:
     return one == other or abs(one - other) < 0.01 or min(one, other) > 110
 
 
-def check_with_oracle(script: torch.jit.ScriptModule, arguments: tuple[Tensor, ...]) -> int:
+def check_with_oracle(
+    script: torch.jit.ScriptModule,
+    arguments: tuple[Tensor, ...],
+    calibrated: tuple[Tensor, ...] | None = None,
+    config: Any = None,
+) -> int:
     """Compare every row of a reference model with the oracle; return how many."""
-    prepared = jit_passes.prepare(script, target="reference")
-    jit_passes.calibrate(prepared, [arguments])
+    prepared = jit_passes.prepare(script, target="reference", config=config)
+    jit_passes.calibrate(prepared, [arguments if calibrated is None else calibrated])
     reference = jit_passes.convert(prepared)
     float_graph = GraphView.of(
         formed(normalize(script._c, "forward").module, "forward", Reference(), {})[0]
@@ -134,6 +139,24 @@ def check_with_oracle(script: torch.jit.ScriptModule, arguments: tuple[Tensor, .
         assert close(row.sqnr, decibels(outputs[0], plain_outputs[0])), row
         assert close(row.own_sqnr, decibels(outputs[0], own_outputs[0])), row
     return len(rows)
+
+
+@pytest.mark.parametrize("between", [nn.ReLU(), nn.Sigmoid()], ids=["relu", "sigmoid"])
+def test_values_beyond_a_grid_of_few_codes(between: nn.Module) -> None:
+    """They are clipped to its ends, not to those of the dtype that holds the codes."""
+    torch.manual_seed(0)
+    script = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3), between, nn.Conv2d(8, 4, 3)).eval())
+    x = torch.randn(2, 3, 8, 8)
+    config = {"version": 1, "global": {"input": {"bits": 4}, "output": {"bits": 4}}}
+    if isinstance(between, nn.ReLU):
+        assert check_with_oracle(script, (20 * x,), calibrated=(x,), config=config) >= 3
+        return
+    options = {"target": "reference", "config": config, "progress": False}
+    lowered = jit_passes.quantize_script(script, [x], **options)
+    kinds = [node.kind for node in GraphView.of(lowered).nodes]
+    assert "jit_passes::lookup_table" in kinds  # which refuses codes that it does not know
+    found = jit_passes.compare(script, lowered, [20 * x])
+    assert found["1:sigmoid"].clipped > 0.2 and 0 < found.sqnr < 20
 
 
 class Stack(nn.Module):
@@ -355,6 +378,14 @@ def test_errors() -> None:
     other = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8 * 81, 2)).eval())
     with pytest.raises(JitPassesError, match="made of this one"):
         jit_passes.compare(other, quantized, data())
+    narrow, wide = (
+        torch.jit.script(nn.Sequential(nn.Conv2d(3, n, 3), nn.Conv2d(n, 4, 3)).eval())
+        for n in (8, 16)
+    )
+    images = [torch.ones(1, 3, 8, 8)]
+    quantized = jit_passes.quantize_script(narrow, images, target="reference")
+    with pytest.raises(JitPassesError, match=r"'0:conv2d' has shape .*made of this one"):
+        jit_passes.compare(wide, quantized, images)
 
 
 class Tokens(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,8 +161,9 @@ class Comparison:
             return ""
         count = count_of(len(self.unmatched), "value")
         return (
-            f"not compared: {count} that the target computes together with others, which "
-            f"target='reference' shows, or that were never computed: {shortened(self.unmatched)}"
+            f"not compared: {count} that the target computes together with others or in a form of "
+            "its own, which target='reference' shows, or that were never computed: "
+            f"{shortened(self.unmatched)}"
         )
 
     def __str__(self) -> str:
@@ -251,7 +252,7 @@ class _Row:
 
     def add(self, seen: Seen) -> None:
         for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):
-            check_shapes(ours, theirs)
+            check_shapes(ours, theirs, self.name)
             grid = () if self.grid is None else self.grid.ends(ours.dim())
             for x, y, z, *on_grid in pieces(ours, theirs, own, *grid):
                 self.elements += x.numel()
@@ -284,15 +285,15 @@ class _Comparison:
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
         smoothed = set(report.made.get("smoothed", ()))  # these are others in the float model
-        for name, site, grid in _sites(quantized, report):
+        for name, site in _sites(quantized, report):
             node = nodes.get(name)
             if node is None or node.output.written or name in smoothed:
                 continue
-            kind = "quantized" if grid is not None else "float"
+            kind = "quantized" if site.value is not None else "float"
             made = node.kind != EDGE
             operator, source = (node.kind, node.source) if made else ("", "")
             pair = Pair(name, node.index, site)
-            rows[pair] = _Row(name, kind, operator, source, grid)
+            rows[pair] = _Row(name, kind, operator, source, site.value)
         wanted = [value.name for value in report.values]
         wanted += [row.name for row in report.operators if row.mode in ("dynamic", "weight_only")]
         if wanted and not any(name in nodes for name in wanted):
@@ -345,25 +346,20 @@ def _nodes_by_value(graph: GraphView) -> dict[str, NodeView]:
     return found
 
 
-def _sites(
-    quantized: torch.jit.ScriptModule, report: Report
-) -> list[tuple[str, Site, QuantizedValue | None]]:
+def _sites(quantized: torch.jit.ScriptModule, report: Report) -> list[tuple[str, Site]]:
     """Return the values that can be seen in the quantized model, by their names in the float one.
 
     Quantized values are seen as codes; an operator of the report that stayed as it is gives floats.
     """
-    values: Mapping[int, QuantizedValue] = {value.place: value for value in report.values}
     module = copy_of(quantized, report.method)
-    found: list[tuple[str, Site, QuantizedValue | None]] = []
-    for site in sites_of(module, report):
-        if site.codes is None and (value := values.get(site.place)) is not None:
-            found.append((value.name, site, value))
-    known = {name for name, _, _ in found}
+    sites = sites_of(module, report)
+    found = [(site.value.name, site) for site in sites if site.value is not None]
+    known = {name for name, _ in found}
     graph = GraphView.of(module, report.method)
     for index, name in by_position(graph, report.names).items():
         node = graph.nodes[index]
         if name not in known and len(node.outputs) == 1 and not node.kind.startswith("prim::"):
-            found.append((name, Site(-1, index), None))
+            found.append((name, Site(-1, index)))
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 from ..errors import JitPassesError
 from ..stages.recording import Recorder, copy_of, tensors_of
 from .places import Site
-from .steps import codes_of, value_of
+from .steps import codes_of, has_codes, value_of
 
 Values = list[torch.Tensor]  # a value each time it was computed: in loops several times
 
@@ -112,11 +112,14 @@ class Lockstep:
 
         def seen() -> Iterator[tuple[Pair, Seen]]:
             for pair, wanted in zip(self.pairs, ours, strict=True):
+                if wanted is None:
+                    yield pair, NOTHING
+                    continue
                 plain, alone = (
                     [value_of(codes, pair.site) for codes in found[pair.site.node]]
                     for found in (theirs, own)
                 )
-                yield pair, NOTHING if wanted is None else Seen(wanted, plain, alone)
+                yield pair, Seen(wanted, plain, alone)
 
         return seen(), list(_outputs(result, their_result, own_result)), values
 
@@ -124,15 +127,23 @@ class Lockstep:
         """Return the first model's value each time that the second one has it; None if unknown.
 
         A float model computes a value once, and branches and loops may quantize it several times.
+        An operator of another package may lay out its codes in a way that only it knows.
         """
-        if len(ours) == len(theirs):
-            return [_in_batch(a, b) for a, b in zip(ours, theirs, strict=True)]
-        if self._rounded:
-            return ours * len(theirs) if len(ours) == 1 else None
-        raise JitPassesError(
-            f"'{pair.name}' is computed {len(ours)} times by the first model and "
-            f"{len(theirs)} times by the other one: branches or loops went another way"
-        )
+        if len(ours) != len(theirs):
+            if not self._rounded:
+                raise JitPassesError(
+                    f"'{pair.name}' is computed {len(ours)} times by the first model and "
+                    f"{len(theirs)} times by the other one: branches or loops went another way"
+                )
+            if len(ours) != 1:
+                return None
+            ours = ours * len(theirs)
+        found = [_in_batch(a, b) for a, b in zip(ours, theirs, strict=True)]
+        for a, b in zip(found, theirs, strict=True):
+            if pair.site.foreign and not (a.shape == b.shape and has_codes(b, pair.site)):
+                return None
+            check_shapes(a, b, pair.name)
+        return found
 
     def _told(self, pair: Pair, ours: Values | None, theirs: Values) -> dict[int, Values]:
         if ours is None:
@@ -159,10 +170,10 @@ def _outputs(ours: Any, theirs: Any, own: Any) -> Iterator[tuple[str, Seen]]:
         yield name, Seen([a], [b], [c])
 
 
-def check_shapes(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+def check_shapes(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
     """Raise an error for values that cannot be the same."""
     if ours.shape != theirs.shape:
         raise JitPassesError(
-            f"a value has shape {list(ours.shape)} in one model and {list(theirs.shape)} in "
-            "the other: was the converted model made of this one?"
+            f"'{name}' has shape {list(ours.shape)} in one model and {list(theirs.shape)} in the "
+            "other: was the converted model made of this one?"
         )

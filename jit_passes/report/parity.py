@@ -205,7 +205,6 @@ class _Tally:
     difference: float = 0.0
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor, step: torch.Tensor) -> None:
-        check_shapes(ours, theirs)
         self.elements += ours.numel()
         apart = (ours.double() - theirs.double()).abs()
         apart = torch.where(torch.isnan(ours) & torch.isnan(theirs), 0.0, apart)
@@ -226,6 +225,7 @@ class _Row:
 
     def add(self, seen: Seen, step: torch.Tensor) -> None:
         for ours, theirs, own in zip(seen.ours, seen.theirs, seen.own, strict=True):
+            check_shapes(ours, theirs, self.name)
             self.seen.add(ours, theirs, step)
             self.own.add(ours, own, step)
 
@@ -325,8 +325,10 @@ class _Comparison:
 
     def result(self, atol_steps: float) -> Parity:
         found = sorted((*self.parameters, *self.activations), key=lambda entry: entry[1].order)
-        rows = [row.result() for row in (*(row for row, _, _ in found), *self.outputs.values())]
-        return Parity(tuple(rows), self.unmatched, atol_steps)
+        seen = [row for row, _, _ in found if row.seen.elements]
+        never = [row.name for row, _, _ in found if not row.seen.elements]
+        rows = tuple(row.result() for row in (*seen, *self.outputs.values()))
+        return Parity(rows, (*self.unmatched, *never), atol_steps)
 
 
 def in_use(qat: torch.jit.ScriptModule, method: str) -> Any:

@@ -15,12 +15,13 @@ from ..specification.place import Place
 from ..stages.module import Report, by_position
 from ..stages.parameters import choose_parameters
 from ..stages.seen import QuantizedPlace, refusals
-from ..stages.values import DEQUANTIZE, QUANTIZE
+from ..stages.values import DEQUANTIZE, QUANTIZE, QuantizedValue
 
-TABLE = "jit_passes::lookup_table"
 DERIVED = "jit_passes::derive_quantization"
 # Dequantize becomes these, where PyTorch has dtypes for codes.
 _FLOAT = ("aten::dequantize", "aten::contiguous")
+# Of operators of other namespaces only the grid is known, and not how they lay out codes.
+_KNOWN = ("jit_passes", "aten", "quantized", "prim")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +96,11 @@ class Site:
         node: index of the node whose result are its codes; of a constant, that of its dequantize.
         readers: indices of the nodes that dequantize it.
         codes_read: whether anything else reads the codes.
-        scale, zero_point, axis: its grid; None for PyTorch's quantized dtypes, which carry it.
+        scale, zero_point, axis: what a code stands for; None for PyTorch's quantized dtypes, which
+            say it themselves, and for a value that stays in float.
+        value: what the report knows of a computed value, its name and the ends of its grid.
         codes: those of a constant.
+        foreign: whether an operator of another package computes it.
     """
 
     place: int
@@ -106,7 +110,9 @@ class Site:
     scale: Any = None
     zero_point: Any = None
     axis: int | None = None
+    value: QuantizedValue | None = None
     codes: torch.Tensor | None = None
+    foreign: bool = False
 
 
 def sites_of(converted: Any, report: Report) -> list[Site]:
@@ -116,31 +122,46 @@ def sites_of(converted: Any, report: Report) -> list[Site]:
     """
     graph = GraphView.of(converted, report.method)
     ids = by_position(graph, report.places)
+    values = {value.place: value for value in report.values}
     found: list[Site] = []
     for node in graph.nodes:
         place = ids.get(node.index)
-        if place is None:
+        if place is None or node.kind in _FLOAT:
             continue
-        if node.kind in DEQUANTIZE and isinstance(node.inputs[0].constant, torch.Tensor):
-            codes = node.inputs[0].constant
-            found.append(Site(place, node.index, (), False, *_grid(node), codes))
-        elif node.kind in QUANTIZE or node.kind == TABLE:
+        if node.kind in DEQUANTIZE:
+            if isinstance(codes := node.inputs[0].constant, torch.Tensor):
+                found.append(Site(place, node.index, (), False, *_grid(node), codes=codes))
+        elif len(node.outputs) == 1 and node.output.is_tensor:
+            value = values.get(place)
             readers = [user for user, _ in node.output.uses if user.kind in DEQUANTIZE]
-            if node.kind == TABLE and not readers:
-                continue  # nothing says what its codes mean
-            grid = _grid(readers[0]) if node.kind == TABLE else _grid(node)
-            others = len(readers) < len(node.output.uses)
+            shown = node if node.kind in QUANTIZE else next(iter(readers), None)
+            grid = _grid(shown) if shown is not None else _recorded(value)
+            others = not readers or len(readers) < len(node.output.uses)
             indices = tuple(reader.index for reader in readers)
-            found.append(Site(place, node.index, indices, others, *grid))
-        elif node.kind not in _FLOAT and node.kind not in DEQUANTIZE:
-            found.append(Site(place, node.index))
+            foreign = node.kind.partition("::")[0] not in _KNOWN
+            site = Site(place, node.index, indices, others, *grid, value, foreign=foreign)
+            found.append(site)
     return found
 
 
-def _grid(node: NodeView) -> tuple[Any, Any, int | None]:
+_Grid = tuple[Any, Any, int | None]
+
+
+def _grid(node: NodeView) -> _Grid:
+    """Return the grid that a quantize or a dequantize has."""
     per_channel = "per_channel" in node.kind
     scale, zero_point = (value.constant for value in node.inputs[1:3])
     return scale, zero_point, int(node.inputs[3].constant) if per_channel else None
+
+
+def _recorded(value: QuantizedValue | None) -> _Grid:
+    """Return the grid of codes that operators pass on to each other."""
+    if value is None:
+        return None, None, None
+    if value.axis is None:
+        return value.scale[0], value.zero_point[0], None
+    scale = torch.tensor(value.scale, dtype=torch.float64)
+    return scale, torch.tensor(value.zero_point), value.axis
 
 
 Pairs = list[tuple[TrainedPlace, Site | None]]

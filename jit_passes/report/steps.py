@@ -29,22 +29,34 @@ def rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:
 
 
 def value_of(codes: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return what the codes of the converted model stand for; a compiled region gives that."""
+    """Return what the codes of the converted model stand for; floats are values already."""
     if codes.is_quantized or codes.is_floating_point():
         return codes.dequantize() if codes.is_quantized else codes
     return _dequantized(codes, site.scale, site.zero_point, site.axis)
 
 
 def codes_of(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return the value as the codes that the converted model has there, or as it is."""
+    """Return the value as the codes that the converted model has there, or as it is.
+
+    Values beyond the ends of the grid are clipped: the dtype may hold more codes than the grid has.
+    """
     if like.is_floating_point():
         return value
+    if site.value is not None:
+        _, low, high = site.value.ends(value.dim())
+        value = value.clamp(low.to(value.dtype), high.to(value.dtype))
     if like.is_quantized:
         grid = like.q_scale(), like.q_zero_point()
         return torch.quantize_per_tensor(value, *grid, like.dtype)
     limits = torch.iinfo(like.dtype)
     ends = (limits.min, limits.max)
     return _quantized(value, site.scale, site.zero_point, site.axis, ends, like.dtype)
+
+
+def has_codes(found: torch.Tensor, site: Site) -> bool:
+    """Say whether a tensor holds values, or codes of a dtype that a grid can have."""
+    known = found.is_quantized or found.is_floating_point()
+    return known or (found.dtype in DTYPES.values() and site.scale is not None)
 
 
 # The dialect's own operators, or ties would round otherwise than in the converted model.

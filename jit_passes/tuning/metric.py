@@ -67,7 +67,7 @@ def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batc
         for number, (batch, wanted) in enumerate(zip(given, expected, strict=True)):
             found = outputs(quantized, method, batch, number, fits=True)
             for name, ours in wanted.items():
-                check_shapes(ours, found[name])
+                check_shapes(ours, found[name], name)
                 tally = tallies.setdefault(name, Tally())
                 for x, y in pieces(ours, found[name]):
                     tally.add(x, y, None)

@@ -28,6 +28,7 @@ from .quantizers.slots import Slot
 from .report import (
     Comparison,
     Coverage,
+    Description,
     Inspection,
     Parity,
     compare,
@@ -67,6 +68,7 @@ from .tuning import Sensitivity, Tuned, sensitivity, tune
 __all__ = [
     "Comparison",
     "Coverage",
+    "Description",
     "Encoding",
     "Encodings",
     "GraphEditor",

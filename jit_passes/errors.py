@@ -15,7 +15,15 @@ _FOLDERS = re.compile(r"(?:[A-Za-z]:)?[^\s:()]*[/\\](?=[^\s:()/\\]+:\d+)")
 
 
 class JitPassesError(RuntimeError):
-    """Something that the caller asked for cannot be done; the message says what to do instead."""
+    """Something that the caller asked for cannot be done; the message says what to do instead.
+
+    Attributes:
+        command: the message for users of the command line, where they do something else.
+    """
+
+    def __init__(self, message: str, *, command: str | None = None) -> None:
+        super().__init__(message)
+        self.command = message if command is None else command
 
 
 class ArgumentError(JitPassesError, ValueError):
@@ -51,15 +59,23 @@ class PassError(JitPassesError):
 
 
 class JitPassesWarning(UserWarning):
-    """The result is right, but probably not what the caller hoped for."""
+    """The result is right, but probably not what the caller hoped for.
+
+    Attributes:
+        command: see `JitPassesError`.
+    """
+
+    def __init__(self, message: str, *, command: str | None = None) -> None:
+        super().__init__(message)
+        self.command = message if command is None else command
 
 
-def warn(message: str) -> None:
+def warn(message: str, *, command: str | None = None) -> None:
     """Warn with a `JitPassesWarning` at the line outside of this package that called it."""
     level, frame = 1, sys._getframe()
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_CALLERS:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, JitPassesWarning, stacklevel=level)
+    warnings.warn(JitPassesWarning(message, command=command), stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

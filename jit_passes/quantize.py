@@ -34,6 +34,7 @@ RANGES = (
     "ranges come from calibration data, an iterable of batches, or from a profile: pass one of "
     "the two"
 )
+OPTIONS = "ranges come from --data, --profile or --random"
 
 
 @timed
@@ -146,16 +147,17 @@ def _quantized(
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized: see `quantize_script`."""
     if calibration_data is not None and profile is not None:
-        raise JitPassesError(RANGES)
+        raise JitPassesError(RANGES, command=OPTIONS)
     has_data = calibration_data is not None or profile is not None
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
     if isinstance(chosen, BackendQuantizer) and not has_data:
         chosen = chosen.without_data()
     smoother = None
     if profile is not None and smooth not in (None, "auto"):
+        why = "its ranges are those of the model as it is; leave one of the two out"
         raise JitPassesError(
-            f"smooth={smooth!r} and a profile: its ranges are those of the model as it is; leave "
-            "one of the two out, or profile what jit_passes.smooth returns"
+            f"smooth={smooth!r} and a profile: {why}, or profile what jit_passes.smooth returns",
+            command=f"--smooth {smooth} and --profile: {why}",
         )
     if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
         strength = None if isinstance(smooth, str) else smooth
@@ -170,7 +172,7 @@ def _quantized(
         assert data is not None
         calibrate(prepared, data, input_fn=input_fn, progress=progress)
     elif needs_data(prepared):
-        raise JitPassesError(RANGES)
+        raise JitPassesError(RANGES, command=OPTIONS)
     else:
         check_without_data(prepared)
     held = [prepared]
@@ -212,7 +214,10 @@ def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:
         return by_backend and description_of(quantizer)["mode"] != "weight_only"
     check_strength(smooth, SMOOTH)
     if not has_data:
-        raise JitPassesError(f"smooth={smooth} needs calibration data: pass some, or leave it out")
+        raise JitPassesError(
+            f"smooth={smooth} needs calibration data: pass some, or leave it out",
+            command="--smooth needs --data or --random",
+        )
     return True
 
 
@@ -232,9 +237,9 @@ def check_without_data(prepared: torch.jit.ScriptModule) -> None:
     assert report is not None
     waiting = [row.name for row in report.operators if row.reason == NEEDS_DATA]
     if waiting and not any(row.dtype == "int8" for row in report.operators):
-        raise JitPassesError(RANGES)
+        raise JitPassesError(RANGES, command=OPTIONS)
     if waiting:
-        warn(
-            f"{count_of(len(waiting), 'operator')} stay in float without data, '{waiting[0]}' "
-            f"first: {RANGES}"
+        why = (
+            f"{count_of(len(waiting), 'operator')} stay in float without data, '{waiting[0]}' first"
         )
+        warn(f"{why}: {RANGES}", command=f"{why}: {OPTIONS}")

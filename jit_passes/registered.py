@@ -111,9 +111,12 @@ class Registered:
         name, path = record["name"], record["class"]
         if name not in cls.registered:
             module, _, qualified = path.partition(":")
-            raise JitPassesError(
+            why = (
                 f"the model was made with the {cls.noun} '{name}', the class {qualified} of the "
-                f"module {module}, which this process does not have: import {module} first"
+                f"module {module}, which this process does not have"
+            )
+            raise JitPassesError(
+                f"{why}: import {module} first", command=f"{why}: pass --plugin {module}"
             )
         return cls.make(name, **record["options"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,12 @@ from torch import Tensor, nn
 
 from jit_passes.command_line import main
 
+# How messages tell a program in Python what to do. A model is made in Python, so that may be said.
+PYTHON = re.compile(
+    r"jit_passes\.[a-z_]+|lambda|\b(?:True|False|None)\b|pass (?:batches|data|a metric|one of)|"
+    r"\b(?:target|method|mode|config|data|smooth|partial|bins|names|input_fn|profile)=|"
+    r"\bcall (?!of)(?!model\.float)"
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -49,12 +56,16 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture(name="run")
 def run_fixture(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process."""
+    """Runs a command in this process. What it says is for people who have not called Python."""
 
     def run(*arguments: object) -> Outcome:
         capfd.readouterr()
         code = main([str(argument) for argument in arguments])
-        return Outcome(code, *capfd.readouterr())
+        done = Outcome(code, *capfd.readouterr())
+        if "--debug" not in arguments:  # which shows lines of code
+            found = PYTHON.search(done.err.partition("PyTorch says")[0])
+            assert found is None, done.err
+        return done
 
     return run
 

@@ -82,8 +82,8 @@ def test_without_data() -> None:
         "head:linear": "dynamic",
     }
     reasons = {row.name: row.reason for row in jit_passes.coverage(lowered)}
-    assert "pass batches or a profile" in reasons["conv:conv2d"]
-    with pytest.raises(JitPassesError, match=r"strict: 2 operators .*\n.*pass batches"):
+    assert "give batches or a profile" in reasons["conv:conv2d"]
+    with pytest.raises(JitPassesError, match=r"strict: 2 operators .*\n.*give batches"):
         jit_passes.quantize_script(model, target="stock", strict=True)
     with pytest.raises(JitPassesError, match="ranges come from calibration data"):
         jit_passes.quantize_script(script(seeded(lambda: nn.Sequential(nn.Conv2d(3, 3, 3)))))

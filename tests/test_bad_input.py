@@ -501,7 +501,9 @@ def test_weights_of_another_dtype(dtype: torch.dtype) -> None:
     """The reason says what to do; a scripted model can do it too."""
     model = torch.jit.script(nn.Sequential(nn.Linear(4, 4)).eval().to(dtype))
     name = str(dtype).removeprefix("torch.")
-    with pytest.warns(JitPassesWarning, match=rf"{name}, not float32: call model.float\(\) first"):
+    with pytest.warns(
+        JitPassesWarning, match=rf"{name}, not float32: cast the model with model.float\(\)"
+    ):
         jit_passes.quantize_script(model)
     assert not jit_passes.coverage(jit_passes.quantize_script(model.float())).float
 

@@ -25,6 +25,7 @@ from command_line import (  # noqa: F401  fixtures
 import jit_passes
 import jit_passes.command_line
 from jit_passes.command_line.main import cli
+from jit_passes.errors import without_folders
 from jit_passes.targets import Stock
 from tests.processor import bits_here
 
@@ -87,7 +88,7 @@ def test_without_data(run: Run, model: Path, tmp_path: Path) -> None:
     assert done.code == 0 and "stay in float without data" in done.err
     rows = {row["name"]: row for row in done.json["operators"]}
     assert rows["head:linear"]["mode"] == "dynamic" and rows["head:linear"]["why"] == "no data"
-    assert "pass batches or a profile" in rows["conv:conv2d"]["reason"]
+    assert "give batches or a profile" in rows["conv:conv2d"]["reason"]
     assert done.json["made"]["mode"] == "auto"
 
 
@@ -125,6 +126,7 @@ def test_inspect_says_what_made_a_file(run: Run, model: Path, data: Path, tmp_pa
     assert done.code == 0, done.err
     shown = run("inspect", out)
     assert shown.code == 0
+    assert shown.out == without_folders(f"{jit_passes.inspect(torch.jit.load(out))}\n")
     for words in (
         *("stage: lowered", "target: stock (engine=", "method: forward", "batches: 1"),
         *(f"jit_passes: {jit_passes.__version__}", f"torch: {torch.__version__}"),

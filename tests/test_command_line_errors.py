@@ -109,6 +109,33 @@ def test_quantized_already(run: Run, model: Path, data: Path, tmp_path: Path) ->
         assert done.code == Exit.INPUT and "lowered already" in done.err
 
 
+def test_messages_name_options(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """What to do is said in words of the command; `run` looks for Python in all messages."""
+    out, int8, ranges = tmp_path / "o", tmp_path / "int8.pt", tmp_path / "ranges.yaml"
+    batches = tmp_path / "batches.pt"
+    torch.save([[images(2)], [images(2)]], batches)
+    assert run("quantize", model, "--data", data, "--target", "stock", "-o", int8).code == 0
+    assert run("profile", model, "--data", data, "--target", "stock", "-o", ranges).code == 0
+    other = saved(tmp_path / "other.pt", nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
+    commands: dict[tuple[object, ...], str] = {
+        ("export", int8, "--format", "aimet", "-o", out): "--target reference",
+        ("export", model, "--format", "aimet", "-o", out): "--target reference",
+        ("compare", model, model, "--data", data): "`jit-passes quantize`",
+        ("report", model, model, "--data", data, "-o", out): "`jit-passes quantize`",
+        ("compare", other, int8, "--data", data): "was it made of this one?",
+        ("compare", int8, model, "--data", data): "the float model first",
+        ("quantize", other, "--profile", ranges, "-o", out): "`jit-passes profile --target`",
+        ("quantize", model, "--data", batches, "-o", out): "'images' is a list",
+        ("quantize", int8, "--data", data, "-o", out): "start from the float model",
+        ("inspect", int8, "--mode", "static"): "options change nothing in it",
+    }
+    for arguments, words in commands.items():
+        done = run(*arguments)
+        assert done.code == Exit.INPUT and words in done.err, (arguments, done.err)
+    done = run("quantize", model, "--data", data, "--smooth", "0.5", "-o", out)
+    assert done.code == 0 and "--smooth 0.5 changes nothing" in done.err
+
+
 def test_saved_in_training_mode(run: Run, data: Path, tmp_path: Path) -> None:
     """It is taken in eval mode, and the user is told."""
     path = tmp_path / "m.pt"
@@ -541,7 +568,7 @@ def test_a_mistake_of_ours(run: Run, model: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("jit_passes.command_line.inspect.predict", fail)
+    monkeypatch.setattr("jit_passes.command_line.inspect.run_inspect", fail)
     done = run("inspect", model)
     assert done.code == Exit.FAILED and "planted" in done.err and "--debug" in done.err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,31 @@ def test_bad_input() -> None:
         jit_passes.inspect(torch.jit.script(Net()))
     with pytest.raises(JitPassesError, match="no_such"):
         jit_passes.inspect(torch.jit.script(Net().eval()), X86Quantizer().skip(module="no_such"))
+
+
+def test_models_that_were_seen_before() -> None:
+    """What made them, and the coverage; of models that options cannot change any more."""
+    model, data = torch.jit.script(Net().eval()), [torch.randn(2, 4, 8, 8)]
+    stages = {"prepared": jit_passes.prepare(model, target="stock")}
+    stages["qat"] = jit_passes.prepare_qat(model, target="stock").train()
+    calibrated = jit_passes.calibrate(stages["prepared"], data, progress=False)
+    stages["reference"] = jit_passes.convert(calibrated)
+    stages["lowered"] = jit_passes.lower(stages["reference"])
+    for stage, found in stages.items():
+        described = jit_passes.inspect(found)
+        assert isinstance(described, jit_passes.Description)
+        assert described.made == jit_passes.provenance(found)
+        assert tuple(described) == tuple(jit_passes.coverage(found))
+        assert f"stage: {stage}\n" in str(described) and str(jit_passes.coverage(found)) in str(
+            described
+        )
+        options: list[dict[str, Any]] = [
+            {"target": "stock"}, {"mode": "static"}, {"quantizer": X86Quantizer()},
+            {"config": {"version": 1}}, {"without_data": True},
+        ]  # fmt: skip
+        for given in options:
+            with pytest.raises(JitPassesError, match=f"the model is {stage} already, and options"):
+                jit_passes.inspect(found, **given)
 
 
 class Words(nn.Module):

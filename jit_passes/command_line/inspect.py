@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
 from ..errors import without_folders
-from ..report import coverage, provenance
-from ..report import inspect as predict
+from ..report import Description
+from ..report import inspect as run_inspect
 from . import options
 from .files import check_readable, load_model
 from .outcome import show
@@ -48,52 +47,25 @@ def inspect(
     if config is not None:
         check_readable(config)
     loaded = load_model(model)
-    made = provenance(loaded, method)
-    if made is None:
-        found = predict(
-            loaded, target=backend, config=config, mode=mode, method=method,
-            without_data=without_data,
-        )  # fmt: skip
-        text = str(found)
-        result: dict[str, Any] = {
-            "stage": "float",
+    found = run_inspect(
+        loaded, target="auto" if target == "auto" else backend, config=config, mode=mode,
+        method=method, without_data=without_data,
+    )  # fmt: skip
+    result: dict[str, Any] = {"stage": "float"}
+    if isinstance(found, Description):
+        stage, needs_package = found.made["stage"], found.needs_package
+        result = {"stage": stage, "made": found.made, "needs_package": needs_package}
+    else:
+        result |= {
             "target": backend.record(),
             "quantizes": found.quantizes,
             "dequantizes": found.dequantizes,
             "regions": [list(region) for region in found.regions],
-            "operators": [asdict(row) for row in found],
         }
-    else:
-        text, result = _describe(loaded, method, made)
+    result["operators"] = [asdict(row) for row in found]
+    text = str(found)
     if not paths:
         text = without_folders(text)
         for row in result["operators"]:
             row["source"], row["reason"] = (without_folders(row[k]) for k in ("source", "reason"))
     show(text, result, as_json)
-
-
-def _describe(
-    loaded: torch.jit.ScriptModule, method: str, made: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    covered = coverage(loaded, method=method)
-    result = {
-        "stage": made["stage"],
-        "made": made,
-        "needs_package": covered.needs_package,
-        "operators": [asdict(row) for row in covered],
-    }
-    return f"{describe(made)}\n\n{covered}", result
-
-
-def describe(made: dict[str, Any]) -> str:
-    """Return what made a model, a line for each thing."""
-    rows = []
-    for name, value in made.items():
-        if isinstance(value, dict):
-            options_ = ", ".join(f"{k}={v}" for k, v in value["options"].items())
-            value = f"{value['name']} ({options_})" if options_ else value["name"]
-        text = str(value).rstrip()
-        rows.append(
-            f"{name}:" + ("\n  " + text.replace("\n", "\n  ") if "\n" in text else f" {text}")
-        )
-    return "\n".join(rows)

@@ -145,7 +145,7 @@ def _code_of(error: BaseException) -> Exit:
     if isinstance(error, BrokenPipeError):  # the reader of stdout has seen enough
         return Exit.OUTPUT
     if isinstance(error, JitPassesError):
-        failure(str(error))
+        failure(error.command)
         return Exit.OUTPUT if isinstance(error, OutputError) else Exit.INPUT
     if isinstance(error, OSError):  # of the system, which says of which file; of stdout it does not
         where = f"{error.filename}" if error.filename else "the standard output cannot be written"
@@ -162,7 +162,7 @@ def _code_of(error: BaseException) -> Exit:
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any
 ) -> None:
-    if issubclass(category, JitPassesWarning):
-        warning(str(message))
+    if isinstance(message, JitPassesWarning):
+        warning(message.command)
     else:
         note(warnings.formatwarning(message, category, filename, line).rstrip())

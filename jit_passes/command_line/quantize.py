@@ -12,8 +12,8 @@ from typing import Any
 import click
 import torch
 
-from ..errors import JitPassesError
-from ..quantize import quantize_script
+from ..errors import JitPassesError, without_folders
+from ..quantize import OPTIONS, quantize_script
 from ..report import coverage, provenance
 from ..report.compare import decibels
 from ..report.provenance import note
@@ -100,8 +100,8 @@ def quantize(
             progress=shown,
         )
     except JitPassesError as error:
-        if batches is None and profile is None and "ranges come from" in str(error):
-            raise click.UsageError("ranges come from --data, --profile or --random") from error
+        if error.command == OPTIONS:
+            raise click.UsageError(OPTIONS) from error
         raise
     if data["random"]:
         note(quantized, data="random " + " ".join(data["random"]))
@@ -109,7 +109,10 @@ def quantize(
     cost = None if batches is None else cost_of(quantized, loaded, method, batches)
     save_model(quantized, output)
     before, after = model.stat().st_size, output.stat().st_size
-    lines = [str(covered), f"{output}: {after / 1024:.0f} KiB, {after / before:.0%} of {model}"]
+    lines = [
+        without_folders(str(covered)),
+        f"{output}: {after / 1024:.0f} KiB, {after / before:.0%} of {model}",
+    ]
     compare = ["jit-passes", "compare", str(model), str(output), *options.words_of(data)]
     known = "what it costs,"
     if cost is not None:

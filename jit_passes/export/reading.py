@@ -55,9 +55,12 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     if report is None or (lowered and report.target["name"] != Reference.name):
         found = "one that was not quantized" if report is None else f"a {report.stage} one"
         stages = ", ".join((*_CONVERTED, ModelStage.REFERENCE))
+        needed = (
+            f"a module of one of the stages {stages} is needed to read encodings of, got {found}"
+        )
         raise JitPassesError(
-            f"a module of one of the stages {stages} is needed to read encodings of, got {found}: "
-            "pass what jit_passes.convert returns, before lower"
+            f"{needed}: pass what jit_passes.convert returns, before lower",
+            command=f"{needed}: quantize the float model with --target reference",
         )
     module = _C.clone(model._c, report.method)  # regions that were outlined are in it again
     return _GraphReader(GraphView.of(module, report.method), report).read()

@@ -96,10 +96,13 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
             for name, value in profile.values.items()
             if name.split(" -> ")[0] not in names and not value.weight
         ]
-        raise JitPassesError(
+        why = (
             f"the profile is of another graph, {profile.graph}, than the model, {sites.hash}: "
-            f"{describe_difference(lacking, own)}. Profile this model, for this target "
-            "(`target=`), or take what agrees with partial=True"
+            f"{describe_difference(lacking, own)}. Profile this model, for this target"
+        )
+        raise JitPassesError(
+            f"{why} (`target=`), or take what agrees with partial=True",
+            command=f"{why}: `jit-passes profile --target`",
         )
     if lacking:
         warn(f"the profile has no {shortened(lacking)}: what needs them stays float")
@@ -211,8 +214,8 @@ def _check(observer: _Observer, found: ValueProfile, profile: Profile) -> None:
             wanted = "a moving average of each batch's range"
         raise JitPassesError(
             f"the observer of '{found.name}', {observer.op}, takes {wanted}, and a profile has "
-            "one range and histogram over all data: choose the observer MinMax or Histogram, or "
-            "calibrate with data"
+            "one range and histogram over all data: choose the calibration min_max or histogram, "
+            "or give data instead"
         )
     if not found.finite and observer.op != REACH:
         raise JitPassesError(
@@ -223,5 +226,5 @@ def _check(observer: _Observer, found: ValueProfile, profile: Profile) -> None:
     if bins > profile.bins:
         raise JitPassesError(
             f"the observer of '{found.name}' has {bins} bins, and the profile {profile.bins}: "
-            f"profile with bins={bins}, or choose an observer with fewer bins"
+            f"profile with {bins} bins, or choose an observer with fewer bins"
         )

@@ -45,7 +45,7 @@ _Writer.add_representer(
 )
 
 
-HINT = ": a profile is what `jit_passes.profile` writes; samples are data, not a profile"
+HINT = ": a profile is the YAML file that profiling writes; samples are data, not a profile"
 
 
 def write(

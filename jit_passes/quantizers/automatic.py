@@ -13,7 +13,7 @@ from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
 from .support import Role
 
-NEEDS_DATA = "its input needs a range from data: pass batches or a profile, or say mode: dynamic"
+NEEDS_DATA = "its input needs a range from data: give batches or a profile, or say mode: dynamic"
 WITHOUT_DATA = "no data"
 CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"

@@ -285,7 +285,7 @@ def _reason_of_dtype(weight: ValueView) -> str:
             f"its weight is {dtype}, not float32, as the graph says, which model.float() does not "
             "change: script or trace the model in float32, without autocast"
         )
-    return f"its weight is {dtype}, not float32: call model.float() first"
+    return f"its weight is {dtype}, not float32: cast the model with model.float()"
 
 
 def _is_unpacked(value: ValueView) -> bool:

@@ -5,12 +5,13 @@ from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
 from .page import report
 from .parity import Parity, ValueParity, parity
-from .provenance import provenance
+from .provenance import Description, provenance
 from .versions import show_versions
 
 __all__ = [
     "Comparison",
     "Coverage",
+    "Description",
     "Inspection",
     "OperatorInspection",
     "Parity",

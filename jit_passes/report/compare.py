@@ -18,12 +18,12 @@ from ..passes.pipeline import Pipeline
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, progress_bar
 from ..stages.module import (
-    ModelStage,
+    CONVERTED,
     Report,
     by_position,
+    converted_report,
     part_of,
     quantized_part,
-    stage_of,
 )
 from ..stages.recording import copy_of
 from ..stages.values import QuantizedValue
@@ -162,7 +162,7 @@ class Comparison:
         count = count_of(len(self.unmatched), "value")
         return (
             f"not compared: {count} that the target computes together with others or in a form of "
-            "its own, which target='reference' shows, or that were never computed: "
+            "its own, which the target reference shows, or that were never computed: "
             f"{shortened(self.unmatched)}"
         )
 
@@ -211,16 +211,12 @@ def compare(
             one is in the other; there is no batch.
     """
     check_order(float_model, quantized, method)
-    instead = "call jit_passes.quantize_script, or convert"
     quantized = quantized_part(quantized, method)
-    report = stage_of(quantized, CONVERTED, instead, "the second model")
+    report = converted_report(quantized, "the second model")
     comparison = _Comparison(float_model, quantized, report)
     for arguments in batches(data, input_fn, progress_bar("compare", progress)):
         comparison.add(arguments)
     return comparison.result(jump)
-
-
-CONVERTED = (ModelStage.REFERENCE, ModelStage.LOWERED)
 
 
 def check_order(float_model: Any, quantized: Any, method: str) -> None:
@@ -297,9 +293,13 @@ class _Comparison:
         wanted = [value.name for value in report.values]
         wanted += [row.name for row in report.operators if row.mode in ("dynamic", "weight_only")]
         if wanted and not any(name in nodes for name in wanted):
-            raise JitPassesError(
+            why = (
                 "no value of the quantized model is one of the float model: was it made of this "
-                "one? Of one that has trained, the float model is jit_passes.strip(qat)[0]"
+                "one?"
+            )
+            raise JitPassesError(
+                f"{why} Of one that has trained, the float model is jit_passes.strip(qat)[0]",
+                command=why,
             )
         self.models = Lockstep(
             module, quantized, report.method, list(rows), rounded=True, origin=float_model

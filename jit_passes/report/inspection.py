@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import aligned, count_of
+from ..errors import JitPassesError, aligned, count_of
 from ..graph.view import NodeView, ValueView
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
@@ -20,6 +20,7 @@ from ..stages.records import QuantizedUses, float_reason
 from ..tables import html_table
 from ..targets import Target
 from ..targets.units import IntegerOperators
+from .provenance import Description, provenance
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,13 @@ def inspect(
     mode: str | None = None,
     method: str = "forward",
     without_data: bool = False,
-) -> Inspection:
+) -> Inspection | Description:
     """Say for each operator whether it would be int8 or float, and why; no data are needed.
 
     Calibration can still rule operators out: those that data never reaches, and those whose
     results have more or fewer dimensions than the target can do.
+
+    Of a model that was prepared or quantized already, say what made it, and what it has become.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
@@ -133,9 +136,26 @@ def inspect(
         without_data: foretell what `quantize_script` does without data, where "auto" takes modes
             that need none.
 
+    Returns:
+        A row for each operator; of a model that was prepared or quantized, its `coverage` with
+        what made it.
+
     Raises:
-        JitPassesError: what `prepare` raises.
+        JitPassesError: what `prepare` raises; or options are given for a model that was prepared or
+            quantized already.
     """
+    made = provenance(model, method) if isinstance(model, torch.jit.ScriptModule) else None
+    if made is not None:
+        if (
+            target != "auto"
+            or without_data
+            or any(x is not None for x in (quantizer, config, mode))
+        ):
+            raise JitPassesError(
+                f"the model is {made['stage']} already, and options change nothing in it: inspect "
+                "the float model with them, or leave them out"
+            )
+        return Description.of(model, method, made)
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
     if without_data and isinstance(chosen, BackendQuantizer):
         chosen = chosen.without_data()

@@ -13,7 +13,7 @@ from ..passes.pipeline import Pipeline
 from ..specification.recurrent import RECURRENT, input_of, matrices_of
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import batches, cloned
-from ..stages.module import ModelStage, stage_of
+from ..stages.module import converted_report
 from ..stages.recording import Recorder
 from ..targets import Target
 from .compare import name_inputs
@@ -40,8 +40,7 @@ def integer_share(
     Raises:
         JitPassesError: `quantized` is none.
     """
-    wanted = (ModelStage.REFERENCE, ModelStage.LOWERED)
-    record = stage_of(quantized, wanted, "call jit_passes.quantize_script, or convert")
+    record = converted_report(quantized)
     target = Target.from_record(record.target)
     module, _ = formed(FROZEN.enter(model, method), method, target, record.made)
     (arguments,) = batches([batch], None)

@@ -13,7 +13,7 @@ from ..logs import timed
 from ..passes.subject import wrap
 from ..stages.batches import batches
 from ..stages.convert import digest_of
-from ..stages.module import ModelStage, Report, stage_of
+from ..stages.module import CONVERTED, ModelStage, Report, stage_of
 from ..stages.recording import copy_of
 from ..stages.seen import read_places
 from ..tables import html_table
@@ -186,7 +186,7 @@ def parity(
     """
     report = stage_of(qat, ModelStage.QAT, "call jit_passes.prepare_qat first, and train")
     instead = "call jit_passes.convert(qat) first"
-    other = stage_of(converted, (ModelStage.REFERENCE, ModelStage.LOWERED), instead)
+    other = stage_of(converted, CONVERTED, instead)
     if other.method != report.method:
         raise JitPassesError(
             f"the model trains its method '{report.method}', and '{other.method}' was converted"

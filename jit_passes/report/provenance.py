@@ -8,6 +8,51 @@ from typing import Any
 import torch
 
 from ..stages.module import Report, quantized_part
+from ..tables import html_table
+from .coverage import Coverage, coverage
+
+
+class Description(Coverage):
+    """What made a model that a stage has seen, and which operators are int8; printing gives both.
+
+    Attributes:
+        made: see `provenance`.
+    """
+
+    made: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: torch.jit.ScriptModule, method: str, made: dict[str, Any]) -> Description:
+        """Describe a model of which it is known what made it."""
+        covered = coverage(model, method)
+        found = cls(covered, covered.needs_package)
+        found.made = made
+        return found
+
+    def __str__(self) -> str:
+        return f"{described(self.made)}\n\n{super().__str__()}"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, _shown(value)) for name, value in self.made.items()]
+        return html_table(("made", ""), rows) + super()._repr_html_()
+
+
+def described(made: dict[str, Any]) -> str:
+    """Return what made a model, a line for each thing."""
+    rows = []
+    for name, value in made.items():
+        text = _shown(value)
+        rows.append(
+            f"{name}:" + ("\n  " + text.replace("\n", "\n  ") if "\n" in text else f" {text}")
+        )
+    return "\n".join(rows)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        options = ", ".join(f"{name}={option}" for name, option in value["options"].items())
+        value = f"{value['name']} ({options})" if options else value["name"]
+    return str(value).rstrip()
 
 
 def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[str, Any] | None:

@@ -72,9 +72,10 @@ def find_derivation(name: str) -> Derivation:
             if "#" in name
             else "this process does not have it"
         )
+        why = f"the model derives parameters with the function '{own}', and {reason}"
         raise JitPassesError(
-            f"the model derives parameters with the function '{own}', and {reason}: mark it with "
-            "@jit_passes.quantizer.derivation and import the module it is in"
+            f"{why}: mark it with @jit_passes.quantizer.derivation and import the module it is in",
+            command=f"{why}: pass --plugin with the module it is in",
         )
     return function
 

@@ -66,10 +66,8 @@ class Mode:
         found = part_of(model, method)
         report = Report.read(found) if isinstance(found, torch.jit.ScriptModule) else None
         if report is not None and not self._goes_on(found, report):
-            raise JitPassesError(
-                f"the model is {report.stage} already: start from the float model, or go on with "
-                f"{NEXT[report.stage]}"
-            )
+            why = f"the model is {report.stage} already: start from the float model"
+            raise JitPassesError(f"{why}, or go on with {NEXT[report.stage]}", command=why)
         self.check(model, method)
         module = self.normalize(model, method)
         if not self.again:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +12,18 @@ from ..graph.view import GraphView
 from ..passes.subject import wrap
 
 
-def advice(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: str) -> str:
-    """Say why a method does not run a batch, and what to do; "" where nothing tells.
+class Advice(NamedTuple):
+    """Why a method does not run a batch, and the Python that helps; "" where nothing tells."""
+
+    cause: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, self))
+
+
+def advice(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: str) -> Advice:
+    """Say why a method does not run a batch, and what to do.
 
     Args:
         method: of a ScriptModule, inlined.
@@ -28,37 +38,37 @@ def advice(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: 
     given: dict[str, Any] = {**dict(zip(types, args, strict=False)), **kwargs}
     for name, value in given.items():
         if types[name].startswith("Tensor") and not isinstance(value, torch.Tensor):
-            return (
-                f"'{name}' is {_kind(value)}, and the model takes a tensor: {_tensor(name, value)}"
-            )
+            cause = f"'{name}' is {_kind(value)}, and the model takes a tensor"
+            return Advice(cause, _tensor(name, value))
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     weights = list(_weights(method))
     stored = (_of_storage(name, value, weights) for name, value in tensors.items())
-    if found := next(filter(None, stored), ""):
+    if found := next(filter(None, stored), None):
         return found
     if "index out of range" in said:
-        return next(filter(None, (_of_range(n, v) for n, v in tensors.items())), "")
+        return Advice(next(filter(None, (_of_range(n, v) for n, v in tensors.items())), ""))
     if "type" not in said:
-        return ""
-    return next(filter(None, (_of_dtype(n, v, weights, said) for n, v in tensors.items())), "")
+        return Advice()
+    dtypes = (_of_dtype(name, value, weights, said) for name, value in tensors.items())
+    return next(filter(None, dtypes), Advice())
 
 
-def _of_names(names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def _of_names(names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Advice | None:
     if len(args) > len(names):
         many = count_of(len(names), "argument")
         first = "batch[0]" if len(names) == 1 else f"tuple(batch[:{len(names)}])"
-        return (
-            f"it has {len(args)} parts, and the model takes {many}: where labels come with the "
-            f"inputs, pass input_fn=lambda batch: {first}"
+        return Advice(
+            f"it has {len(args)} parts, and the model takes {many}",
+            f"where labels come with the inputs, pass input_fn=lambda batch: {first}",
         )
     for name in kwargs:
         if name not in names:
             there = nearest(str(name), names)
-            return (
+            return Advice(
                 f"the model has no argument '{name}': {there}. A dict is arguments by name; for a "
                 "model that takes a dict, a batch is a tuple, (dict,)"
             )
-    return ""
+    return None
 
 
 def _kind(value: Any) -> str:
@@ -104,16 +114,17 @@ def _weights(method: Any) -> Iterator[torch.Tensor]:
             yield tensor
 
 
-def _of_storage(name: str, value: torch.Tensor, weights: list[torch.Tensor]) -> str:
+def _of_storage(name: str, value: torch.Tensor, weights: list[torch.Tensor]) -> Advice | None:
     if value.layout != torch.strided:
-        return f"'{name}' is sparse: pass {name}.to_dense()"
+        return Advice(f"'{name}' is sparse", f"pass {name}.to_dense()")
     if value.is_meta:
-        return f"'{name}' is on the meta device, where tensors have no numbers"
+        return Advice(f"'{name}' is on the meta device, where tensors have no numbers")
     places = {weight.device for weight in weights}
     if places and value.device not in places:
         place = next(iter(places))
-        return f"'{name}' is on {value.device}, and the model on {place}: pass {name}.to('{place}')"
-    return ""
+        cause = f"'{name}' is on {value.device}, and the model on {place}"
+        return Advice(cause, f"pass {name}.to('{place}')")
+    return None
 
 
 def _of_range(name: str, value: torch.Tensor) -> str:
@@ -123,16 +134,19 @@ def _of_range(name: str, value: torch.Tensor) -> str:
     return f"'{name}' holds numbers from {low} to {high}, and a table has fewer rows"
 
 
-def _of_dtype(name: str, value: torch.Tensor, weights: list[torch.Tensor], said: str) -> str:
+def _of_dtype(
+    name: str, value: torch.Tensor, weights: list[torch.Tensor], said: str
+) -> Advice | None:
     dtype = str(value.dtype).removeprefix("torch.")
     if value.is_floating_point() and "indices" in said:
-        return f"'{name}' is {dtype}, and the model looks it up in a table: pass {name}.long()"
+        cause = f"'{name}' is {dtype}, and the model looks it up in a table"
+        return Advice(cause, f"pass {name}.long()")
     others = {weight.dtype for weight in weights} - {value.dtype}
     if not others or (not value.is_floating_point() and "indices" in said):
-        return ""
+        return None
     other = str(next(iter(others))).removeprefix("torch.")
     both = f"'{name}' is {dtype}, and the weights are {other}"
     if torch.float32 in others:
         scaled = "" if value.is_floating_point() else ", scaled as in training"
-        return f"{both}: pass {name}.float(){scaled}"
-    return f"{both}: quantize a model in float32, model.float()"
+        return Advice(both, f"pass {name}.float(){scaled}")
+    return Advice(both, "quantize a model in float32, model.float()")

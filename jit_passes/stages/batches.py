@@ -72,7 +72,8 @@ def batches(
     if empty:
         raise JitPassesError(
             f"{what} is empty: pass an iterable with at least one batch (a generator that was "
-            "used before is empty)"
+            "used before is empty)",
+            command=f"there is no batch in {what}",
         )
 
 

@@ -22,7 +22,7 @@ from ..errors import JitPassesError, without_folders
 from ..passes.subject import wrap
 from ..targets import Target, targets
 from .annotate import formed
-from .arguments import advice
+from .arguments import Advice, advice
 from .batches import cloned
 from .module import Report
 from .normalize import normalize
@@ -34,7 +34,7 @@ _ORIGINS: WeakKeyDictionary[torch.nn.Module, ref[torch.jit.ScriptModule]] = Weak
 _FRAME = re.compile(
     r'^ *(?:File "(?P<file>[^"\n]+)", line (?P<line>\d+)|(?P<traced>.+)\((?P<at>\d+)\): )', re.M
 )
-_PICK = ". If batches hold more than the model takes, pick it: input_fn=lambda batch: ... in Python"
+_PICK = ". If batches hold more than the model takes, pick it: input_fn=lambda batch: ..."
 _REPORT = "please report it as an error in jit_passes, with the model's code"
 _OF_TORCH = re.compile(r"(^|[/\\])torch[/\\]")
 
@@ -79,17 +79,24 @@ def misfit(
         return broken(what, error, "The model that jit_passes has made fails")
     said = last_line(error)
     got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-    why = advice(method, args, kwargs, said)
+    found = advice(method, args, kwargs, said)
     alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
-    unsure = "" if why or fits is False else f". If the original model takes the batch, {_REPORT}"
-    return JitPassesError(
-        f"{what} does not run{why and f': {why}'}. PyTorch says: {said}. The model takes "
-        f"{_parameters(method)}; the batch gives ({got})"
-        f"{'' if alone or 'input_fn' in why else _PICK}{unsure}"
-    )
+    certain = found.cause or fits is False
+    unsure = "" if certain else f". If the original model takes the batch, {_REPORT}"
+
+    def told(why: Advice, pick: str) -> str:
+        return (
+            f"{what} does not run{': ' if why.cause else ''}{why}. PyTorch says: {said}. "
+            f"The model takes {_parameters(method)}; the batch gives ({got}){pick}{unsure}"
+        )
+
+    pick = "" if alone or "input_fn" in found.remedy else _PICK
+    return JitPassesError(told(found, pick), command=told(found._replace(remedy=""), ""))
 
 
-def broken(what: str, error: Exception, cause: str, instead: str = "") -> JitPassesError:
+def broken(
+    what: str, error: Exception, cause: str, instead: str = "", command: str = ""
+) -> JitPassesError:
     """Return the error for a batch that a model does not run, and the one it was made of does.
 
     Args:
@@ -97,14 +104,17 @@ def broken(what: str, error: Exception, cause: str, instead: str = "") -> JitPas
         error: what PyTorch has raised.
         cause: what fails.
         instead: what to do until that is mended.
+        command: the same on the command line.
     """
     line = failing_line(error)
     place = f" at {line}" if line else ""
-    return JitPassesError(
+    message, by_command = (
         f"{what} runs in the original model, but not in the model made of it: the data are not the "
-        f"cause. {cause}{place}. {instead}{_REPORT[0].upper()}{_REPORT[1:]}. "
+        f"cause. {cause}{place}. {way_around}{_REPORT[0].upper()}{_REPORT[1:]}. "
         f"PyTorch says: {last_line(error)}"
+        for way_around in (instead, command)
     )
+    return JitPassesError(message, command=by_command)
 
 
 def broken_when_prepared(
@@ -131,13 +141,19 @@ def broken_when_prepared(
     backend = Target.from_record(report.target) if report.target else None
     form, _ = formed(canonical, report.method, backend, report.made)
     if backend is not None and not _runs(form, report.method, args, kwargs):
-        others = " or ".join(f"target='{name}'" for name in _targets_without_forms())
+        names = list(_targets_without_forms())
+        instead, command = (
+            f"Until it is mended, pass {' or '.join(form.format(name) for name in names)}. "
+            for form in ("target='{}'", "--target {}")
+        )
         cause = f"The form of operators for the target '{backend.name}' fails"
-        return broken(what, error, cause, f"Until it is mended, pass {others}. ")
-    return broken(
-        what, error, "An observer, or a pass of the quantizer, fails",
-        "Until it is mended, say keep_float for the operators there, in a rule of `config`. ",
-    )  # fmt: skip
+        return broken(what, error, cause, instead, command)
+    instead, command = (
+        f"Until it is mended, say keep_float for the operators there, in a rule of {config}. "
+        for config in ("`config`", "the file of --config")
+    )
+    cause = "An observer, or a pass of the quantizer, fails"
+    return broken(what, error, cause, instead, command)
 
 
 def failing_line(error: BaseException) -> str:

@@ -37,12 +37,12 @@ def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str,
     if opaque and state:
         raise JitPassesError(
             f"the method '{opaque}' uses '{state[0]}', which another method uses too, in a branch "
-            "that runs on its own (torch.jit.fork): quantize one method alone, with method="
+            "that runs on its own (torch.jit.fork): quantize one method alone"
         )
     if opaque:
         raise JitPassesError(
             f"the method '{opaque}' picks modules as it runs, so nothing tells what it changes: "
-            "quantize one method alone, with method="
+            "quantize one method alone"
         )
     return tuple(dict.fromkeys(methods)), tuple(state)
 

@@ -34,6 +34,7 @@ class ModelStage(str, Enum):
         return self.value
 
 
+CONVERTED = (ModelStage.REFERENCE, ModelStage.LOWERED)
 ALREADY = "quantized already"
 
 
@@ -224,8 +225,12 @@ def quantized_part(model: Any, method: str) -> Any:
     """
     part = part_of(model, method)
     if part is model and (others := quantized_methods(model)) and Report.read(model) is None:
-        names = " or ".join(f"method='{name}'" for name in others)
-        raise JitPassesError(f"method '{method}' of the model is not quantized: say {names}")
+        why = f"method '{method}' of the model is not quantized"
+        said, options = (
+            " or ".join(f"{option}{name}{end}" for name in others)
+            for option, end in (("method='", "'"), ("--method ", ""))
+        )
+        raise JitPassesError(f"{why}: say {said}", command=f"{why}: say {options}")
     return part
 
 
@@ -240,7 +245,12 @@ def check_module(model: Any, method: str) -> None:
 
 
 def stage_of(
-    model: Any, wanted: ModelStage | tuple[ModelStage, ...], instead: str, what: str = ""
+    model: Any,
+    wanted: ModelStage | tuple[ModelStage, ...],
+    instead: str,
+    what: str = "",
+    *,
+    command: str = "",
 ) -> Report:
     """Return the record of a module that must have reached a stage, or one of several.
 
@@ -249,6 +259,10 @@ def stage_of(
         wanted: the stages.
         instead: the end of the message: what to do.
         what: which of several modules it is, for the message.
+        command: what to do on the command line; "" where none needs it.
+
+    Raises:
+        JitPassesError: it has not reached one of them.
     """
     report = Report.read(model)
     stages = (wanted,) if isinstance(wanted, ModelStage) else wanted
@@ -256,8 +270,20 @@ def stage_of(
         found = "a module that was not prepared" if report is None else f"a {report.stage} one"
         needed = f"a {' or '.join(map(str, stages))} module"
         said = f"{what} is not {needed}, but" if what else f"{needed} is needed, got"
-        raise JitPassesError(f"{said} {found}: {instead}")
+        why = f"{said} {found}"
+        raise JitPassesError(f"{why}: {instead}", command=f"{why}: {command or instead}")
     return report
+
+
+def converted_report(model: Any, what: str = "") -> Report:
+    """Return the record of a reference model, or of a lowered one: see `stage_of`."""
+    return stage_of(
+        model,
+        CONVERTED,
+        "call jit_passes.quantize_script, or convert",
+        what,
+        command="quantize it first, with `jit-passes quantize`",
+    )
 
 
 def attribute_of(model: torch.jit.ScriptModule, path: str) -> torch.Tensor:

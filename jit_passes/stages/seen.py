@@ -40,7 +40,7 @@ SETTLE = Pipeline(
 )
 
 NO_DATA = {
-    ModelStage.PREPARED: "the model was not calibrated: call jit_passes.calibrate(model, data)",
+    ModelStage.PREPARED: "the model was not calibrated",
     ModelStage.QAT: (
         "the model has not trained: no batch in training mode came by {names}, so no scale has "
         "begun; run batches in training mode, and where these stand in branches, some that take "
@@ -118,7 +118,10 @@ def check_seen(places: list[QuantizedPlace], report: Report) -> None:
     seen = report.calibrated or any(known.seen for known in places)
     if not seen and not all(known.reached for known in places):
         unreached = [f"'{known.place.name}'" for known in places if not known.reached]
-        raise JitPassesError(NO_DATA[report.stage].format(names=shortened(unreached)))
+        why = NO_DATA[report.stage].format(names=shortened(unreached))
+        is_prepared = report.stage is ModelStage.PREPARED
+        instead = ": call jit_passes.calibrate(model, data)" if is_prepared else ""
+        raise JitPassesError(f"{why}{instead}", command=why)
 
 
 def _was_reached(op: str, operands: Mapping[str, Any]) -> bool:

@@ -156,7 +156,8 @@ class Smoother:
         groups = [group for group in found if group.can_be_quantized]
         if not groups:
             if self.strength is not None and self.largest is None:
-                warn(f"smooth={self.strength:g} changes nothing: {NOTHING_TO_SMOOTH}")
+                why = f"{self.strength:g} changes nothing: {NOTHING_TO_SMOOTH}"
+                warn(f"smooth={why}", command=f"--smooth {why}")
             return module
         if self.largest is None:
             self.largest = self._measure(module, method, groups)

@@ -51,7 +51,8 @@ def objective_of(name: str, variants: Variants) -> Objective:
     if name == "size":
         return Objective(name, file_size)
     if not variants.data:
-        raise JitPassesError("the objective latency is measured on data: pass data")
+        why = "the objective latency is measured on data"
+        raise JitPassesError(f"{why}: pass data", command=f"{why}: pass --data or --random")
     return Objective(name, latency_on(variants.data[0], variants.method))
 
 

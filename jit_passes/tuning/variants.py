@@ -124,9 +124,13 @@ class Variants:
     ) -> None:  # fmt: skip
         backend, chosen = choose_quantizer(quantizer, target, config, mode)
         if not isinstance(chosen, BackendQuantizer):
-            raise JitPassesError(
+            why = (
                 f"{type(chosen).__name__} takes no options for single layers, so there are no "
-                "variants: pass a quantizer of a backend, or none"
+                "variants"
+            )
+            raise JitPassesError(
+                f"{why}: pass a quantizer of a backend, or none",
+                command=f"{why}: choose another --target",
             )
         if data is None and metric is None:
             raise JitPassesError(
@@ -145,20 +149,24 @@ class Variants:
         self.annotated = annotate(model, method, FROZEN, chosen, backend, change=self._smoother)
         self.layers = layers_of(inspection_of(self.annotated, backend))
         if not self.layers:
+            why = "nothing of the model would be quantized"
             raise JitPassesError(
-                "nothing of the model would be quantized; jit_passes.inspect(model) says why"
+                f"{why}; jit_passes.inspect(model) says why",
+                command=f"{why}; `jit-passes inspect` says why",
             )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", JitPassesWarning)
             base = self._prepared({})
-        self._told = {str(warning.message) for warning in told}
-        for message in sorted(self._told):
-            warn(message)
+        messages = {str(warning.message): warning.message for warning in told}
+        for text, message in sorted(messages.items()):
+            warn(text, command=getattr(message, "command", None))
+        self._told = set(messages)
         self._profile: Profile | None = None
         if needs_data(base):
             if data is None:
                 raise JitPassesError(
-                    "ranges come from calibration data, an iterable of batches: pass data"
+                    "ranges come from calibration data, an iterable of batches: pass data",
+                    command="ranges come from --data or --random",
                 )
             copies = map(cloned, self.data)  # a model may write into its inputs
             self._profile = profile_of(

@@ -21,9 +21,9 @@ from ...profile.run import profile_of
 from ...quantizers.selection import origin_of
 from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
-from ...stages.module import Report, quantized_part, stage_of
+from ...stages.module import Report, converted_report, quantized_part
 from ...targets import Target
-from ..compare import CONVERTED, ValueComparison, check_order, compare
+from ..compare import ValueComparison, check_order, compare
 from ..cost import file_size, latency_on
 from ..coverage import Coverage, coverage
 from ..inspection import computes
@@ -108,8 +108,7 @@ def page(
         ) from error
     check_order(model, quantized, method)
     whole, quantized = quantized, quantized_part(quantized, method)
-    instead = "call jit_passes.quantize_script, or convert"
-    record = stage_of(quantized, CONVERTED, instead, "the second model")
+    record = converted_report(quantized, "the second model")
     given = list(batches(data, input_fn))
     items = [kwargs or args for args, kwargs in given]
     compared = compare(model, quantized, map(cloned, items), progress=progress)

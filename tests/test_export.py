@@ -260,14 +260,9 @@ def test_lowered_for_the_reference() -> None:
     """The pass that lowers for it says the same; a table has the scale of what it replaces."""
     model, _ = reference("reference")
     expected = jit_passes.encodings_of(model)
-    found = jit_passes.encodings_of(jit_passes.lower(model))
-    assert found.parameters == expected.parameters
-    for ours, layer in zip(found.layers, expected.layers, strict=True):
-        assert (ours.name, ours.weight, ours.bias) == (layer.name, layer.weight, layer.bias)
-        assert ours.input.scale == layer.input.scale
-        assert ours.input.zero_point == layer.input.zero_point
+    assert jit_passes.encodings_of(jit_passes.lower(model)) == expected
     tables = jit_passes.encodings_of(_sigmoid("reference"))
-    encoding = tables["2:linear[0]"]
+    encoding = tables["1:sigmoid"]
     assert (encoding.scale, encoding.zero_point, encoding.kind) == ((1 / 256,), (0,), "activation")
     assert (encoding.quant_min, encoding.quant_max) == (0, 255)
     assert tables.layer("2").input == encoding
@@ -286,14 +281,7 @@ def test_reference_model_that_was_saved(tmp_path: Path) -> None:
     model, _ = reference("reference")
     model.save(tmp_path / "model.pt")
     loaded = torch.jit.load(tmp_path / "model.pt")
-    found, expected = jit_passes.encodings_of(loaded), jit_passes.encodings_of(model)
-    assert found.parameters == expected.parameters
-    for read, layer in zip(found.layers, expected.layers, strict=True):
-        assert (read.name, read.weight, read.bias) == (layer.name, layer.weight, layer.bias)
-        # Module paths are not in a file, but for those of layers.
-        assert read.input.scale == layer.input.scale
-        assert read.output.scale == layer.output.scale
-    assert "fc:linear" in found
+    assert jit_passes.encodings_of(loaded) == jit_passes.encodings_of(model)
 
 
 def test_json(tmp_path: Path) -> None:
@@ -789,3 +777,87 @@ def test_aimet_files_that_are_none(changes: dict[str, Any], message: str) -> Non
         from_aimet(data)
     with pytest.raises(JitPassesError, match=r"version: the form 1\.0\.0 is expected"):
         from_aimet({**data, "version": "0.6.1"})
+
+
+class Cell(nn.Module):
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, 3, padding=1)
+        self.bn = nn.BatchNorm2d(width)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.bn(self.conv(x)))
+
+
+class Nested(nn.Module):
+    """Functions in modules, which become tables, values of a loop, and one with two grids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body = Cell(3, 4), Cell(4, 4)
+        self.step = nn.Conv2d(4, 4, 1)
+        self.mix = nn.Conv2d(4, 4, 3)
+        self.few = nn.Conv2d(4, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.body(self.stem(image))
+        for _ in range(int(image.size(1))):
+            x = torch.relu(self.step(x)) + x
+        x = torch.sigmoid(x)
+        return self.mix(x) + self.few(x)
+
+
+NESTED = {"version": 1, "rules": [{"module": "few", "input": {"bits": 4}}]}
+
+
+@pytest.mark.parametrize("trace", [False, True], ids=["script", "trace"])
+def test_one_name_for_a_value(trace: bool, tmp_path: Path) -> None:
+    """At all stages, from files, lowered, in all reports, and where the user gives names."""
+    torch.manual_seed(0)
+    data = [torch.randn(2, 3, 10, 10) for _ in range(3)]
+    scripted = (
+        torch.jit.trace(Nested().eval(), data[0]) if trace else torch.jit.script(Nested().eval())
+    )
+
+    def loaded(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+        torch.jit.save(model, tmp_path / "model.pt")
+        return torch.jit.load(tmp_path / "model.pt")
+
+    expected = None
+    for model in (scripted, loaded(scripted)):
+        options = {"target": "reference", "config": NESTED}
+        prepared = jit_passes.prepare(model, **options)
+        jit_passes.calibrate(prepared, data, progress=False)
+        reference = jit_passes.convert(prepared)
+        lowered = jit_passes.quantize_script(model, data, **options, progress=False)
+        assert "lookup_table" in str(lowered.inlined_graph)
+        stages = [prepared, reference, jit_passes.convert(loaded(prepared)), lowered]
+        stages += [loaded(stage) for stage in stages]
+        for found in map(jit_passes.encodings_of, stages):
+            expected = found if expected is None else expected
+            assert found == expected
+        names = [e.name for e in expected.activations]
+        assert {"image", "stem.act:silu", "sigmoid", "sigmoid -> few:conv2d"} <= set(names)
+        assert ("Loop.block0.1" in names) is not trace
+        for stage in (reference, lowered, loaded(lowered)):
+            compared = jit_passes.compare(model, stage, data, progress=False)
+            rows = [row.name for row in compared.rows if row.kind == "quantized"]
+            assert sorted({*rows, *compared.unmatched}) == sorted(names)
+        profiled = jit_passes.profile(model, data, progress=False, target="reference").values
+        assert {name.partition(" -> ")[0] for name in names} <= profiled.keys()
+        inspected = {row.name for row in jit_passes.inspect(model, **options)}
+        assert {"stem.act:silu", "sigmoid"} <= inspected
+        renamed = jit_passes.export_calibration(
+            lowered, format="aimet", names={"stem.act:silu": "onnx_1", "sigmoid": "onnx_2"}
+        )
+        written = [entry["name"] for entry in renamed["activation_encodings"]]
+        assert {"onnx_1", "onnx_2", "sigmoid -> few:conv2d"} <= set(written)
+        qat = jit_passes.prepare_qat(model, **options).train()
+        qat(data[0])
+        converted = jit_passes.convert(qat.eval())
+        for stage in (converted, loaded(jit_passes.lower(converted))):
+            compared = jit_passes.parity(qat, stage, data)
+            rows = [row.name for row in compared.rows if row.kind == "activation"]
+            skipped = [name for name in compared.unmatched if "weight" not in name]
+            assert sorted({*rows, *skipped}) == sorted(names)

@@ -3,6 +3,9 @@
 // seen from the caller: "enc.0(Linear)" is below the caller's self, "^dec(Linear)" below the self of the
 // caller's caller (tracing hands modules on as arguments), ".a(Linear)" below the root, "(Net)" is the
 // caller's own. PyTorch has a class for it, ModuleInstanceInfo, and does not export how to make one.
+//
+// A frame holds its function by a bare pointer, and PyTorch asks the functions for their names when the model raises
+// an error. The model that they are of may be gone by then, so frames get functions that stay: see lasting.
 #include "calls.h"
 
 #include "module.h"
@@ -80,11 +83,38 @@ bool callsBuiltin(const Node* node) {
   return method != nullptr && torch::jit::tryToGraphFunction(*method) == nullptr;
 }
 
+// An empty function of that name, one for the whole process.
+torch::jit::Function* lasting(const std::string& name) {
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<std::string, std::unique_ptr<GraphFunction>>;
+  const std::lock_guard<std::mutex> guard(mutex);
+  auto& function = known[name];
+  if (function == nullptr) {
+    function = std::make_unique<GraphFunction>(name, std::make_shared<Graph>(), nullptr);
+  }
+  return function.get();
+}
+
 InlinedCallStackPtr pushFrame(
     const InlinedCallStackPtr& inner, torch::jit::Function* function, const torch::jit::SourceRange& range,
     std::string name) {
   return inner ? c10::make_intrusive<InlinedCallStack>(inner, function, range, std::nullopt, name)
                : c10::make_intrusive<InlinedCallStack>(function, range, std::nullopt, name);
+}
+
+// The same stack with functions that stay. Frames of ours have them already.
+InlinedCallStackPtr lastingStack(const InlinedCallStackPtr& stack) {
+  const auto callee = stack->callee();
+  const auto inner = callee ? lastingStack(*callee) : nullptr;
+  std::string name = stack->function_name();
+  const bool ours = name.empty() || name.find('(') != std::string::npos;
+  if (ours && (!callee || inner == *callee)) {
+    return stack;
+  }
+  auto* function = ours ? stack->function() : lasting(name);
+  const auto module = stack->module_instance();
+  return inner ? c10::make_intrusive<InlinedCallStack>(inner, function, stack->source_range(), module, name)
+               : c10::make_intrusive<InlinedCallStack>(function, stack->source_range(), module, name);
 }
 
 // Whatever is inlined is copied once, however deep the calls are nested.
@@ -109,6 +139,16 @@ class Inliner {
 
   void inlineCalls(Node* first, const Node* end) {
     for (Node* node = first; node != end;) {
+      if (const auto own = node->callstack(); own && frames_.empty()) {
+        auto& [held, stack] = lasting_[own->get()];
+        if (!held) { // which keeps the address from becoming another's
+          held = *own;
+          stack = lastingStack(held);
+        }
+        if (stack != held) {
+          node->setCallStack(stack);
+        }
+      }
       for (Block* inner : node->blocks()) {
         inlineCalls(inner);
       }
@@ -132,7 +172,8 @@ class Inliner {
 
   void inlineCall(Node* call, GraphFunction& function) {
     const size_t first = call->kind() == prim::CallFunction ? 1 : 0;
-    Frame frame{&function, call->sourceRange(), "", frames_.empty() ? "" : frames_.back().self};
+    const std::string self_of_caller = frames_.empty() ? "" : frames_.back().self;
+    Frame frame{lasting(function.name()), call->sourceRange(), "", self_of_caller};
     if (const auto self = paths_.find(call->input(0));
         first == 0 && self != paths_.end() && !isRegion(call->input(0)->type())) {
       const auto type = call->input(0)->type()->expect<c10::ClassType>();
@@ -184,7 +225,7 @@ class Inliner {
         const auto own = inner->callstack();
         auto& stack = stacks[own ? own->get() : nullptr];
         if (!stack) {
-          stack = own.value_or(nullptr);
+          stack = own ? lastingStack(*own) : nullptr;
           for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
             stack = pushFrame(stack, frame->function, frame->range, frame->name);
           }
@@ -227,6 +268,7 @@ class Inliner {
 
   Paths paths_;               // of modules, from self
   std::vector<Frame> frames_; // the outermost first
+  std::unordered_map<const InlinedCallStack*, std::pair<InlinedCallStackPtr, InlinedCallStackPtr>> lasting_;
   std::unordered_map<const GraphFunction*, std::shared_ptr<Graph>> bodies_;
   std::unordered_map<const GraphFunction*, bool> knows_others_;
 };
@@ -293,6 +335,10 @@ bool inlineForks(Graph& graph) {
     changed |= inlineFork(fork);
   }
   return changed;
+}
+
+InlinedCallStackPtr stackWithin(const std::string& module) {
+  return pushFrame(nullptr, lasting("forward"), {}, "." + module);
 }
 
 const Node* findCall(Graph& graph) {

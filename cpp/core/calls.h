@@ -29,6 +29,9 @@ bool hasReport(const c10::TypePtr& type);
 bool isOpaque(const c10::TypePtr& type);
 bool callsOpaque(const Node* node);
 
+// The call stack of nodes that were written in a module, "enc.0(Linear)".
+torch::jit::InlinedCallStackPtr stackWithin(const std::string& module);
+
 // Gives nodes of modules that have several names the first one, as named_modules does.
 void nameModules(Graph& graph, const torch::jit::Module& root);
 

@@ -2,6 +2,7 @@
 
 #include "bound_modules.h"
 #include "calls.h"
+#include "kept_modules.h"
 
 namespace jit_passes {
 namespace {
@@ -154,7 +155,7 @@ std::optional<Module> ownedModule(const Module& root, const std::string& path) {
   return module;
 }
 
-bool keepAll(const c10::ivalue::Object&, const std::string&) { return true; }
+bool keepForClone(const c10::ivalue::Object&, const std::string& name) { return name != kKeptModules; }
 
 } // namespace
 
@@ -285,16 +286,18 @@ Module cloneModule(const Module& original) {
       return clone;
     }
     nameModules(*graph, original);
+    restoreModules(original, method.name(), *graph);
     methods.emplace_back(method.name(), std::move(graph));
   }
-  return rebuildModule(original, methods, keepAll, Values::Shared);
+  return rebuildModule(original, methods, keepForClone, Values::Shared);
 }
 
 Module cloneModule(const Module& original, const std::string& method) {
   const auto graph = original.get_method(method).graph()->copy();
   inlineCalls(*graph, original);
   nameModules(*graph, original);
-  return rebuildModule(original, {{method, graph}}, keepAll, Values::Shared);
+  restoreModules(original, method, *graph);
+  return rebuildModule(original, {{method, graph}}, keepForClone, Values::Shared);
 }
 
 std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& method) {

@@ -24,11 +24,23 @@ void setConstant(ValueRecord& record, const c10::IValue& constant) {
   }
 }
 
+// What a block is given has a number of the graph as name, which files change: "Loop.block0.1" is what it is.
+std::string nameOfArgument(const Value* value, const NodeNames& names) {
+  const Block* block = value->node()->owningBlock();
+  const Node* owner = block->owningNode();
+  const auto found = names.find(owner);
+  if (owner == nullptr || found == names.end()) {
+    return value->debugNameBase();
+  }
+  const auto blocks = owner->blocks();
+  const auto number = std::ranges::find(blocks, block) - blocks.begin();
+  return found->second + ".block" + std::to_string(number) + "." + std::to_string(value->offset());
+}
+
 std::string nameOf(const Value* value, const NodeNames& names) {
   const Node* node = value->node();
   if (node->kind() == prim::Param) {
-    const bool outermost = node->owningBlock()->owningNode() == nullptr;
-    return outermost ? value->debugNameBase() : value->debugName();
+    return nameOfArgument(value, names);
   }
   const auto found = names.find(node);
   if (found == names.end() || found->second.empty()) {
@@ -202,23 +214,37 @@ ValueRecord recordOf(const Value* value, const std::string& name, bool written) 
   return record;
 }
 
-std::vector<std::pair<int64_t, std::string>> quantizedValues(Graph& graph) {
+std::vector<QuantizedValue> quantizedValues(Graph& graph) {
   const auto quantizes = [](const Node* node) {
     return node->kind() == kQuantize || node->kind() == kQuantizePerChannel;
   };
+  const auto dequantizes = [](const Node* node) {
+    return node->kind() == kDequantize || node->kind() == kDequantizePerChannel;
+  };
   const auto names = nodeNames(graph);
-  std::vector<std::pair<int64_t, std::string>> found;
+  std::vector<QuantizedValue> found;
+  std::unordered_map<const Value*, size_t> codes; // which of those found they are
   for (const Node* node : nodesInOrder(graph)) {
+    const auto name = names.find(node);
+    for (const Value* operand : node->inputs()) {
+      if (name == names.end() || !dequantizes(operand->node())) {
+        continue;
+      }
+      const auto read = codes.find(operand->node()->input(0));
+      if (read != codes.end() && found[read->second].reader.empty()) {
+        found[read->second].reader = name->second;
+      }
+    }
     const auto place = quantizes(node) ? placeOf(node) : std::nullopt;
     if (!place) {
       continue;
     }
     const Value* value = node->input(0);
-    while (quantizes(value->node()) || value->node()->kind() == kDequantize ||
-           value->node()->kind() == kDequantizePerChannel) {
+    while (quantizes(value->node()) || dequantizes(value->node())) {
       value = value->node()->input(0);
     }
-    found.emplace_back(*place, nameOf(value, names));
+    codes.emplace(node->output(), found.size());
+    found.push_back({*place, nameOf(value, names), ""});
   }
   return found;
 }

@@ -46,9 +46,13 @@ struct Snapshot {
   std::vector<int64_t> outputs;
 };
 
-// (place, name of the value) of each quantize in the graph that stands for a place, in program order. A value that is
-// quantized again has the name that it had before.
-std::vector<std::pair<int64_t, std::string>> quantizedValues(Graph& graph);
+struct QuantizedValue {
+  int64_t place;
+  std::string name;   // of the value; one that is quantized again has the name that it had before
+  std::string reader; // of the first operator that reads it dequantized; "" for none
+};
+// One for each quantize in the graph that stands for a place, in program order.
+std::vector<QuantizedValue> quantizedValues(Graph& graph);
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph);
 // Parameters, and buffers that the graph does not write to, count as constants. A value read from a

@@ -5,6 +5,7 @@
 
 #include "core/callers_error.h"
 #include "core/calls.h"
+#include "core/kept_modules.h"
 #include "core/module.h"
 #include "core/operators.h"
 #include "core/places.h"
@@ -373,11 +374,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("places", &places);
   m.def("place_ids", &placeIds);
   m.def("quantized_values", [](const Module& module, const std::string& method) {
-    return quantizedValues(*module.get_method(method).graph());
+    std::vector<std::tuple<int64_t, std::string, std::string>> rows;
+    for (const auto& value : quantizedValues(*module.get_method(method).graph())) {
+      rows.emplace_back(value.place, value.name, value.reader);
+    }
+    return rows;
   });
   m.def("copy_constants", [](const Module& module, const std::string& method) {
     copyConstants(*module.get_method(method).graph());
   });
+  m.def("keep_modules", [](Module module, const std::string& method) { keepModules(module, method); });
   m.def("state_paths", &statePaths);
   m.def("set_string_attribute", &setStringAttribute);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import chain, count
 from typing import Any
 
@@ -32,12 +33,8 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     Names are those that values have in the graph of the reference model. Its constants have lost
     theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
-    for each, called after the operator that reads it: `relu -> conv2:conv2d`. Lowered for the
-    target "reference", results of lookup tables are called after the operator that reads them,
-    `head:linear[0]`.
-
-    A file keeps no module paths of a graph, but for the operators of the report: those and their
-    weights are called alike after loading, other values `relu#1`, as if all stood at the top.
+    for each, all but the first called after the operator that reads it: `relu -> conv2:conv2d`.
+    Names are the same for a model from a file, and for one lowered for the target "reference".
 
     Args:
         model: a calibrated model, one that has trained, a reference model, or what lowers for the
@@ -75,6 +72,7 @@ class _GraphReader:
         self.names: dict[int, str] = by_position(graph, report.names)
         self.places: dict[int, int | None] = by_position(graph, report.places)
         self.codes = {id: (low, high) for low, high, ids in report.codes for id in ids}
+        self.values = {value.place: value for value in report.values}
         self.found: dict[str, Encoding] = {}
         self.by_node: dict[int, Encoding] = {}
 
@@ -82,55 +80,50 @@ class _GraphReader:
         for node in self.graph.nodes:
             if node.kind in _QUANTIZE and isinstance(_source(node).constant, torch.Tensor):
                 user, operand = node.output.uses[0][0].output.uses[0]
-                self.add(node, "parameter", *_codes(node), self.parameter(user, operand))
-            elif node.kind in _QUANTIZE:
-                self.read_quantize(node)
+                self.add_parameter(node, _codes(node), user, operand)
+            elif node.kind in _QUANTIZE or node.kind == _TABLE:
+                self.read_activation(node)
             elif node.kind in _DEQUANTIZE and isinstance(node.inputs[0].constant, torch.Tensor):
-                name = self.parameter(*node.output.uses[0])
-                self.add(node, "parameter", *self.codes_at(node), name)
-            elif node.kind in _DEQUANTIZE and (table := _table_of(node)) is not None:
-                user, operand = node.output.uses[0]
-                name = f"{self.name(user) or 'result'}[{operand}]"
-                self.add(node, "activation", *self.codes_at(table), name)
+                ends = self.codes[self.known(node, self.codes)]
+                self.add_parameter(node, ends, *node.output.uses[0])
         layers = [layer for node in self.weighted if (layer := self.layer(node)) is not None]
         return Encodings(tuple(self.found.values()), tuple(layers))
 
-    def read_quantize(self, node: NodeView) -> None:
-        value = _source(node)
-        maker = value.producer
-        name = value.name if maker is None else self.names.get(maker.index, value.name)
-        users = [
-            user for made, _ in node.output.uses for out in made.outputs for user, _ in out.uses
-        ]
-        reader = next((self.name(user) for user in users if user.name), "result")
-        self.add(node, "activation", *_codes(node), name, f"{name} -> {reader}")
+    def read_activation(self, node: NodeView) -> None:
+        value = self.values[self.known(node, self.values)]
+        grid = tuple(value.scale), tuple(value.zero_point), value.axis
+        self.add(node, "activation", (value.low, value.high), grid, value.label)
 
-    def codes_at(self, node: NodeView) -> tuple[int, int]:
-        """Return the codes that were chosen for what a node dequantizes, or looks up."""
+    def known(self, node: NodeView, ids: Container[int]) -> int:
+        """Return the id of the place that a node stands for, which is one of these."""
         place = self.places.get(node.index)
-        if place not in self.codes:
+        if place is None or place not in ids:
             raise JitPassesError(
                 f"{node!r} has codes of which the model's report does not know: convert the "
                 "prepared model again"
             )
-        return self.codes[place]
+        return place
 
-    def add(self, node: NodeView, kind: str, low: int, high: int, *names: str) -> None:
-        """Add what a node shows under the first of the names that means nothing else, or `#k`."""
-        scale, zero_point, *axis = _parameters(node)
-        symmetric = all(zero == middle(low, high) for zero in zero_point)
-        codes = (bits_of(low, high), low, high, symmetric)
-        values = (kind, *codes, scale, zero_point, *axis)
-        for name in chain(names, (f"{names[-1]}#{k}" for k in count(1))):
-            encoding = Encoding(name, *values)
-            if self.found.setdefault(name, encoding) == encoding:
-                self.by_node[node.index] = self.found[name]
+    def add(
+        self, node: NodeView, kind: str, ends: tuple[int, int], grid: tuple[Any, ...], name: str
+    ) -> None:
+        """Add what a node shows, under the name or the first `#k` behind it that is free."""
+        scale, zero_point, *axis = grid
+        symmetric = all(zero == middle(*ends) for zero in zero_point)
+        values = (kind, bits_of(*ends), *ends, symmetric, scale, zero_point, *axis)
+        for candidate in chain((name,), (f"{name}#{k}" for k in count(1))):
+            encoding = Encoding(candidate, *values)
+            if self.found.setdefault(candidate, encoding) == encoding:
+                self.by_node[node.index] = self.found[candidate]
                 return
 
-    def parameter(self, user: NodeView, operand: int) -> str:
+    def add_parameter(
+        self, node: NodeView, ends: tuple[int, int], user: NodeView, operand: int
+    ) -> None:
+        name = f"{self.name(user)}[{operand}]"
         if (slot := slot_of(user, operand)) in ("weight", "bias"):
-            return f"{self.module(user)}.{slot}".removeprefix(".")
-        return f"{self.name(user)}[{operand}]"
+            name = f"{self.module(user)}.{slot}".removeprefix(".")
+        self.add(node, "parameter", ends, _parameters(node), name)
 
     def name(self, node: NodeView) -> str:
         return self.names.get(node.index, node.name)
@@ -208,9 +201,3 @@ def _number(value: ValueView, node: NodeView) -> int:
     if not isinstance(value.constant, int):
         raise JitPassesError(f"{node!r} has no constant codes and axis to export")
     return value.constant
-
-
-def _table_of(dequantize: NodeView) -> NodeView | None:
-    """Return the lookup that makes the codes, in a lowered model."""
-    codes = dequantize.inputs[0].producer
-    return codes if codes is not None and codes.kind == _TABLE else None

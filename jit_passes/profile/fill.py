@@ -14,6 +14,7 @@ from .. import _C
 from ..errors import JitPassesError, nearest, shortened, warn
 from ..graph.view import NodeView
 from ..logs import timed
+from ..passes.pipeline import Pipeline
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, NOTHING, REACH, fresh_range, measure, qualified
@@ -22,6 +23,8 @@ from .record import Profile, describe_difference
 from .sites import Sites
 from .value import ValueProfile
 
+# What a file does to the graph is undone in a copy: it spells constant lists out.
+AS_PREPARED = Pipeline("as_prepared", ("fold_constant_lists", "remove_dead_code"))
 HISTOGRAM, MIN_MAX = "observe_histogram", "observe_min_max"
 
 
@@ -57,8 +60,10 @@ def fill(
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     record = profile if isinstance(profile, Profile) else Profile.load(profile)
-    sites = Sites.of(prepared._c, report.method)
-    known = _C.places(prepared._c, report.method)
+    copy = _C.clone(prepared._c, report.method)  # which shares its buffers
+    module = AS_PREPARED.run(copy, report.method).module
+    sites = Sites.of(module, report.method)
+    known = _C.places(module, report.method)
     observers = [
         _Observer(sites, sites.view.nodes[index], op.removeprefix("jit_passes::"), operands)
         for index, op, operands in known

@@ -49,8 +49,8 @@ class ValueComparison:
     Elements that are infinite or NaN in the float model are left out.
 
     Attributes:
-        name: of the value in the float model's canonical graph, `layer1.0.conv1:conv2d`; `output`,
-            `output.1`.
+        name: of the value in the float model's canonical graph, `layer1.0.conv1:conv2d`, as
+            `Encoding` has it; `output`, `output.1`.
         kind: "quantized"; "float" for the result of an operator that is not quantized; "output".
         operator: what computes it, `aten::conv2d`; "" for inputs and outputs of the model.
         source: `file:line` of the model's code.
@@ -288,11 +288,12 @@ class _Comparison:
             kind = "quantized" if site.value is not None else "float"
             made = node.kind != EDGE
             operator, source = (node.kind, node.source) if made else ("", "")
-            pair = Pair(name, node.index, site)
-            rows[pair] = _Row(name, kind, operator, source, site.value)
-        wanted = [value.name for value in report.values]
-        wanted += [row.name for row in report.operators if row.mode in ("dynamic", "weight_only")]
-        if wanted and not any(name in nodes for name in wanted):
+            label = name if site.value is None else site.value.label
+            rows[Pair(label, node.index, site)] = _Row(label, kind, operator, source, site.value)
+        grids = {value.label: value.name for value in report.values}
+        modes = ("dynamic", "weight_only")
+        wanted = grids | {row.name: row.name for row in report.operators if row.mode in modes}
+        if wanted and not any(name in nodes for name in wanted.values()):
             why = (
                 "no value of the quantized model is one of the float model: was it made of this "
                 "one?"
@@ -307,9 +308,11 @@ class _Comparison:
         self.rows = [rows[pair] for pair in self.models.pairs]
         order = {pair.name: pair.node for pair in self.models.pairs}
         self.order = [order[row.name] for row in self.rows]
-        known = {value.name for value in report.values}
-        lost = (n for n in wanted if n not in order and (n in known or n in nodes))
-        self.unmatched = tuple(dict.fromkeys(lost))
+        self.unmatched = tuple(
+            label
+            for label, name in wanted.items()
+            if label not in order and (label in grids or name in nodes)
+        )
         self.outputs: dict[str, _Row] = {}
 
     def add(self, arguments: tuple[Any, ...]) -> None:

@@ -286,7 +286,8 @@ class _Comparison:
                 "no value of the converted model is one of the model that trained: was it made of "
                 "this one?"
             )
-        places = trained_places(qat, report, known)
+        labels = {value.place: value.label for value in other.values}
+        places = trained_places(qat, report, known, labels)
         sites = sites_of(copy_of(converted, other.method), other)
         activations = match(
             [place for place in places if place.constant is None],

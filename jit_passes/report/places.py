@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ class TrainedPlace:
 
     Attributes:
         place: what annotation has made of it.
+        name: as reports on the converted model have it; of a weight, also who reads it.
         parameters: what `convert` makes of it.
         node: index of its node in the model's graph.
         operator, source: what computes the value, and the line of the model's code.
@@ -39,6 +40,7 @@ class TrainedPlace:
     """
 
     place: Place
+    name: str
     parameters: QParams
     node: int
     operator: str
@@ -47,16 +49,21 @@ class TrainedPlace:
     derived: bool
     order: int
 
-    @property
-    def name(self) -> str:
-        """The model's own name for it: `bn1:batch_norm`, `conv1.weight -> conv1:conv2d`."""
-        return self.place.name
-
 
 def trained_places(
-    qat: torch.jit.ScriptModule, report: Report, places: Sequence[QuantizedPlace]
+    qat: torch.jit.ScriptModule,
+    report: Report,
+    places: Sequence[QuantizedPlace],
+    labels: Mapping[int, str],
 ) -> list[TrainedPlace]:
-    """Return the places that convert quantizes, in the order of the converted model."""
+    """Return the places that convert quantizes, in the order of the converted model.
+
+    Args:
+        qat: the model that trains.
+        report: its report.
+        places: its places, as they are once it is out of training.
+        labels: what the converted model calls values, by id of the place.
+    """
     parameters = choose_parameters(list(places), refusals(list(places))).at
     nodes = GraphView.of(qat, report.method).nodes
     by_id: dict[int, list[NodeView]] = {}
@@ -75,6 +82,7 @@ def trained_places(
         found.append(
             TrainedPlace(
                 known.place,
+                labels.get(known.place.id, known.place.name),
                 chosen,
                 before.index,
                 maker.kind if maker is not None and computed else "",

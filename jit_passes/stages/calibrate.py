@@ -98,7 +98,7 @@ def _run(
 
 def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:
     """Say which weight holds a NaN, so that data are not to blame; None if none does."""
-    for node in GraphView.of(model, method).nodes:
+    for node in GraphView.of(_C.clone(model._c, method), method).nodes:
         for value in node.inputs:
             tensor = value.constant
             if (
@@ -118,7 +118,7 @@ def _foreign_device(
 ) -> str | None:
     """Say which operator computes on a device where there are no data; None if none does."""
     given = {v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)}
-    for node in GraphView.of(model, method).nodes:
+    for node in GraphView.of(_C.clone(model._c, method), method).nodes:
         for value in node.inputs:
             device = value.constant
             if isinstance(device, torch.device) and device.type not in given:

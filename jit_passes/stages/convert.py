@@ -99,7 +99,9 @@ def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.S
     known = {id: qparams for id, qparams in found.items() if isinstance(qparams, QParams)}
     named = _C.quantized_values(result, report.method)
     # Of a result whose batch axis is taken off, what stands there is a reshape.
-    values = quantized_values([(id, unbatched.get(id, name)) for id, name in named], known)
+    values = quantized_values(
+        [(id, unbatched.get(id, name), user) for id, name, user in named], known
+    )
     replace(report.located(result), values=values).write(result)
     return wrap(result)
 

@@ -137,13 +137,12 @@ class Report:
             for kind, found in _C.names_by_kind(module, self.method).items()
             if kind.rpartition("::")[2] in kinds and TRAITS.get(kind, NOTHING).counts
         }
-        for kind, found in names.items():  # a graph from a file has lost the paths of modules
-            short = kind.rpartition("::")[2]
-            recorded = [row.name for row in self.operators if row.kind == short]
-            names[kind] = recorded if len(recorded) == len(found) else found
         return replace(self, places=_C.place_ids(module, self.method), names=names)
 
     def write(self, module: Any) -> None:
+        """Write the record, and what names depend on, of a model that a stage will go on with."""
+        if self.stage is not ModelStage.LOWERED:
+            _C.keep_modules(module, self.method)
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
         fields["values"] = [vars(value) for value in self.values]
         versions = {"jit_passes": __version__, "torch": torch.__version__}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any
 
 import torch
 
@@ -23,6 +25,9 @@ class QuantizedValue:
         scale, zero_point: one, or one for each channel.
         axis: of the channels; None for one scale.
         low, high: the codes at the ends.
+        label: what tables and files call it: the name, or where the value has several grids, for
+            all but the first with the operator that reads it, `relu -> conv2:conv2d`. Files of
+            versions that did not note it have the name.
     """
 
     place: int
@@ -32,6 +37,10 @@ class QuantizedValue:
     axis: int | None
     low: int
     high: int
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or self.name)
 
     def ends(self, dims: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the width of a step, and the smallest and the largest value of the grid.
@@ -45,20 +54,23 @@ class QuantizedValue:
 
 
 def quantized_values(
-    named: Iterable[tuple[int, str]], parameters: Mapping[int, QParams]
+    named: Iterable[tuple[int, str, str]], parameters: Mapping[int, QParams]
 ) -> list[QuantizedValue]:
     """Return the values that a reference model quantizes while it runs, in program order.
 
     Args:
-        named: ids of places, and names of the values that are quantized there.
+        named: ids of places, names of the values that are quantized there, and of who reads them.
         parameters: by id. Those that are chosen as the model runs are missing, and left out.
     """
     found = []
-    for place, name in named:
+    grids: dict[str, Any] = {}  # by label
+    for place, name, reader in named:
         if (chosen := parameters.get(place)) is not None:
-            scale, zero_point = (
-                torch.as_tensor(x).reshape(-1).tolist() for x in (chosen.scale, chosen.zero_point)
-            )
-            ends = chosen.quant_min, chosen.quant_max
-            found.append(QuantizedValue(place, name, scale, zero_point, chosen.axis, *ends))
+            scale = torch.as_tensor(chosen.scale, dtype=torch.float64).reshape(-1).tolist()
+            zero_point = torch.as_tensor(chosen.zero_point).reshape(-1).tolist()
+            grid = (scale, zero_point, chosen.axis, chosen.quant_min, chosen.quant_max)
+            further = f"{name} -> {reader or 'result'}"
+            labels = chain((name, further), (f"{further}#{k}" for k in count(1)))
+            label = next(text for text in labels if grids.setdefault(text, grid) == grid)
+            found.append(QuantizedValue(place, name, *grid, label))
     return found

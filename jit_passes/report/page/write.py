@@ -189,12 +189,12 @@ def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, 
         "own": _number(row.own_sqnr), "steps": row.steps, "clipped": row.clipped,
         "inherited": row.inherited, "height": _height(row.own_sqnr),
     }  # fmt: skip
-    grid = next((value for value in record.values if value.name == row.name), None)
+    grid = next((value for value in record.values if value.label == row.name), None)
     if grid is not None:
         step, low, high = grid.ends(1 + (grid.axis or 0))
         found["grid"] = [float(low.min()), float(high.max()), float(step.max())]
         found["codes"] = [grid.low, grid.high]
-    seen = profile.values.get(row.name)
+    seen = profile.values.get(row.name if grid is None else grid.name)
     if seen is not None and seen.counts:
         width = 2.0**seen.exponent
         found["histogram"] = [seen.offset * width, width, list(seen.counts)]

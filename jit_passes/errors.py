@@ -11,6 +11,9 @@ from typing import Any
 
 # Modules on the way from a caller to a warning: torch calls back where it compiles.
 _NOT_THE_CALLERS = ("jit_passes", "torch", "contextlib")
+_ARCHIVE = (
+    "code/__torch__"  # how lines of source of a loaded model begin, where they are its file's
+)
 _FOLDERS = re.compile(r"(?:[A-Za-z]:)?[^\s:()]*[/\\](?=[^\s:()/\\]+:\d+)")
 
 
@@ -88,8 +91,11 @@ def first_line(error: BaseException) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Return a text in which lines of source, `/home/me/net.py:12`, have no folders."""
-    return _FOLDERS.sub("", text)
+    """Return a text in which lines of source, `/home/me/net.py:12`, have no folders.
+
+    Those of code within a file of TorchScript stay: `code/__torch__/net.py:9 in the file`.
+    """
+    return _FOLDERS.sub(lambda found: found[0] if found[0].startswith(_ARCHIVE) else "", text)
 
 
 def shortened(names: Sequence[str], shown: int = 5) -> str:

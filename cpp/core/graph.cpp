@@ -32,22 +32,6 @@ std::optional<std::pair<std::string, std::string>> calledModule(const torch::jit
              : std::optional(std::pair(name.substr(0, open), name.substr(open + 1, name.size() - open - 2)));
 }
 
-std::string lineOf(const torch::jit::SourceRange& range) {
-  const auto location = range.file_line_col();
-  if (!location) {
-    return "";
-  }
-  const auto& [file, line, column] = *location;
-  return file + ":" + std::to_string(line);
-}
-
-bool isOfTorch(const std::string& line) {
-  static const std::array<const char*, 4> places{
-      "/torch/nn/", "/torch/functional.py", "/torch/_", "/torch/jit/"};
-  return std::ranges::any_of(
-      places, [&](const char* place) { return line.find(place) != std::string::npos; });
-}
-
 NodeFailure failureAt(c10::Symbol kind, const torch::jit::SourceRange& range, const std::exception& error) {
   const auto line = lineOf(range);
   return NodeFailure(
@@ -149,22 +133,6 @@ std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names
   std::unordered_set<c10::Symbol> result;
   std::transform(names.begin(), names.end(), std::inserter(result, result.end()), symbol);
   return result;
-}
-
-// The innermost call that is not within PyTorch's own modules: what the user wrote.
-std::string sourceLine(const Node* node) {
-  const std::string own = lineOf(node->sourceRange());
-  if (!isOfTorch(own) || !node->callstack()) {
-    return own;
-  }
-  const auto calls = (*node->callstack())->vec(); // the outermost first
-  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
-    const std::string line = lineOf(std::get<1>(*call));
-    if (!line.empty() && !isOfTorch(line)) {
-      return line;
-    }
-  }
-  return own;
 }
 
 std::pair<std::string, std::string> moduleOf(const Node* node) {

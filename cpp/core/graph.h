@@ -41,8 +41,10 @@ std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names
 // "aten::conv2d of layer1.0.conv1 (model.py:12)": how messages speak of a node.
 std::string describe(const Node* node);
 // "model.py:12", the line of the model that the node comes from, not of PyTorch's modules that it calls;
-// "" where the graph does not know.
+// "" where the graph does not know. Of a loaded model it is the line that its file notes, of the code from which
+// the model was saved, or "code/__torch__/model.py:12 in the file".
 std::string sourceLine(const Node* node);
+std::string lineOf(const torch::jit::SourceRange& range);
 // "aten::relu does not take (Tensor, int); it is aten::relu(Tensor self) -> Tensor".
 std::string operatorMismatch(const Node* node);
 // The path of the module that the node was written in, "layer1.0.conv1", and that module's type.

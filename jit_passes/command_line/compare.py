@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..errors import without_folders
 from ..report import Comparison, provenance
 from ..report import compare as run_compare
 from . import options
@@ -55,7 +56,7 @@ def compare(
         raise click.UsageError("values come from --data or --random")
     shown = False if no_progress else None
     found = run_compare(float_model, other, batches, jump=jump, progress=shown, method=method)
-    show(str(found), _result(found), as_json)
+    show(without_folders(str(found)), _result(found), as_json)
     if min_sqnr is not None and found.sqnr < min_sqnr:
         failure(f"the SQNR of the output is {found.sqnr:.1f} dB, below {min_sqnr:g}")
         return Exit.BELOW

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..errors import without_folders
 from ..tuning import sensitivity as run_sensitivity
 from . import options
 from .files import check_readable, load_model
@@ -58,4 +59,4 @@ def sensitivity(
             loaded, batches, measured, layers=layers or None, target=backend, config=config,
             mode=mode, method=method, resume=resume, progress=False if no_progress else None,
         )  # fmt: skip
-    show(str(found), found.to_dict(), as_json)
+    show(without_folders(str(found)), found.to_dict(), as_json)

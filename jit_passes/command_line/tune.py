@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..errors import without_folders
 from ..tuning import ALTERNATIVES, OBJECTIVES
 from ..tuning import tune as run_tune
 from . import options
@@ -70,7 +71,7 @@ def tune(
             target=backend, config=config, mode=mode, method=method, resume=resume,
             progress=False if no_progress else None,
         )  # fmt: skip
-    text = str(found)
+    text = without_folders(str(found))
     if output is not None:
         found.save(output)
         text = f"{found.summary}\n{output}"

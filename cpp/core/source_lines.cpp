@@ -1,0 +1,83 @@
+// The line of the user's code that a node comes from.
+#include "graph.h"
+
+namespace jit_passes {
+namespace {
+
+using torch::jit::SourceRange;
+
+const std::string kTracer = "/torch/jit/_trace.py";
+
+bool isOfTorch(const std::string& line) {
+  static const std::array<const char*, 4> places{
+      "/torch/nn/", "/torch/functional.py", "/torch/_", "/torch/jit/"};
+  return std::ranges::any_of(
+      places, [&](const char* place) { return line.find(place) != std::string::npos; });
+}
+
+std::string textOf(const SourceRange& range) {
+  const auto location = range.file_line_col();
+  if (!location || std::get<0>(*location).empty()) {
+    return "";
+  }
+  return std::get<0>(*location) + ":" + std::to_string(std::get<1>(*location));
+}
+
+// Tracing notes all of Python's stack, the innermost call first: "/net.py(12): forward\n/torch/nn/...". The first
+// call that is not of PyTorch; nothing where the tracer itself was called from there.
+std::string tracedLine(const SourceRange& range) {
+  const auto& source = range.source();
+  for (size_t i = 0; i < source->num_lines(); ++i) {
+    const std::string call = source->get_line(i).str();
+    const size_t end = call.rfind("): ");
+    const size_t open = end == std::string::npos ? end : call.rfind('(', end);
+    const std::string number = open == std::string::npos ? "" : call.substr(open + 1, end - open - 1);
+    const bool is_call = !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
+    if (!is_call || call.find(kTracer) != std::string::npos) {
+      return "";
+    }
+    const std::string line = call.substr(0, open) + ":" + number;
+    if (!isOfTorch(line)) {
+      return line;
+    }
+  }
+  return "";
+}
+
+} // namespace
+
+std::string lineOf(const SourceRange& range) {
+  // A file notes for each piece of its code of what other code it was made. For a call of a function it does so from
+  // the parenthesis on, where the range of the call ends.
+  auto original = range.findSourceRangeThatGenerated();
+  std::string line = original ? textOf(*original) : "";
+  if (original && line.empty()) {
+    original = SourceRange(range.source(), range.end(), range.end()).findSourceRangeThatGenerated();
+    line = original ? textOf(*original) : "";
+  }
+  const SourceRange& known = line.empty() ? range : *original;
+  line = line.empty() ? textOf(range) : line;
+  if (line.rfind("code/__torch__", 0) == 0) {
+    return line + " in the file";
+  }
+  const std::string user = isOfTorch(line) ? tracedLine(known) : "";
+  return user.empty() ? line : user;
+}
+
+// The innermost call that is not within PyTorch's own modules: what the user wrote.
+std::string sourceLine(const Node* node) {
+  const std::string own = lineOf(node->sourceRange());
+  if (!isOfTorch(own) || !node->callstack()) {
+    return own;
+  }
+  const auto calls = (*node->callstack())->vec(); // the outermost first
+  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
+    const std::string line = lineOf(std::get<1>(*call));
+    if (!line.empty() && !isOfTorch(line)) {
+      return line;
+    }
+  }
+  return own;
+}
+
+} // namespace jit_passes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import Encoding, Encodings, JitPassesError
+from jit_passes import Encoding, Encodings, JitPassesError, JitPassesWarning
 from jit_passes.export import (
+    FORMATS,
     Layer,
     aimet,
     from_aimet,
@@ -617,7 +619,8 @@ def assert_fits(data: Any, schema: dict[str, Any]) -> None:
 def test_export_of_a_reference_model(tmp_path: Path) -> None:
     model, _ = reference("reference")
     encodings = jit_passes.encodings_of(model)
-    config = jit_passes.export_calibration(model, tmp_path / "nni", version="3.0")
+    with pytest.warns(JitPassesWarning, match=r"leaves 1 of 7 activations \('add'\) in float"):
+        config = jit_passes.export_calibration(model, tmp_path / "nni", version="3.0")
     for layer in encodings.layers:
         read = load_nni(tmp_path / "nni").layer(layer.name)
         assert_same_numbers(read.input, layer.input)
@@ -625,7 +628,8 @@ def test_export_of_a_reference_model(tmp_path: Path) -> None:
         assert_same_numbers(read.output, layer.output)
     assert config.keys() == {layer.name for layer in encodings.layers}
 
-    text = jit_passes.export_calibration(model, tmp_path / "cache", "tensorrt", version="8502")
+    with pytest.warns(JitPassesWarning, match=r"many codes for 7 of 7 activations \('x', 'relu', "):
+        text = jit_passes.export_calibration(model, tmp_path / "cache", "tensorrt", version="8502")
     assert (tmp_path / "cache").read_text() == text
     assert len(from_tensorrt(text)) == len(encodings.activations)
 
@@ -634,6 +638,65 @@ def test_export_of_a_reference_model(tmp_path: Path) -> None:
     assert_fits(data, AIMET_SCHEMA)
     for found in from_aimet(data).activations:
         assert_same_numbers(found, encodings[found.name])
+
+
+def told(encodings: Encodings, format: str, **options: Any) -> list[str]:
+    """The warnings of an export, up to the advice."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", JitPassesWarning)
+        jit_passes.export_calibration(encodings, format=format, **options)
+    return [str(warning.message).partition(";")[0] for warning in seen]
+
+
+FEW = Encoding("few", "activation", 8, -127, 127, True, (0.1,), (0,))
+SEVEN = Encoding("seven", "activation", 7, 0, 127, False, (0.1,), (3,))
+COLUMN = Encoding("input", "activation", 8, -128, 127, True, (0.5, 0.25), (0, 0), 1)
+
+
+def test_what_a_form_cannot_say() -> None:
+    """Engines that would compute otherwise are told of, with the number of values; no others."""
+    symmetric = Encodings((INT8, NARROW), (Layer("conv", "conv2d", INT8, NARROW),))
+    assert [told(symmetric, form) for form in FORMATS] == [[], [], []]
+    assert told(Encodings((INT8, UINT8, AFFINE, FOUR)), "tensorrt") == [
+        "a calibration cache has neither zero points nor unsigned codes: TensorRT has up to half "
+        "as many codes for 3 of 4 activations ('relu', 'add', 'sigmoid')",
+        "TensorRT has 8 bits, and fewer were asked for 1 of 4 activations ('sigmoid')",
+    ]
+    layer = Layer("up", "conv_transpose1d", INT8, COLUMNS)
+    assert told(Encodings((INT8, COLUMNS), (layer,)), "tensorrt") == [
+        "TensorRT gives weights 8 bits, and others were asked for 1 of 1 parameter ('up.weight')"
+    ]
+    assert told(Encodings((INT8, FEW, SEVEN, COLUMNS)), "aimet") == [
+        "AIMET's form has all codes that the bits allow: the engine clips 1 of 3 activations "
+        "('few') later than this model",
+        "converters take 4, 8, 16 and 32 bits, not 7 for 1 of 3 activations ('seven')",
+    ]
+    for version in ("2.0", "2.5", "3.0"):
+        assert told(
+            Encodings((AFFINE, *WEIGHT_ONLY), WEIGHT_ONLY.layers), "nni", version=version
+        ) == [
+            "NNI's form has operands and results of layers alone: NNI leaves 1 of 1 activation "
+            "('add') in float",
+            "NNI's own quantizers fail for layers with a quantized weight and no scale for the "
+            "input, 'conv': quantize both, or none",
+        ]
+    columns = Encodings((COLUMN,), (Layer("conv", "conv1d", COLUMN),))
+    assert to_nni(columns)["conv"]["tracked_max_input"].shape == (1, 2, 1)
+    with pytest.raises(JitPassesError, match=r"'input' has a scale for each channel.*write 2\.5"):
+        to_nni(columns, "2.0")
+
+
+def test_scales_that_are_chosen_as_the_model_runs() -> None:
+    """No form has them; that is said where the model is known."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
+    config = {"version": 1, "rules": [{"module": "2", "mode": "dynamic"}]}
+    data = [torch.randn(8, 4)]
+    model = jit_passes.quantize_script(
+        torch.jit.script(net), data, target="reference", mode="static", config=config
+    )
+    match = r"as the model runs: the engine has those of 1 operator \('2:linear'\) in float"
+    with pytest.warns(JitPassesWarning, match=match):
+        jit_passes.export_calibration(model, format="aimet")
 
 
 def test_errors_of_export() -> None:

@@ -111,6 +111,7 @@ def test_data_in_place_of_a_profile(tmp_path: Path) -> None:
         jit_passes.quantize_script(model, profile=path)
 
 
+@pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")  # of what a form cannot say
 @pytest.mark.parametrize("error", FAILURES, ids=["full", "interrupted"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_the_old_file_stays(

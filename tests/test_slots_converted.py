@@ -131,6 +131,7 @@ def test_network(way: str, tmp_path: Path) -> None:
     assert jit_passes.parity(result, converted, [X]).unmatched == ()
 
 
+@pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")  # of what a form cannot say
 def test_export(tmp_path: Path) -> None:
     """Encodings have all slots; what is stripped of them is the float model, for plain PyTorch."""
     torch.manual_seed(0)

@@ -197,6 +197,7 @@ def test_a_target_says_what_it_cannot(script: torch.jit.ScriptModule) -> None:
         jit_passes.prepare(script, quantizer=Wrong())
 
 
+@pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")  # of what a form cannot say
 def test_a_target_of_a_trained_model(script: torch.jit.ScriptModule, tmp_path: Path) -> None:
     """Parity, strip and export of a model that trained for it."""
     qat = trained(script, "lsq", target="mill")

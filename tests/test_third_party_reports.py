@@ -121,6 +121,7 @@ def test_layers_are_measured(model: torch.jit.ScriptModule, lathe: Lathe, tmp_pa
         assert found.sqnr == pytest.approx(tuned.score, abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")  # of what a form cannot say
 @pytest.mark.parametrize("lathe", LATHES, ids=repr)
 def test_a_method_and_an_operator_of_others(
     model: torch.jit.ScriptModule, lathe: Lathe, tmp_path: Path

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..export import FORMATS, encodings_of, export_calibration
+from ..errors import count_of
+from ..export import FORMATS, Encoding, encodings_of, export_calibration
+from ..export.encoding import KINDS
 from . import options
 from .files import check_output, load_model
 from .outcome import show
@@ -37,11 +40,22 @@ def export(model: Path, form: str, version: str | None, output: Path, as_json: b
     loaded = load_model(model)
     check_output(output, [model])
     chosen: dict[str, Any] = {} if version is None else {"version": version}
-    if version is not None and "version" not in inspect.signature(FORMATS[form]).parameters:
+    if version is not None and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
     encodings = encodings_of(loaded)
     export_calibration(encodings, output, form, **chosen)
-    kinds = [encoding.kind for encoding in encodings.encodings]
-    counts = {kind: kinds.count(kind) for kind in ("activation", "parameter")}
-    text = f"{output}: {counts['activation']} activations and {counts['parameter']} parameters"
+    counts = _counts(FORMATS[form].held(encodings, **chosen))
+    text = f"{output}: {_told(counts)}"
+    left = {kind: count - counts[kind] for kind, count in _counts(encodings.encodings).items()}
+    if any(left.values()):
+        text += f"; not in it: {_told(left)}, since {FORMATS[form].others}"
     show(text, {"output": str(output), "format": form, **counts}, as_json)
+
+
+def _counts(encodings: Sequence[Encoding]) -> dict[str, int]:
+    kinds = [encoding.kind for encoding in encodings]
+    return {kind: kinds.count(kind) for kind in KINDS}
+
+
+def _told(counts: dict[str, int]) -> str:
+    return " and ".join(count_of(count, kind) for kind, count in counts.items() if count)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..errors import JitPassesError, nearest
+from ..errors import JitPassesError, count_of, nearest, shortened, warn
 from ..files import write_whole
+from ..stages.module import Report
+from . import aimet, nni, tensorrt
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
@@ -35,11 +37,7 @@ __all__ = [
     "to_tensorrt",
 ]
 
-FORMATS: dict[str, Callable[..., Any]] = {
-    "nni": to_nni,
-    "tensorrt": to_tensorrt,
-    "aimet": to_aimet,
-}
+FORMATS = {"nni": nni.FORM, "tensorrt": tensorrt.FORM, "aimet": aimet.FORM}
 
 
 def export_calibration(
@@ -64,10 +62,13 @@ def export_calibration(
         JitPassesError: there is no such format or option, the model has no encodings, or the format
             cannot say what they do.
         JitPassesError: the file cannot be written; this is an OSError too.
+
+    Warns:
+        JitPassesWarning: the format cannot say all of it, and the engine will compute otherwise.
     """
     if format not in FORMATS:
         raise JitPassesError(f"no format '{format}': formats are {', '.join(map(repr, FORMATS))}")
-    make = FORMATS[format]
+    make = FORMATS[format].write
     known = list(inspect.signature(make).parameters)[1:]
     for name in options:
         if name not in known:
@@ -81,4 +82,19 @@ def export_calibration(
             write_whole(path, buffer.getbuffer())
         else:
             write_whole(path, content if format == "tensorrt" else text_of(content))
+    for sentence in (*FORMATS[format].losses(encodings, **options), *_dynamic(model)):
+        warn(sentence)
     return content
+
+
+def _dynamic(model: torch.jit.ScriptModule | Encodings) -> Iterator[str]:
+    """Yield what no file says: which operators choose scales as the model runs."""
+    report = Report.read(model)
+    rows = () if report is None else report.operators
+    names = [f"'{row.name}'" for row in rows if row.mode == "dynamic" and row.dtype == "int8"]
+    if names:
+        yield (
+            "no file tells of inputs that are quantized as the model runs: the engine has those of "
+            f"{count_of(len(names), 'operator')} ({shortened(names, 3)}) in float; quantize in the "
+            "mode static"
+        )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..configuration.located import Located, from_python
 from .encoding import Encoding, Encodings, read_json, refuse_groups, renamed
+from .form import Form, loss
 
 VERSION = "1.0.0"
+WIDTHS = (4, 8, 16, 32)  # in bits, that converters take
 _ENTRY_KEYS = ("name", "dtype", "enc_type", "bw", "is_sym", "scale", "offset")
 _LIST_KEYS = {"activation": "activation_encodings", "parameter": "param_encodings"}
 
@@ -38,7 +40,7 @@ def to_aimet(
         quantizer_args: written as it is; for those who read it.
 
     Raises:
-        JitPassesError: names are unknown or clash.
+        JitPassesError: names are unknown or clash, or there are scales for groups.
     """
     entries = renamed(encodings.encodings, names)
     data: dict[str, Any] = {"version": VERSION}
@@ -47,6 +49,26 @@ def to_aimet(
     if quantizer_args is not None:
         data["quantizer_args"] = dict(quantizer_args)
     return data
+
+
+def losses(encodings: Encodings, **_: Any) -> Iterator[str]:
+    """Yield what an encoding file does not say, and what converters do not take."""
+    fewer = [e for e in encodings.activations if e.quant_max - e.quant_min + 1 < 2**e.bits]
+    yield from loss(
+        fewer,
+        encodings,
+        "AIMET's form has all codes that the bits allow: the engine clips {} later than this "
+        "model; quantize with all codes of the dtype",
+    )
+    for kind in (encodings.activations, encodings.parameters):
+        odd = [encoding for encoding in kind if encoding.bits not in WIDTHS]
+        bits = ", ".join(sorted({str(encoding.bits) for encoding in odd}))
+        yield from loss(
+            odd, encodings, f"converters take 4, 8, 16 and 32 bits, not {bits} for {{}}"
+        )
+
+
+FORM = Form(to_aimet, lambda encodings, **_: encodings.encodings, losses, "")
 
 
 def from_aimet(

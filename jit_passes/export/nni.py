@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..configuration.located import Located, from_python
-from ..errors import JitPassesError, first_line, nearest
+from ..errors import JitPassesError, first_line, nearest, shortened
 from ..files import read_bytes, write_whole
 from .encoding import TENSORS, Encoding, Encodings, Layer, middle, refuse_groups
+from .form import Form, loss
 
 VERSIONS = ("2.0", "2.5", "3.0")
 # NNI reshapes a weight's scales so that they broadcast; the kind says to how many axes.
@@ -38,7 +39,8 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
     for each channel; bounds of such a weight are tensors too. Layers with quantized weights alone
     have an entry, for which NNI's own quantizers fail with a KeyError.
 
-    Lost are: values that are no operand or result of a layer; of 2.0, weights; of 2.x, biases.
+    Lost are: values that are no operand or result of a layer; of 2.0, scales of weights; of 2.x,
+    biases.
 
     Args:
         encodings: what to write.
@@ -46,7 +48,8 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
 
     Raises:
         JitPassesError: there is no such version; a module is called twice with encodings that
-            differ, for which NNI has one entry; or for 2.0, a weight has other bits than its input.
+            differ, for which NNI has one entry; there are scales for groups; or for 2.0, a weight
+            has other bits than its input, or an activation a scale for each channel.
     """
     if version not in VERSIONS:
         raise JitPassesError(f"no form '{version}' of NNI's files: {nearest(version, VERSIONS)}")
@@ -61,6 +64,37 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
                 "NNI's form has one entry for a module: give each call a module of its own"
             )
     return {name: entry for name, (_, entry) in found.items() if entry}
+
+
+def held(encodings: Encodings, version: str = "2.5", **_: Any) -> list[Encoding]:
+    """Return the encodings that a file of that version holds, in their order."""
+    tensors = {"2.0": tuple(_OLD_NAMES), "2.5": _NEW_NAMES, "3.0": tuple(_TARGETS)}[version]
+    used = [getattr(layer, tensor) for layer in encodings.layers for tensor in tensors]
+    names = {encoding.name for encoding in used if encoding is not None}
+    return [encoding for encoding in encodings if encoding.name in names]
+
+
+def losses(encodings: Encodings, version: str = "2.5", **_: Any) -> Iterator[str]:
+    """Yield what a file does not say, and NNI does otherwise."""
+    names = {encoding.name for encoding in held(encodings, version)}
+    yield from loss(
+        [e for e in encodings.activations if e.name not in names],
+        encodings,
+        "NNI's form has operands and results of layers alone: NNI leaves {} in float; keep the "
+        "operators that give these in float here too",
+    )
+    alone = [f"'{layer.name}'" for layer in encodings.layers if layer.weight and not layer.input]
+    if alone:
+        yield (
+            "NNI's own quantizers fail for layers with a quantized weight and no scale for the "
+            f"input, {shortened(alone, 3)}: quantize both, or none"
+        )
+
+
+FORM = Form(
+    to_nni, held, losses, "NNI's form is about modules, and each version leaves out others of their"
+    " tensors",
+)  # fmt: skip
 
 
 def from_nni(config: Mapping[str, Any]) -> Encodings:
@@ -129,6 +163,11 @@ def _old_entry(layer: Layer) -> dict[str, Any]:
     for tensor, (key, name) in _OLD_NAMES.items():
         encoding: Encoding | None = getattr(layer, tensor)
         if encoding is not None:
+            if encoding.ch_axis is not None:
+                raise JitPassesError(
+                    f"'{encoding.name}' has a scale for each channel, and the form 2.0 has one for "
+                    "a tensor: write 2.5 or 3.0"
+                )
             entry.setdefault(key, encoding.bits)
             entry[f"tracked_min_{name}"] = encoding.min[0]
             entry[f"tracked_max_{name}"] = encoding.max[0]

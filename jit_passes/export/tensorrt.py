@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ..errors import JitPassesError
 from .encoding import Encoding, Encodings, renamed
+from .form import Form, loss
 
 DEFAULT_VERSION = "8601"
 LARGEST = 127  # code of TensorRT's int8
@@ -61,6 +63,30 @@ def to_tensorrt(
             )
         lines.append(f"{name}: {struct.pack('>f', scale_of(encoding)).hex()}")
     return "\n".join(lines) + "\n"
+
+
+def losses(encodings: Encodings, **_: Any) -> Iterator[str]:
+    """Yield what a calibration cache does not say, and TensorRT does otherwise."""
+    shifted = [e for e in encodings.activations if not (e.signed and set(e.zero_point) == {0})]
+    yield from loss(
+        shifted,
+        encodings,
+        "a calibration cache has neither zero points nor unsigned codes: TensorRT has up to half "
+        "as many codes for {}; quantize with dtype: int8 and scheme: symmetric",
+    )
+    narrow = [e for e in encodings.activations if e.bits < 8]
+    yield from loss(narrow, encodings, "TensorRT has 8 bits, and fewer were asked for {}")
+    weights = {layer.weight.name: layer.weight for layer in encodings.layers if layer.weight}
+    other = [weight for weight in weights.values() if weight.bits != 8]
+    yield from loss(other, encodings, "TensorRT gives weights 8 bits, and others were asked for {}")
+
+
+FORM = Form(
+    to_tensorrt,
+    lambda encodings, **_: encodings.activations,
+    losses,
+    "TensorRT quantizes weights by itself, and biases not at all",
+)
 
 
 def from_tensorrt(text: str) -> Encodings:

@@ -11,7 +11,7 @@ SOURCES := $(CPP) $(shell find cpp -type d) setup.py
 BUILT := build/.built
 # In $(VENV), the command, and the package as it stands here.
 INSTALLED := $(BIN)/jit-passes
-# Of what the build says, the lines that count units, "[3/17] ops_1.cpp", and those of its other steps.
+# The build's lines that count units, "[3/17] ops_1.cpp", and the lines of its other steps.
 PROGRESS := s|^\(\[[0-9/]*\]\) .*/\([^ /]*[.]cpp\) .*|\1 \2|p; /^\[[a-z]/p
 # Whole models, modules drawn at random, processes of their own: four fifths of the time of all.
 SLOW := properties qat_models qat_training tutorials freeze floor cpp qat_recipe parity split_conv_bias third_party \

@@ -154,7 +154,7 @@ def test_data_is_not_an_iterable_of_batches(
 
 IMAGE = DATA[0]
 FRAME = type("DataFrame", (), {"__module__": "pandas.core.frame"})
-# What is in a batch, and what the message says to do.
+# Contents of a batch, and the advice of the message.
 KINDS: dict[str, tuple[Any, str]] = {
     "numpy": (IMAGE.numpy(), r"'images' is an array of NumPy.*torch\.from_numpy\(images\)\. "),
     "float64_numpy": (IMAGE.double().numpy(), r"torch\.from_numpy\(images\)\.float\(\)"),
@@ -235,7 +235,7 @@ def test_a_mapping_is_a_dict(model: torch.jit.ScriptModule) -> None:
     ],
 )
 def test_arguments(model: torch.jit.ScriptModule, function: Any) -> None:
-    """Whatever a caller passes, the error is a JitPassesError, of other classes too."""
+    """The error is a JitPassesError, whatever a caller passes; it is of other classes too."""
     with unchanged(model), pytest.raises(JitPassesError):
         function(model)
 
@@ -252,7 +252,7 @@ def test_names_that_are_looked_up(model: torch.jit.ScriptModule) -> None:
 
 
 def test_only_our_own_classes_are_raised() -> None:
-    """Of ValueError and the like, those that are caught where they are raised, or are PyTorch's."""
+    """Files that raise a ValueError or the like catch it themselves, or it is PyTorch's."""
     folder = Path(jit_passes.__file__).parent
     allowed = {"export/tensorrt.py", "testing/random_writer.py", "command_line/data.py"}
     known = ("ValueError", "TypeError", "KeyError", "RuntimeError", "IndexError", "OSError")

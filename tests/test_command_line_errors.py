@@ -110,7 +110,7 @@ def test_quantized_already(run: Run, model: Path, data: Path, tmp_path: Path) ->
 
 
 def test_messages_name_options(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
-    """What to do is said in words of the command; `run` looks for Python in all messages."""
+    """Advice is in words of the command; `run` looks for Python in all messages."""
     out, int8, ranges = tmp_path / "o", tmp_path / "int8.pt", tmp_path / "ranges.yaml"
     batches = tmp_path / "batches.pt"
     torch.save([[images(2)], [images(2)]], batches)
@@ -412,7 +412,7 @@ def test_standard_error_that_is_full(model: Path, tmp_path: Path) -> None:
 def test_outputs_that_cannot_be(
     run: Run, name: str, kind: str, model: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Of each command, before any work: the data are not even read."""
+    """Each command checks its outputs before any work: the data are not even read."""
     out = {"folder": tmp_path, "no_folder": tmp_path / "no" / "o", "long": tmp_path / ("a" * 300)}
     how, budget = ("--data", tmp_path / "none.npy"), ("--budget", 9, "--float-only")
     arguments: dict[str, tuple[object, ...]] = {

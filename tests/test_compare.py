@@ -401,7 +401,7 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("target", ["reference", "stock", "x86"])
 def test_operators_that_quantize_as_they_run(target: str) -> None:
-    """Those that cannot be seen are told of, as values are; a model of other names is refused."""
+    """Operators that cannot be seen are named, as values are; a model of other names is refused."""
     torch.manual_seed(0)
     script, ids = torch.jit.script(Tokens().eval()), [torch.randint(9, (3, 5))]
     quantized = jit_passes.quantize_script(script, ids, target=target)

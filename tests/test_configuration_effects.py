@@ -91,7 +91,7 @@ def test_rules_that_change_something(
 
 
 def test_rules_of_python_that_change_nothing(rules_model: torch.jit.ScriptModule) -> None:
-    """Those of `set_op`, `set_module_name` and `set_value` too."""
+    """Rules by `set_op`, `set_module_name` and `set_value` are in the messages too."""
     four = TensorOptions(bits=4)
     layer = LayerOptions(weight=four)
     for quantizer, message in (

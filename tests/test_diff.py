@@ -66,7 +66,7 @@ def test_one_of_many_that_are_alike(count: int) -> None:
 
 
 def test_results_of_a_node_have_one_number() -> None:
-    """Of two layers the first is gone: `lstm#1.0` is called `lstm.0` then."""
+    """The first of two layers is gone, and `lstm#1.0` is called `lstm.0` then."""
     before = """graph(self, x):
   lstm.0, lstm.1 = aten::lstm(x)
   lstm#1.0, lstm#1.1 = aten::lstm(lstm.0)

@@ -134,7 +134,7 @@ def test_make_targets() -> None:
 
 
 def test_names_of_the_package() -> None:
-    """All that documents call `jit_passes.x.y` is there after `import jit_passes`."""
+    """Each name `jit_passes.x.y` in the documents is there after `import jit_passes`."""
     names: set[str] = set()
     for path in DOCUMENTS:
         for line in path.read_text(encoding="utf-8").splitlines():

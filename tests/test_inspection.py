@@ -96,7 +96,7 @@ def test_bad_input() -> None:
 
 
 def test_models_that_were_seen_before() -> None:
-    """What made them, and the coverage; of models that options cannot change any more."""
+    """Options cannot change them any more: the result has their origin and their coverage."""
     model, data = torch.jit.script(Net().eval()), [torch.randn(2, 4, 8, 8)]
     stages = {"prepared": jit_passes.prepare(model, target="stock")}
     stages["qat"] = jit_passes.prepare_qat(model, target="stock").train()

@@ -1,4 +1,4 @@
-"""What docs/limits.md says of each target, where no other test shows it.
+"""Limits of each target that docs/limits.md names, where no other test shows them.
 
 A test fails where a limit is gone or has become worse: the page is to change with it.
 """

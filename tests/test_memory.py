@@ -109,7 +109,7 @@ BOUNDS = {
 @pytest.mark.parametrize("case", BOUNDS, ids="-".join)
 @pytest.mark.parametrize("inplace", [False, True])
 def test_peak(files: dict[str, Path], case: tuple[str, str], inplace: bool) -> None:
-    """Neither copies of float weights nor garbage lie about; `inplace` frees the model's own."""
+    """Copies of float weights are freed, and garbage too; `inplace` frees the model's own."""
     name, target = case
     peak, left = measured(files[name], MODELS[name][1], target, inplace)
     most, most_left = BOUNDS[case]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from command_line import Run, run_fixture  # noqa: F401  fixtures
 from planted import PLANTED
+from test_compare import Tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -159,17 +160,6 @@ def test_what_is_on_integers(target: str) -> None:
     assert [(row.dtype, row.name) for row in foreseen] == lines
     assert {kind for kind, _ in lines} == {"int8", "float"}
     assert f"in {len(foreseen.regions)} regions" in found and "ollow: dynamic" not in found
-
-
-class Tokens(nn.Module):
-    """A table, of which the weight alone is quantized, and linears of the mode dynamic."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.fc, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(torch.relu(self.fc(self.table(ids))))
 
 
 @pytest.mark.parametrize("target", ["reference", "stock", "x86"])

@@ -417,8 +417,8 @@ def check_rule(checker: Checker, rule: RewriteRule, base: Any, expected: dict[st
     try:
         checker.same(rule.name, wanted, subject.module, rule.name in ROUNDING)
     except RuntimeError as error:
-        # What the pattern made was kept for the gradient, what the replacement reads is written
-        # later: results are right, and PyTorch refuses the gradient.
+        # A value of the pattern was kept for the gradient, and an operand of the replacement is
+        # written later: results are right, and PyTorch refuses the gradient.
         if "modified by an inplace operation" not in str(error):
             raise
 

@@ -164,7 +164,7 @@ def reloaded(model: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 
 
 def test_other_errors_of_models_stay_what_they_are() -> None:
-    """What PyTorch raises itself, and what scripts raise."""
+    """Errors that PyTorch or a script raises stay as they are."""
     model = prepare_qat(scripted()).train()
     with pytest.raises(RuntimeError, match="to have 3 channels") as caught:
         model(torch.zeros(1, 5, 8, 8))

@@ -113,7 +113,7 @@ def float_operators(name: str) -> int:
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_rest_is_quantized(name: str, form: str, target: str) -> None:
-    """What is new is the error of the head: 30 dB and more, and none where all of it is kept."""
+    """The head alone adds an error: 30 dB and more, and none where all of it is kept."""
     model = whole(name, form)
     expected = model(X[0])
     with pytest.warns(JitPassesWarning, match="quantized already, and kept as it is: 'part"):
@@ -193,7 +193,7 @@ def test_where_nothing_is_left(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x86", "stock", "reference", "quantize_jit", "eager_mode"])
 def test_stages_and_tools(name: str) -> None:
-    """All that takes a float model or one at a stage takes it with a part."""
+    """Each stage and tool takes a model with a part, as it takes one without."""
     model = whole(name, "scripted")
     prepared = jit_passes.calibrate(jit_passes.prepare(model, target="x86"), X)
     reference = jit_passes.convert(prepared)

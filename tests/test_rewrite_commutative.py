@@ -242,7 +242,7 @@ def sums(nodes: int) -> Any:
 
 
 def test_rules_that_exchange_operands_end() -> None:
-    """What such a rule has made is its pattern again, in the other order."""
+    """The result of such a rule is its pattern again, in the other order."""
 
     def pattern(x: Tensor) -> Tensor:
         return torch.relu(x) + x

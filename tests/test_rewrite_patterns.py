@@ -278,7 +278,7 @@ def test_none() -> None:
     torch.testing.assert_close(result.module(shape(2, 3)), module(shape(2, 3)))
 
 
-# What PyTorch types more widely than it is
+# Values that PyTorch types more widely than they are
 
 
 def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

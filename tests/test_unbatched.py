@@ -203,7 +203,7 @@ def test_tools(mode: str) -> None:
             warnings.simplefilter("ignore")
             quantized = jit_passes.quantize_script(model, data, target=target, mode=mode)
         found = jit_passes.compare(model, quantized, data)
-        # Of a region there is its result alone.
+        # A region shows its result alone.
         assert found.unmatched == (("0:conv2d", "3:conv2d") if target == "x86" else ())
         names = {row.name for row in found.rows}
         assert mode == "dynamic" or {"1:relu", "3:conv2d"} <= names

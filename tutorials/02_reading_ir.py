@@ -281,7 +281,7 @@ def clamped(x: Tensor, factor: float):
 planned = RewriteRule("relu_to_clamp", scaled_relu, clamped).apply(scripted, dry_run=True)
 print(planned)
 print(planned.diff(color=False))
-# The same names.
+# Matches have the names of the places found above.
 assert [match.name for match in planned.matches] == ["stem:mul", "body:mul"]
 assert planned.module is scripted and "aten::clamp" not in format_graph(scripted)
 

@@ -102,7 +102,7 @@ InlinedCallStackPtr pushFrame(
                : c10::make_intrusive<InlinedCallStack>(function, range, std::nullopt, name);
 }
 
-// The same stack with functions that stay. Frames of ours have them already.
+// Returns the stack with functions that stay. Our own frames have such functions already.
 InlinedCallStackPtr lastingStack(const InlinedCallStackPtr& stack) {
   const auto callee = stack->callee();
   const auto inner = callee ? lastingStack(*callee) : nullptr;

@@ -125,7 +125,7 @@ std::optional<Extent> Shapes::ofGiven(const Value* tensor, int64_t axis) const {
   return own && axis >= more ? ofAxis(node->input(0), axis - more) : itself;
 }
 
-// What the numbers leave of the axis that is split; nothing where some are not known.
+// The open size of an axis that is split, its size divided by the others; nothing where a size is not known.
 std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const {
   const Extent whole = ofAxis(unflatten->input(0), split(unflatten)->axis);
   int64_t others = 1;
@@ -138,7 +138,7 @@ std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Ex
   return whole.isNumber() ? Extent::ofNumber(*whole.number() / others) : ofRest(whole, others);
 }
 
-// What so many elements leave of a size that flatten has joined; nothing where that is no axis of its operand.
+// A size that flatten has joined, divided by so many elements; nothing where the quotient is no axis of its operand.
 std::optional<Extent> Shapes::ofRest(const Extent& whole, int64_t others) const {
   const auto* joined = whole.axis();
   const Node* flatten = joined != nullptr ? joined->tensor->node() : nullptr;

@@ -83,8 +83,8 @@ bool isTranspose(const Node* node);
 c10::IValue computed(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values);
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
-// The same, and destroys what no one else uses of what it was computed from. A pass over many constants that are large
-// frees each one before it makes the next.
+// Replaces a node by a value, and destroys operands that nobody else uses, and theirs. So a pass over many large
+// constants frees each one before it makes the next.
 void replaceComputation(Node* node, Value* value);
 
 // Whether the name of the node's operator, namespace included, begins so.

@@ -7,7 +7,7 @@
 namespace jit_passes {
 namespace {
 
-// What freezing leaves has none.
+// A frozen module holds none.
 bool holdsTensors(const torch::jit::Module& module) {
   const auto types = module.type()->getAttributes();
   return std::ranges::any_of(types, [](const c10::ClassAttribute& attribute) {

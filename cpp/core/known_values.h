@@ -26,11 +26,11 @@ class KnownValues {
   // is such a matrix transposed.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
-  // What a value is while parameters and buffers stay as they are: a parameter, or what follows from such and from
-  // constants alone, as the weight of a weight norm. Nothing where the graph writes to any of them.
+  // The number or tensor that a value is while parameters and buffers stay as they are: a parameter, or a result of
+  // parameters and constants alone, as the weight of a weight norm. Nothing where the graph writes to any of them.
   std::optional<c10::IValue> fixed(const Value* value) const;
 
-  // A constant, or what is fixed.
+  // A constant, or a fixed value.
   std::optional<at::Tensor> tensor(const Value* value) const;
 
   // Whether it is None, or an attribute that is.

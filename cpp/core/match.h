@@ -1,4 +1,4 @@
-// What stands for what of a pattern.
+// A match: for each value and node of a pattern, the one of the graph that stands for it.
 #pragma once
 
 #include "value_match.h"

@@ -7,10 +7,10 @@
 namespace jit_passes {
 namespace {
 
-// Of one match. With operands that repeat across a large pattern, ways to exchange them may be too many to try.
+// For one match. In a large pattern, operands that repeat may have too many orders to try.
 constexpr size_t kMostExchanges = 1000;
 
-// What is left to match: a value with a value, or a node with a node, then the next one.
+// A goal left to match: a value with a value, or a node with a node, then the next one.
 struct Goal {
   const Value* wanted;
   Value* value;

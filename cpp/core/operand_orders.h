@@ -13,7 +13,7 @@ bool hasRest(const Node* wanted);
 // A list that the pattern puts together, where the graph has a constant.
 bool isConstantList(const Node* wanted, const Node* node);
 
-// Of one match, by what it has bound so far.
+// The orders of operands to try in one match. Bindings so far decide which are left.
 class OperandOrders {
  public:
   OperandOrders(const Pattern& pattern, const MatchOptions& options, const Match& match);

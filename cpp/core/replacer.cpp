@@ -88,8 +88,8 @@ class Replacer {
     }
   }
 
-  // What was matched as something narrower than it is: a whole number as a float, an attribute that may be
-  // None as what it holds. The element of a constant list becomes a constant of its own.
+  // Converts a value that was matched as a narrower type: a whole number as a float, an attribute that may be None
+  // as its content. The element of a constant list becomes a constant of its own.
   Value* asTyped(const Value* input, Value* value) {
     if (isWholeForFloat(input, value)) {
       return note(insertConstant(point_, *constantNumber(value)));

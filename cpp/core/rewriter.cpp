@@ -188,8 +188,9 @@ class Rewriter {
     return found == names_->end() ? "" : found->second;
   }
 
-  // What the rule has made itself, or what was made out of that: without `repeat` all of it; else what is
-  // only its own and has operands in the other order, or a rule that exchanges operands would never end.
+  // Says whether a match is passed over, because the rule itself made its nodes. Without `repeat` all such matches
+  // are; with it, those of its own nodes alone, with operands in the other order: else a rule that exchanges
+  // operands would never end.
   bool passesOver(const Match& match, const Rule& rule) const {
     const auto is_own = [&](const auto& matched) {
       const auto found = origins_.find(matched.second);

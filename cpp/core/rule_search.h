@@ -5,7 +5,7 @@
 
 namespace jit_passes {
 
-// What the module's attributes hold, where the graph does not assign to them.
+// Returns the values of the module's attributes to which the graph does not assign.
 ReadAttribute attributesOf(const PassContext& context);
 
 MatchOptions matchOptions(const Rule& rule, const ReadAttribute& attribute);

@@ -24,7 +24,7 @@ void setConstant(ValueRecord& record, const c10::IValue& constant) {
   }
 }
 
-// What a block is given has a number of the graph as name, which files change: "Loop.block0.1" is what it is.
+// An argument of a block has a number as its name, which files change. It is called "Loop.block0.1" instead.
 std::string nameOfArgument(const Value* value, const NodeNames& names) {
   const Block* block = value->node()->owningBlock();
   const Node* owner = block->owningNode();

@@ -8,7 +8,7 @@
 //   %wt = aten::t(%w)                                           ->   %wt = prim::Constant[value=...]()
 //   %wn = aten::_weight_norm(%v, %g, 0)                         ->   %wn = prim::Constant[value=...]()
 //
-// What quantizes stays. Constants have the names of what they were made of.
+// Quantizing operators stay. A constant has the name of the parameter that it was made of.
 #include "core/alias.h"
 #include "core/batch_norm.h"
 #include "core/known_values.h"

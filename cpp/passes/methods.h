@@ -16,7 +16,7 @@ struct Attribute {
   }
 };
 
-// What values share: tensors, containers, and objects.
+// Tensors, containers and objects that values share.
 using Memory = c10::IValue::HashAliasedIValues;
 bool isContainer(const c10::IValue& value);
 // Adds a value, and all that is in it. An object of a C++ class counts as a whole.

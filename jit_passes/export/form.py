@@ -1,4 +1,4 @@
-"""What a file for another engine holds of a model's encodings, and what it cannot say."""
+"""Which encodings of a model a file for another engine holds, and which facts it cannot say."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from .record import Profile, describe_difference
 from .sites import Sites
 from .value import ValueProfile
 
-# What a file does to the graph is undone in a copy: it spells constant lists out.
+# A file spells constant lists out; a copy of the graph has them folded again.
 AS_PREPARED = Pipeline("as_prepared", ("fold_constant_lists", "remove_dead_code"))
 HISTOGRAM, MIN_MAX = "observe_histogram", "observe_min_max"
 

@@ -25,7 +25,7 @@ LOGARITHMS = frozenset({"aten::log", "aten::log2", "aten::log10", "aten::log1p"}
 POWERS = frozenset(
     {"aten::pow", "aten::square", "aten::sqrt", "aten::rsqrt", "aten::reciprocal", "aten::div"}
 )
-# What stands behind layers that have learned, where nothing else tells that they have.
+# Functions that stand behind learned layers, where nothing else tells that these have learned.
 _NAMES = """
     batch_norm celu elu gelu group_norm hardsigmoid hardswish hardtanh instance_norm layer_norm
     leaky_relu log_softmax mish prelu relu relu6 rms_norm rrelu selu sigmoid silu softmax

@@ -1,4 +1,4 @@
-"""What a configuration asks for and the backend cannot do: these operators stay in float."""
+"""Wishes of a configuration that the backend cannot fulfil: their operators stay in float."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL_FLOAT = "its input and its weight are to stay in float"
 
 
 class Wish(NamedTuple):
-    """What is wanted of a tensor and cannot be.
+    """A wish for a tensor that the backend cannot fulfil.
 
     Attributes:
         tensor: "input", "weight", "output" or "bias".

@@ -20,7 +20,7 @@ from ..stages.values import DEQUANTIZE, QUANTIZE, QuantizedValue
 DERIVED = "jit_passes::derive_quantization"
 # Dequantize becomes these, where PyTorch has dtypes for codes.
 _FLOAT = ("aten::dequantize", "aten::contiguous")
-# Of operators of other namespaces only the grid is known, and not how they lay out codes.
+# Operators of other namespaces have a known grid; how they lay out codes is not known.
 _KNOWN = ("jit_passes", "aten", "quantized", "prim")
 
 

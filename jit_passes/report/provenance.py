@@ -13,7 +13,7 @@ from .coverage import Coverage, coverage
 
 
 class Description(Coverage):
-    """What made a model that a stage has seen, and which operators are int8; printing gives both.
+    """The origin of a model that a stage has seen, and its int8 operators; printing gives both.
 
     Attributes:
         made: see `provenance`.

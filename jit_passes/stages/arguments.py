@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a batch, as far as their kinds, dtypes and devices tell."""
+"""Faults of a batch's arguments, as far as their kinds, dtypes and devices tell."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def check_data(data: Any, input_fn: Any, what: str) -> None:
 
 
 def _is_iterable(data: Any) -> bool:
-    # What has __getitem__ alone, as data sets have, is iterable too.
+    # A class with __getitem__ alone, as data sets are, is iterable too.
     return isinstance(data, Iterable) or hasattr(data, "__getitem__")
 
 

@@ -19,7 +19,7 @@ from ..quantizers.deferred import DEFERRED, FOLD_BIAS
 from .module import ALREADY, ModelStage, OperatorRecord, Report
 
 _PYTORCH = "quantized::"
-# What reports would count in float: convolutions, linears, recurrent layers, embeddings.
+# Operators that reports count: convolutions, linears, recurrent layers, embeddings.
 _WEIGHTED = re.compile(
     r"quantized::(conv|linear|embedding|quantized_\w+_cell)|aten::quantized_(lstm|gru)"
 )

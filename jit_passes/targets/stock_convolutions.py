@@ -13,7 +13,7 @@ from ..graph.view import NodeView
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """What decides which kernel computes a convolution, but for the size of its input.
+    """The facts that decide which kernel computes a convolution, all but the input's size.
 
     Args:
         weight: its sizes: output channels, input channels of a group, window.
@@ -115,10 +115,10 @@ _TOGETHER = {2: (8, 4), 4: (4, 2)}
 def _wrong_on_fbgemm(shape: ConvolutionShape) -> str | None:
     """Refuse shapes for which FBGEMM's kernels of groups give wrong numbers, or end the process.
 
-    Those for windows of 3 with as many channels of a group coming in as going out take a few groups
-    together. A remainder of groups overwrites memory that is not theirs; 24 channels in 12 groups
-    show it. The depthwise ones for large windows in 3 dimensions read beyond small inputs.
-    Refused on every engine, since the file may be loaded under another one.
+    Kernels for windows of 3, with as many input channels as output channels in a group, take a few
+    groups together. A remainder of groups overwrites memory that is not theirs; 24 channels in 12
+    groups show it. Depthwise kernels for large windows in 3 dimensions read beyond small inputs.
+    The shapes are refused on every engine, since the file may be loaded under another one.
     """
     out, channels, *window = shape.weight
     same = all(2 * p == k - 1 for p, k in zip(shape.padding, window, strict=True))

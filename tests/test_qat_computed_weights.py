@@ -124,7 +124,13 @@ HOOKED: dict[str, Make] = {
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(3, 6)),
     "cayley": lambda: parametrizations.orthogonal(nn.Linear(3, 6), orthogonal_map="cayley"),
 }
-LINEARS = ("low_rank", "scaled", "chunk")  # which the batch norm of images is not for
+LINEARS = (
+    "low_rank",
+    "scaled",
+    "chunk",
+    "orthogonal",
+    "cayley",
+)  # which the batch norm of images is not for
 CASES = [(name, "traced") for name in (*WRITTEN, *HOOKED)] + [(n, "scripted") for n in WRITTEN]
 
 

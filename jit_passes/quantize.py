@@ -91,7 +91,7 @@ def quantize_script(
             `coverage`, that would stay in float and were not asked to, and for rules of the
             configuration that change nothing. Others, a softmax or a norm, may stay in float.
         inplace: make `model` itself the int8 model, to free the float weights once all has gone
-            well. Until then memory is about 1.6 times that of the model, or 2.1 times where batch
+            well. Until then memory is about 1.7 times that of the model, or 2.2 times where batch
             norms are folded, whose weights are copies.
         progress: progress bars, of calibration and of what takes a moment behind it; None for
             some on terminals only.

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent
 CLEAR = Path("/proc/self/clear_refs")  # a 5 makes the peak begin anew
-# Large blocks are given back to the system as soon as they are freed. The allocator would keep some,
-# now more and now fewer, and these would count as if they were used.
+# Large blocks go back to the system as soon as they are freed. The allocator would keep some, now
+# more and now fewer, and these would count as if they were used.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
@@ -93,9 +93,9 @@ def measured(path: Path, shape: tuple[int, ...], target: str, inplace: bool) -> 
     return peak / path.stat().st_size, left / path.stat().st_size
 
 
-# The bounds of the peak, and of the rest where the float weights are freed. The model and its integers
-# are 1.25 times the file, and libraries have buffers of their own. PyTorch's convolutions hold their
-# integers twice.
+# The bounds of the peak, and of the rest where the float weights are freed. The model and its
+# integers are 1.25 times the file, and libraries have buffers of their own. PyTorch's convolutions
+# hold their integers twice.
 BOUNDS = {
     ("linears", "x86"): (1.75, 0.45),
     ("convolutions", "x86"): (1.75, 0.45),

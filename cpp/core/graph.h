@@ -45,6 +45,22 @@ std::string describe(const Node* node);
 // the model was saved, or "code/__torch__/model.py:12 in the file".
 std::string sourceLine(const Node* node);
 std::string lineOf(const torch::jit::SourceRange& range);
+
+// The lines of all nodes of a graph, which are mostly few: each range is looked into once.
+class SourceLines {
+ public:
+  std::string of(const Node* node);
+
+ private:
+  struct Line {
+    std::string text;
+    bool is_of_torch;
+  };
+
+  const Line& at(const torch::jit::SourceRange& range);
+
+  std::map<std::tuple<const torch::jit::Source*, size_t, size_t>, Line> known_;
+};
 // "aten::relu does not take (Tensor, int); it is aten::relu(Tensor self) -> Tensor".
 std::string operatorMismatch(const Node* node);
 // The path of the module that the node was written in, "layer1.0.conv1", and that module's type.

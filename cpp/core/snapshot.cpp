@@ -77,7 +77,7 @@ class Recorder {
     if (const auto found = names_.find(node); found != names_.end()) {
       record.name = found->second;
     }
-    record.source = node->kind() == prim::Constant ? "" : sourceLine(node);
+    record.source = node->kind() == prim::Constant ? "" : lines_.of(node);
     record.block = blockOf(node->owningBlock());
     for (const Value* output : node->outputs()) {
       recordValue(output);
@@ -130,6 +130,7 @@ class Recorder {
   std::unordered_set<const Value*> written_;
   const KnownValues* parameters_; // null where they are no constants
   std::unordered_set<const Value*> from_sizes_;
+  SourceLines lines_;
   std::unordered_map<const Block*, int64_t> blocks_{{graph_.block(), 0}};
   Snapshot snapshot_;
 };

@@ -64,20 +64,32 @@ std::string lineOf(const SourceRange& range) {
   return user.empty() ? line : user;
 }
 
-// The innermost call that is not within PyTorch's own modules: what the user wrote.
-std::string sourceLine(const Node* node) {
-  const std::string own = lineOf(node->sourceRange());
-  if (!isOfTorch(own) || !node->callstack()) {
-    return own;
+const SourceLines::Line& SourceLines::at(const SourceRange& range) {
+  const auto [found, is_new] = known_.try_emplace({range.source().get(), range.start(), range.end()});
+  if (is_new) {
+    std::string text = lineOf(range);
+    const bool is_of_torch = isOfTorch(text);
+    found->second = {std::move(text), is_of_torch};
+  }
+  return found->second;
+}
+
+// The innermost call that is not within PyTorch's own modules: the user wrote it.
+std::string SourceLines::of(const Node* node) {
+  const Line& own = at(node->sourceRange());
+  if (!own.is_of_torch || !node->callstack()) {
+    return own.text;
   }
   const auto calls = (*node->callstack())->vec(); // the outermost first
   for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
-    const std::string line = lineOf(std::get<1>(*call));
-    if (!line.empty() && !isOfTorch(line)) {
-      return line;
+    const Line& line = at(std::get<1>(*call));
+    if (!line.text.empty() && !line.is_of_torch) {
+      return line.text;
     }
   }
-  return own;
+  return own.text;
 }
+
+std::string sourceLine(const Node* node) { return SourceLines().of(node); }
 
 } // namespace jit_passes

@@ -25,6 +25,7 @@ LOGARITHMS = frozenset({"aten::log", "aten::log2", "aten::log10", "aten::log1p"}
 POWERS = frozenset(
     {"aten::pow", "aten::square", "aten::sqrt", "aten::rsqrt", "aten::reciprocal", "aten::div"}
 )
+_STEEP = LOGARITHMS | POWERS | {"aten::mul"}
 # Functions that stand behind learned layers, where nothing else tells that these have learned.
 _NAMES = """
     batch_norm celu elu gelu group_norm hardsigmoid hardswish hardtanh instance_norm layer_norm
@@ -119,6 +120,8 @@ class _FrontEnd:
 
 def _is_steep(node: NodeView) -> bool:
     """Say whether a node is a logarithm, power, root or quotient of what the model computes."""
+    if node.kind not in _STEEP:
+        return False
     computed = [value for value in node.inputs[:2] if value.is_tensor and not value.is_constant]
     computed = [value for value in computed if not value.from_sizes]
     if not computed or len(node.outputs) != 1 or not node.output.is_tensor:
@@ -127,7 +130,7 @@ def _is_steep(node: NodeView) -> bool:
         return node.inputs[0] is node.inputs[1]
     if node.kind == "aten::div":
         return node.inputs[1] in computed
-    return node.inputs[0] in computed and node.kind in LOGARITHMS | POWERS
+    return node.inputs[0] in computed
 
 
 def _values_behind(graph: GraphView, first: Container[int]) -> set[int]:

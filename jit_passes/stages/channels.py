@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..graph.view import GraphView, NodeView, ValueView
@@ -66,12 +67,13 @@ class _Channels:
         1 where weights do not tell.
         """
         ranges = self._ranges(node.inputs[0])
-        read = None if ranges is None else _inputs_of(node)
-        if read is None or ranges is None or len(read) != len(ranges):
+        if ranges is None or _ratio(ranges) < SPREAD:
+            return 1.0
+        read = _inputs_of(node)
+        if read is None or len(read) != len(ranges):
             return 1.0
         importance = read * ranges
-        matters = ranges[importance > MATTERS * importance.max()]
-        return float(matters.max() / matters.min()) if len(matters) else 1.0
+        return _ratio(ranges[importance > MATTERS * importance.max()])
 
     def _ranges(self, value: ValueView) -> Tensor | None:
         node = value.producer
@@ -115,29 +117,44 @@ def _is_depthwise(node: NodeView) -> bool:
     return weight is not None and _groups_of(node) == weight.shape[0] > 1
 
 
-def _grouped(node: NodeView) -> tuple[Tensor, int] | None:
-    """Return the weight, [groups, first axis of a group, second axis, window], and groups' axis."""
+def _outputs_of(node: NodeView) -> Tensor | None:
+    """Return the largest magnitude among the weights of each output channel."""
     weight, weighted = _weight_of(node), node.traits.weighted
     if weight is None or weighted is None:
         return None
-    groups = _groups_of(node)
-    shape = (groups, weight.shape[0] // groups, weight.shape[1], -1)
-    return weight.reshape(shape), 2 if weighted.transposed else 1
-
-
-def _outputs_of(node: NodeView) -> Tensor | None:
-    """Return the largest magnitude among the weights of each output channel."""
-    found = _grouped(node)
-    return None if found is None else _largest(found[0], found[1])
+    return _largest(
+        weight, _groups_of(node) if weighted.transposed else 1, int(weighted.transposed)
+    )
 
 
 def _inputs_of(node: NodeView) -> Tensor | None:
     """Return the largest magnitude among the weights of each input channel."""
-    found = _grouped(node)
-    return None if found is None else _largest(found[0], 3 - found[1])
+    weight, weighted = _weight_of(node), node.traits.weighted
+    if weight is None or weighted is None:
+        return None
+    return _largest(
+        weight, 1 if weighted.transposed else _groups_of(node), int(not weighted.transposed)
+    )
 
 
-def _largest(weight: Tensor, axis: int) -> Tensor:
-    channels = weight.movedim(axis, 1)
-    step = max(1, channels.shape[2] * channels.shape[3] // _SAMPLED)
-    return channels[:, :, ::step].abs().amax((2, 3)).flatten().double()
+def _largest(weight: Tensor, groups: int, axis: int) -> Tensor:
+    """Return the largest magnitude of each channel along an axis.
+
+    With groups, the first axis holds all of them one after another, and the second one group's.
+    """
+    if groups > 1:
+        weight = weight.reshape(groups, -1, *weight.shape[1:]).movedim(axis + 1, 1).flatten(0, 1)
+        axis = 0
+    other = weight.shape[1 - axis]
+    step = max(1, other * weight[0, 0].numel() // _SAMPLED)
+    sampled = weight[::step] if axis else weight[:, ::step]
+    rest = [i for i in range(weight.dim()) if i != axis]
+    largest: Tensor = torch.linalg.vector_norm(sampled, math.inf, rest)
+    return largest
+
+
+def _ratio(ranges: Tensor) -> float:
+    if not len(ranges):
+        return 1.0
+    low, high = (float(end) for end in ranges.aminmax())
+    return high / low if low > 0 else math.inf if high > 0 else 1.0

@@ -7,6 +7,7 @@ its ends. Only then does the batch run once more, to see the numbers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class OutlierWatch:
 
     def __init__(self, prepared: torch.jit.ScriptModule, method: str) -> None:
         self._prepared, self._method = prepared, method
-        buffers = dict(prepared.named_buffers(recurse=False))
+        buffers = dict(torch._C.BufferDict(prepared._c).items())  # type: ignore[attr-defined]
         self._ranges: list[torch.Tensor] = []
         self._histograms: list[torch.Tensor | None] = []
         for name, buffer in buffers.items():
@@ -125,13 +126,14 @@ class OutlierWatch:
         if counts is None:
             return largest > LARGE
         exponent, offset = self._ranges[index][4:].tolist()
-        filled = counts.nonzero().flatten()
-        edges = (filled.double() + offset) * 2.0**exponent
-        inner = torch.minimum(edges.abs(), (edges + 2.0**exponent).abs())
-        counted, outside = counts[filled], inner >= largest / SUSPICIOUS
-        between = ~outside & (inner >= largest / PART)  # where an even distribution has many
-        few = counted[outside].sum() <= max(1, int(counted.sum()) // SHARE)
-        return bool(few & ~between.any())
+        near, far = largest / PART / 2.0**exponent, largest / SUSPICIOUS / 2.0**exponent
+        above_near, above_far = (max(0, math.ceil(end - offset)) for end in (near, far))
+        below_near, below_far = (max(0, math.floor(-end - offset)) for end in (near, far))
+        # An even distribution has many numbers between the two.
+        if counts[above_near:above_far].any() or counts[below_far:below_near].any():
+            return False
+        outside = int(counts[above_far:].sum()) + int(counts[:below_far].sum())
+        return outside <= max(1, int(counts.sum()) // SHARE)
 
     def _numbers(
         self, suspects: list[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -87,16 +87,20 @@ class _Groups:
         Warns:
             JitPassesWarning: a constant does not fit the parameters that are derived for it.
         """
-        raised = False
+        raised, unsure = False, []
         for group, known, function in self._derived():
+            chosen = self._found.get(group)
+            if chosen is None or (function == ACCUMULATOR and fits(known.operands["x"], chosen)):
+                continue
+            unsure.append((group, known))
             if function == ACCUMULATOR:
-                raised |= self._fit(group, known)
+                raised |= self._fit(group, known, chosen)
         if raised:
             for group in [group for group in self._found if self._sources(group)]:
                 del self._found[group]  # to be derived anew
-        for group, known, _ in self._derived():
-            if (chosen := self._of_group(group)) is not None:
-                _check_fit(known, chosen)
+        for group, known in unsure:
+            if (parameters := self._of_group(group)) is not None:
+                _check_fit(known, parameters)
 
     def _derived(self) -> Iterator[tuple[int, QuantizedPlace, str]]:
         """Yield the constants with derived parameters: group, place, and the function's name."""
@@ -106,12 +110,9 @@ class _Groups:
                 if isinstance(spec, GroupDerivation) and known.constant:
                     yield group, known, spec.function
 
-    def _fit(self, group: int, known: QuantizedPlace) -> bool:
-        """Raise scales for one bias where it needs that, and say whether."""
-        chosen, bias = self._found.get(group), known.operands["x"]
-        if chosen is None or fits(bias, chosen):
-            return False
-        sources = self._sources(group)
+    def _fit(self, group: int, known: QuantizedPlace, chosen: QParams) -> bool:
+        """Raise scales for a bias that does not fit, and say whether they are free to be raised."""
+        bias, sources = known.operands["x"], self._sources(group)
         inputs, weight = (self._found[source] for source in sources)
         assert inputs is not None and weight is not None
         free = self._is_found(sources[0]), self._is_found(sources[1])

@@ -98,14 +98,28 @@ def test_one_convolution(seed: int, form: tuple[str, str]) -> None:
 
 @forms
 def test_numbers_that_are_not_finite(form: tuple[str, str]) -> None:
+    """Their sample is NaN. Others are as the range of the finite numbers makes them."""
     torch.manual_seed(0)
-    for layer in (nn.Conv2d(3, 7, 3, padding=1), nn.Conv2d(3, 3, 3, groups=3)):
+    layers = [
+        (nn.Conv2d(3, 7, 3, padding=1), (9, 8)),
+        (nn.Conv2d(3, 3, 3, groups=3), (9, 8)),
+        (nn.Conv2d(3, 40, 1), (30, 30)),
+        (nn.Conv1d(3, 7, 3, padding=1), (2000,)),
+        (nn.Conv3d(3, 7, 3), (4, 5, 6)),
+        (nn.ConvTranspose2d(3, 7, 3, 2), (9, 8)),
+    ]
+    for layer, size in layers:
         net = Dynamic(layer, form)
-        plan = plan_of(traced(net, torch.randn(2, 3, 9, 8)))
+        plan = plan_of(traced(net, torch.randn(2, 3, *size)))
         for bad in (float("nan"), float("inf"), -float("inf")):
-            x = torch.randn(2, 3, 9, 8)
-            x[1, 2, 3, 4] = bad
-            assert plan.run([x])[0].isnan().all() and net(x).isnan().all()
+            for x in (torch.randn(3, 3, *size), torch.randn(size[0], 3, 3, *size[1:]).transpose(0, 2)):
+                x[1, 2, 3] = 0
+                (finite,) = plan.run([x])
+                x[1, 2, 3] = bad
+                (found,), wanted = plan.run([x]), net(x)
+                assert found[1].isnan().all() and wanted[1].isnan().any()
+                assert torch.equal(found[[0, 2]], finite[[0, 2]])
+                close(found[[0, 2]], wanted[[0, 2]], 1e-5)
 
 
 class Shared(nn.Module):

@@ -163,9 +163,8 @@ def test_rows(steps: bool, per_row: bool, range_form: int, form: int) -> None:
     x = x[None, None, None]
     if range_form == SYMMETRIC:
         x = np.clip(x, -127.5, 127.5)
-    grids, codes = np.zeros(3 if per_row else 1, GRID), np.zeros((3, 511), np.uint8)
-    parts = np.zeros((64, 2), np.float32)
-    call("quantize_rows", image_of(x), parts, grids, codes, per_row, range_form, steps, form, 1)
+    grids, codes = np.zeros(3, GRID), np.zeros((3, 511), np.uint8)
+    call("quantize_rows", image_of(x), grids, codes, per_row, range_form, steps, form, 1)
     zero = 128 if range_form == SYMMETRIC else 101
     assert (grids["scale"] == 1).all() and (grids["zero_point"] == zero).all()
     exact = np.round(x) + zero if steps else np.round(x + zero)

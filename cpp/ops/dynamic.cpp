@@ -13,8 +13,9 @@
 // bit what PyTorch's dynamic kernels choose, which is also `torch._choose_qparams_per_tensor`: in double, with
 // steps of 6.1e-5 at least. See chooseFbgemm.
 //
-// A tensor without elements has the range of a 0. Where a number is NaN or infinite, the scale of its tensor or
-// token is NaN, and with it all that is dequantized: as a product of floats would be. Nothing raises an error.
+// A tensor without elements has the range of a 0. A range is that of the finite numbers. NaN and infinite ones become
+// NaN, as products of floats would: by the scale of their token, or in a tensor by scales of the shape of x, where
+// these alone are NaN. Nothing raises an error.
 //
 // The codes are those of jit_passes::quantize.
 #include "kernels.h"
@@ -101,10 +102,14 @@ Chosen chooseFbgemm(const Tensor& low, const Tensor& high, int64_t quant_min, in
   return {scale, at::round(at::clamp(exact, bottom, top))};
 }
 
-std::tuple<Tensor, Tensor> chooseQParams(
-    const Tensor& x, int64_t quant_min, int64_t quant_max, string_view qscheme, string_view range_form) {
-  checkGrid(x, quant_min, quant_max);
-  const bool per_token = qscheme == "per_token_affine" || qscheme == "per_token_symmetric";
+bool isPerToken(string_view qscheme) {
+  return qscheme == "per_token_affine" || qscheme == "per_token_symmetric";
+}
+
+// In a range with a number that is not finite, the scale is NaN.
+Chosen choose(
+    const Tensor& values, int64_t quant_min, int64_t quant_max, string_view qscheme, string_view range_form) {
+  const bool per_token = isPerToken(qscheme);
   const bool symmetric = qscheme == "per_tensor_symmetric" || qscheme == "per_token_symmetric";
   TORCH_CHECK(
       per_token || symmetric || qscheme == "per_tensor_affine",
@@ -114,13 +119,27 @@ std::tuple<Tensor, Tensor> chooseQParams(
   TORCH_CHECK(
       range_form == "pytorch" || (fbgemm && !symmetric), "there is no range form '", range_form, "' of ",
       qscheme, ": it is pytorch, or for affine ones fbgemm");
-  const auto [low, high] = rangeOf(x.detach().to(at::kFloat), per_token);
-  const auto choose = symmetric ? chooseSymmetric : fbgemm ? chooseFbgemm : chooseAffine;
-  const Chosen chosen = choose(low, high, quant_min, quant_max);
+  const auto [low, high] = rangeOf(values, per_token);
+  const auto form = symmetric ? chooseSymmetric : fbgemm ? chooseFbgemm : chooseAffine;
+  const Chosen chosen = form(low, high, quant_min, quant_max);
   const Tensor finite = at::logical_and(at::isfinite(low), at::isfinite(high));
   return {
       at::where(finite, chosen.scale, kNaN).to(at::kFloat),
       at::where(finite, chosen.zero_point, static_cast<double>(quant_min)).to(at::kInt)};
+}
+
+std::tuple<Tensor, Tensor> chooseQParams(
+    const Tensor& x, int64_t quant_min, int64_t quant_max, string_view qscheme, string_view range_form) {
+  checkGrid(x, quant_min, quant_max);
+  const Tensor values = x.detach().to(at::kFloat);
+  const Chosen chosen = choose(values, quant_min, quant_max, qscheme, range_form);
+  if (isPerToken(qscheme) || !chosen.scale.isnan().item<bool>()) {
+    return {chosen.scale, chosen.zero_point};
+  }
+  const Tensor finite = at::isfinite(values);
+  const Chosen of_finite =
+      choose(at::where(finite, values, 0), quant_min, quant_max, qscheme, range_form);
+  return {at::where(finite, of_finite.scale, kNaN), of_finite.zero_point};
 }
 
 // Not clamped; whatever it is where the scale is NaN.

@@ -141,8 +141,8 @@ std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step
     case Step::Does::Add:
     case Step::Does::Multiply: return lowered.memory[step.output].bytes() > 1 ? all : all.first(0);
     case Step::Does::Convolve: return all.subspan(1);
-    // A convolution has the extents in between, and adds by rows.
-    case Step::Does::ToFloats: return all.size() == 2 ? all.subspan(1) : all.first(0);
+    // A convolution adds by rows. A linear layer reads codes that have no axis of channels.
+    case Step::Does::ToFloats: return lowered.memory[all[0]].axis < 0 ? all.subspan(1) : all.first(0);
     default: return all.first(0);
   }
 }

@@ -7,9 +7,10 @@
 
 namespace jit_passes::x86 {
 
-// The smallest and the largest of 0 and some numbers; NaN where one of them is not finite.
+// The smallest and the largest of 0 and the finite ones among some numbers, and whether all are finite.
 struct Extent {
   float low = 0, high = 0;
+  bool finite = true;
 };
 
 // x = (code - zero_point) * scale, for codes of [0, 255].
@@ -21,8 +22,10 @@ struct RowGrid {
 // Those of jit_passes::choose_qparams: of its range form pytorch, affine or symmetric, and of fbgemm.
 enum class RangeForm : int64_t { Affine, Symmetric, Fbgemm, Count };
 
-// The bits of choose_qparams: of an extent that is not finite, the scale NaN.
+// The bits of choose_qparams for the finite numbers.
 RowGrid gridOf(const Extent& extent, RangeForm form);
+// With the scale NaN: of pixels whose numbers are not all finite.
+RowGrid withoutNumbers(const RowGrid& grid);
 
 // The extents of the parts of an image, some of which may be empty. Items: parts.
 struct Measure {
@@ -34,25 +37,33 @@ struct Measure {
   void run(const Image& in, Extent* parts, int64_t begin, int64_t end) const;
 };
 // Of all of these parts.
-RowGrid gridOf(const Extent* parts, RangeForm form);
+Extent extentOf(const Extent* parts);
 
 // To codes of [0, 255]. With `steps`, x / scale is rounded, and else its sum with the zero point.
 Quantize quantizeTo(const RowGrid& grid, bool steps, Form form = bestForm());
 
-// Rows of dense codes, on a grid for each, or on one for all, which follows from the extents of all parts. Items: rows.
+// Rows of dense codes, on a grid for each, or on one for all, which follows from the extents of all parts. With one for
+// all, and only where these are not finite, `infinite` says it of each row. Items: rows.
 struct QuantizeRows {
-  bool per_row = false;
   RangeForm range = RangeForm::Affine;
   bool steps = false; // see quantizeTo
   Form form = bestForm();
 
   int64_t items(const Image& in) const { return in.rows() * in.width; }
+  void run(const Image& in, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const;
   void run(
-      const Image& in, const Extent* parts, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const;
+      const Image& in, const Extent* parts, bool* infinite, uint8_t* codes, int64_t begin, int64_t end) const;
+
+ private:
+  void quantize(const Image& in, int64_t row, int64_t count, const RowGrid& grid, uint8_t* codes) const;
 };
 
+// Whether the lines of `sizes`, which are at `strides`, hold a number that is not finite. Items: lines.
+void findInfinite(
+    const float* in, const Strides& strides, const Image& sizes, bool* infinite, int64_t begin, int64_t end);
+
 // How sums of products of codes and weights become float32, for the pixel m, counted through all images, and the
-// channel c. All pixels have one grid, but for rows of linear layers.
+// channel c. All pixels have one grid, or each has its own: in a convolution all of a sample alike.
 //
 //   x = fma(float(sum - zero_point[m] sums[c]), scale[m] scales[c], bias[c])
 //   y = function(x) + residual                                       a residual has the shape of the output

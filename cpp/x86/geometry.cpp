@@ -37,11 +37,12 @@ Dims axisDims(const Sizes& sizes, int64_t axis) {
   return dims;
 }
 
+int64_t linesOf(const Dims& dims) { return dims[0].size * dims[1].size * dims[2].size; }
+
 Dims pixelDims(const Sizes& sizes, int64_t axis) {
   Dims dims = axisDims(sizes, axis);
   const int64_t width = dims[3].size, channels = axis < 0 ? 1 : sizes[axis];
-  const int64_t rows = dims[0].size * dims[1].size * dims[2].size;
-  for (int64_t part = 1; rows < kFewRows && dims[0].axis < 0 && part < width; ++part) {
+  for (int64_t part = 1; linesOf(dims) < kFewRows && dims[0].axis < 0 && part < width; ++part) {
     if (width % part == 0 && part * channels >= kRowBytes) {
       const int64_t last = dims[3].axis;
       return {dims[1], dims[2], Dim{width / part, last, part}, Dim{part, last, 1}};

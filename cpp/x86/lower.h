@@ -59,7 +59,7 @@ struct Step {
     Normalize,
     NormalizeGroups,
     Measure,       // the extents of float32, for a grid
-    QuantizeRows,  // on grids that follow from it; inputs: float32 and extents, if there is one grid for all
+    QuantizeRows,  // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
     QuantizeImage, // the same on one grid; inputs: float32 and extents
     ToFloats,      // sums of an operator that is dynamic; see addendOf
     Recur,         // through all steps of a recurrent layer
@@ -100,8 +100,8 @@ std::optional<size_t> addendOf(const Step& step, const Operator& op);
 // Of an operator that is a function.
 FloatFunction functionOf(const Operator& op);
 
-// Of rows that are quantized as the plan runs: their grids come first, then codes.
-int64_t bytesOfGrids(const Operator& op, int64_t rows);
+// Of the grids in front of rows of codes that have one each.
+int64_t bytesOfGrids(int64_t rows);
 
 struct Lowered {
   std::vector<Memory> memory;
@@ -145,6 +145,8 @@ using Dims = std::array<Dim, 4>;
 Dims axisDims(const Sizes& sizes, int64_t axis);
 // The same for what works pixel by pixel: where there are few rows, the last axis is divided into some.
 Dims pixelDims(const Sizes& sizes, int64_t axis);
+// Rows of its images: all but the last axis.
+int64_t linesOf(const Dims& dims);
 // Of a batch of images, or of one: what is behind the channels is spatial.
 Dims imageDims(const Sizes& sizes, int64_t axis);
 // With these strides of the axes, in no memory yet; `bytes` of an element.

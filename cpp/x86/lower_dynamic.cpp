@@ -1,6 +1,6 @@
 // Operators that quantize their input as the plan runs.
-#include "dynamic.h"
 #include "lowering.h"
+#include "placed.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -10,8 +10,8 @@ Memory bytesFor(int64_t count) { return {.sizes = {count}, .axis = -1, .grid = n
 
 } // namespace
 
-// Its operand, quantized once for all that read it alike: grids and rows of codes; or, of a convolution, codes, and the
-// extents that their grid follows from.
+// Its operand, quantized once for all that read it alike: rows of codes behind the grid of each; or codes, and what the
+// grid of all follows from.
 std::vector<size_t> Dynamics::quantized(size_t index) {
   const Operator& op = program_.operators[index];
   const Sizes& sizes = sizes_[op.inputs[0]];
@@ -25,14 +25,15 @@ std::vector<size_t> Dynamics::quantized(size_t index) {
   if (added) {
     std::vector<size_t> inputs{x};
     if (!per_row) {
-      inputs.push_back(addMemory(bytesFor(Measure::kParts * sizeof(Extent))));
+      const int64_t lines = linear ? countOf(sizes) / sizes.back() : linesOf(pixelDims(sizes, axis));
+      inputs.push_back(addMemory(bytesFor(DynamicGrid::bytes(lines))));
       push({.does = Does::Measure, .index = index, .inputs = {x}, .output = inputs[1]});
     }
     const int64_t codes = countOf(sizes);
     const size_t output = addMemory(
-        linear ? bytesFor(bytesOfGrids(op, codes / sizes.back()) + codes)
+        linear ? bytesFor(codes + (per_row ? bytesOfGrids(codes / sizes.back()) : 0))
                : Memory{.sizes = sizes, .axis = axis, .grid = nullptr});
-    found->second = linear ? std::vector{output} : std::vector{output, inputs[1]};
+    found->second = per_row ? std::vector{output} : std::vector{output, inputs[1]};
     const Does does = linear ? Does::QuantizeRows : Does::QuantizeImage;
     push({.does = does, .index = index, .inputs = inputs, .output = output});
   }
@@ -61,10 +62,9 @@ void Dynamics::lowerDynamic(size_t index) {
   }
 }
 
-int64_t bytesOfGrids(const Operator& op, int64_t rows) {
+int64_t bytesOfGrids(int64_t rows) {
   constexpr int64_t kLine = 64;
-  const int64_t grids = dynamicAttribute(op, DynamicAttributes::PerRow) ? rows : 1;
-  return (grids * int64_t(sizeof(RowGrid)) + kLine - 1) / kLine * kLine;
+  return (rows * int64_t(sizeof(RowGrid)) + kLine - 1) / kLine * kLine;
 }
 
 } // namespace jit_passes::x86

@@ -24,14 +24,19 @@ inline Placed image(const Memory& memory, const Dims& dims) {
 }
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
-// The grid of codes that follows from extents in the arena.
+// The grid of codes that follows from extents in the arena. If these are not finite, flags behind them say which lines
+// of the codes are not.
 struct DynamicGrid {
-  int64_t extents;
+  int64_t offset;
   RangeForm form;
 
-  RowGrid in(const Call& call) const {
-    return gridOf(reinterpret_cast<const Extent*>(call.arena() + extents), form);
-  }
+  static int64_t bytes(int64_t lines) { return Measure::kParts * int64_t(sizeof(Extent)) + lines; }
+
+  Extent* extents(const Call& call) const { return reinterpret_cast<Extent*>(call.arena() + offset); }
+  bool* infinite(const Call& call) const { return reinterpret_cast<bool*>(extents(call) + Measure::kParts); }
+  RowGrid in(const Call& call) const { return gridOf(extentOf(extents(call)), form); }
+  // For each of so many pixels, where not all samples, of as many lines and pixels each, are finite; or else none.
+  std::vector<RowGrid> ofPixels(const Call& call, int64_t samples, int64_t lines, int64_t pixels) const;
 };
 
 // Rows of a matrix, along the last axis, which has the channels.

@@ -22,17 +22,36 @@ Part measured(const Memory& from, const Memory& to) {
 
 Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
   const Placed x = rowsOf(memory[step.inputs[0]]);
-  const int64_t grids = memory[step.output].offset;
-  const int64_t codes = grids + bytesOfGrids(op, x.image.rows() * x.image.width);
-  const int64_t extents = step.inputs.size() > 1 ? memory[step.inputs[1]].offset : 0;
-  const QuantizeRows kernel{
-      dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
-      static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form)), kPyTorchRoundsSteps};
-  return {kernel.items(x.image), [=](const Call& call, int64_t begin, int64_t end) {
+  const int64_t to = memory[step.output].offset, rows = x.image.rows() * x.image.width;
+  const auto form = static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form));
+  const QuantizeRows kernel{form, kPyTorchRoundsSteps};
+  if (dynamicAttribute(op, DynamicAttributes::PerRow)) {
+    return {rows, [=, codes = to + bytesOfGrids(rows)](const Call& call, int64_t begin, int64_t end) {
+              auto* grids = reinterpret_cast<RowGrid*>(call.arena() + to);
+              kernel.run(x.in(call), grids, call.arena() + codes, begin, end);
+            }};
+  }
+  const DynamicGrid grid{memory[step.inputs[1]].offset, form};
+  return {rows, [=](const Call& call, int64_t begin, int64_t end) {
             kernel.run(
-                x.in(call), reinterpret_cast<const Extent*>(call.arena() + extents),
-                reinterpret_cast<RowGrid*>(call.arena() + grids), call.arena() + codes, begin, end);
+                x.in(call), grid.extents(call), grid.infinite(call), call.arena() + to, begin, end);
           }};
+}
+
+std::vector<RowGrid> DynamicGrid::ofPixels(
+    const Call& call, int64_t samples, int64_t lines, int64_t pixels) const {
+  const Extent all = extentOf(extents(call));
+  if (all.finite) {
+    return {};
+  }
+  std::vector<RowGrid> grids(pixels, gridOf(all, form));
+  for (int64_t line = 0; line < lines; ++line) {
+    if (infinite(call)[line]) {
+      const int64_t sample = line / (lines / samples), some = pixels / samples;
+      std::fill_n(grids.begin() + sample * some, some, withoutNumbers(grids[sample * some]));
+    }
+  }
+  return grids;
 }
 
 namespace {
@@ -49,22 +68,22 @@ Image codesFor(const Image& image, int64_t channels) {
 } // namespace
 
 std::optional<size_t> addendOf(const Step& step, const Operator& op) {
-  const size_t own = isLinear(op.kind) ? 1 : 2;
+  const size_t own = dynamicAttribute(op, DynamicAttributes::PerRow) ? 1 : 2;
   return step.inputs.size() > own ? std::optional(step.inputs[own]) : std::nullopt;
 }
 
 std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
-  const bool linear = isLinear(op.kind);
+  const bool linear = isLinear(op.kind), per_row = dynamicAttribute(op, DynamicAttributes::PerRow);
   const auto view = [&](size_t id) { return linear ? rowsOf(memory[id]) : image(memory[id]); };
   const Memory& codes = memory[step.inputs[0]];
   const Placed y = view(step.output);
-  const int64_t first = linear ? bytesOfGrids(op, y.image.rows() * y.image.width) : 0;
+  const int64_t first = per_row ? bytesOfGrids(y.image.rows() * y.image.width) : 0;
   const Placed x = linear ? Placed{codesFor(y.image, op.tensors[kWeight].size(1)), codes.offset + first}
                           : view(step.inputs[0]);
   const auto addend = addendOf(step, op);
   const auto residual = addend ? std::optional(view(*addend)) : std::nullopt;
   const DynamicGrid grid{
-      linear ? 0 : memory[step.inputs[1]].offset,
+      per_row ? 0 : memory[step.inputs[1]].offset,
       static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form))};
   const Packed& weights = *step.packed;
   const int64_t outputs = op.tensors[kWeight].size(0);
@@ -74,15 +93,24 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
         weights.offset.data(),
         weights.sums.data() + number * outputs,
         nullptr,
-        dynamicAttribute(op, DynamicAttributes::PerRow) != 0,
+        per_row,
         step.function};
+    const int64_t pixels = to.image.rows() * to.image.width, samples = linear ? pixels : to.image.images;
+    const int64_t lines = linear ? pixels : linesOf(pixelDims(codes.sizes, codes.axis));
     return {
         weights.kernel(number).items(x.image, to.image, added ? &added->image : nullptr),
         [=, grids = codes.offset, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
           const Image other = added ? added->in(call) : Image{};
-          const RowGrid one = linear ? RowGrid{} : grid.in(call);
           SumsToFloats own = how;
-          own.grids = linear ? reinterpret_cast<const RowGrid*>(call.arena() + grids) : &one;
+          RowGrid one;
+          std::vector<RowGrid> each;
+          if (per_row) {
+            own.grids = reinterpret_cast<const RowGrid*>(call.arena() + grids);
+          } else {
+            one = grid.in(call), each = grid.ofPixels(call, samples, lines, pixels);
+            own.grids = each.empty() ? &one : each.data();
+            own.per_row = !each.empty();
+          }
           own.residual = added ? &other : nullptr;
           packed->kernel(number).run(x.in(call), to.in(call), own, begin, end);
         }};

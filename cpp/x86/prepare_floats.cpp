@@ -70,9 +70,13 @@ Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> 
   const Strides strides = stridesOf(x, to.axis < 0 ? 1 : from.strides[to.axis] / kFloat);
   const Quantize fixed = quantizeTo(grid ? Grid{1, 0, 0, 255} : *to.grid);
   return {fixed.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            const auto* floats = reinterpret_cast<const float*>(x.in(call).data);
             const Quantize kernel =
                 grid ? quantizeTo(grid->in(call), kPyTorchRoundsSteps, fixed.form) : fixed;
-            kernel.run(reinterpret_cast<const float*>(x.in(call).data), strides, y.in(call), begin, end);
+            kernel.run(floats, strides, y.in(call), begin, end);
+            if (grid && !extentOf(grid->extents(call)).finite) {
+              findInfinite(floats, strides, y.image, grid->infinite(call), begin, end);
+            }
           }};
 }
 

@@ -144,15 +144,18 @@ JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stre
   s.table = how.table;
 }
 
-JIT_PASSES_VNNI inline void setScales(const Requantize& how, int64_t first, bool split, Stretch& s) {
+JIT_PASSES_VNNI inline void setScales(
+    const Requantize& how, int64_t first, int64_t /*number*/, bool split, Stretch& s) {
   s.scale = mixed(how.multiplier + first, s.count, split);
   s.offset = mixed(how.offset + first, s.count, split);
 }
 
 inline void setHow(const SumsToFloats& /*how*/, int64_t /*channels*/, Stretch& /*s*/) {}
 
-JIT_PASSES_VNNI inline void setScales(const SumsToFloats& how, int64_t first, bool split, Stretch& s) {
-  const auto [scale, zero_point] = how.grids[0];
+// `number`: of a pixel, whose sample has the same grid everywhere.
+JIT_PASSES_VNNI inline void setScales(
+    const SumsToFloats& how, int64_t first, int64_t number, bool split, Stretch& s) {
+  const auto [scale, zero_point] = how.grids[how.per_row ? number : 0];
   s.scale = mixed(how.scales + first, s.count, split);
   s.offset = mixed(how.bias + first, s.count, split);
   s.zero = mixed(reinterpret_cast<const float*>(how.sums + first), s.count, split);

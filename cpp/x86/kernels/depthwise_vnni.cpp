@@ -314,7 +314,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
     s.weight = packed_.data() + block.weight;
     s.start = start_.data() + item % blocks * kWide;
     s.count = block.count;
-    setScales(how, block.first, split, s);
+    setScales(how, block.first, ((n * out.depth + z) * out.height + y) * out.width, split, s);
     s.rows = offsets[together - 1];
     for (int64_t row = 0; row < count; row += together) {
       s.in = in.at(n, z * w.stride_d - w.pad_front, (y + row) * w.stride_h - w.pad_top, -w.pad_left) +

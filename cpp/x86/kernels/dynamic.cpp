@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "plain.h"
 #include "tiles_to_floats.h"
@@ -15,6 +16,17 @@ namespace {
 
 constexpr int64_t kExtentParts = 64;
 constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
+
+// One by one: numbers that are not finite are rare.
+Extent extentOfFinite(const float* x, int64_t count) {
+  Extent found{0, 0, false};
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isfinite(x[i])) {
+      found.low = std::min(found.low, x[i]), found.high = std::max(found.high, x[i]);
+    }
+  }
+  return found;
+}
 
 // Comparing leaves a NaN out, so its bits are looked at too.
 JIT_PASSES_VECTORIZED Extent extentOfPlain(const float* x, int64_t count) {
@@ -38,7 +50,7 @@ JIT_PASSES_VECTORIZED Extent extentOfPlain(const float* x, int64_t count) {
     }
   }
   const bool finite = size[0] < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
-  return finite ? Extent{low[0], high[0]} : Extent{kNoNumber, kNoNumber};
+  return finite ? Extent{low[0], high[0]} : extentOfFinite(x, count);
 }
 
 #ifdef JIT_PASSES_HAS_VNNI
@@ -71,7 +83,7 @@ JIT_PASSES_VNNI Extent extentOfVnni(const float* x, int64_t count) {
   const bool finite =
       _mm512_reduce_max_epi32(size[0]) < std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
   return finite ? Extent{_mm512_reduce_min_ps(low[0]), _mm512_reduce_max_ps(high[0])}
-                : Extent{kNoNumber, kNoNumber};
+                : extentOfFinite(x, count);
 }
 
 #else
@@ -82,15 +94,8 @@ Extent extentOf(const float* x, int64_t count, Form form) {
   return form >= Form::Avx512 ? extentOfVnni(x, count) : extentOfPlain(x, count);
 }
 
-Extent extentOf(const Extent* parts, int64_t count) {
-  Extent all;
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isnan(parts[i].low)) {
-      return parts[i];
-    }
-    all = {std::min(all.low, parts[i].low), std::max(all.high, parts[i].high)};
-  }
-  return all;
+Extent both(const Extent& a, const Extent& b) {
+  return {std::min(a.low, b.low), std::max(a.high, b.high), a.finite && b.finite};
 }
 
 const uint8_t* rowOf(const Image& image, int64_t row) {
@@ -133,10 +138,7 @@ RowGrid gridOf(const Extent& extent, RangeForm form) {
   const auto usable = [](float scale) {
     return scale > 0 ? std::max(scale, 0x1p-60F) : std::numeric_limits<float>::epsilon();
   };
-  const auto [low, high] = extent;
-  if (std::isnan(low)) {
-    return {kNoNumber, 0};
-  }
+  const float low = extent.low, high = extent.high;
   if (form == RangeForm::Fbgemm) {
     return fbgemmGrid(low, high);
   }
@@ -152,41 +154,70 @@ RowGrid gridOf(const Extent& extent, RangeForm form) {
   return {scale, static_cast<int32_t>(std::clamp(zero_point, 0.0F, kSteps))};
 }
 
+RowGrid withoutNumbers(const RowGrid& grid) { return {kNoNumber, grid.zero_point}; }
+
 void Measure::run(const Image& in, Extent* parts, int64_t begin, int64_t end) const {
   const int64_t rows = in.rows() * in.width, count = items(in), most = rowsAtOnce(in);
   for (int64_t part = begin; part < end; ++part) {
-    Extent found[2];
+    Extent found;
     const int64_t last = rows * (part + 1) / count;
     for (int64_t row = rows * part / count, some; row < last; row += some) {
       some = std::min(most, last - row);
-      found[1] = extentOf(reinterpret_cast<const float*>(rowOf(in, row)), some * in.channels, form);
-      found[0] = extentOf(found, 2);
+      const auto* x = reinterpret_cast<const float*>(rowOf(in, row));
+      found = both(found, extentOf(x, some * in.channels, form));
     }
-    parts[part] = found[0];
+    parts[part] = found;
+  }
+}
+
+Extent extentOf(const Extent* parts) {
+  return std::accumulate(parts, parts + Measure::kParts, Extent{}, both);
+}
+
+void QuantizeRows::run(const Image& in, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const {
+  for (int64_t row = begin; row < end; ++row) {
+    const Extent found = extentOf(reinterpret_cast<const float*>(rowOf(in, row)), in.channels, form);
+    const RowGrid grid = gridOf(found, range);
+    grids[row] = found.finite ? grid : withoutNumbers(grid);
+    quantize(in, row, 1, grid, codes);
   }
 }
 
 void QuantizeRows::run(
-    const Image& in, const Extent* parts, RowGrid* grids, uint8_t* codes, int64_t begin, int64_t end) const {
-  RowGrid grid{};
-  if (!per_row) {
-    grid = gridOf(parts, range);
-    if (begin == 0) {
-      grids[0] = grid;
-    }
-  }
-  const int64_t most = per_row ? 1 : rowsAtOnce(in);
+    const Image& in, const Extent* parts, bool* infinite, uint8_t* codes, int64_t begin, int64_t end) const {
+  const Extent all = extentOf(parts);
+  const RowGrid grid = gridOf(all, range);
+  const int64_t most = rowsAtOnce(in);
   for (int64_t row = begin, some; row < end; row += some) {
     some = std::min(most, end - row);
-    const auto* x = reinterpret_cast<const float*>(rowOf(in, row));
-    const int64_t count = some * in.channels;
-    if (per_row) {
-      grids[row] = grid = gridOf(extentOf(x, count, form), range);
+    quantize(in, row, some, grid, codes);
+  }
+  for (int64_t row = begin; !all.finite && row < end; ++row) {
+    infinite[row] = !extentOf(reinterpret_cast<const float*>(rowOf(in, row)), in.channels, form).finite;
+  }
+}
+
+void QuantizeRows::quantize(
+    const Image& in, int64_t row, int64_t count, const RowGrid& grid, uint8_t* codes) const {
+  const int64_t numbers = count * in.channels;
+  Image to;
+  to.data = codes + row * in.channels;
+  to.channels = to.pixel = numbers;
+  const auto* x = reinterpret_cast<const float*>(rowOf(in, row));
+  quantizeTo(grid, steps, form).run(x, {0, 0, 0, numbers, 1}, to, 0, 1);
+}
+
+void findInfinite(
+    const float* in, const Strides& strides, const Image& sizes, bool* infinite, int64_t begin, int64_t end) {
+  for (int64_t line = begin; line < end; ++line) {
+    const int64_t plane = line / sizes.height;
+    const float* const first = in + plane / sizes.depth * strides.image +
+                               plane % sizes.depth * strides.depth + line % sizes.height * strides.height;
+    bool found = false;
+    for (int64_t i = 0; i < sizes.width * sizes.channels && !found; ++i) {
+      found = !std::isfinite(first[i / sizes.channels * strides.width + i % sizes.channels * strides.channel]);
     }
-    Image to;
-    to.data = codes + row * in.channels;
-    to.channels = to.pixel = count;
-    quantizeTo(grid, steps, form).run(x, {0, 0, 0, count, 1}, to, 0, 1);
+    infinite[line] = found;
   }
 }
 
@@ -194,8 +225,6 @@ Quantize quantizeTo(const RowGrid& grid, bool steps, Form form) {
   const CodeRange range{0, 255, steps ? grid.zero_point : 0};
   return {1 / grid.scale, steps ? 0 : static_cast<float>(grid.zero_point), range, form};
 }
-
-RowGrid gridOf(const Extent* parts, RangeForm form) { return gridOf(extentOf(parts, Measure::kParts), form); }
 
 namespace {
 

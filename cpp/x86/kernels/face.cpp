@@ -2,6 +2,7 @@
 // and parameters are the structs of kernels.h, whose fields these callers repeat. All of a result is computed in one
 // call on one thread, in parts of `part` items.
 #include <algorithm>
+#include <memory>
 
 #include "amx.h"
 #include "x86/attention.h"
@@ -248,16 +249,27 @@ JIT_PASSES_FACE void jit_passes_x86_layer_norm_floats(
       norm.items(*in), part, [&](int64_t begin, int64_t end) { norm.run(*in, floats, codes, begin, end); });
 }
 
-// Rows of `in` as codes, with their grids; `parts` has room for 64 extents.
+// Rows of `in` as codes, with the grid of each.
 JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
-    const Image* in, Extent* parts, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, bool steps,
-    int32_t form, int64_t part) {
-  const Measure measure;
+    const Image* in, RowGrid* grids, uint8_t* codes, bool per_row, int64_t range, bool steps, int32_t form,
+    int64_t part) {
+  const QuantizeRows quantize{static_cast<RangeForm>(range), steps, formOf(form)};
+  const int64_t rows = quantize.items(*in);
+  if (per_row) {
+    inParts(rows, part, [&](int64_t begin, int64_t end) { quantize.run(*in, grids, codes, begin, end); });
+    return;
+  }
+  Extent parts[Measure::kParts];
+  const Measure measure{formOf(form)};
   inParts(measure.items(*in), part, [&](int64_t begin, int64_t end) { measure.run(*in, parts, begin, end); });
-  const QuantizeRows quantize{per_row, static_cast<RangeForm>(range), steps, formOf(form)};
-  inParts(quantize.items(*in), part, [&](int64_t begin, int64_t end) {
-    quantize.run(*in, parts, grids, codes, begin, end);
+  const auto infinite = std::make_unique<bool[]>(rows);
+  inParts(rows, part, [&](int64_t begin, int64_t end) {
+    quantize.run(*in, parts, infinite.get(), codes, begin, end);
   });
+  const RowGrid grid = gridOf(extentOf(parts), quantize.range);
+  for (int64_t row = 0; row < rows; ++row) {
+    grids[row] = infinite[row] ? withoutNumbers(grid) : grid;
+  }
 }
 
 JIT_PASSES_FACE void jit_passes_x86_convolution_run_floats(

@@ -342,7 +342,7 @@ void RecurrentLayer::advance(
   floats.data = reinterpret_cast<uint8_t*>(const_cast<float*>(of_before(rows.begin, on.hidden, state)));
   floats.width = count, floats.channels = hidden_;
   floats.pixel = step == 0 ? on.hidden.row : on.states.row;
-  QuantizeRows{true, how.range, how.steps, how.form}.run(floats, nullptr, grids, codes, 0, count);
+  QuantizeRows{how.range, how.steps, how.form}.run(floats, grids, codes, 0, count);
 
   const auto multiply = productsFor(how.form);
   const int64_t tiles = (count + mostRows() - 1) / mostRows();

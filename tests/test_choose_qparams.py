@@ -130,7 +130,7 @@ def test_empty() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("form", ["pytorch", "fbgemm"])
 def test_not_finite(bad: float, form: str) -> None:
-    """NaN comes out in the token, or in their place alone; the range is that of the finite numbers."""
+    """NaN comes out in the token, or in their place alone; ranges are of the finite numbers."""
     x = torch.tensor([[1.0, 2.0], [bad, 1.0], [-3.0, 4.0]])
     found = round_trip(x, 0, 255, "per_token_affine", form)
     assert found[1].isnan().all() and found[[0, 2]].isfinite().all()

@@ -1,7 +1,8 @@
-"""NaNs and infinities that reach static places: plans give the codes that the reference gives."""
+"""NaNs and infinities: the codes of static places, and that a row of a batch spoils no other."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from tests.compare import assert_codes
+from tests.compare import assert_codes, sqnr
 from tests.plans import last_step
 
 BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,3 +52,103 @@ def test_codes_of_what_is_not_finite(name: str, channels: int) -> None:
     results = [quantized(bad) for quantized in models]
     assert all(result.isfinite().all() for result in results) and results[0].std() > 0
     assert_codes(*results, last_step(models[0]))
+
+
+class Attention(nn.Module):
+    """Self-attention, where a mask may hide all from a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.last = nn.Linear(16, 6)
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.last(x + self.attention(x, x, x, key_padding_mask=hidden)[0])
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.LSTM(16, 12, batch_first=True, bidirectional=True)
+        self.last = nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.steps(x)[0])
+
+
+def draw_net(random_: random.Random) -> tuple[nn.Module, Tensor]:
+    """A net whose samples do not know of each other, and a batch."""
+    kind = random_.choice(["tokens", "images", "signals", "steps"])
+    if kind == "steps":
+        return Tagger().eval(), torch.randn(5, 4, 16)
+    layers: list[nn.Module] = []
+    for _ in range(random_.choice([1, 2, 3])):
+        if kind == "tokens":
+            layers.append(nn.Linear(16, 16))
+            layers += [nn.LayerNorm(16)] if random_.random() < 0.4 else []
+        else:
+            groups = random_.choice([1, 2, 8])
+            image = kind == "images"
+            if random_.random() < 0.2:
+                layers.append((nn.ConvTranspose2d if image else nn.ConvTranspose1d)(8, 8, 3, 2))
+            else:
+                conv = nn.Conv2d if image else nn.Conv1d
+                layers.append(conv(8, 8, 3, padding=1, groups=groups))
+            layers += [nn.GroupNorm(2, 8)] if random_.random() < 0.3 else []
+        layers.append(random_.choice([nn.ReLU, nn.Sigmoid, nn.GELU, nn.Identity, nn.Hardswish])())
+    shape = {"tokens": (5, 3, 16), "images": (5, 8, 6, 7), "signals": (5, 8, 40)}[kind]
+    return nn.Sequential(*layers).eval(), torch.randn(shape)
+
+
+# PyTorch's dynamic operators take the range of all numbers: see docs/limits.md.
+RUNS = [
+    *((target, mode) for target in ("reference", "x86") for mode in ("auto", "static", "dynamic")),
+    ("stock", "static"),
+    ("stock", "weight_only"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:nothing was quantized")
+@pytest.mark.parametrize("seed", range(24))
+def test_a_sample_spoils_no_other(seed: int) -> None:
+    """The others have the bits that they have without it, if all of it is NaN."""
+    random_ = random.Random(seed)
+    torch.manual_seed(seed)
+    net, x = draw_net(random_)
+    script = torch.jit.script(net) if seed % 2 else torch.jit.trace(net, x)
+    others = [0, 1, 3, 4]
+    for target, mode in RUNS:
+        quantized = jit_passes.quantize_script(script, [x], target=target, mode=mode)
+        bad = x.clone()
+        bad[2] = torch.nan
+        found, alone = quantized(bad)[others], quantized(bad[others])
+        assert torch.allclose(found, alone, rtol=1e-5, atol=1e-6), (target, mode)
+        for value in (torch.nan, torch.inf, -torch.inf):
+            bad = x.clone()
+            bad[2].view(-1)[random_.randrange(bad[2].numel())] = value
+            found, wanted = quantized(bad), script(bad)
+            assert wanted[others].isfinite().all()
+            assert sqnr(wanted[others], found[others]) > 15, (target, mode, value)
+            if mode == "dynamic":
+                assert found[2][wanted[2].isnan()].isnan().all()
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
+def test_a_sample_that_attends_to_nothing(traced: bool) -> None:
+    torch.manual_seed(0)
+    x, hidden = torch.randn(4, 6, 16), torch.zeros(4, 6, dtype=torch.bool)
+    net = Attention().eval()
+    if traced:
+        model = torch.jit.trace(net, (x, hidden), check_trace=False)
+    else:
+        model = torch.jit.script(net)
+    blind = hidden.clone()
+    blind[2] = True
+    wanted, others = model(x, blind), [0, 1, 3]
+    assert wanted.flatten(1).isnan().any(1).tolist() == [False, False, True, False]
+    for target, mode in RUNS:
+        quantized = jit_passes.quantize_script(model, [(x, hidden)], target=target, mode=mode)
+        found = quantized(x, blind)
+        assert sqnr(wanted[others], found[others]) > 20, (target, mode)
+        if mode == "dynamic":
+            assert found[2].isnan().all()

@@ -137,8 +137,7 @@ std::tuple<Tensor, Tensor> chooseQParams(
     return {chosen.scale, chosen.zero_point};
   }
   const Tensor finite = at::isfinite(values);
-  const Chosen of_finite =
-      choose(at::where(finite, values, 0), quant_min, quant_max, qscheme, range_form);
+  const Chosen of_finite = choose(at::where(finite, values, 0), quant_min, quant_max, qscheme, range_form);
   return {at::where(finite, of_finite.scale, kNaN), of_finite.zero_point};
 }
 

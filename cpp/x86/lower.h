@@ -58,8 +58,8 @@ struct Step {
     Softmax,
     Normalize,
     NormalizeGroups,
-    Measure,       // the extents of float32, for a grid
-    QuantizeRows,  // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
+    Measure,      // the extents of float32, for a grid
+    QuantizeRows, // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
     QuantizeImage, // the same on one grid; inputs: float32 and extents
     ToFloats,      // sums of an operator that is dynamic; see addendOf
     Recur,         // through all steps of a recurrent layer

@@ -35,8 +35,10 @@ struct DynamicGrid {
   Extent* extents(const Call& call) const { return reinterpret_cast<Extent*>(call.arena() + offset); }
   bool* infinite(const Call& call) const { return reinterpret_cast<bool*>(extents(call) + Measure::kParts); }
   RowGrid in(const Call& call) const { return gridOf(extentOf(extents(call)), form); }
-  // For each of so many pixels, where not all samples, of as many lines and pixels each, are finite; or else none.
-  std::vector<RowGrid> ofPixels(const Call& call, int64_t samples, int64_t lines, int64_t pixels) const;
+  // Where not all is finite, that grid for each pixel: without numbers in samples, of as many lines and pixels each, that
+  // are not finite.
+  std::vector<RowGrid> ofPixels(
+      const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const;
 };
 
 // Rows of a matrix, along the last axis, which has the channels.

@@ -33,22 +33,17 @@ Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memor
   }
   const DynamicGrid grid{memory[step.inputs[1]].offset, form};
   return {rows, [=](const Call& call, int64_t begin, int64_t end) {
-            kernel.run(
-                x.in(call), grid.extents(call), grid.infinite(call), call.arena() + to, begin, end);
+            kernel.run(x.in(call), grid.extents(call), grid.infinite(call), call.arena() + to, begin, end);
           }};
 }
 
 std::vector<RowGrid> DynamicGrid::ofPixels(
-    const Call& call, int64_t samples, int64_t lines, int64_t pixels) const {
-  const Extent all = extentOf(extents(call));
-  if (all.finite) {
-    return {};
-  }
-  std::vector<RowGrid> grids(pixels, gridOf(all, form));
+    const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const {
+  std::vector<RowGrid> grids(pixels, grid);
   for (int64_t line = 0; line < lines; ++line) {
     if (infinite(call)[line]) {
       const int64_t sample = line / (lines / samples), some = pixels / samples;
-      std::fill_n(grids.begin() + sample * some, some, withoutNumbers(grids[sample * some]));
+      std::fill_n(grids.begin() + sample * some, some, withoutNumbers(grid));
     }
   }
   return grids;
@@ -107,9 +102,13 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
           if (per_row) {
             own.grids = reinterpret_cast<const RowGrid*>(call.arena() + grids);
           } else {
-            one = grid.in(call), each = grid.ofPixels(call, samples, lines, pixels);
-            own.grids = each.empty() ? &one : each.data();
-            own.per_row = !each.empty();
+            const Extent all = extentOf(grid.extents(call));
+            one = gridOf(all, grid.form);
+            own.grids = &one;
+            if (!all.finite) {
+              each = grid.ofPixels(call, one, samples, lines, pixels);
+              own.grids = each.data(), own.per_row = true;
+            }
           }
           own.residual = added ? &other : nullptr;
           packed->kernel(number).run(x.in(call), to.in(call), own, begin, end);

@@ -215,7 +215,8 @@ void findInfinite(
                                plane % sizes.depth * strides.depth + line % sizes.height * strides.height;
     bool found = false;
     for (int64_t i = 0; i < sizes.width * sizes.channels && !found; ++i) {
-      found = !std::isfinite(first[i / sizes.channels * strides.width + i % sizes.channels * strides.channel]);
+      found =
+          !std::isfinite(first[i / sizes.channels * strides.width + i % sizes.channels * strides.channel]);
     }
     infinite[line] = found;
   }

@@ -34,11 +34,13 @@ c10::IValue listOf(const Node* node) {
 
 bool foldConstantLists(PassContext& context) {
   const auto graph = context.graph();
+  const auto mayFold = [](Node* node) { return isListOfNumbers(node) && staysInside(node->output()); };
+  if (nodesWhere(*graph, mayFold).empty()) {
+    return false; // without an analysis of aliases, which costs more than all else here
+  }
   const auto written = writtenValues(graph);
   return replaceNodes(*graph, [&](Node* node) {
-    return isListOfNumbers(node) && !written.count(node->output()) && staysInside(node->output())
-               ? insertConstant(node, listOf(node))
-               : nullptr;
+    return mayFold(node) && !written.count(node->output()) ? insertConstant(node, listOf(node)) : nullptr;
   });
 }
 

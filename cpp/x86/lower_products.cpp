@@ -1,6 +1,7 @@
 #include "attention.h"
 #include "floats.h"
 #include "lowering.h"
+#include "operators/declaration.h"
 
 namespace jit_passes::x86 {
 
@@ -11,7 +12,7 @@ void Products::findViews() {
     makers_[op.output] = index;
     const auto& uses = uses_[op.output];
     const bool viewed =
-        isViewed(op.kind) && std::all_of(uses.begin(), uses.end(), [&](size_t use) {
+        declarationOf(op.kind).views && std::all_of(uses.begin(), uses.end(), [&](size_t use) {
           return use != SIZE_MAX && (program_.operators[use].kind == Kind::MatrixProduct || isView(use));
         });
     if (viewed && !uses.empty()) {

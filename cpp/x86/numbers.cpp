@@ -1,5 +1,6 @@
 #include "numbers.h"
 
+#include "operators/declaration.h"
 #include "simplify.h"
 
 namespace jit_passes::x86 {
@@ -130,28 +131,6 @@ class Resolved {
 
 } // namespace
 
-namespace {
-
-// Whether sizes are all that its attributes are.
-bool takesSizes(Kind kind) { return kind == Kind::Reshape || kind == Kind::Expand; }
-
-} // namespace
-
-bool mayCompute(const Operator& op, int64_t attribute) {
-  switch (op.kind) {
-    case Kind::Reshape:
-    case Kind::Expand:
-    case Kind::Power:
-    case Kind::Pad: return true;
-    case Kind::Unflatten: return attribute > 0;
-    case Kind::Slice:
-    case Kind::Narrow: return attribute == 1 || attribute == 2;
-    case Kind::ResizeNearest: return attribute > 0;
-    case Kind::ResizeBilinear: return attribute > 0 && attribute + 1 < int64_t(op.attributes.size());
-    default: return false;
-  }
-}
-
 void checkNumbersOf(const Program& program) {
   using How = Number::How;
   const auto between = [](int64_t number, int64_t low, int64_t high) {
@@ -163,7 +142,7 @@ void checkNumbersOf(const Program& program) {
   for (const Operator& op : program.operators) {
     for (const auto& [attribute, number] : op.computed) {
       const bool fits = number < 0 || number >= int64_t(program.numbers.size()) || isOne(number) ||
-                        (op.attributes.size() == 1 && takesSizes(op.kind));
+                        (op.attributes.size() == 1 && declarationOf(op.kind).takes_shape);
       TORCH_CHECK(fits, "not a plan: ", op.name, " has one attribute for all sizes of a value");
     }
   }

@@ -11,9 +11,6 @@ constexpr int64_t kMostNumbers = int64_t{1} << 20, kMostDepth = 256;
 // Throws where a number is made of others than those before it, or of what is no value.
 void checkNumbersOf(const Program& program);
 
-// Whether the model may compute that attribute of an operator, rather than have a constant there.
-bool mayCompute(const Operator& op, int64_t attribute);
-
 // Visits the values whose sizes a number follows from. `seen` has those numbers that were visited.
 template <typename Visit>
 void forEachSized(const Program& program, int64_t number, std::vector<bool>& seen, const Visit& visit) {

@@ -1,48 +1,20 @@
 #include "orders.h"
 
-namespace jit_passes::x86 {
-namespace {
+#include "operators/declaration.h"
 
-Sizes orderOf(const Operator& op, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) {
-  const int64_t rank = sizes[op.output].size();
+namespace jit_passes::x86 {
+Sizes contiguousOrder(int64_t rank) {
   Sizes order(rank);
   std::iota(order.begin(), order.end(), 0);
-  if (rank > kMostAxes) {
-    return order;
-  }
-  switch (op.kind) {
-    case Kind::Permute:
-    case Kind::Transpose: {
-      const Sizes from = permutationOf(op, rank), &given = orders[op.inputs[0]];
-      for (int64_t axis = 0; axis < rank; ++axis) {
-        order[std::find(given.begin(), given.end(), from[axis]) - given.begin()] = axis;
-      }
-      return order;
-    }
-    case Kind::Table:
-    case Kind::Function:
-    case Kind::Quantize:
-    case Kind::Dequantize: return orders[op.inputs[0]];
-    case Kind::Add:
-    case Kind::Multiply:
-    case Kind::Divide:
-    case Kind::Fill: // of the first operand that is as large as the result
-      for (const int64_t input : op.inputs) {
-        if (sizes[input] == sizes[op.output]) {
-          return orders[input];
-        }
-      }
-      return order;
-    default: return order;
-  }
+  return order;
 }
-
-} // namespace
 
 std::vector<Sizes> outputOrders(const Program& program, const std::vector<Sizes>& sizes) {
   std::vector<Sizes> orders(sizes.size()), outputs;
   for (const Operator& op : program.operators) {
-    orders[op.output] = orderOf(op, orders, sizes);
+    const int64_t rank = sizes[op.output].size();
+    const auto order = declarationOf(op.kind).order;
+    orders[op.output] = order && rank <= kMostAxes ? order(op, orders, sizes) : contiguousOrder(rank);
   }
   for (const int64_t output : program.outputs) {
     outputs.push_back(orders[output]);

@@ -11,6 +11,9 @@ namespace jit_passes::x86 {
 // `kMostAxes` are contiguous.
 std::vector<Sizes> outputOrders(const Program& program, const std::vector<Sizes>& sizes);
 
+// From the first axis to the last.
+Sizes contiguousOrder(int64_t rank);
+
 // The strides of a dense tensor whose axes lie so.
 Sizes stridesOf(const Sizes& sizes, const Sizes& order);
 

@@ -9,8 +9,6 @@ struct Range {
   int64_t axis, start, length, step;
 };
 
-// Whether the attributes of Slice, Narrow, Part and Shuffle are in range.
-bool isRange(const Operator& op);
 // The elements that Slice, Narrow or Part takes. Throws where PyTorch does.
 Range rangeOf(const Operator& op, const Sizes& sizes);
 

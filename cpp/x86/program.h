@@ -60,7 +60,7 @@ enum class Kind {
   Largest,
   Smallest,
   Concat,    // attributes: axis
-  Flatten,   // attributes: first and last axis; from here to Pad, elements of one operand move
+  Flatten,   // attributes: first and last axis
   Reshape,   // attributes: sizes; at most one is -1, which is open
   Unflatten, // attributes: axis, the sizes that it becomes; at most one is -1, which is open
   Permute,   // attributes: axes
@@ -206,7 +206,6 @@ inline bool isTransposed(Kind kind) {
 inline bool isConvolution(Kind kind) {
   return kind == Kind::Convolution || kind == Kind::DynamicConvolution || isTransposed(kind);
 }
-inline bool isMove(Kind kind) { return Kind::Flatten <= kind && kind <= Kind::Pad; }
 inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
 inline bool isDynamic(Kind kind) {
   return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution ||

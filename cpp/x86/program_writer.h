@@ -27,7 +27,7 @@ class ProgramWriter {
   int64_t emitFloats(Operator op) {
     for (int64_t& input : op.inputs) {
       const bool codes = !program_.grids[input].is_float;
-      input = codes && typesOf(op.kind) != Types::Mixed ? dequantized(input) : input;
+      input = codes && declarationOf(op.kind).types != Types::Mixed ? dequantized(input) : input;
     }
     auto inputs = op.inputs;
     return emit(std::move(op), std::move(inputs), kFloat32);

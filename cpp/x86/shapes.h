@@ -14,9 +14,6 @@ std::vector<Sizes> inferSizes(const Program& program, const std::vector<Sizes>& 
 // Of the result of an operator, whose operands have known sizes.
 Sizes inferResult(const Operator& op, const std::vector<Sizes>& sizes, const std::vector<Sizes>& inputs);
 
-// The same of an operator that only moves elements.
-Sizes inferMoved(const Operator& op, const Sizes& from);
-
 // The axis from 0 on of one that may count from the end.
 inline int64_t axisOf(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
 

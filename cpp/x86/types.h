@@ -1,26 +1,13 @@
 // Which types an operator takes and gives: codes or float32.
 #pragma once
 
-#include "program.h"
+#include "operators/declaration.h"
 
 namespace jit_passes::x86 {
 
-enum class Types {
-  Codes, // only
-  Same,  // either, of all operands and the result
-  Mixed, // either, of each by itself; float32 where one of the operands is
-  ToCodes,
-  ToFloats,
-  Floats, // without operands
-  Real    // float32, of all operands and the result
-};
-
-Types typesOf(Kind kind);
 // Whether there is a form of it that gives float32; that gives codes.
 bool hasFloats(Kind kind);
 bool hasCodes(const Operator& op);
-// Axes that its operands and its result may have.
-int64_t mostAxes(Kind kind);
 // Axes that its result has at least, by those of all values so far: 0 where nothing is known before sizes are. An error
 // where it takes or gives fewer than that.
 int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes);

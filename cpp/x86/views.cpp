@@ -19,18 +19,6 @@ View unflattened(const View& from, int64_t axis, const Sizes& sizes) {
 
 } // namespace
 
-bool isViewed(Kind kind) {
-  switch (kind) {
-    case Kind::Unflatten:
-    case Kind::Permute:
-    case Kind::Transpose:
-    case Kind::Slice:
-    case Kind::Narrow:
-    case Kind::Part: return true;
-    default: return false;
-  }
-}
-
 View through(const std::vector<Rearranged>& operators, View view) {
   for (const auto& [made_by, sizes] : operators) {
     const Operator& op = *made_by;

@@ -11,9 +11,7 @@ struct View {
   int64_t offset = 0;
 };
 
-// Whether an operator gives elements of its operand at even distances.
-bool isViewed(Kind kind);
-// Such an operator, and the sizes of its result.
+// An operator that gives elements of its operand at even distances, and the sizes of its result.
 struct Rearranged {
   const Operator* op;
   Sizes sizes;

@@ -1,0 +1,87 @@
+// Linear layers, and products of matrices that the model computes.
+#include "checks.h"
+#include "sizes.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+void checkLinear(const Operator& op) {
+  checkWeights(op, 2);
+  checkSum(op);
+}
+
+void checkDynamicLinear(const Operator& op) {
+  checkDynamic(op);
+  checkWeights(op, 2);
+}
+
+Sizes sizesOfLinear(const Operands& operands) {
+  const Operator& op = operands.op;
+  const auto& weight = op.tensors[kWeight];
+  Sizes sizes = operands.first();
+  require(
+      op, !sizes.empty() && sizes.back() == weight.size(1), "takes ", weight.size(1),
+      " features, and got the shape ", sizes);
+  sizes.back() = weight.size(0);
+  return operands.sizes.size() > 1 ? broadcast(op, sizes, operands[1]) : sizes;
+}
+
+void checkProduct(const Operator& op) {
+  requireForm(op, between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
+}
+
+// Vectors are a row on the left, a column on the right.
+Sizes sizesOfProduct(const Operands& operands) {
+  const Operator& op = operands.op;
+  const Sizes &a = operands[0], &b = operands[1];
+  require(op, !a.empty() && !b.empty(), "takes no numbers");
+  const int64_t products = a.back(), rows = b.size() == 1 ? b[0] : b[b.size() - 2];
+  require(op, products == rows, "got the shapes ", a, " and ", b, ", whose inner axes differ");
+  const Sizes of_a(a.begin(), a.end() - std::min<size_t>(a.size(), 2));
+  const Sizes of_b(b.begin(), b.end() - std::min<size_t>(b.size(), 2));
+  require(
+      op, op.attributes[0] == 0 || (of_a.size() == 1 && of_a == of_b && b.size() == 3), "got the shapes ", a,
+      " and ", b, ", which are no batches of one size");
+  Sizes sizes = broadcast(op, of_a, of_b);
+  if (a.size() > 1) {
+    sizes.push_back(a[a.size() - 2]);
+  }
+  if (b.size() > 1) {
+    sizes.push_back(b.back());
+  }
+  return sizes;
+}
+
+int64_t leastAxesOfProduct(const Operator& /*op*/, int64_t /*first*/, int64_t /*most*/) { return 0; }
+
+const RegisterOperator linear_operator{
+    Kind::Linear,
+    {.name = "linear",
+     .inputs = {1, 2},
+     .attributes = {0, 0},
+     .tensors = {3, 4},
+     .check = checkLinear,
+     .infer = sizesOfLinear}};
+const RegisterOperator dynamic_linear_operator{
+    Kind::DynamicLinear,
+    {.name = "linear_dynamic",
+     .inputs = {1, 1},
+     .attributes = {DynamicAttributes::Count, DynamicAttributes::Count},
+     .tensors = {3, 3},
+     .types = Types::Real,
+     .most_axes = kMostMovedAxes,
+     .check = checkDynamicLinear,
+     .infer = sizesOfLinear}};
+const RegisterOperator product_operator{
+    Kind::MatrixProduct,
+    {.name = "matrix_product",
+     .inputs = {2, 2},
+     .attributes = {1, 1},
+     .tensors = {0, 0},
+     .types = Types::Same,
+     .check = checkProduct,
+     .infer = sizesOfProduct,
+     .least_axes = leastAxesOfProduct}};
+
+} // namespace
+} // namespace jit_passes::x86

@@ -1,0 +1,184 @@
+// Parts of an axis, and an axis whose parts are interleaved.
+#include "x86/parts.h"
+
+#include "checks.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+using Attributes = std::vector<int64_t>;
+
+// Of a number that means something; sums of two do not overflow.
+constexpr int64_t kLargest = int64_t{1} << 40;
+
+// As at::slice does it.
+Range sliced(const Attributes& a, int64_t axis, int64_t size) {
+  const auto inside = [&](int64_t at) { return std::clamp(at < 0 ? at + size : at, int64_t{0}, size); };
+  const int64_t start = inside(a[1]), end = std::max(inside(a[2]), start);
+  return {axis, start, (end - start + a[3] - 1) / a[3], a[3]};
+}
+
+// The sizes of all parts.
+Sizes partsOf(const Attributes& a, int64_t size) {
+  using A = PartAttributes;
+  if (a[A::How] == A::Listed) {
+    return {a.begin() + A::Sizes, a.end()};
+  }
+  const int64_t asked = a[A::Sizes];
+  const int64_t each = a[A::How] != A::Chunks ? asked : (size + asked - 1) / asked;
+  // An empty axis has as many chunks as are asked for, and one part of equal size.
+  const int64_t none = a[A::How] == A::Single ? 0 : a[A::How] == A::Equal ? 1 : asked;
+  const int64_t count = size > 0 && each > 0 ? (size + each - 1) / each : none;
+  if (count != a[A::Parts] || (each == 0 && size > 0)) {
+    return {};
+  }
+  Sizes sizes(count, each);
+  sizes.back() = size - each * (count - 1);
+  return sizes;
+}
+
+void requireRange(const Operator& op, bool condition) {
+  requireForm(op, condition && between(op.attributes[0], -8, 7), "its numbers are none of a part of an axis");
+}
+
+void checkShuffle(const Operator& op) { requireRange(op, between(op.attributes[1], 1, kLargest)); }
+
+void checkSlice(const Operator& op) {
+  const Attributes& a = op.attributes;
+  requireRange(
+      op,
+      between(a[1], -kLargest, kLargest) && between(a[2], -kLargest, kLargest) && between(a[3], 1, kLargest));
+}
+
+void checkNarrow(const Operator& op) {
+  const Attributes& a = op.attributes;
+  requireRange(
+      op, between(a[1], -kLargest, kLargest) && between(a[2], 0, kLargest) && between(a[3], 0, 1) &&
+              (a[3] == 0 || a[2] == 1));
+}
+
+void checkPart(const Operator& op) {
+  using A = PartAttributes;
+  const Attributes& a = op.attributes;
+  const int64_t sizes = a.size() - A::Sizes;
+  requireRange(
+      op,
+      between(a[A::How], A::Chunks, A::Single) && between(a[A::Parts], 1, int64_t{1} << 20) &&
+          between(a[A::Number], 0, a[A::Parts] - 1) && sizes == (a[A::How] == A::Listed ? a[A::Parts] : 1) &&
+          std::all_of(a.begin() + A::Sizes, a.end(), [&](int64_t size) {
+            return between(size, a[A::How] == A::Chunks, kLargest) && (a[A::How] != A::Single || size == 1);
+          }));
+}
+
+// Whether the axis goes, of which one element is left.
+bool axisGoes(const Operator& op) {
+  switch (op.kind) {
+    case Kind::Narrow: return op.attributes[3] != 0;
+    case Kind::Part: return op.attributes[PartAttributes::How] == PartAttributes::Single;
+    default: return false;
+  }
+}
+
+Sizes sizesOfRange(const Operands& operands) {
+  const Range range = rangeOf(operands.op, operands.first());
+  Sizes sizes = operands.first();
+  sizes[range.axis] = range.length;
+  if (axisGoes(operands.op)) {
+    sizes.erase(sizes.begin() + range.axis);
+  }
+  return sizes;
+}
+
+int64_t axesOfRange(const Operator& op, int64_t first, int64_t /*most*/) {
+  return first ? first - axisGoes(op) : 0;
+}
+
+bool computesEnds(const Operator& /*op*/, int64_t attribute) { return attribute == 1 || attribute == 2; }
+
+Sizes sizesOfShuffle(const Operands& operands) {
+  const Operator& op = operands.op;
+  const Sizes& from = operands.first();
+  const int64_t axis = checkAxis(op, op.attributes[0], from.size(), from);
+  require(
+      op, from[axis] % op.attributes[1] == 0, "has ", op.attributes[1], " parts, and got the shape ", from);
+  return from;
+}
+
+const RegisterOperator shuffle_operator{
+    Kind::Shuffle,
+    {.name = "shuffle",
+     .inputs = {1, 1},
+     .attributes = {2, 2},
+     .tensors = {0, 0},
+     .moves = true,
+     .check = checkShuffle,
+     .infer = sizesOfShuffle}};
+const RegisterOperator slice_operator{
+    Kind::Slice,
+    {.name = "slice",
+     .inputs = {1, 1},
+     .attributes = {4, 4},
+     .tensors = {0, 0},
+     .types = Types::Same,
+     .most_axes = kMostMovedAxes,
+     .moves = true,
+     .views = true,
+     .check = checkSlice,
+     .infer = sizesOfRange,
+     .computes = computesEnds}};
+const RegisterOperator narrow_operator{
+    Kind::Narrow,
+    {.name = "narrow",
+     .inputs = {1, 1},
+     .attributes = {4, 4},
+     .tensors = {0, 0},
+     .types = Types::Same,
+     .most_axes = kMostMovedAxes,
+     .moves = true,
+     .views = true,
+     .check = checkNarrow,
+     .infer = sizesOfRange,
+     .least_axes = axesOfRange,
+     .computes = computesEnds}};
+const RegisterOperator part_operator{
+    Kind::Part,
+    {.name = "part",
+     .inputs = {1, 1},
+     .attributes = {PartAttributes::Sizes + 1, 4096},
+     .tensors = {0, 0},
+     .types = Types::Same,
+     .most_axes = kMostMovedAxes,
+     .moves = true,
+     .views = true,
+     .check = checkPart,
+     .infer = sizesOfRange,
+     .least_axes = axesOfRange}};
+
+} // namespace
+
+Range rangeOf(const Operator& op, const Sizes& sizes) {
+  using A = PartAttributes;
+  const Attributes& a = op.attributes;
+  const int64_t rank = sizes.size();
+  const auto require = [&](bool condition, const auto&... message) {
+    TORCH_CHECK(condition, op.name, " (", nameOf(op.kind), ") ", message..., ", and got the shape ", sizes);
+  };
+  require(between(a[0], -rank, rank - 1), "works along axis ", a[0]);
+  const int64_t axis = axisOf(a[0], rank), size = sizes[axis];
+  if (op.kind == Kind::Slice) {
+    return sliced(a, axis, size);
+  }
+  if (op.kind == Kind::Narrow) {
+    const int64_t start = a[1] < 0 ? a[1] + size : a[1];
+    require(start >= 0 && start + a[2] <= size, "takes ", a[2], " from ", a[1], " on along axis ", a[0]);
+    return {axis, start, a[2], 1};
+  }
+  const Sizes parts = partsOf(a, size);
+  require(
+      !parts.empty() && std::accumulate(parts.begin(), parts.end(), int64_t{0}) == size, "splits axis ", a[0],
+      " into ", a[A::Parts], " parts");
+  const auto here = parts.begin() + a[A::Number];
+  return {axis, std::accumulate(parts.begin(), here, int64_t{0}), *here, 1};
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,61 @@
+#include "x86/recurrent.h"
+
+#include "checks.h"
+#include "x86/dynamic.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+using A = RecurrentAttributes;
+
+void checkRecurrent(const Operator& op) {
+  const auto& a = op.attributes;
+  requireForm(op, between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "cell ", a[A::Cell], " is none");
+  requireForm(
+      op,
+      between(a[A::Directions], 1, 2) && between(a[A::BatchFirst], 0, 1) &&
+          between(a[A::Form], 0, int64_t(RangeForm::Count) - 1),
+      "directions are 1 or 2, whether the batch is first is 0 or 1, and formulas of a grid have such a "
+      "number");
+  checkWeights(op, 2);
+  const Cell cell{a[A::Cell]};
+  const auto& weight = op.tensors[kWeight];
+  requireForm(
+      op, weight.size(0) == a[A::Directions] * gatesOf(cell) * weight.size(1), "weights of the shape ",
+      weight.sizes(), " are none of ", a[A::Directions], " directions with ", gatesOf(cell), " gates");
+  requireForm(
+      op, int64_t(op.inputs.size()) == 1 + statesOf(cell), "it reads ", statesOf(cell), " states, and has ",
+      op.inputs.size() - 1);
+}
+
+Sizes sizesOfStates(const Operands& operands) {
+  const Operator& op = operands.op;
+  const Sizes& first = operands.first();
+  const int64_t directions = op.attributes[A::Directions], time = op.attributes[A::BatchFirst];
+  const Cell cell{op.attributes[A::Cell]};
+  const auto& weight = op.tensors[kWeight];
+  require(
+      op, first.size() == 3 && first.back() == weight.size(0), "takes three axes with ", weight.size(0),
+      " features, and got the shape ", first);
+  require(op, first[time] > 0, "takes one step at least, and got the shape ", first);
+  const Sizes state{directions, first[1 - time], weight.size(1)};
+  for (size_t i = 1; i < operands.sizes.size(); ++i) {
+    require(op, operands[i] == state, "takes states of the shape ", state, ", and got ", operands[i]);
+  }
+  Sizes sizes = first;
+  sizes.back() = statesOf(cell) * directions * weight.size(1);
+  return sizes;
+}
+
+const RegisterOperator recurrent_operator{
+    Kind::Recurrent,
+    {.name = "recurrent",
+     .inputs = {2, 3},
+     .attributes = {A::Count, A::Count},
+     .tensors = {3, 3},
+     .types = Types::Real,
+     .check = checkRecurrent,
+     .infer = sizesOfStates}};
+
+} // namespace
+} // namespace jit_passes::x86

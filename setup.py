@@ -52,7 +52,15 @@ def system_includes() -> list[str]:
 
 RUNTIME = "jit_passes/lib/libjit_passes.so"  # in a folder that is no package: it is no module
 # How many units the files of a folder are compiled in; 0 for one of each file's own.
-UNITS = {"core": 3, "ops": 6, "passes": 4, "python": 0, "x86": 2, "x86/kernels": 1}
+UNITS = {
+    "core": 3,
+    "ops": 6,
+    "passes": 4,
+    "python": 0,
+    "x86": 2,
+    "x86/operators": 1,
+    "x86/kernels": 1,
+}
 
 
 def write_units(folder: Path) -> list[Path]:

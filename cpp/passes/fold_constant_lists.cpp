@@ -34,7 +34,7 @@ c10::IValue listOf(const Node* node) {
 
 bool foldConstantLists(PassContext& context) {
   const auto graph = context.graph();
-  const auto mayFold = [](Node* node) { return isListOfNumbers(node) && staysInside(node->output()); };
+  const auto mayFold = [](const Node* node) { return isListOfNumbers(node) && staysInside(node->output()); };
   if (nodesWhere(*graph, mayFold).empty()) {
     return false; // without an analysis of aliases, which costs more than all else here
   }

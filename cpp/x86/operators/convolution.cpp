@@ -4,12 +4,11 @@
 namespace jit_passes::x86 {
 namespace {
 
-using A = ConvolutionAttributes;
-
 // Convolutions that a transposed one falls into.
 constexpr int64_t kMaxResidues = 4096;
 
 void checkConvolution(const Operator& op) {
+  using A = ConvolutionAttributes;
   const auto& a = op.attributes;
   checkWeights(op, 5);
   checkSum(op);
@@ -42,6 +41,7 @@ void checkDynamicConvolution(const Operator& op) {
 // The operand's, with the channels of the result, and `along` of each spatial axis and its size.
 template <typename Along>
 Sizes windowed(const Operands& operands, const Along& along) {
+  using A = ConvolutionAttributes;
   const Operator& op = operands.op;
   const auto& a = op.attributes;
   const auto& weight = op.tensors[kWeight];
@@ -58,6 +58,7 @@ Sizes windowed(const Operands& operands, const Along& along) {
 }
 
 Sizes sizesOfConvolution(const Operands& operands) {
+  using A = ConvolutionAttributes;
   const Operator& op = operands.op;
   const auto& a = op.attributes;
   const Sizes own = windowed(operands, [&](size_t i, int64_t size, int64_t window) {
@@ -70,6 +71,7 @@ Sizes sizesOfConvolution(const Operands& operands) {
 }
 
 Sizes sizesOfTransposed(const Operands& operands) {
+  using A = ConvolutionAttributes;
   const Operator& op = operands.op;
   const auto& a = op.attributes;
   return windowed(operands, [&](size_t i, int64_t size, int64_t window) {
@@ -80,15 +82,13 @@ Sizes sizesOfTransposed(const Operands& operands) {
   });
 }
 
-constexpr Count kOwn{A::Count, A::Count};
-constexpr Count kDynamic{
-    size_t{A::Count} + DynamicAttributes::Count, size_t{A::Count} + DynamicAttributes::Count};
+constexpr size_t kOwn = ConvolutionAttributes::Count, kDynamic = kOwn + DynamicAttributes::Count;
 
 const RegisterOperator convolution_operator{
     Kind::Convolution,
     {.name = "convolution",
      .inputs = {1, 2},
-     .attributes = kOwn,
+     .attributes = {kOwn, kOwn},
      .tensors = {3, 4},
      .check = checkConvolution,
      .infer = sizesOfConvolution}};
@@ -96,7 +96,7 @@ const RegisterOperator transposed_operator{
     Kind::TransposedConvolution,
     {.name = "transposed_convolution",
      .inputs = {1, 1},
-     .attributes = kOwn,
+     .attributes = {kOwn, kOwn},
      .tensors = {3, 3},
      .check = checkConvolution,
      .infer = sizesOfTransposed}};
@@ -104,7 +104,7 @@ const RegisterOperator dynamic_convolution_operator{
     Kind::DynamicConvolution,
     {.name = "convolution_dynamic",
      .inputs = {1, 1},
-     .attributes = kDynamic,
+     .attributes = {kDynamic, kDynamic},
      .tensors = {3, 3},
      .types = Types::Real,
      .check = checkDynamicConvolution,
@@ -113,7 +113,7 @@ const RegisterOperator dynamic_transposed_operator{
     Kind::DynamicTransposedConvolution,
     {.name = "transposed_convolution_dynamic",
      .inputs = {1, 1},
-     .attributes = kDynamic,
+     .attributes = {kDynamic, kDynamic},
      .tensors = {3, 3},
      .types = Types::Real,
      .check = checkDynamicConvolution,

@@ -6,9 +6,8 @@
 namespace jit_passes::x86 {
 namespace {
 
-using A = RecurrentAttributes;
-
 void checkRecurrent(const Operator& op) {
+  using A = RecurrentAttributes;
   const auto& a = op.attributes;
   requireForm(op, between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "cell ", a[A::Cell], " is none");
   requireForm(
@@ -29,6 +28,7 @@ void checkRecurrent(const Operator& op) {
 }
 
 Sizes sizesOfStates(const Operands& operands) {
+  using A = RecurrentAttributes;
   const Operator& op = operands.op;
   const Sizes& first = operands.first();
   const int64_t directions = op.attributes[A::Directions], time = op.attributes[A::BatchFirst];
@@ -51,7 +51,7 @@ const RegisterOperator recurrent_operator{
     Kind::Recurrent,
     {.name = "recurrent",
      .inputs = {2, 3},
-     .attributes = {A::Count, A::Count},
+     .attributes = {RecurrentAttributes::Count, RecurrentAttributes::Count},
      .tensors = {3, 3},
      .types = Types::Real,
      .check = checkRecurrent,

@@ -2,8 +2,8 @@
 
 #include "core/registry.h"
 #include "moved.h"
+#include "operators/from_graph.h"
 #include "passes/dialect.h"
-#include "planned_floats.h"
 #include "planned_numbers.h"
 #include "planned_recurrent.h"
 #include "reader.h"
@@ -263,7 +263,7 @@ class Walk : ProgramWriter {
 
   void visitParts(Node* node) {
     Node* list = node->input(0)->node();
-    refuseUnless(movesCodes(list), "its list is made by what no plan has");
+    refuseUnless(keepsCodes(list), "its list is made by what no plan has");
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       Planned part = plannedOperator(reader_, list);
       part.op.attributes[PartAttributes::Number] = i;
@@ -306,7 +306,7 @@ class Walk : ProgramWriter {
       return visitRecurrent(node);
     }
     refuseUnless(isPlanned(node), "a plan has no such operator");
-    if (movesCodes(node)) {
+    if (keepsCodes(node)) {
       Planned planned = plannedOperator(reader_, node);
       if (isTensor(node->output())) { // else whoever unpacks the list moves codes
         move(node, std::move(planned), node->output());

@@ -1,7 +1,7 @@
 #include "planned_recurrent.h"
 
 #include "core/places.h"
-#include "planned_floats.h"
+#include "operators/from_graph.h"
 #include "recurrent.h"
 
 namespace jit_passes::x86 {

@@ -314,7 +314,7 @@ bool leavesForLater(const Reader& reader, Node* node, const Value* value) {
       reader.codesOf(node);
       return true;
     }
-    if (movesCodes(node)) {
+    if (keepsCodes(node)) {
       plannedOperator(reader, node);
       return true;
     }

@@ -92,7 +92,7 @@ void append(Planned& planned, const Numbers& numbers);
 // Whether a plan may have the node as an operator.
 bool isPlanned(const Node* node);
 // Whether its result has the codes of its operand.
-bool movesCodes(const Node* node);
+bool keepsCodes(const Node* node);
 // Refuses by way of `Refusal`.
 Planned plannedOperator(const Reader& reader, Node* node);
 

@@ -21,6 +21,8 @@ void checkAxesFrom(const Operator& op, size_t from) {
   checkEach(op, {op.attributes.begin() + from, op.attributes.end()}, -8, 7, "an axis");
 }
 
+void checkAllAxes(const Operator& op) { checkAxesFrom(op, 0); }
+
 void checkShapeFrom(const Operator& op, size_t from) {
   const std::vector<int64_t> sizes(op.attributes.begin() + from, op.attributes.end());
   requireForm(op, std::count(sizes.begin(), sizes.end(), -1) <= 1, "more than one size is open");

@@ -23,6 +23,7 @@ void checkEach(
     const Operator& op, const std::vector<int64_t>& numbers, int64_t low, int64_t high, const char* what);
 // Attributes from that one on are axes.
 void checkAxesFrom(const Operator& op, size_t from);
+void checkAllAxes(const Operator& op);
 // Attributes from that one on are sizes, of which one may be open.
 void checkShapeFrom(const Operator& op, size_t from);
 void checkSpatial(const Operator& op, int64_t spatial);

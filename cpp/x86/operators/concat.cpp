@@ -1,20 +1,37 @@
 #include "checks.h"
+#include "from_graph.h"
 #include "sizes.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-void checkConcat(const Operator& op) { checkAxesFrom(op, 0); }
 Sizes sizesOfConcat(const Operands& operands) { return joined(operands, operands.op.attributes[0]); }
+
+Planned concat(const Reader& reader, Node* node) {
+  Node* list = node->input(0)->node();
+  refuseUnless(
+      list->kind() == c10::prim::ListConstruct && !reader.isWritten(node->input(0)),
+      "the list of its operands is made elsewhere");
+  // Caches begin with a tensor of no numbers and one axis, which goes with any others.
+  const auto isEmpty = [&](const Value* value) {
+    const auto known = reader.find(value);
+    return known && known->isTensor() && known->toTensor().dim() == 1 && known->toTensor().numel() == 0;
+  };
+  auto operands = list->inputs().vec();
+  std::erase_if(operands, isEmpty);
+  refuseUnless(!operands.empty(), "it joins nothing");
+  const std::vector<int64_t> axis{reader.operand(node, "dim").toInt()};
+  return {{Kind::Concat, "", {}, 0, axis, {}}, operands};
+}
 
 const RegisterOperator concat_operator{
     Kind::Concat,
     {.name = "concat",
      .inputs = {1, 4096},
      .attributes = {1, 1},
-     .tensors = {0, 0},
      .types = Types::Same,
-     .check = checkConcat,
+     .from = {{"cat", concat}},
+     .check = checkAllAxes,
      .infer = sizesOfConcat}};
 
 } // namespace

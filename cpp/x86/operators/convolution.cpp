@@ -1,4 +1,6 @@
 #include "checks.h"
+#include "core/places.h"
+#include "from_graph.h"
 #include "sizes.h"
 
 namespace jit_passes::x86 {
@@ -84,26 +86,87 @@ Sizes sizesOfTransposed(const Operands& operands) {
 
 constexpr size_t kOwn = ConvolutionAttributes::Count, kDynamic = kOwn + DynamicAttributes::Count;
 
+// An operator with a window; the weight gets three spatial axes.
+template <size_t Spatial>
+Planned windowed(
+    const Reader& reader, Node* node, Kind kind, const std::vector<int64_t>& before,
+    const std::vector<int64_t>& after, std::vector<at::Tensor> tensors) {
+  using A = ConvolutionAttributes;
+  std::vector<int64_t> a(A::Count);
+  a[A::Spatial] = Spatial, a[A::Groups] = reader.operand(node, "groups").toInt();
+  setLast(a, A::Stride, reader.integers(node, "stride", Spatial), 1);
+  setLast(a, A::Dilation, reader.integers(node, "dilation", Spatial), 1);
+  setLast(a, A::PadBefore, before, 0), setLast(a, A::PadAfter, after, 0);
+  at::Tensor& weight = tensors[kWeight];
+  auto sizes = weight.sizes().vec();
+  sizes.insert(sizes.begin() + 2, 3 - Spatial, 1);
+  weight = weight.reshape(sizes);
+  return {{kind, "", {}, 0, a, std::move(tensors)}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned convolution(const Reader& reader, Node* node) {
+  auto tensors = weighted(reader, node);
+  const at::Tensor& weight = tensors[kWeight];
+  refuseUnless(weight.dim() == int64_t(Spatial) + 2, "its weight has ", weight.dim(), " axes");
+  const auto dilation = reader.integers(node, "dilation", Spatial);
+  std::vector<int64_t> before, after;
+  const auto padding = reader.operand(node, "padding");
+  if (padding.isString()) {
+    const bool same = padding.toStringRef() == "same";
+    refuseUnless(same || padding.toStringRef() == "valid", "its padding is '", padding.toStringRef(), "'");
+    for (size_t i = 0; i < Spatial; ++i) {
+      const int64_t total = same ? dilation[i] * (weight.size(2 + i) - 1) : 0;
+      before.push_back(total / 2), after.push_back(total - total / 2);
+    }
+  } else {
+    before = after = reader.integers(node, "padding", Spatial);
+  }
+  return withChoice(reader, node, windowed<Spatial>(reader, node, Kind::Convolution, before, after, tensors));
+}
+
+// Groups lie one after the other along the first axis: [in, out / groups, ...] becomes [out, in / groups, ...].
+template <size_t Spatial>
+Planned transposedConvolution(const Reader& reader, Node* node) {
+  const auto [given, scales] = reader.weights(operandOf(node, "weight"), 1);
+  const int64_t groups = reader.operand(node, "groups").toInt();
+  refuseUnless(
+      given.dim() == int64_t(Spatial) + 2 && groups > 0 && given.size(0) % groups == 0,
+      "its weight of the shape ", given.sizes(), " has another form");
+  const auto weight = given.unflatten(0, {groups, -1}).transpose(1, 2).flatten(0, 1).contiguous();
+  const auto before = reader.integers(node, "padding", Spatial);
+  auto after = before;
+  const auto more = reader.integers(node, "output_padding", Spatial);
+  std::ranges::transform(before, more, after.begin(), std::minus());
+  const auto bias = reader.bias(operandOf(node, "bias"), weight.size(0));
+  auto planned = windowed<Spatial>(
+      reader, node, Kind::TransposedConvolution, before, after, {weight, scales.repeat({groups}), bias});
+  return withChoice(reader, node, std::move(planned));
+}
+
 const RegisterOperator convolution_operator{
     Kind::Convolution,
     {.name = "convolution",
      .inputs = {1, 2},
      .attributes = {kOwn, kOwn},
      .tensors = {3, 4},
+     .from = {{"conv1d", convolution<1>}, {"conv2d", convolution<2>}, {"conv3d", convolution<3>}},
      .check = checkConvolution,
      .infer = sizesOfConvolution}};
 const RegisterOperator transposed_operator{
     Kind::TransposedConvolution,
     {.name = "transposed_convolution",
-     .inputs = {1, 1},
      .attributes = {kOwn, kOwn},
      .tensors = {3, 3},
+     .from =
+         {{"conv_transpose1d", transposedConvolution<1>},
+          {"conv_transpose2d", transposedConvolution<2>},
+          {"conv_transpose3d", transposedConvolution<3>}},
      .check = checkConvolution,
      .infer = sizesOfTransposed}};
 const RegisterOperator dynamic_convolution_operator{
     Kind::DynamicConvolution,
     {.name = "convolution_dynamic",
-     .inputs = {1, 1},
      .attributes = {kDynamic, kDynamic},
      .tensors = {3, 3},
      .types = Types::Real,
@@ -112,7 +175,6 @@ const RegisterOperator dynamic_convolution_operator{
 const RegisterOperator dynamic_transposed_operator{
     Kind::DynamicTransposedConvolution,
     {.name = "transposed_convolution_dynamic",
-     .inputs = {1, 1},
      .attributes = {kDynamic, kDynamic},
      .tensors = {3, 3},
      .types = Types::Real,

@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t kKinds = static_cast<size_t>(Kind::Power) + 1;
 
-std::array<Declaration, kKinds>& declarations() {
+std::array<Declaration, kKinds>& registered() {
   static std::array<Declaration, kKinds> all{};
   return all;
 }
@@ -13,16 +13,17 @@ std::array<Declaration, kKinds>& declarations() {
 } // namespace
 
 RegisterOperator::RegisterOperator(Kind kind, const Declaration& declaration) {
-  declarations().at(static_cast<size_t>(kind)) = declaration;
+  registered().at(static_cast<size_t>(kind)) = declaration;
 }
 
-const Declaration& declarationOf(Kind kind) { return declarations()[static_cast<size_t>(kind)]; }
+const Declaration& declarationOf(Kind kind) { return registered()[static_cast<size_t>(kind)]; }
+std::span<const Declaration> declarations() { return registered(); }
 bool isKind(Kind kind) { return static_cast<size_t>(kind) < kKinds; }
 const char* nameOf(Kind kind) { return declarationOf(kind).name; }
 
 Kind kindNamed(const std::string& name) {
   for (size_t kind = 0; kind < kKinds; ++kind) {
-    if (name == declarations()[kind].name) {
+    if (name == registered()[kind].name) {
       return static_cast<Kind>(kind);
     }
   }

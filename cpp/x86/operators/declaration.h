@@ -1,6 +1,8 @@
 // What a plan knows of an operator before it is lowered: one declaration for each kind, registered by being defined.
 #pragma once
 
+#include <span>
+
 #include "x86/shapes.h"
 
 namespace jit_passes::x86 {
@@ -15,6 +17,15 @@ enum class Types {
   Floats, // without operands
   Stored, // without operands: of its own tensor
   Real    // float32, of all operands and the result
+};
+
+class Reader;
+struct Planned;
+
+// An operator of PyTorch that becomes this one, by its name, and how.
+struct From {
+  const char* name;
+  Planned (*plan)(const Reader&, torch::jit::Node*);
 };
 
 struct Count {
@@ -36,17 +47,21 @@ inline void checkNoValue(const Operator& /*op*/, const Program& /*program*/) {}
 inline Sizes sizesOfFirst(const Operands& operands) { return operands.first(); }
 inline int64_t axesOfFirst(const Operator& /*op*/, int64_t first, int64_t /*most*/) { return first; }
 inline bool computesNone(const Operator& /*op*/, int64_t /*attribute*/) { return false; }
+inline bool computesAll(const Operator& /*op*/, int64_t /*attribute*/) { return true; }
 inline bool givesAnyCodes(const Operator& /*op*/) { return true; }
 
 struct Declaration {
   const char* name;
-  Count inputs, attributes, tensors;
+  Count inputs{1, 1}, attributes{0, 0}, tensors{0, 0};
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
   bool moves = false;            // elements of one operand, without a change
+  bool keeps_codes = moves;      // the result has the grid of the operand
   bool views = false;            // strides and an offset say all that it does
   bool takes_shape = false;      // its attributes are sizes, all of them
 
+  // What of a graph becomes this operator.
+  std::vector<From> from = {};
   // Throws where the operator cannot be what it says, whatever its counts; with what the program has besides.
   void (*check)(const Operator&) = checkNothing;
   void (*check_values)(const Operator&, const Program&) = checkNoValue;
@@ -63,6 +78,7 @@ struct Declaration {
 };
 
 const Declaration& declarationOf(Kind kind);
+std::span<const Declaration> declarations(); // of all kinds
 // Whether it is a kind at all: a number from a file may be none.
 bool isKind(Kind kind);
 

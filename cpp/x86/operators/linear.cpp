@@ -1,5 +1,6 @@
 // Linear layers, and products of matrices that the model computes.
 #include "checks.h"
+#include "from_graph.h"
 #include "sizes.h"
 
 namespace jit_passes::x86 {
@@ -54,18 +55,31 @@ Sizes sizesOfProduct(const Operands& operands) {
 
 int64_t leastAxesOfProduct(const Operator& /*op*/, int64_t /*first*/, int64_t /*most*/) { return 0; }
 
+Planned linear(const Reader& reader, Node* node) {
+  auto tensors = weighted(reader, node);
+  refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
+  return withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}});
+}
+
+Planned matrixProduct(const Reader&, Node* node) {
+  return {{Kind::MatrixProduct, "", {}, 0, {0}, {}}, {node->input(0), node->input(1)}};
+}
+
+Planned batchedProduct(const Reader&, Node* node) {
+  return {{Kind::MatrixProduct, "", {}, 0, {1}, {}}, {node->input(0), node->input(1)}};
+}
+
 const RegisterOperator linear_operator{
     Kind::Linear,
     {.name = "linear",
      .inputs = {1, 2},
-     .attributes = {0, 0},
      .tensors = {3, 4},
+     .from = {{"linear", linear}},
      .check = checkLinear,
      .infer = sizesOfLinear}};
 const RegisterOperator dynamic_linear_operator{
     Kind::DynamicLinear,
     {.name = "linear_dynamic",
-     .inputs = {1, 1},
      .attributes = {DynamicAttributes::Count, DynamicAttributes::Count},
      .tensors = {3, 3},
      .types = Types::Real,
@@ -77,8 +91,8 @@ const RegisterOperator product_operator{
     {.name = "matrix_product",
      .inputs = {2, 2},
      .attributes = {1, 1},
-     .tensors = {0, 0},
      .types = Types::Same,
+     .from = {{"matmul", matrixProduct}, {"bmm", batchedProduct}},
      .check = checkProduct,
      .infer = sizesOfProduct,
      .least_axes = leastAxesOfProduct}};

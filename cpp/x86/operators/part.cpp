@@ -1,4 +1,6 @@
 // Parts of an axis, and an axis whose parts are interleaved.
+#include "core/places.h"
+#include "from_graph.h"
 #include "x86/parts.h"
 
 #include "checks.h"
@@ -104,38 +106,91 @@ Sizes sizesOfShuffle(const Operands& operands) {
   return from;
 }
 
+Planned channelShuffle(const Reader& reader, Node* node) {
+  return {{Kind::Shuffle, "", {}, 0, {1, reader.operand(node, "groups").toInt()}, {}}, {node->input(0)}};
+}
+
+Planned slice(const Reader& reader, Node* node) {
+  constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
+  Planned planned{{Kind::Slice, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  for (const auto& [name, otherwise] : {std::pair("start", int64_t{0}), std::pair("end", kFar)}) {
+    Numbers end = reader.has(node, name) ? reader.numbers(node, name) : Numbers{{otherwise}, {}};
+    end.known[0] = std::clamp(end.known[0], -kFar, kFar);
+    append(planned, end);
+  }
+  planned.op.attributes.push_back(reader.has(node, "step") ? reader.operand(node, "step").toInt() : 1);
+  return planned;
+}
+
+Planned narrow(const Reader& reader, Node* node) {
+  refuseUnless(
+      node->input(2)->type()->kind() == c10::TypeKind::IntType, "the model computes where it begins");
+  Planned planned{{Kind::Narrow, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  append(planned, reader.numbers(node, "start"));
+  append(planned, reader.numbers(node, "length"));
+  planned.op.attributes.push_back(false);
+  return planned;
+}
+
+Planned select(const Reader& reader, Node* node) {
+  const std::vector<int64_t> a{
+      reader.operand(node, "dim").toInt(), reader.operand(node, "index").toInt(), 1, true};
+  return {{Kind::Narrow, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t> sizes) {
+  const Node* reads = node->output()->uses().size() == 1 ? node->output()->uses()[0].user : nullptr;
+  refuseUnless(
+      reads && reads->kind() == c10::prim::ListUnpack && reads->owningBlock() == node->owningBlock(),
+      "its results stay a list");
+  const int64_t axis = reader.operand(node, "dim").toInt(), count = reads->outputs().size();
+  std::vector<int64_t> a{axis, 0, count, how};
+  a.insert(a.end(), sizes.begin(), sizes.end());
+  return {{Kind::Part, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+Planned chunk(const Reader& reader, Node* node) {
+  return parts(reader, node, PartAttributes::Chunks, {reader.operand(node, "chunks").toInt()});
+}
+
+Planned unbind(const Reader& reader, Node* node) { return parts(reader, node, PartAttributes::Single, {1}); }
+
+Planned split(const Reader& reader, Node* node) {
+  const auto size = reader.find(node->input(1));
+  refuseUnless(size.has_value(), "the model computes its sizes");
+  return size->isInt() ? parts(reader, node, PartAttributes::Equal, {size->toInt()})
+                       : parts(reader, node, PartAttributes::Listed, size->toIntVector());
+}
+
 const RegisterOperator shuffle_operator{
     Kind::Shuffle,
     {.name = "shuffle",
-     .inputs = {1, 1},
      .attributes = {2, 2},
-     .tensors = {0, 0},
      .moves = true,
+     .from = {{"channel_shuffle", channelShuffle}},
      .check = checkShuffle,
      .infer = sizesOfShuffle}};
 const RegisterOperator slice_operator{
     Kind::Slice,
     {.name = "slice",
-     .inputs = {1, 1},
      .attributes = {4, 4},
-     .tensors = {0, 0},
      .types = Types::Same,
      .most_axes = kMostMovedAxes,
      .moves = true,
      .views = true,
+     .from = {{"slice", slice}},
      .check = checkSlice,
      .infer = sizesOfRange,
      .computes = computesEnds}};
 const RegisterOperator narrow_operator{
     Kind::Narrow,
     {.name = "narrow",
-     .inputs = {1, 1},
      .attributes = {4, 4},
-     .tensors = {0, 0},
      .types = Types::Same,
      .most_axes = kMostMovedAxes,
      .moves = true,
      .views = true,
+     .from = {{"narrow", narrow}, {"select", select}},
      .check = checkNarrow,
      .infer = sizesOfRange,
      .least_axes = axesOfRange,
@@ -143,13 +198,19 @@ const RegisterOperator narrow_operator{
 const RegisterOperator part_operator{
     Kind::Part,
     {.name = "part",
-     .inputs = {1, 1},
      .attributes = {PartAttributes::Sizes + 1, 4096},
-     .tensors = {0, 0},
      .types = Types::Same,
      .most_axes = kMostMovedAxes,
      .moves = true,
      .views = true,
+     .from =
+         {{"chunk", chunk},
+          {"unsafe_chunk", chunk},
+          {"split", split},
+          {"unbind", unbind},
+          {"split_with_sizes", split},
+          {"unsafe_split", split},
+          {"unsafe_split_with_sizes", split}},
      .check = checkPart,
      .infer = sizesOfRange,
      .least_axes = axesOfRange}};

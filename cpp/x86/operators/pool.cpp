@@ -1,4 +1,5 @@
 #include "checks.h"
+#include "from_graph.h"
 #include "sizes.h"
 
 namespace jit_passes::x86 {
@@ -47,22 +48,54 @@ Sizes sizesOfPool(const Operands& operands) {
   return sizes;
 }
 
+template <size_t Spatial>
+std::vector<int64_t> poolAttributes(const Reader& reader, const Node* node) {
+  using A = PoolAttributes;
+  std::vector<int64_t> a(A::Count);
+  const auto kernel = reader.integers(node, "kernel_size", Spatial);
+  const auto given = reader.operand(node, "stride");
+  const bool default_stride = given.isIntList() && given.toIntVector().empty();
+  a[A::Spatial] = Spatial, a[A::Ceil] = reader.operand(node, "ceil_mode").toBool();
+  setLast(a, A::Kernel, kernel, 1);
+  setLast(a, A::Stride, default_stride ? kernel : reader.integers(node, "stride", Spatial), 1);
+  setLast(a, A::Pad, reader.integers(node, "padding", Spatial), 0);
+  setLast(a, A::Dilation, std::vector<int64_t>(Spatial, 1), 1);
+  return a;
+}
+
+template <size_t Spatial>
+Planned maxPool(const Reader& reader, Node* node) {
+  auto a = poolAttributes<Spatial>(reader, node);
+  setLast(a, PoolAttributes::Dilation, reader.integers(node, "dilation", Spatial), 1);
+  return {{Kind::MaxPool, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned averagePool(const Reader& reader, Node* node) {
+  auto a = poolAttributes<Spatial>(reader, node);
+  a[PoolAttributes::CountPadding] = reader.operand(node, "count_include_pad").toBool();
+  if (reader.has(node, "divisor_override")) {
+    a[PoolAttributes::Divisor] = reader.operand(node, "divisor_override").toInt();
+    refuseUnless(a[PoolAttributes::Divisor] > 0, "its divisor is not above 0");
+  }
+  return {{Kind::AveragePool, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
 const RegisterOperator max_pool_operator{
     Kind::MaxPool,
     {.name = "max_pool",
-     .inputs = {1, 1},
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},
-     .tensors = {0, 0},
      .types = Types::Same,
+     .keeps_codes = true,
+     .from = {{"max_pool1d", maxPool<1>}, {"max_pool2d", maxPool<2>}, {"max_pool3d", maxPool<3>}},
      .check = checkPool,
      .infer = sizesOfPool}};
 const RegisterOperator average_pool_operator{
     Kind::AveragePool,
     {.name = "average_pool",
-     .inputs = {1, 1},
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},
-     .tensors = {0, 0},
      .types = Types::Same,
+     .from = {{"avg_pool2d", averagePool<2>}, {"avg_pool3d", averagePool<3>}},
      .check = checkAverage,
      .infer = sizesOfPool}};
 

@@ -1,5 +1,7 @@
 // One number for all along some axes.
 #include "checks.h"
+#include "core/places.h"
+#include "from_graph.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -32,32 +34,49 @@ int64_t axesOfReduced(const Operator& op, int64_t first, int64_t /*most*/) {
   return op.attributes[0] ? first : std::max<int64_t>(first - reduced, 0);
 }
 
-Declaration inFloats(const char* name) {
+Declaration inFloats(const char* name, std::vector<From> from) {
   return {
       .name = name,
-      .inputs = {1, 1},
       .attributes = {2, kMostAxes + 1},
-      .tensors = {0, 0},
       .types = Types::Real,
+      .from = std::move(from),
       .check = checkReduction,
       .infer = sizesOfReduced,
       .least_axes = axesOfReduced};
 }
 
+Planned reduction(const Reader& reader, Node* node) {
+  static const std::unordered_map<c10::Symbol, Kind> known{
+      {c10::aten::mean, Kind::Mean},    {c10::aten::sum, Kind::Sum},
+      {c10::aten::norm, Kind::Length},  {c10::aten::linalg_vector_norm, Kind::Length},
+      {c10::aten::amax, Kind::Largest}, {c10::aten::amin, Kind::Smallest}};
+  const Kind kind = known.at(node->kind());
+  refuseUnless(operandOf(node, "dim") != nullptr && reader.has(node, "dim"), "it goes over all axes");
+  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
+  refuseUnless(
+      kind != Kind::Length || numberOf(reader, node->input(1)) == 2.0, "it is another norm than that of 2");
+  const auto dims = reader.operand(node, "dim");
+  const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
+  refuseUnless(!axes.empty(), "it goes over all axes");
+  std::vector<int64_t> a{reader.operand(node, "keepdim").toBool()};
+  a.insert(a.end(), axes.begin(), axes.end());
+  return {{kind, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
 const RegisterOperator mean_operator{
     Kind::Mean,
     {.name = "mean",
-     .inputs = {1, 1},
      .attributes = {2, 4},
-     .tensors = {0, 0},
      .types = Types::Same,
+     .from = {{"mean", reduction}},
      .check = checkReduction,
      .infer = sizesOfReduced,
      .least_axes = axesOfReduced}};
-const RegisterOperator sum_operator{Kind::Sum, inFloats("sum")};
-const RegisterOperator length_operator{Kind::Length, inFloats("length")};
-const RegisterOperator largest_operator{Kind::Largest, inFloats("largest")};
-const RegisterOperator smallest_operator{Kind::Smallest, inFloats("smallest")};
+const RegisterOperator sum_operator{Kind::Sum, inFloats("sum", {{"sum", reduction}})};
+const RegisterOperator length_operator{
+    Kind::Length, inFloats("length", {{"norm", reduction}, {"linalg_vector_norm", reduction}})};
+const RegisterOperator largest_operator{Kind::Largest, inFloats("largest", {{"amax", reduction}})};
+const RegisterOperator smallest_operator{Kind::Smallest, inFloats("smallest", {{"amin", reduction}})};
 
 } // namespace
 } // namespace jit_passes::x86

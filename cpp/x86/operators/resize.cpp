@@ -1,5 +1,6 @@
 // Images of another size: interpolated, or averaged.
 #include "checks.h"
+#include "from_graph.h"
 #include "sizes.h"
 
 namespace jit_passes::x86 {
@@ -62,32 +63,71 @@ bool computesSizesInFront(const Operator& op, int64_t attribute) {
   return attribute > 0 && attribute + 1 < int64_t(op.attributes.size());
 }
 
+template <size_t Spatial>
+Planned adaptiveAverage(const Reader& reader, Node* node) {
+  std::vector<int64_t> a{Spatial};
+  const auto sizes = reader.integers(node, "output_size", Spatial);
+  a.insert(a.end(), sizes.begin(), sizes.end());
+  return {{Kind::AdaptiveAverage, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned resizeNearest(const Reader& reader, Node* node) {
+  Planned planned{{Kind::ResizeNearest, "", {}, 0, {Spatial}, {}}, {node->input(0)}};
+  if (reader.has(node, "scale_factors")) {
+    const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
+    refuseUnless(factors.size() == Spatial, "it has ", factors.size(), " factors");
+    planned.op.tensors.push_back(at::tensor(factors, at::kDouble));
+  } else {
+    refuseUnless(
+        !reader.has(node, "scales") && !reader.has(node, "scales_h") && !reader.has(node, "scales_w"),
+        "it has a size and factors");
+    const Numbers sizes = reader.numbers(node, "output_size");
+    refuseUnless(sizes.known.size() == Spatial, "it has ", sizes.known.size(), " sizes");
+    append(planned, sizes);
+  }
+  return planned;
+}
+
+Planned resizeBilinear(const Reader& reader, Node* node) {
+  Planned planned = resizeNearest<2>(reader, node);
+  planned.op.kind = Kind::ResizeBilinear;
+  planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
+  return planned;
+}
+
 const RegisterOperator adaptive_average_operator{
     Kind::AdaptiveAverage,
     {.name = "adaptive_average",
-     .inputs = {1, 1},
      .attributes = {2, 4},
-     .tensors = {0, 0},
      .types = Types::Same,
+     .from =
+         {{"adaptive_avg_pool1d", adaptiveAverage<1>},
+          {"adaptive_avg_pool2d", adaptiveAverage<2>},
+          {"adaptive_avg_pool3d", adaptiveAverage<3>}},
      .check = checkAdaptive,
      .infer = sizesOfResized}};
 const RegisterOperator nearest_operator{
     Kind::ResizeNearest,
     {.name = "resize_nearest",
-     .inputs = {1, 1},
      .attributes = {1, 4},
      .tensors = {0, 1},
      .types = Types::Same,
+     .keeps_codes = true,
+     .from =
+         {{"upsample_nearest1d", resizeNearest<1>},
+          {"upsample_nearest2d", resizeNearest<2>},
+          {"upsample_nearest3d", resizeNearest<3>}},
      .check = checkNearest,
      .infer = sizesOfResized,
      .computes = computesSizes}};
 const RegisterOperator bilinear_operator{
     Kind::ResizeBilinear,
     {.name = "resize_bilinear",
-     .inputs = {1, 1},
      .attributes = {2, 4},
      .tensors = {0, 1},
      .types = Types::Same,
+     .from = {{"upsample_bilinear2d", resizeBilinear}},
      .check = checkBilinear,
      .infer = sizesOfResized,
      .computes = computesSizesInFront}};

@@ -22,6 +22,8 @@ Sizes sizesOfBoth(const Operands& operands) { return broadcast(operands.op, oper
 
 int64_t mostAxesOfAny(const Operator& /*op*/, int64_t /*first*/, int64_t most) { return most; }
 
+int64_t asManyAxes(const Operator& op, int64_t /*first*/, int64_t /*most*/) { return op.attributes.size(); }
+
 size_t spatialAxis(const Operands& operands, int64_t spatial) {
   const Sizes& first = operands.first();
   const int64_t rank = first.size();

@@ -9,6 +9,8 @@ Sizes broadcast(const Operator& op, const Sizes& a, const Sizes& b);
 // Of two operands.
 Sizes sizesOfBoth(const Operands& operands);
 int64_t mostAxesOfAny(const Operator& op, int64_t first, int64_t most);
+// Of an operator whose attributes are all axes, or sizes, of the result.
+int64_t asManyAxes(const Operator& op, int64_t first, int64_t most);
 // The first spatial axis of an operand with a batch or without one, whose other axes are not empty.
 size_t spatialAxis(const Operands& operands, int64_t spatial);
 // Operands one after the other along an axis.

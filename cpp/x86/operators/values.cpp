@@ -34,40 +34,25 @@ int64_t axesOfConstant(const Operator& op, int64_t /*first*/, int64_t /*most*/) 
 
 void checkPower(const Operator& op) { checkNumbers(op, op.tensors[0], 2, "factors"); }
 Sizes sizesOfPower(const Operands& /*operands*/) { return {}; }
-bool computesPower(const Operator& /*op*/, int64_t /*attribute*/) { return true; }
 
 const RegisterOperator input_operator{
     Kind::Input,
     {.name = "input",
      .inputs = {0, 0},
      .attributes = {1, 1},
-     .tensors = {0, 0},
      .types = Types::Floats,
      .most_axes = kMostMovedAxes,
      .check_values = checkInput}};
 const RegisterOperator quantize_operator{
     Kind::Quantize,
-    {.name = "quantize",
-     .inputs = {1, 1},
-     .attributes = {0, 0},
-     .tensors = {0, 0},
-     .types = Types::ToCodes,
-     .most_axes = kMostMovedAxes,
-     .order = orderOfFirst}};
+    {.name = "quantize", .types = Types::ToCodes, .most_axes = kMostMovedAxes, .order = orderOfFirst}};
 const RegisterOperator dequantize_operator{
     Kind::Dequantize,
-    {.name = "dequantize",
-     .inputs = {1, 1},
-     .attributes = {0, 0},
-     .tensors = {0, 0},
-     .types = Types::ToFloats,
-     .most_axes = kMostMovedAxes,
-     .order = orderOfFirst}};
+    {.name = "dequantize", .types = Types::ToFloats, .most_axes = kMostMovedAxes, .order = orderOfFirst}};
 const RegisterOperator constant_operator{
     Kind::Constant,
     {.name = "constant",
      .inputs = {0, 0},
-     .attributes = {0, 0},
      .tensors = {1, 1},
      .types = Types::Stored,
      .check = checkConstant,
@@ -83,7 +68,7 @@ const RegisterOperator power_operator{
      .types = Types::Real,
      .check = checkPower,
      .infer = sizesOfPower,
-     .computes = computesPower}};
+     .computes = computesAll}};
 
 } // namespace
 } // namespace jit_passes::x86

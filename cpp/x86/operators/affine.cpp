@@ -1,0 +1,63 @@
+// A factor and a number for each channel.
+#include "checks.h"
+#include "from_graph.h"
+#include "sizes.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+// factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).
+Planned batchNorm(const Reader& reader, Node* node) {
+  refuseUnless(!reader.operand(node, "training").toBool(), "it trains");
+  const auto numbers = [&](const char* name) {
+    const auto value = reader.operand(node, name);
+    refuseUnless(value.isTensor() && value.toTensor().dim() == 1, "its operand '", name, "' is not given");
+    return value.toTensor().detach().to(at::kDouble);
+  };
+  const auto mean = numbers("running_mean");
+  auto factor = at::rsqrt(numbers("running_var") + reader.number(node, "eps"));
+  factor = reader.has(node, "weight") ? factor * numbers("weight") : factor;
+  auto bias = -mean * factor;
+  bias = reader.has(node, "bias") ? bias + numbers("bias") : bias;
+  refuseUnless(
+      at::logical_and(at::isfinite(factor), at::isfinite(bias)).all().item<bool>(),
+      "its numbers are not finite");
+  const auto scales = at::where(factor == 0, 1.0, factor.abs());
+  return {
+      {Kind::Affine, "", {}, 0, {}, {factor.sign().to(at::kChar).unsqueeze(1), scales, bias.to(at::kFloat)}},
+      {node->input(0)}};
+}
+
+void checkAffine(const Operator& op) {
+  checkWeights(op, 2);
+  requireForm(op, op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
+}
+
+void checkOneInFloats(const Operator& op, const Program& program) {
+  requireForm(
+      op, op.inputs.size() == 1 || !program.grids[op.output].is_float, "it scales several values in float32");
+}
+
+Sizes sizesOfAffine(const Operands& operands) {
+  const Operator& op = operands.op;
+  const int64_t channels = op.tensors[kWeight].size(0);
+  const Sizes& of = firstShaped(operands);
+  require(op, of.size() > kAffineAxis, "takes ", channels, " channels, and got the shape ", of);
+  const Sizes sizes = joined(operands, kAffineAxis);
+  require(op, sizes[kAffineAxis] == channels, "takes ", channels, " channels, and got the shape ", sizes);
+  return sizes;
+}
+
+const RegisterOperator affine_operator{
+    Kind::Affine,
+    {.name = "affine",
+     .inputs = {1, 4096},
+     .tensors = {3, 3},
+     .types = Types::Same,
+     .from = {{"batch_norm", batchNorm}},
+     .check = checkAffine,
+     .check_values = checkOneInFloats,
+     .infer = sizesOfAffine}};
+
+} // namespace
+} // namespace jit_passes::x86

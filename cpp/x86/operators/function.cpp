@@ -1,0 +1,120 @@
+// Functions of each number by itself: in float32, and as a table of codes.
+#include "checks.h"
+#include "from_graph.h"
+#include "sizes.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+Planned gelu(const Reader& reader, Node* node) {
+  const std::string form = reader.operand(node, "approximate").toStringRef();
+  refuseUnless(form == "none" || form == "tanh", "its approximation is '", form, "'");
+  return function(node, form == "none" ? FloatFunction::Gelu : FloatFunction::GeluTanh);
+}
+
+Planned namedFunction(const Reader&, Node* node) {
+  static const std::unordered_map<c10::Symbol, FloatFunction::Which> known{
+      {c10::aten::sigmoid, FloatFunction::Sigmoid},
+      {c10::aten::silu, FloatFunction::Silu},
+      {c10::aten::tanh, FloatFunction::Tanh},
+      {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
+      {c10::aten::hardswish, FloatFunction::HardSwish},
+      {c10::aten::square, FloatFunction::Square},
+      {c10::aten::sqrt, FloatFunction::Root},
+      {c10::aten::rsqrt, FloatFunction::InverseRoot},
+      {c10::aten::reciprocal, FloatFunction::Inverse},
+      {c10::aten::abs, FloatFunction::Absolute},
+      {c10::aten::exp, FloatFunction::Exp},
+      {c10::aten::mish, FloatFunction::Mish}};
+  return function(node, known.at(node->kind()));
+}
+
+Planned leakyRelu(const Reader& reader, Node* node) {
+  return function(
+      node, FloatFunction::LeakyRelu, {reader.operand(node, "negative_slope").toScalar().toDouble()});
+}
+
+Planned elu(const Reader& reader, Node* node) {
+  const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
+  refuseUnless(number("scale") == 1 && number("input_scale") == 1, "it has scales");
+  return function(node, FloatFunction::Elu, {number("alpha")});
+}
+
+Planned softplus(const Reader& reader, Node* node) {
+  const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
+  refuseUnless(number("beta") != 0, "its beta is 0");
+  return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
+}
+
+// PyTorch computes these powers in the same way.
+Planned power(const Reader& reader, Node* node) {
+  static const std::map<double, FloatFunction::Which> known{
+      {2, FloatFunction::Square},
+      {3, FloatFunction::Cube},
+      {0.5, FloatFunction::Root},
+      {-0.5, FloatFunction::InverseRoot},
+      {-1, FloatFunction::Inverse}};
+  const auto number = numberOf(reader, node->input(1));
+  refuseUnless(number && known.count(*number), "it has another power than 3, 2, 0.5, -0.5 and -1");
+  return function(node, known.at(*number));
+}
+
+Planned negative(const Reader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
+
+void checkFunction(const Operator& op) {
+  const int64_t which = op.attributes[0];
+  requireForm(op, between(which, 0, FloatFunction::kCount - 1), "function ", which, " is none");
+  const at::Tensor& numbers = op.tensors[0];
+  requireForm(
+      op,
+      numbers.scalar_type() == at::kDouble && numbers.dim() == 1 &&
+          numbers.numel() == FloatFunction::numbersOf(which) && !at::isnan(numbers).any().item<bool>(),
+      "the numbers of its function are float64, ", FloatFunction::numbersOf(which), " of them");
+}
+
+const RegisterOperator function_operator{
+    Kind::Function,
+    {.name = "function",
+     .attributes = {1, 1},
+     .tensors = {1, 1},
+     .types = Types::Real,
+     .most_axes = kMostMovedAxes,
+     .from =
+         {{"gelu", gelu},
+          {"sigmoid", namedFunction},
+          {"silu", namedFunction},
+          {"tanh", namedFunction},
+          {"hardsigmoid", namedFunction},
+          {"hardswish", namedFunction},
+          {"neg", negative},
+          {"square", namedFunction},
+          {"sqrt", namedFunction},
+          {"rsqrt", namedFunction},
+          {"reciprocal", namedFunction},
+          {"abs", namedFunction},
+          {"exp", namedFunction},
+          {"mish", namedFunction},
+          {"leaky_relu", leakyRelu},
+          {"elu", elu},
+          {"softplus", softplus},
+          {"pow", power}},
+     .check = checkFunction,
+     .order = orderOfFirst}};
+
+void checkTable(const Operator& op) {
+  const auto& table = op.tensors[0];
+  requireForm(
+      op, table.scalar_type() == at::kByte && table.dim() == 1 && table.size(0) == 256,
+      "a table is uint8 with 256 entries");
+}
+
+const RegisterOperator table_operator{
+    Kind::Table,
+    {.name = "table",
+     .tensors = {1, 1},
+     .most_axes = kMostMovedAxes,
+     .check = checkTable,
+     .order = orderOfFirst}};
+
+} // namespace
+} // namespace jit_passes::x86

@@ -1,0 +1,172 @@
+// Axes in another order, and elements that go elsewhere along them.
+#include "checks.h"
+#include "from_graph.h"
+#include "sizes.h"
+#include "x86/orders.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+Planned permute(const Reader& reader, Node* node) {
+  return {{Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
+}
+
+Sizes sizesOfTranspose(const Operands& operands) {
+  const Operator& op = operands.op;
+  const Sizes& from = operands.first();
+  for (const int64_t axis : op.attributes) {
+    checkAxis(op, axis, from.size(), from);
+  }
+  Sizes sizes;
+  std::vector<bool> seen(from.size());
+  for (const int64_t axis : permutationOf(op, from.size())) {
+    require(op, !seen[axis], "has the axis ", axis, " twice");
+    seen[axis] = true;
+    sizes.push_back(from[axis]);
+  }
+  return sizes;
+}
+
+Sizes sizesOfPermute(const Operands& operands) {
+  const size_t axes = operands.op.attributes.size();
+  require(
+      operands.op, axes == operands.first().size(), "takes ", axes, " axes, and got the shape ",
+      operands.first());
+  return sizesOfTranspose(operands);
+}
+
+Sizes permutedOrder(const Operator& op, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) {
+  const int64_t rank = sizes[op.output].size();
+  const Sizes from = permutationOf(op, rank), &given = orders[op.inputs[0]];
+  Sizes order(rank);
+  for (int64_t axis = 0; axis < rank; ++axis) {
+    order[std::find(given.begin(), given.end(), from[axis]) - given.begin()] = axis;
+  }
+  return order;
+}
+
+const RegisterOperator permute_operator{
+    Kind::Permute,
+    {.name = "permute",
+     .attributes = {1, kMostMovedAxes},
+     .types = Types::Same,
+     .most_axes = kMostMovedAxes,
+     .moves = true,
+     .views = true,
+     .from = {{"permute", permute}},
+     .check = checkAllAxes,
+     .infer = sizesOfPermute,
+     .least_axes = asManyAxes,
+     .order = permutedOrder}};
+
+Planned transpose(const Reader& reader, Node* node) {
+  const std::vector<int64_t> axes{reader.operand(node, "dim0").toInt(), reader.operand(node, "dim1").toInt()};
+  return {{Kind::Transpose, "", {}, 0, axes, {}}, {node->input(0)}};
+}
+
+const RegisterOperator transpose_operator{
+    Kind::Transpose,
+    {.name = "transpose",
+     .attributes = {2, 2},
+     .types = Types::Same,
+     .most_axes = kMostMovedAxes,
+     .moves = true,
+     .views = true,
+     .from = {{"transpose", transpose}},
+     .check = checkAllAxes,
+     .infer = sizesOfTranspose,
+     .order = permutedOrder}};
+
+Planned roll(const Reader& reader, Node* node) {
+  auto a = reader.operand(node, "shifts").toIntVector();
+  const auto axes = reader.operand(node, "dims").toIntVector();
+  refuseUnless(!axes.empty() && a.size() == axes.size(), "it rolls all elements as one row");
+  a.insert(a.end(), axes.begin(), axes.end());
+  return {{Kind::Roll, "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+void checkRoll(const Operator& op) {
+  const size_t axes = op.attributes.size() / 2;
+  requireForm(
+      op, op.attributes.size() % 2 == 0, "it is rolled as far as ", axes, " numbers say, along other axes");
+  checkEach(op, {op.attributes.begin(), op.attributes.begin() + axes}, -kMaxSize, kMaxSize, "a distance");
+  checkAxesFrom(op, axes);
+}
+
+Sizes sizesOfRoll(const Operands& operands) {
+  const auto& a = operands.op.attributes;
+  for (size_t i = a.size() / 2; i < a.size(); ++i) {
+    checkAxis(operands.op, a[i], operands.first().size(), operands.first());
+  }
+  return operands.first();
+}
+
+const RegisterOperator roll_operator{
+    Kind::Roll,
+    {.name = "roll",
+     .attributes = {2, 2 * kMostAxes},
+     .types = Types::Same,
+     .moves = true,
+     .from = {{"roll", roll}},
+     .check = checkRoll,
+     .infer = sizesOfRoll}};
+
+constexpr int64_t kMaxPadding = int64_t{1} << 24;
+
+Planned pad(const Reader& reader, Node* node) {
+  const auto mode = operandOf(node, "mode");
+  refuseUnless(
+      mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
+  refuseUnless(
+      !reader.has(node, "value") || reader.number(node, "value") == 0, "it pads with another number than 0");
+  const Numbers sizes = reader.numbers(node, "pad");
+  refuseUnless(
+      !sizes.known.empty() && std::ranges::all_of(sizes.known, [](int64_t size) { return size >= 0; }),
+      "it cuts values off");
+  Planned planned{{Kind::Pad, "", {}, 0, {}, {}}, {node->input(0)}};
+  append(planned, sizes);
+  return planned;
+}
+
+void checkPad(const Operator& op) {
+  requireForm(op, op.attributes.size() % 2 == 0, "a padding on one side only");
+  checkEach(op, op.attributes, 0, kMaxPadding, "a padding");
+}
+
+Sizes sizesOfPad(const Operands& operands) {
+  const auto& a = operands.op.attributes;
+  Sizes sizes = operands.first();
+  require(operands.op, a.size() <= 2 * sizes.size(), "pads more axes than there are, got the shape ", sizes);
+  for (size_t i = 0; i < a.size(); ++i) {
+    sizes[sizes.size() - 1 - i / 2] += a[i];
+  }
+  return sizes;
+}
+
+const RegisterOperator pad_operator{
+    Kind::Pad,
+    {.name = "pad",
+     .attributes = {2, 8},
+     .types = Types::Same,
+     .moves = true,
+     .from = {{"constant_pad_nd", pad}, {"pad", pad}},
+     .check = checkPad,
+     .infer = sizesOfPad,
+     .computes = computesAll}};
+
+} // namespace
+
+Sizes permutationOf(const Operator& op, int64_t rank) {
+  Sizes axes(rank);
+  std::iota(axes.begin(), axes.end(), 0);
+  if (op.kind == Kind::Transpose) {
+    std::swap(axes[axisOf(op.attributes[0], rank)], axes[axisOf(op.attributes[1], rank)]);
+    return axes;
+  }
+  std::transform(op.attributes.begin(), op.attributes.end(), axes.begin(), [&](int64_t axis) {
+    return axisOf(axis, rank);
+  });
+  return axes;
+}
+
+} // namespace jit_passes::x86

@@ -43,15 +43,20 @@ std::optional<std::string> keyOf(const Value* value) {
     return tensorKey(constant->toTensor());
   }
   std::string key = value->type()->str() + "|";
+  const auto append = [&](const auto& numbers) {
+    appendBytes(key, numbers.data(), numbers.size() * sizeof(numbers[0]));
+  };
   if (constant->isDouble()) {
-    const double number = constant->toDouble();
-    appendBytes(key, &number, sizeof(number));
+    append(std::array{constant->toDouble()});
+  } else if (constant->isInt()) {
+    append(std::array{constant->toInt()});
+  } else if (constant->isBool()) {
+    append(std::array{constant->toBool()});
   } else if (constant->isDoubleList()) {
-    const auto numbers = constant->toDoubleVector();
-    appendBytes(key, numbers.data(), numbers.size() * sizeof(double));
-  } else if (
-      constant->isNone() || constant->isInt() || constant->isBool() || constant->isString() ||
-      constant->isIntList() || constant->isBoolList() || constant->isDevice()) {
+    append(constant->toDoubleVector());
+  } else if (constant->isIntList()) {
+    append(constant->toIntVector());
+  } else if (constant->isNone() || constant->isString() || constant->isBoolList() || constant->isDevice()) {
     std::ostringstream text;
     text << *constant;
     key += text.str();

@@ -106,10 +106,18 @@ bool findSplitSizes(Node* node) {
   return true;
 }
 
+// Whether PyTorch's pass has something to look at. It analyses aliases before it looks, in all of the graph.
+bool hasWorkFor(const Node* node) {
+  return node->kind() != prim::Constant &&
+         (!node->blocks().empty() || std::ranges::all_of(node->inputs(), isConstant));
+}
+
 bool propagateConstants(PassContext& context) {
   auto graph = context.graph();
   bool changed = changeNodes(*graph, findSplitSizes);
-  changed |= torch::jit::ConstantPropagation(graph);
+  if (!nodesWhere(*graph, hasWorkFor).empty()) {
+    changed |= torch::jit::ConstantPropagation(graph);
+  }
   return changeNodes(*graph, takeWhatDoesNotRaise) || changed;
 }
 

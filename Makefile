@@ -54,8 +54,9 @@ test-fast: $(INSTALLED) ## run all but the slowest tests
 soak: $(INSTALLED) ## call a plan 100,000 times from eight threads of a C++ program
 	JIT_PASSES_CALLS=100000 $(PYTEST) tests/test_cpp.py -k threads
 
-fuzz: $(INSTALLED) ## check passes, rules and targets on 20,000 modules drawn at random; about an hour
+fuzz: $(INSTALLED) ## check passes, rules and targets on 20,000 modules drawn at random, and draw all cases of other tests; about an hour
 	JIT_PASSES_MODULES=20000 $(PYTEST) --numprocesses 0 --capture=no tests/test_properties.py
+	JIT_PASSES_SEEDS=all $(PYTEST) $$(grep -l "tests.seeds" tests/test_*.py)
 
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	$(call copy,.torch-$(TORCH))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import jit_passes  # noqa: F401  registers the operators
+from tests.seeds import seeds
 
 ops = torch.ops.jit_passes
 BINS = 2048
@@ -99,7 +100,7 @@ def test_every_count(name: str, bins: int) -> None:
     assert_exact(CASES[name], bins)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_order_and_split_do_not_matter(seed: int) -> None:
     """Equal buffers for any order of any cut of the same values."""
     rng = np.random.default_rng(seed)

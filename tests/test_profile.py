@@ -39,6 +39,7 @@ from jit_passes.quantizer import (
     SharedQuantizationSpec,
 )
 from jit_passes.targets import TargetQuantizer, resolve_target
+from tests.seeds import seeds
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_merge(name: str) -> None:
     assert parts[0].merge(parts[1:]) == Profile.merge(parts) == whole
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_merge_property(seed: int) -> None:
     """Values of all magnitudes, signs and numbers of bins, empty parts too: as if seen at once."""
     chance = random.Random(seed)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes.targets import X86
 from tests.plans import Grid, plan_of, traced
+from tests.seeds import seeds
 from tests.test_x86_plan import assert_equal, assert_steps
 
 
@@ -199,7 +200,7 @@ class Chain(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_chains_of_products_are_exact(seed: int) -> None:
     torch.manual_seed(seed)
     x = torch.randn(2, 3, 8, 12) * 10

@@ -17,6 +17,7 @@ from benchmarks.models.encoder import Encoder
 from tests.codes import codes_of
 from tests.compare import sqnr
 from tests.plans import Called, Grid, Weighted, plan_of, traced
+from tests.seeds import seeds
 from tests.test_x86_floats import kinds_of
 from tests.test_x86_state import mutate, restored
 
@@ -330,7 +331,7 @@ class Drawn(nn.Module):
         return self.last(y)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_drawn(seed: int) -> None:
     torch.manual_seed(seed)
     width = random.Random(seed).choice([4, 17, 64, 100])

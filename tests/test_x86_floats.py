@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes.targets import X86
 from tests.plans import Called, Grid, Weighted, plan_of, traced
+from tests.seeds import seeds
 from tests.test_x86_state import mutate, restored
 
 
@@ -79,7 +80,7 @@ class Sums(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_sums_are_exact(seed: int) -> None:
     torch.manual_seed(seed)
     width = random.Random(seed).choice([4, 6, 17, 64, 100])

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.plans import Grid, Weighted, plan_of, traced
+from tests.seeds import seeds
 
 
 def grid(draw: random.Random) -> Grid:
@@ -77,7 +78,7 @@ class Residual(nn.Module):
         return self.end(self.after(z))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_sums_behind_convolutions(seed: int) -> None:
     torch.manual_seed(seed)
     draw = random.Random(seed)

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 import jit_passes
 from tests.compare import sqnr
 from tests.plans import Grid, Weighted, plan_of, traced
+from tests.seeds import seeds
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -93,7 +94,7 @@ class Joined(nn.Module):
         return *(reader(features) for reader in self.readers), alone, pooled
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_lists_of_features(seed: int) -> None:
     """Where numbers are exact, so is the plan; a batch norm may round a tie the other way."""
     torch.manual_seed(seed)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import jit_passes
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
+from tests.seeds import seeds
 from tests.test_x86_state import MUTATIONS, mutate, restored
 
 
@@ -348,7 +349,7 @@ class Sized(nn.Module):
 
 
 @pytest.mark.parametrize("codes", [True, False])
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_sizes_of_all_kinds(seed: int, codes: bool) -> None:
     """The numbers of the graph, for sizes that it was not traced with."""
     torch.manual_seed(seed)

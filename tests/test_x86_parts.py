@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.plans import Grid, Weighted, plan_of, traced
+from tests.seeds import seeds
 
 
 def assert_all_equal(region: Any, *inputs: Tensor) -> None:
@@ -150,7 +151,7 @@ class Moving(nn.Module):
         return [x.contiguous()]
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", seeds(150))
 def test_what_takes_values_apart_is_exact(seed: int) -> None:
     """Any axes, ends and numbers of parts; results read once, often or never."""
     torch.manual_seed(seed)
@@ -200,7 +201,7 @@ class Unit(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_units_of_shuffled_channels(seed: int) -> None:
     torch.manual_seed(seed)
     draw = random.Random(seed)

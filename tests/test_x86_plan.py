@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.plans import Grid, Weighted, last_step, plan_of, reference, traced
+from tests.seeds import seeds
 
 
 def assert_steps(region: Any, inputs: list[Tensor], steps: float) -> None:
@@ -47,7 +48,7 @@ class Weights(nn.Module):
         return self.y(self.clip(self.layer(self.x(x))))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_convolutions_are_exact(seed: int) -> None:
     """Any window, stride, padding, dilation and groups in one to three dimensions."""
     torch.manual_seed(seed)

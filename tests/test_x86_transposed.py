@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import jit_passes
 from tests.compare import sqnr
 from tests.plans import Grid, Weighted, plan_of, traced
+from tests.seeds import seeds
 from tests.test_x86_fused import assert_bits, clip, grid, kernels
 from tests.test_x86_plan import Weights, assert_equal
 from tests.test_x86_state import mutate, restored
@@ -52,7 +53,7 @@ def fewest(layer: Any) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_exact(seed: int) -> None:
     torch.manual_seed(seed)
     draw = random.Random(seed)

@@ -14,6 +14,7 @@ import jit_passes
 from jit_passes import _C
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
+from tests.seeds import seeds
 from tests.test_x86_parts import assert_all_equal
 
 
@@ -70,7 +71,7 @@ class Moving(nn.Module):
 
 
 @pytest.mark.parametrize("codes", [True, False])
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", seeds(80))
 def test_moves_are_exact(seed: int, codes: bool) -> None:
     """Inputs with and without gaps, of up to six axes."""
     torch.manual_seed(seed)

@@ -1,4 +1,5 @@
 #include "lowering.h"
+#include "operators/declaration.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -329,28 +330,8 @@ class Lowering : public Dynamics {
 } // namespace
 
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
-  switch (op.kind) {
-    case Kind::Convolution:
-    case Kind::DynamicConvolution:
-    case Kind::TransposedConvolution:
-    case Kind::DynamicTransposedConvolution:
-    case Kind::MaxPool:
-    case Kind::AveragePool:
-    case Kind::AdaptiveAverage:
-    case Kind::ResizeNearest:
-    case Kind::ResizeBilinear: return rank - 1 - op.attributes[0];
-    case Kind::Linear:
-    case Kind::DynamicLinear: return rank - 1;
-    case Kind::Affine:
-    case Kind::GroupNorm: return kAffineAxis;
-    case Kind::Shuffle:
-    case Kind::Softmax: return axisOf(op.attributes[0], rank);
-    case Kind::LayerNorm:
-    case Kind::RmsNorm:
-    case Kind::Recurrent:
-    case Kind::MatrixProduct: return rank - 1;
-    default: return std::nullopt;
-  }
+  const auto channels = declarationOf(op.kind).channels;
+  return channels ? std::optional(channels(op, rank)) : std::nullopt;
 }
 
 int64_t Values::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {

@@ -57,7 +57,8 @@ const RegisterOperator affine_operator{
      .from = {{"batch_norm", batchNorm}},
      .check = checkAffine,
      .check_values = checkOneInFloats,
-     .infer = sizesOfAffine}};
+     .infer = sizesOfAffine,
+     .channels = secondAxis}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -152,7 +152,8 @@ const RegisterOperator convolution_operator{
      .tensors = {3, 4},
      .from = {{"conv1d", convolution<1>}, {"conv2d", convolution<2>}, {"conv3d", convolution<3>}},
      .check = checkConvolution,
-     .infer = sizesOfConvolution}};
+     .infer = sizesOfConvolution,
+     .channels = axisInFront}};
 const RegisterOperator transposed_operator{
     Kind::TransposedConvolution,
     {.name = "transposed_convolution",
@@ -163,7 +164,8 @@ const RegisterOperator transposed_operator{
           {"conv_transpose2d", transposedConvolution<2>},
           {"conv_transpose3d", transposedConvolution<3>}},
      .check = checkConvolution,
-     .infer = sizesOfTransposed}};
+     .infer = sizesOfTransposed,
+     .channels = axisInFront}};
 const RegisterOperator dynamic_convolution_operator{
     Kind::DynamicConvolution,
     {.name = "convolution_dynamic",
@@ -171,7 +173,8 @@ const RegisterOperator dynamic_convolution_operator{
      .tensors = {3, 3},
      .types = Types::Real,
      .check = checkDynamicConvolution,
-     .infer = sizesOfConvolution}};
+     .infer = sizesOfConvolution,
+     .channels = axisInFront}};
 const RegisterOperator dynamic_transposed_operator{
     Kind::DynamicTransposedConvolution,
     {.name = "transposed_convolution_dynamic",
@@ -179,7 +182,8 @@ const RegisterOperator dynamic_transposed_operator{
      .tensors = {3, 3},
      .types = Types::Real,
      .check = checkDynamicConvolution,
-     .infer = sizesOfTransposed}};
+     .infer = sizesOfTransposed,
+     .channels = axisInFront}};
 
 } // namespace
 } // namespace jit_passes::x86

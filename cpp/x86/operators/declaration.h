@@ -48,6 +48,11 @@ inline Sizes sizesOfFirst(const Operands& operands) { return operands.first(); }
 inline int64_t axesOfFirst(const Operator& /*op*/, int64_t first, int64_t /*most*/) { return first; }
 inline bool computesNone(const Operator& /*op*/, int64_t /*attribute*/) { return false; }
 inline bool computesAll(const Operator& /*op*/, int64_t /*attribute*/) { return true; }
+inline int64_t lastAxisOf(const Operator& /*op*/, int64_t rank) { return rank - 1; }
+// In front of as many spatial axes as the first attribute says.
+inline int64_t axisInFront(const Operator& op, int64_t rank) { return rank - 1 - op.attributes[0]; }
+inline int64_t axisOfAttribute(const Operator& op, int64_t rank) { return axisOf(op.attributes[0], rank); }
+inline int64_t secondAxis(const Operator& /*op*/, int64_t /*rank*/) { return kAffineAxis; }
 inline bool givesAnyCodes(const Operator& /*op*/) { return true; }
 
 struct Declaration {
@@ -72,6 +77,8 @@ struct Declaration {
   // Whether the model may compute an attribute of sizes.
   bool (*computes)(const Operator&, int64_t attribute) = computesNone;
   bool (*gives_codes)(const Operator&) = givesAnyCodes;
+  // The axis of the channels, of tensors with so many axes; null if the operator works along none.
+  int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
   // How the axes of the result lie in memory (orders.h), by the orders and sizes of all values; null if contiguous.
   Sizes (*order)(const Operator&, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) =
       nullptr;

@@ -76,7 +76,8 @@ const RegisterOperator linear_operator{
      .tensors = {3, 4},
      .from = {{"linear", linear}},
      .check = checkLinear,
-     .infer = sizesOfLinear}};
+     .infer = sizesOfLinear,
+     .channels = lastAxisOf}};
 const RegisterOperator dynamic_linear_operator{
     Kind::DynamicLinear,
     {.name = "linear_dynamic",
@@ -85,7 +86,8 @@ const RegisterOperator dynamic_linear_operator{
      .types = Types::Real,
      .most_axes = kMostMovedAxes,
      .check = checkDynamicLinear,
-     .infer = sizesOfLinear}};
+     .infer = sizesOfLinear,
+     .channels = lastAxisOf}};
 const RegisterOperator product_operator{
     Kind::MatrixProduct,
     {.name = "matrix_product",
@@ -95,7 +97,8 @@ const RegisterOperator product_operator{
      .from = {{"matmul", matrixProduct}, {"bmm", batchedProduct}},
      .check = checkProduct,
      .infer = sizesOfProduct,
-     .least_axes = leastAxesOfProduct}};
+     .least_axes = leastAxesOfProduct,
+     .channels = lastAxisOf}};
 
 } // namespace
 } // namespace jit_passes::x86

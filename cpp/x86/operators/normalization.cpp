@@ -106,7 +106,8 @@ const RegisterOperator softmax_operator{
      .types = Types::Same,
      .from = {{"softmax", softmax}, {"_safe_softmax", softmax}},
      .check = checkSoftmax,
-     .infer = sizesOfSoftmax}};
+     .infer = sizesOfSoftmax,
+     .channels = axisOfAttribute}};
 const RegisterOperator layer_norm_operator{
     Kind::LayerNorm,
     {.name = "layer_norm",
@@ -115,7 +116,8 @@ const RegisterOperator layer_norm_operator{
      .from = {{"layer_norm", layerNorm}},
      .check = checkNorm,
      .infer = sizesOfLayerNorm,
-     .gives_codes = sumsCodes}};
+     .gives_codes = sumsCodes,
+     .channels = lastAxisOf}};
 const RegisterOperator rms_norm_operator{
     Kind::RmsNorm,
     {.name = "rms_norm",
@@ -123,7 +125,8 @@ const RegisterOperator rms_norm_operator{
      .types = Types::Real,
      .from = {{"rms_norm", rmsNorm}},
      .check = checkNorm,
-     .infer = sizesOfLayerNorm}};
+     .infer = sizesOfLayerNorm,
+     .channels = lastAxisOf}};
 const RegisterOperator group_norm_operator{
     Kind::GroupNorm,
     {.name = "group_norm",
@@ -132,7 +135,8 @@ const RegisterOperator group_norm_operator{
      .types = Types::Same,
      .from = {{"group_norm", groupNorm}},
      .check = checkNorm,
-     .infer = sizesOfGroupNorm}};
+     .infer = sizesOfGroupNorm,
+     .channels = secondAxis}};
 
 } // namespace
 } // namespace jit_passes::x86

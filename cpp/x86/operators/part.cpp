@@ -169,7 +169,8 @@ const RegisterOperator shuffle_operator{
      .moves = true,
      .from = {{"channel_shuffle", channelShuffle}},
      .check = checkShuffle,
-     .infer = sizesOfShuffle}};
+     .infer = sizesOfShuffle,
+     .channels = axisOfAttribute}};
 const RegisterOperator slice_operator{
     Kind::Slice,
     {.name = "slice",

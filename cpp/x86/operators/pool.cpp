@@ -89,7 +89,8 @@ const RegisterOperator max_pool_operator{
      .keeps_codes = true,
      .from = {{"max_pool1d", maxPool<1>}, {"max_pool2d", maxPool<2>}, {"max_pool3d", maxPool<3>}},
      .check = checkPool,
-     .infer = sizesOfPool}};
+     .infer = sizesOfPool,
+     .channels = axisInFront}};
 const RegisterOperator average_pool_operator{
     Kind::AveragePool,
     {.name = "average_pool",
@@ -97,7 +98,8 @@ const RegisterOperator average_pool_operator{
      .types = Types::Same,
      .from = {{"avg_pool2d", averagePool<2>}, {"avg_pool3d", averagePool<3>}},
      .check = checkAverage,
-     .infer = sizesOfPool}};
+     .infer = sizesOfPool,
+     .channels = axisInFront}};
 
 } // namespace
 } // namespace jit_passes::x86

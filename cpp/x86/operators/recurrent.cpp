@@ -55,7 +55,8 @@ const RegisterOperator recurrent_operator{
      .tensors = {3, 3},
      .types = Types::Real,
      .check = checkRecurrent,
-     .infer = sizesOfStates}};
+     .infer = sizesOfStates,
+     .channels = lastAxisOf}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -106,7 +106,8 @@ const RegisterOperator adaptive_average_operator{
           {"adaptive_avg_pool2d", adaptiveAverage<2>},
           {"adaptive_avg_pool3d", adaptiveAverage<3>}},
      .check = checkAdaptive,
-     .infer = sizesOfResized}};
+     .infer = sizesOfResized,
+     .channels = axisInFront}};
 const RegisterOperator nearest_operator{
     Kind::ResizeNearest,
     {.name = "resize_nearest",
@@ -120,7 +121,8 @@ const RegisterOperator nearest_operator{
           {"upsample_nearest3d", resizeNearest<3>}},
      .check = checkNearest,
      .infer = sizesOfResized,
-     .computes = computesSizes}};
+     .computes = computesSizes,
+     .channels = axisInFront}};
 const RegisterOperator bilinear_operator{
     Kind::ResizeBilinear,
     {.name = "resize_bilinear",
@@ -130,7 +132,8 @@ const RegisterOperator bilinear_operator{
      .from = {{"upsample_bilinear2d", resizeBilinear}},
      .check = checkBilinear,
      .infer = sizesOfResized,
-     .computes = computesSizesInFront}};
+     .computes = computesSizesInFront,
+     .channels = axisInFront}};
 
 } // namespace
 } // namespace jit_passes::x86

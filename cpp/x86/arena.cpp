@@ -124,7 +124,7 @@ void findUses(Lowered& lowered) {
       owner.first = std::min(owner.first, i), owner.last = std::max(owner.last, i);
     };
     std::for_each(step.inputs.begin(), step.inputs.end(), touch);
-    if (step.does != Step::Does::Exit) {
+    if (step.does != Does::Exit) {
       touch(step.output);
     }
     if (step.kept) {
@@ -137,12 +137,12 @@ void findUses(Lowered& lowered) {
 std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step) {
   const std::span<const size_t> all(step.inputs);
   switch (step.does) {
-    case Step::Does::Apply: return all;
-    case Step::Does::Add:
-    case Step::Does::Multiply: return lowered.memory[step.output].bytes() > 1 ? all : all.first(0);
-    case Step::Does::Convolve: return all.subspan(1);
+    case Does::Apply: return all;
+    case Does::Add:
+    case Does::Multiply: return lowered.memory[step.output].bytes() > 1 ? all : all.first(0);
+    case Does::Convolve: return all.subspan(1);
     // A convolution adds by rows. A linear layer reads codes that have no axis of channels.
-    case Step::Does::ToFloats: return lowered.memory[all[0]].axis < 0 ? all.subspan(1) : all.first(0);
+    case Does::ToFloats: return lowered.memory[all[0]].axis < 0 ? all.subspan(1) : all.first(0);
     default: return all.first(0);
   }
 }

@@ -11,7 +11,7 @@ struct Uses {
       for (const size_t id : step.inputs) {
         ++readers[id];
       }
-      if (step.does != Step::Does::Exit) {
+      if (step.does != Does::Exit) {
         ++writers[step.output];
       }
     }
@@ -37,7 +37,7 @@ constexpr int64_t kFewestRows = 8, kWidestRow = 1 << 16, kMostRead = 16, kMostSt
 // Whether it can compute some rows of an image at a time.
 bool isLayer(const Lowered& lowered, const Step& step) {
   const Memory& to = lowered.memory[step.output];
-  if (step.does != Step::Does::Convolve || to.axis < 0 || to.axis > 1 ||
+  if (step.does != Does::Convolve || to.axis < 0 || to.axis > 1 ||
       step.packed->kernel().bytes() > kSmallWeights) {
     return false;
   }
@@ -58,7 +58,7 @@ bool isLarge(const Memory& value) {
 // Whether the step continues what the one before computes.
 bool follows(const Lowered& lowered, const Uses& uses, const Step& before, const Step& step) {
   const bool starts =
-      before.does == Step::Does::Chain ? before.chain.size() < kMostLayers : isLayer(lowered, before);
+      before.does == Does::Chain ? before.chain.size() < kMostLayers : isLayer(lowered, before);
   return starts && isLayer(lowered, step) && step.inputs[0] == before.output &&
          uses.isBetweenTwo(lowered, before.output) && isLarge(lowered.memory[before.output]);
 }
@@ -74,9 +74,9 @@ void fuseChains(Lowered& lowered) {
       continue;
     }
     Step& chain = steps.back();
-    if (chain.does != Step::Does::Chain) {
+    if (chain.does != Does::Chain) {
       Step first = chain;
-      chain.does = Step::Does::Chain, chain.chain = {std::move(first)};
+      chain.does = Does::Chain, chain.chain = {std::move(first)};
     }
     chain.index = step.index, chain.output = step.output;
     chain.inputs.insert(chain.inputs.end(), step.inputs.begin() + 1, step.inputs.end());

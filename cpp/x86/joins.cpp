@@ -112,7 +112,7 @@ void Joins::put(
     part.is = Is::Slice, part.parent = buffer.memory, part.start = start;
     return;
   }
-  Step step{.does = Step::Does::Copy, .index = index, .inputs = {operand}, .output = buffer.memory};
+  Step step{.does = Does::Copy, .index = index, .inputs = {operand}, .output = buffer.memory};
   step.axes.resize(part.sizes.size());
   std::iota(step.axes.begin(), step.axes.end(), 0);
   step.along = list.along, step.start = start;

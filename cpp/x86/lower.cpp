@@ -4,330 +4,293 @@
 namespace jit_passes::x86 {
 namespace {
 
-class Lowering : public Dynamics {
- public:
-  Lowering(
-      const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
-      Weights& weights)
-      : Dynamics(program, sizes, weights), contiguous_(contiguous) {}
-
-  Lowered run(std::vector<Sizes> orders) {
-    result_.orders = std::move(orders);
-    readUses();
-    findViews();
-    for (size_t index = 0; index < program_.operators.size(); ++index) {
-      if (!fused_.count(index) && !isView(index)) {
-        lowerOperator(index);
-      }
-    }
-    for (size_t number = 0; number < program_.outputs.size(); ++number) {
-      push(
-          {.does = Does::Exit, .index = 0, .inputs = {primary_[program_.outputs[number]]}, .output = number});
-    }
-    findBorders();
-    settleNames();
-    placeResults();
-    fuseChains(result_);
-    placeMemory(result_);
-    return std::move(result_);
+// The axis of the result that an axis of the operand is; -1 where it is gone.
+int64_t axisBehind(const Operator& op, int64_t axis, int64_t rank) {
+  if (op.attributes[0] || axis < 0) {
+    return axis;
   }
-
- private:
-  // Finds the readers of each value, and the axis that the first of them wants innermost.
-  void readUses() {
-    const size_t count = program_.grids.size();
-    uses_.resize(count), wanted_.assign(count, -2), primary_.resize(count);
-    for (size_t index = program_.operators.size(); index-- > 0;) {
-      const Operator& op = program_.operators[index];
-      for (const int64_t input : op.inputs) {
-        uses_[input].push_back(index);
-        const int64_t rank = sizes_[input].size();
-        if (isDynamic(op.kind) && isConvolution(op.kind)) {
-          wanted_[input] = lastAxis(sizes_[input]); // whatever it is, its codes get another one
-        } else if (const auto axis = channelAxis(op, rank)) {
-          wanted_[input] = *axis;
-        } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
-          wanted_[input] = wanted_[op.output];
-        } else if (op.kind == Kind::Roll) {
-          wanted_[input] = restingAxis(op, rank);
-        }
-      }
-    }
-    for (size_t value = 0; value < count; ++value) {
-      if (wanted_[value] == -2) {
-        const size_t rank = sizes_[value].size();
-        wanted_[value] = rank == 4 || rank == 5 ? 1 : lastAxis(sizes_[value]);
-      }
-    }
-    for (const int64_t output : program_.outputs) {
-      uses_[output].push_back(SIZE_MAX);
-    }
+  int64_t in_front = 0;
+  for (int64_t i = 0; i < axis; ++i) {
+    in_front += isReduced(op, i, rank);
   }
-
-  void lowerOperator(size_t index) {
-    const Operator& op = program_.operators[index];
-    const int64_t rank = sizes_[op.output].size();
-    switch (op.kind) {
-      case Kind::Input: return lowerInput(index);
-      case Kind::Quantize: return lowerQuantize(index);
-      case Kind::Dequantize: return emit(Does::Dequantize, index, {primary_[op.inputs[0]]}, ownAxis(op));
-      case Kind::Convolution:
-      case Kind::Linear: emitWithTable(Does::Convolve, index, wantAll(op), *channelAxis(op, rank)); return;
-      case Kind::DynamicLinear:
-      case Kind::DynamicConvolution:
-      case Kind::DynamicTransposedConvolution: return lowerDynamic(index);
-      case Kind::Recurrent: {
-        emit(Does::Recur, index, wantAll(op), rank - 1);
-        result_.steps.back().packed = weights_.packed(program_, op, true);
-        return;
-      }
-      case Kind::Function: {
-        emit(Does::Apply, index, {primary_[op.inputs[0]]}, ownAxis(op));
-        result_.steps.back().function = functionOf(op);
-        return;
-      }
-      case Kind::Affine: return lowerAffine(index);
-      case Kind::TransposedConvolution:
-        emitWithTable(Does::ConvolveTransposed, index, wantAll(op), *channelAxis(op, rank));
-        return;
-      case Kind::MaxPool: return emit(Does::MaxPool, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::AveragePool:
-      case Kind::AdaptiveAverage: return emit(Does::Average, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::ResizeNearest:
-      case Kind::ResizeBilinear: return emit(Does::Resample, index, wantAll(op), *channelAxis(op, rank));
-      case Kind::Table: {
-        const size_t input = primary_[op.inputs[0]];
-        emit(Does::LookUp, index, {input}, memory(input).axis);
-        result_.steps.back().table = op.tensors[0].const_data_ptr<uint8_t>();
-        return;
-      }
-      case Kind::Add: return lowerBroadcast(Does::Add, index);
-      case Kind::Multiply: return lowerBroadcast(Does::Multiply, index);
-      case Kind::Divide: return lowerBroadcast(Does::Divide, index);
-      case Kind::Fill: return lowerBroadcast(Does::Fill, index);
-      case Kind::Constant: return emit(Does::Load, index, {}, wanted_[op.output]);
-      case Kind::Power: break; // which is a constant by now
-      case Kind::Mean:
-        return memory(primary_[op.inputs[0]]).grid->is_float ? lowerReduction(index) : lowerMean(index);
-      case Kind::Sum:
-      case Kind::Length:
-      case Kind::Largest:
-      case Kind::Smallest: return lowerReduction(index);
-      case Kind::MatrixProduct: return lowerProduct(index);
-      case Kind::Softmax: return lowerRows(Does::Softmax, index);
-      case Kind::GroupNorm: return emit(Does::NormalizeGroups, index, wantAll(op), kAffineAxis);
-      case Kind::RmsNorm:
-      case Kind::LayerNorm: return lowerRows(Does::Normalize, index);
-      default: return lowerMove(index);
-    }
-  }
-
-  // As the operand has it in memory.
-  int64_t ownAxis(const Operator& op) { return memory(primary_[op.inputs[0]]).axis; }
-
-  bool isQuantize(size_t use) const {
-    return use != SIZE_MAX && program_.operators[use].kind == Kind::Quantize;
-  }
-
-  // Whoever quantizes it reads the tensor itself, and so do others where it lies as they want it.
-  void lowerInput(size_t index) {
-    const Operator& op = program_.operators[index];
-    const auto& uses = uses_[op.output];
-    const size_t source = op.attributes[0];
-    const int64_t axis = wanted_[op.output];
-    if (std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
-      return;
-    }
-    if (contiguous_[source] && inOrder(orderOf(sizes_[op.output], axis))) {
-      memory(addMemory(op.output, axis)).home = 1 + source;
-    } else {
-      emit(Does::Take, index, {}, axis);
-      result_.steps.back().source = source;
-    }
-  }
-
-  void lowerQuantize(size_t index) {
-    const Operator& op = program_.operators[index];
-    const Operator& maker = program_.operators[makers_[op.inputs[0]]];
-    if (maker.kind == Kind::Input) {
-      emit(Does::Enter, index, {}, wanted_[op.output]);
-      result_.steps.back().source = maker.attributes[0];
-    } else {
-      const bool many =
-          int64_t(sizes_[op.output].size()) > kMostAxes; // which are gone through in their own order
-      emit(Does::Quantize, index, {primary_[op.inputs[0]]}, many ? ownAxis(op) : wanted_[op.output]);
-    }
-  }
-
-  // Of float32, the first that quantizes the result becomes part of it.
-  void lowerRows(Does does, size_t index) {
-    const Operator& op = program_.operators[index];
-    const int64_t axis = *channelAxis(op, sizes_[op.output].size());
-    const auto& uses = uses_[op.output];
-    const auto found = std::ranges::find_if(uses, [&](size_t use) { return isQuantize(use); });
-    emit(does, index, wantAll(op), axis);
-    if (found != uses.end()) {
-      Step& step = result_.steps.back();
-      fused_.insert(*found);
-      step.kept = uses.size() > 1 ? std::optional(step.output) : std::nullopt;
-      step.output = addMemory(program_.operators[*found].output, axis);
-    }
-  }
-
-  std::vector<size_t> wantAll(const Operator& op) {
-    std::vector<size_t> operands;
-    for (const int64_t input : op.inputs) {
-      operands.push_back(want(input, *channelAxis(op, sizes_[input].size())));
-    }
-    return operands;
-  }
-
-  void lowerBroadcast(Does does, size_t index) {
-    const Operator& op = program_.operators[index];
-    const Sizes& out = sizes_[op.output];
-    const bool second = sizes_[op.inputs[0]] != out && sizes_[op.inputs[1]] == out;
-    const size_t whole = primary_[op.inputs[second]];
-    const int64_t rank = out.size(), missing = rank - memory(whole).sizes.size();
-    const int64_t axis = memory(whole).axis < 0 ? rank - 1 : memory(whole).axis + missing;
-    std::vector<size_t> operands;
-    for (const int64_t input : op.inputs) {
-      const int64_t own = axis - (rank - int64_t(sizes_[input].size()));
-      // Without these channels, any order of the others does.
-      operands.push_back(own < 0 || sizes_[input][own] == 1 ? primary_[input] : want(input, own));
-    }
-    emitWithTable(does, index, operands, axis);
-  }
-
-  void lowerMean(size_t index) {
-    const Operator& op = program_.operators[index];
-    const int64_t rank = sizes_[op.inputs[0]].size();
-    int64_t axis = memory(primary_[op.inputs[0]]).axis;
-    if (axis >= 0 && isReduced(op, axis, rank)) {
-      for (axis = rank - 1; axis >= 0 && isReduced(op, axis, rank); --axis) {
-      }
-    }
-    const size_t input = want(op.inputs[0], axis);
-    const int64_t others = rank - (axis >= 0);
-    TORCH_CHECK(
-        others <= 3 || (others == 4 && !isReduced(op, axis == 0 ? 1 : 0, rank)), op.name,
-        " (mean) goes over the first of ", rank, " axes, which a plan cannot do");
-    emit(Does::Mean, index, {input}, axisBehind(op, axis, rank));
-  }
-
-  // The axis of the result that an axis of the operand is; -1 where it is gone.
-  static int64_t axisBehind(const Operator& op, int64_t axis, int64_t rank) {
-    if (op.attributes[0] || axis < 0) {
-      return axis;
-    }
-    int64_t in_front = 0;
-    for (int64_t i = 0; i < axis; ++i) {
-      in_front += isReduced(op, i, rank);
-    }
-    return isReduced(op, axis, rank) ? -1 : axis - in_front;
-  }
-
-  // Of float32, which goes over channels as over all other axes.
-  void lowerReduction(size_t index) {
-    const Operator& op = program_.operators[index];
-    const int64_t rank = sizes_[op.inputs[0]].size(), own = ownAxis(op), axis = own < 0 ? rank - 1 : own;
-    emit(Does::Reduce, index, {want(op.inputs[0], axis)}, axisBehind(op, axis, rank));
-  }
-
-  void lowerAffine(size_t index) {
-    const Operator& op = program_.operators[index];
-    const auto operands = wantAll(op);
-    if (program_.grids[op.output].is_float) {
-      return emit(Does::Scale, index, operands, kAffineAxis);
-    }
-    const bool several = operands.size() > 1;
-    const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];
-    emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
-  }
-
-  // Finds the borders that convolutions read around their operands.
-  void findBorders() {
-    for (Step& step : result_.steps) {
-      const Operator& op = program_.operators[step.index];
-      if (step.does != Does::Convolve && step.does != Does::ConvolveTransposed &&
-          (step.does != Does::ToFloats || isLinear(op.kind))) {
-        continue;
-      }
-      const Memory& in = memory(step.inputs[0]);
-      Sizes widths; // of what an affine operator reads
-      for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
-        widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
-      }
-      step.packed = weights_.packed(program_, op, in.is != Is::Slice, widths);
-      if (op.kind != Kind::Linear) {
-        const Memory& out = memory(step.output);
-        const Border border = borderOf(
-            op, *step.packed, imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
-            imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
-        size_t whole = step.inputs[0]; // a slice has the border of what it is one of
-        while (memory(whole).is == Is::Slice) {
-          whole = memory(whole).parent;
-        }
-        widen(memory(whole).border, border);
-      }
-    }
-  }
-
-  // A value has the bytes of another where both are dense; else it is copied, through one that is.
-  void settleNames() {
-    std::vector<Step> steps;
-    for (Step& step : result_.steps) {
-      if (step.does != Does::Rename) {
-        steps.push_back(std::move(step));
-        continue;
-      }
-      size_t input = step.inputs[0];
-      const auto copy = [&](size_t from, size_t to) {
-        Step made{.does = Does::Copy, .index = step.index, .inputs = {from}, .output = to};
-        made.axes = identity(memory(to).sizes.size());
-        steps.push_back(std::move(made));
-      };
-      const Memory from = memory(input), to = memory(step.output);
-      if (from.is == Is::Slice || from.border != Border{}) {
-        const size_t dense = addMemory({.sizes = from.sizes, .axis = from.axis, .grid = from.grid});
-        copy(input, dense);
-        input = dense;
-      }
-      memory(step.output).parent = input;
-      if (to.border != Border{}) {
-        const size_t dense =
-            addMemory({.sizes = to.sizes, .axis = to.axis, .grid = to.grid, .is = Is::Same, .parent = input});
-        memory(step.output).is = Is::Own;
-        copy(dense, step.output);
-      }
-    }
-    result_.steps = std::move(steps);
-  }
-
-  // A float32 value that lies in memory as it is returned is computed right there.
-  void placeResults() {
-    std::erase_if(result_.steps, [&](const Step& step) {
-      if (step.does != Does::Exit) {
-        return false;
-      }
-      const Memory& value = memory(step.inputs[0]);
-      Sizes order = result_.orders[step.output];
-      std::erase_if(order, [&](int64_t axis) { return value.sizes[axis] == 1; });
-      size_t id = step.inputs[0];
-      while (memory(id).is == Is::Same) {
-        id = memory(id).parent;
-      }
-      Memory& owner = memory(id);
-      const bool there = value.grid->is_float && orderOf(value.sizes, value.axis) == order &&
-                         owner.is == Is::Own && owner.home == 0;
-      owner.home = there ? 1 + program_.inputs + step.output : owner.home;
-      return there;
-    });
-  }
-
-  const std::vector<bool>& contiguous_;
-};
+  return isReduced(op, axis, rank) ? -1 : axis - in_front;
+}
 
 } // namespace
+
+Lowered Lowering::run(std::vector<Sizes> orders) {
+  result_.orders = std::move(orders);
+  readUses();
+  findViews();
+  for (size_t index = 0; index < program_.operators.size(); ++index) {
+    if (!fused_.count(index) && !isView(index)) {
+      lowerOperator(index);
+    }
+  }
+  for (size_t number = 0; number < program_.outputs.size(); ++number) {
+    push({.does = Does::Exit, .index = 0, .inputs = {primary_[program_.outputs[number]]}, .output = number});
+  }
+  findBorders();
+  settleNames();
+  placeResults();
+  fuseChains(result_);
+  placeMemory(result_);
+  return std::move(result_);
+}
+
+// Finds the readers of each value, and the axis that the first of them wants innermost.
+void Lowering::readUses() {
+  const size_t count = program_.grids.size();
+  uses_.resize(count), wanted_.assign(count, -2), primary_.resize(count);
+  for (size_t index = program_.operators.size(); index-- > 0;) {
+    const Operator& op = program_.operators[index];
+    for (const int64_t input : op.inputs) {
+      uses_[input].push_back(index);
+      const int64_t rank = sizes_[input].size();
+      if (isDynamic(op.kind) && isConvolution(op.kind)) {
+        wanted_[input] = lastAxis(sizes_[input]); // whatever it is, its codes get another one
+      } else if (const auto axis = channelAxis(op, rank)) {
+        wanted_[input] = *axis;
+      } else if (sizes_[op.output].size() == sizes_[input].size() && wanted_[op.output] != -2) {
+        wanted_[input] = wanted_[op.output];
+      } else if (op.kind == Kind::Roll) {
+        wanted_[input] = restingAxis(op, rank);
+      }
+    }
+  }
+  for (size_t value = 0; value < count; ++value) {
+    if (wanted_[value] == -2) {
+      const size_t rank = sizes_[value].size();
+      wanted_[value] = rank == 4 || rank == 5 ? 1 : lastAxis(sizes_[value]);
+    }
+  }
+  for (const int64_t output : program_.outputs) {
+    uses_[output].push_back(SIZE_MAX);
+  }
+}
+
+void Lowering::lowerOperator(size_t index) {
+  (this->*declarationOf(program_.operators[index].kind).lower)(index);
+}
+
+std::vector<size_t> Lowering::wantAll(const Operator& op) {
+  std::vector<size_t> operands;
+  for (const int64_t input : op.inputs) {
+    operands.push_back(want(input, *channelAxis(op, sizes_[input].size())));
+  }
+  return operands;
+}
+
+void Lowering::lowerChannels(size_t index) {
+  const Operator& op = program_.operators[index];
+  emit(declarationOf(op.kind).step, index, wantAll(op), *channelAxis(op, sizes_[op.output].size()));
+}
+
+void Lowering::lowerWithTable(size_t index) {
+  const Operator& op = program_.operators[index];
+  emitWithTable(declarationOf(op.kind).step, index, wantAll(op), *channelAxis(op, sizes_[op.output].size()));
+}
+
+void Lowering::lowerBroadcast(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Sizes& out = sizes_[op.output];
+  const bool second = sizes_[op.inputs[0]] != out && sizes_[op.inputs[1]] == out;
+  const size_t whole = primary_[op.inputs[second]];
+  const int64_t rank = out.size(), missing = rank - memory(whole).sizes.size();
+  const int64_t axis = memory(whole).axis < 0 ? rank - 1 : memory(whole).axis + missing;
+  std::vector<size_t> operands;
+  for (const int64_t input : op.inputs) {
+    const int64_t own = axis - (rank - int64_t(sizes_[input].size()));
+    // Without these channels, any order of the others does.
+    operands.push_back(own < 0 || sizes_[input][own] == 1 ? primary_[input] : want(input, own));
+  }
+  emitWithTable(declarationOf(op.kind).step, index, operands, axis);
+}
+
+void Lowering::lowerRows(size_t index) {
+  const Operator& op = program_.operators[index];
+  const int64_t axis = *channelAxis(op, sizes_[op.output].size());
+  const auto& uses = uses_[op.output];
+  const auto found = std::ranges::find_if(uses, [&](size_t use) { return isQuantize(use); });
+  emit(declarationOf(op.kind).step, index, wantAll(op), axis);
+  if (found != uses.end()) {
+    Step& step = result_.steps.back();
+    fused_.insert(*found);
+    step.kept = uses.size() > 1 ? std::optional(step.output) : std::nullopt;
+    step.output = addMemory(program_.operators[*found].output, axis);
+  }
+}
+
+void Lowering::lowerInPlace(size_t index) {
+  const Operator& op = program_.operators[index];
+  emit(declarationOf(op.kind).step, index, {primary_[op.inputs[0]]}, ownAxis(op));
+}
+
+// Whoever quantizes it reads the tensor itself, and so do others where it lies as they want it.
+void Lowering::lowerInput(size_t index) {
+  const Operator& op = program_.operators[index];
+  const auto& uses = uses_[op.output];
+  const size_t source = op.attributes[0];
+  const int64_t axis = wanted_[op.output];
+  if (std::ranges::all_of(uses, [&](size_t use) { return isQuantize(use); })) {
+    return;
+  }
+  if (contiguous_[source] && inOrder(orderOf(sizes_[op.output], axis))) {
+    memory(addMemory(op.output, axis)).home = 1 + source;
+  } else {
+    emit(Does::Take, index, {}, axis);
+    result_.steps.back().source = source;
+  }
+}
+
+void Lowering::lowerQuantize(size_t index) {
+  const Operator& op = program_.operators[index];
+  const Operator& maker = program_.operators[makers_[op.inputs[0]]];
+  if (maker.kind == Kind::Input) {
+    emit(Does::Enter, index, {}, wanted_[op.output]);
+    result_.steps.back().source = maker.attributes[0];
+  } else {
+    const bool many =
+        int64_t(sizes_[op.output].size()) > kMostAxes; // which are gone through in their own order
+    emit(Does::Quantize, index, {primary_[op.inputs[0]]}, many ? ownAxis(op) : wanted_[op.output]);
+  }
+}
+
+void Lowering::lowerConstant(size_t index) {
+  emit(Does::Load, index, {}, wanted_[program_.operators[index].output]);
+}
+
+void Lowering::lowerFunction(size_t index) {
+  lowerInPlace(index);
+  result_.steps.back().function = functionOf(program_.operators[index]);
+}
+
+void Lowering::lowerTable(size_t index) {
+  lowerInPlace(index);
+  result_.steps.back().table = program_.operators[index].tensors[0].const_data_ptr<uint8_t>();
+}
+
+void Lowering::lowerMean(size_t index) {
+  const Operator& op = program_.operators[index];
+  if (memory(primary_[op.inputs[0]]).grid->is_float) {
+    return lowerReduction(index);
+  }
+  const int64_t rank = sizes_[op.inputs[0]].size();
+  int64_t axis = memory(primary_[op.inputs[0]]).axis;
+  if (axis >= 0 && isReduced(op, axis, rank)) {
+    for (axis = rank - 1; axis >= 0 && isReduced(op, axis, rank); --axis) {
+    }
+  }
+  const size_t input = want(op.inputs[0], axis);
+  const int64_t others = rank - (axis >= 0);
+  TORCH_CHECK(
+      others <= 3 || (others == 4 && !isReduced(op, axis == 0 ? 1 : 0, rank)), op.name,
+      " (mean) goes over the first of ", rank, " axes, which a plan cannot do");
+  emit(Does::Mean, index, {input}, axisBehind(op, axis, rank));
+}
+
+// Of float32, which goes over channels as over all other axes.
+void Lowering::lowerReduction(size_t index) {
+  const Operator& op = program_.operators[index];
+  const int64_t rank = sizes_[op.inputs[0]].size(), own = ownAxis(op), axis = own < 0 ? rank - 1 : own;
+  emit(Does::Reduce, index, {want(op.inputs[0], axis)}, axisBehind(op, axis, rank));
+}
+
+void Lowering::lowerAffine(size_t index) {
+  const Operator& op = program_.operators[index];
+  const auto operands = wantAll(op);
+  if (program_.grids[op.output].is_float) {
+    return emit(Does::Scale, index, operands, kAffineAxis);
+  }
+  const bool several = operands.size() > 1;
+  const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];
+  emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
+}
+
+void Lowering::lowerRecurrent(size_t index) {
+  lowerChannels(index);
+  result_.steps.back().packed = weights_.packed(program_, program_.operators[index], true);
+}
+
+// Finds the borders that convolutions read around their operands.
+void Lowering::findBorders() {
+  for (Step& step : result_.steps) {
+    const Operator& op = program_.operators[step.index];
+    if (step.does != Does::Convolve && step.does != Does::ConvolveTransposed &&
+        (step.does != Does::ToFloats || isLinear(op.kind))) {
+      continue;
+    }
+    const Memory& in = memory(step.inputs[0]);
+    Sizes widths; // of what an affine operator reads
+    for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
+      widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
+    }
+    step.packed = weights_.packed(program_, op, in.is != Is::Slice, widths);
+    if (op.kind != Kind::Linear) {
+      const Memory& out = memory(step.output);
+      const Border border = borderOf(
+          op, *step.packed, imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
+          imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
+      size_t whole = step.inputs[0]; // a slice has the border of what it is one of
+      while (memory(whole).is == Is::Slice) {
+        whole = memory(whole).parent;
+      }
+      widen(memory(whole).border, border);
+    }
+  }
+}
+
+// A value has the bytes of another where both are dense; else it is copied, through one that is.
+void Lowering::settleNames() {
+  std::vector<Step> steps;
+  for (Step& step : result_.steps) {
+    if (step.does != Does::Rename) {
+      steps.push_back(std::move(step));
+      continue;
+    }
+    size_t input = step.inputs[0];
+    const auto copy = [&](size_t from, size_t to) {
+      Step made{.does = Does::Copy, .index = step.index, .inputs = {from}, .output = to};
+      made.axes = identity(memory(to).sizes.size());
+      steps.push_back(std::move(made));
+    };
+    const Memory from = memory(input), to = memory(step.output);
+    if (from.is == Is::Slice || from.border != Border{}) {
+      const size_t dense = addMemory({.sizes = from.sizes, .axis = from.axis, .grid = from.grid});
+      copy(input, dense);
+      input = dense;
+    }
+    memory(step.output).parent = input;
+    if (to.border != Border{}) {
+      const size_t dense =
+          addMemory({.sizes = to.sizes, .axis = to.axis, .grid = to.grid, .is = Is::Same, .parent = input});
+      memory(step.output).is = Is::Own;
+      copy(dense, step.output);
+    }
+  }
+  result_.steps = std::move(steps);
+}
+
+// A float32 value that lies in memory as it is returned is computed right there.
+void Lowering::placeResults() {
+  std::erase_if(result_.steps, [&](const Step& step) {
+    if (step.does != Does::Exit) {
+      return false;
+    }
+    const Memory& value = memory(step.inputs[0]);
+    Sizes order = result_.orders[step.output];
+    std::erase_if(order, [&](int64_t axis) { return value.sizes[axis] == 1; });
+    size_t id = step.inputs[0];
+    while (memory(id).is == Is::Same) {
+      id = memory(id).parent;
+    }
+    Memory& owner = memory(id);
+    const bool there = value.grid->is_float && orderOf(value.sizes, value.axis) == order &&
+                       owner.is == Is::Own && owner.home == 0;
+    owner.home = there ? 1 + program_.inputs + step.output : owner.home;
+    return there;
+  });
+}
 
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
   const auto channels = declarationOf(op.kind).channels;

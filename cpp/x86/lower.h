@@ -30,46 +30,47 @@ struct Memory {
   int64_t bytes() const { return grid == nullptr ? 1 : grid->bytes(); } // of an element
 };
 
-struct Step {
-  enum class Does {
-    Enter, // quantizes an input of the plan
-    Take,  // float32 of it
-    Quantize,
-    Dequantize,
-    Convolve,
-    ConvolveTransposed,
-    Chain,
-    LookUp,
-    Add,
-    Multiply,
-    Divide,
-    Fill,
-    MaxPool,
-    Average,
-    Mean,
-    Reduce, // float32
-    Scale,  // channels of float32
-    Resample,
-    Pad,
-    Interleave,
-    Roll,
-    Pack, // of the right operand of a product
-    Product,
-    Softmax,
-    Normalize,
-    NormalizeGroups,
-    Measure,      // the extents of float32, for a grid
-    QuantizeRows, // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
-    QuantizeImage, // the same on one grid; inputs: float32 and extents
-    ToFloats,      // sums of an operator that is dynamic; see addendOf
-    Recur,         // through all steps of a recurrent layer
-    Apply,         // of a function
-    Copy,
-    Load, // of a constant
-    Rename,
-    Exit
-  };
+// What a step does.
+enum class Does {
+  Enter, // quantizes an input of the plan
+  Take,  // float32 of it
+  Quantize,
+  Dequantize,
+  Convolve,
+  ConvolveTransposed,
+  Chain,
+  LookUp,
+  Add,
+  Multiply,
+  Divide,
+  Fill,
+  MaxPool,
+  Average,
+  Mean,
+  Reduce, // float32
+  Scale,  // channels of float32
+  Resample,
+  Pad,
+  Interleave,
+  Roll,
+  Pack, // of the right operand of a product
+  Product,
+  Softmax,
+  Normalize,
+  NormalizeGroups,
+  Measure,      // the extents of float32, for a grid
+  QuantizeRows, // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
+  QuantizeImage, // the same on one grid; inputs: float32 and extents
+  ToFloats,      // sums of an operator that is dynamic; see addendOf
+  Recur,         // through all steps of a recurrent layer
+  Apply,         // of a function
+  Copy,
+  Load, // of a constant
+  Rename,
+  Exit
+};
 
+struct Step {
   Does does;
   size_t index;                    // of the operator
   std::vector<size_t> inputs;      // of Convolve, the second one is added

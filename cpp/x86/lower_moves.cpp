@@ -21,27 +21,6 @@ int64_t restingAxis(const Operator& roll, int64_t rank) {
   return axis;
 }
 
-void Moves::lowerMove(size_t index) {
-  switch (program_.operators[index].kind) {
-    case Kind::Concat: return lowerConcat(index);
-    case Kind::Flatten:
-    case Kind::Reshape:
-    case Kind::Unsqueeze:
-    case Kind::Squeeze:
-    case Kind::Unflatten: return lowerReshape(index);
-    case Kind::Expand: return lowerExpand(index);
-    case Kind::Roll: return lowerRoll(index);
-    case Kind::Permute:
-    case Kind::Transpose: return lowerPermute(index);
-    case Kind::Shuffle: return lowerShuffle(index);
-    case Kind::Slice:
-    case Kind::Narrow:
-    case Kind::Part: return lowerPart(index);
-    case Kind::Pad: return lowerPad(index);
-    default: TORCH_INTERNAL_ASSERT(false, "it moves nothing");
-  }
-}
-
 void Moves::lowerConcat(size_t index) {
   const Operator& op = program_.operators[index];
   if (isShuffledAlone(op)) {

@@ -53,7 +53,7 @@ Products::Operand Products::operand(int64_t value, bool left) {
   }
   for (const size_t index : chain) {
     if (views_.erase(index)) {
-      lowerMove(index);
+      lowerOperator(index);
     }
   }
   return seen(want(value, lastAxis(sizes_[value])), {});

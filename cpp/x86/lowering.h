@@ -30,7 +30,6 @@ inline int64_t lastAxis(const Sizes& sizes) { return static_cast<int64_t>(sizes.
 class Values {
  protected:
   using Is = Memory::Is;
-  using Does = Step::Does;
 
   Values(const Program& program, const std::vector<Sizes>& sizes) : program_(program), sizes_(sizes) {}
 
@@ -110,17 +109,8 @@ int64_t restingAxis(const Operator& roll, int64_t rank);
 
 // Operators that only move codes.
 class Moves : public Values {
- protected:
-  Moves(const Program& program, const std::vector<Sizes>& sizes)
-      : Values(program, sizes), joins_(program, sizes) {}
-
-  void lowerMove(size_t index);
-
-  Joins joins_;
-
- private:
+ public:
   void lowerConcat(size_t index);
-  void rescale(size_t id, const Grid* grid);
   void lowerPad(size_t index);
   void lowerReshape(size_t index);
   void lowerPermute(size_t index);
@@ -128,6 +118,15 @@ class Moves : public Values {
   void lowerRoll(size_t index);
   void lowerPart(size_t index);
   void lowerShuffle(size_t index);
+
+ protected:
+  Moves(const Program& program, const std::vector<Sizes>& sizes)
+      : Values(program, sizes), joins_(program, sizes) {}
+
+  Joins joins_;
+
+ private:
+  void rescale(size_t id, const Grid* grid);
   void rename(size_t index, size_t input, int64_t axis);
   size_t slice(size_t whole, const Grid* grid, int64_t start, int64_t length);
   bool isShuffledAlone(const Operator& concat) const;
@@ -141,13 +140,16 @@ std::optional<int64_t> channelAxis(const Operator& op, int64_t rank);
 
 // Matrix products read their operands where they are, and write where a transposition wants the result.
 class Products : public Moves {
+ public:
+  void lowerProduct(size_t index);
+
  protected:
   using Moves::Moves;
 
   void findViews();
   // Whether only products read it, so that nothing is copied.
   bool isView(size_t index) const { return views_.count(index) > 0; }
-  void lowerProduct(size_t index);
+  virtual void lowerOperator(size_t index) = 0;
 
   std::vector<size_t> makers_; // operators by their results
 
@@ -168,12 +170,13 @@ class Products : public Moves {
 
 // Operators that quantize their input as the plan runs.
 class Dynamics : public Products {
+ public:
+  // With a function and a sum that alone read the result, if the other operand is there already.
+  void lowerDynamic(size_t index);
+
  protected:
   Dynamics(const Program& program, const std::vector<Sizes>& sizes, Weights& weights)
       : Products(program, sizes), weights_(weights) {}
-
-  // With a function and a sum that alone read the result, if the other operand is there already.
-  void lowerDynamic(size_t index);
 
   Weights& weights_;
 
@@ -182,6 +185,52 @@ class Dynamics : public Products {
 
   // Of float32, and how it is quantized: rows or an image, the axis of its channels, per row, the form of the range.
   std::map<std::tuple<size_t, bool, int64_t, bool, int64_t>, std::vector<size_t>> quantized_;
+};
+
+// All operators, one after the other, by what their declarations name.
+class Lowering : public Dynamics {
+ public:
+  Lowering(
+      const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
+      Weights& weights)
+      : Dynamics(program, sizes, weights), contiguous_(contiguous) {}
+
+  Lowered run(std::vector<Sizes> orders);
+
+  // The declared step: along the channels of all operands; with a table or function behind it; for operands that
+  // broadcast; for rows of float32, with the codes that the first reader makes of them; element by element.
+  void lowerChannels(size_t index);
+  void lowerWithTable(size_t index);
+  void lowerBroadcast(size_t index);
+  void lowerRows(size_t index);
+  void lowerInPlace(size_t index);
+
+  void lowerInput(size_t index);
+  void lowerQuantize(size_t index);
+  void lowerConstant(size_t index);
+  void lowerNothing(size_t /*index*/) {}
+  void lowerFunction(size_t index);
+  void lowerTable(size_t index);
+  void lowerAffine(size_t index);
+  void lowerMean(size_t index);
+  void lowerReduction(size_t index);
+  void lowerRecurrent(size_t index);
+
+ private:
+  void lowerOperator(size_t index) override;
+  void readUses();
+  void findBorders();
+  void settleNames();
+  void placeResults();
+
+  // As the operand has it in memory.
+  int64_t ownAxis(const Operator& op) { return memory(primary_[op.inputs[0]]).axis; }
+  std::vector<size_t> wantAll(const Operator& op);
+  bool isQuantize(size_t use) const {
+    return use != SIZE_MAX && program_.operators[use].kind == Kind::Quantize;
+  }
+
+  const std::vector<bool>& contiguous_;
 };
 
 } // namespace jit_passes::x86

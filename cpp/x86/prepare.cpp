@@ -5,8 +5,6 @@
 namespace jit_passes::x86 {
 namespace {
 
-using Does = Step::Does;
-
 // Makes the phases: a step each, or one for each step of time, and the border of what it is the first to write.
 class Preparation {
  public:

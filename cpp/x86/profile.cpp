@@ -30,7 +30,7 @@ int64_t productsOf(const Operator& op, const Memory& from, const Memory& to) {
 
 Phase describe(const Program& program, const Lowered& lowered, const Step& step) {
   Phase phase;
-  if (step.does == Step::Does::Exit) {
+  if (step.does == Does::Exit) {
     phase.kernel = "dequantize";
     phase.sizes = lowered.memory[step.inputs[0]].sizes;
     return phase;
@@ -39,7 +39,7 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
   phase.name = op.name;
   phase.sizes = lowered.memory[step.output].sizes;
   phase.tables = step.own_tables;
-  if (step.does == Step::Does::Chain) {
+  if (step.does == Does::Chain) {
     for (const Step& part : step.chain) {
       const Phase described = describe(program, lowered, part);
       phase.kernel += (phase.kernel.empty() ? "" : ", ") + described.kernel;
@@ -48,21 +48,20 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
     }
     return phase;
   }
-  phase.kernel = step.does == Step::Does::Copy            ? "copy"
-                 : step.does == Step::Does::Pack          ? "pack"
-                 : step.does == Step::Does::Measure       ? "range of rows"
-                 : step.does == Step::Does::QuantizeRows  ? "quantize rows"
-                 : step.does == Step::Does::QuantizeImage ? "quantize as it comes"
-                 : isConvolution(op.kind)                 ? convolutionName(op)
-                                                          : nameOf(op.kind);
+  phase.kernel = step.does == Does::Copy            ? "copy"
+                 : step.does == Does::Pack          ? "pack"
+                 : step.does == Does::Measure       ? "range of rows"
+                 : step.does == Does::QuantizeRows  ? "quantize rows"
+                 : step.does == Does::QuantizeImage ? "quantize as it comes"
+                 : isConvolution(op.kind)           ? convolutionName(op)
+                                                    : nameOf(op.kind);
   phase.kernel += hasSum(op) ? " + add" : "";
-  phase.kernel += step.does == Step::Does::ToFloats && addendOf(step, op) ? " + add" : "";
-  if (step.does == Step::Does::Convolve || step.does == Step::Does::ConvolveTransposed ||
-      step.does == Step::Does::ToFloats) {
+  phase.kernel += step.does == Does::ToFloats && addendOf(step, op) ? " + add" : "";
+  if (step.does == Does::Convolve || step.does == Does::ConvolveTransposed || step.does == Does::ToFloats) {
     phase.products = productsOf(op, lowered.memory[step.inputs[0]], lowered.memory[step.output]);
-  } else if (step.does == Step::Does::Recur) {
+  } else if (step.does == Does::Recur) {
     phase.products = countOf(phase.sizes) / phase.sizes.back() * op.tensors[kWeight].numel();
-  } else if (step.does == Step::Does::Product) {
+  } else if (step.does == Does::Product) {
     const Sizes& sizes = lowered.memory[step.inputs[0]].sizes;
     phase.products = countOf(phase.sizes) * through(step.views[0], {sizes, sizes, 0}).sizes.back();
   }

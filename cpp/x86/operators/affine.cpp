@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -58,7 +59,8 @@ const RegisterOperator affine_operator{
      .check = checkAffine,
      .check_values = checkOneInFloats,
      .infer = sizesOfAffine,
-     .channels = secondAxis}};
+     .channels = secondAxis,
+     .lower = &Lowering::lowerAffine}};
 
 } // namespace
 } // namespace jit_passes::x86

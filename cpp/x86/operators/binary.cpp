@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -28,6 +29,8 @@ const RegisterOperator add_operator{
      .check = checkAdd,
      .infer = sizesOfBoth,
      .least_axes = mostAxesOfAny,
+     .lower = &Lowering::lowerBroadcast,
+     .step = Does::Add,
      .order = orderOfLargest}};
 
 Planned multiply(const Reader&, Node* node) {
@@ -42,6 +45,8 @@ const RegisterOperator multiply_operator{
      .from = {{"mul", multiply}},
      .infer = sizesOfBoth,
      .least_axes = mostAxesOfAny,
+     .lower = &Lowering::lowerBroadcast,
+     .step = Does::Multiply,
      .order = orderOfLargest}};
 
 bool givesFloats(const Operator& /*op*/) { return false; }
@@ -66,6 +71,8 @@ const RegisterOperator divide_operator{
      .infer = sizesOfBoth,
      .least_axes = mostAxesOfAny,
      .gives_codes = givesFloats,
+     .lower = &Lowering::lowerBroadcast,
+     .step = Does::Divide,
      .order = orderOfLargest}};
 
 Planned maskedFill(const Reader& reader, Node* node) {
@@ -90,6 +97,8 @@ const RegisterOperator fill_operator{
      .infer = sizesOfBoth,
      .least_axes = mostAxesOfAny,
      .gives_codes = givesFloats,
+     .lower = &Lowering::lowerBroadcast,
+     .step = Does::Fill,
      .order = orderOfLargest}};
 
 } // namespace

@@ -1,6 +1,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -32,7 +33,8 @@ const RegisterOperator concat_operator{
      .types = Types::Same,
      .from = {{"cat", concat}},
      .check = checkAllAxes,
-     .infer = sizesOfConcat}};
+     .infer = sizesOfConcat,
+     .lower = &Lowering::lowerConcat}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -2,6 +2,7 @@
 #include "core/places.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -153,7 +154,9 @@ const RegisterOperator convolution_operator{
      .from = {{"conv1d", convolution<1>}, {"conv2d", convolution<2>}, {"conv3d", convolution<3>}},
      .check = checkConvolution,
      .infer = sizesOfConvolution,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerWithTable,
+     .step = Does::Convolve}};
 const RegisterOperator transposed_operator{
     Kind::TransposedConvolution,
     {.name = "transposed_convolution",
@@ -165,7 +168,9 @@ const RegisterOperator transposed_operator{
           {"conv_transpose3d", transposedConvolution<3>}},
      .check = checkConvolution,
      .infer = sizesOfTransposed,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerWithTable,
+     .step = Does::ConvolveTransposed}};
 const RegisterOperator dynamic_convolution_operator{
     Kind::DynamicConvolution,
     {.name = "convolution_dynamic",
@@ -174,7 +179,8 @@ const RegisterOperator dynamic_convolution_operator{
      .types = Types::Real,
      .check = checkDynamicConvolution,
      .infer = sizesOfConvolution,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerDynamic}};
 const RegisterOperator dynamic_transposed_operator{
     Kind::DynamicTransposedConvolution,
     {.name = "transposed_convolution_dynamic",
@@ -183,7 +189,8 @@ const RegisterOperator dynamic_transposed_operator{
      .types = Types::Real,
      .check = checkDynamicConvolution,
      .infer = sizesOfTransposed,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerDynamic}};
 
 } // namespace
 } // namespace jit_passes::x86

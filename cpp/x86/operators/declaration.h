@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "x86/lower.h"
 #include "x86/shapes.h"
 
 namespace jit_passes::x86 {
@@ -19,6 +20,7 @@ enum class Types {
   Real    // float32, of all operands and the result
 };
 
+class Lowering;
 class Reader;
 struct Planned;
 
@@ -79,6 +81,9 @@ struct Declaration {
   bool (*gives_codes)(const Operator&) = givesAnyCodes;
   // The axis of the channels, of tensors with so many axes; null if the operator works along none.
   int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
+  // How steps are made of it, and the step, where that is one of several (lowering.h).
+  void (Lowering::*lower)(size_t index) = nullptr;
+  Does step = Does::Rename;
   // How the axes of the result lie in memory (orders.h), by the orders and sizes of all values; null if contiguous.
   Sizes (*order)(const Operator&, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) =
       nullptr;

@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -99,6 +100,8 @@ const RegisterOperator function_operator{
           {"softplus", softplus},
           {"pow", power}},
      .check = checkFunction,
+     .lower = &Lowering::lowerFunction,
+     .step = Does::Apply,
      .order = orderOfFirst}};
 
 void checkTable(const Operator& op) {
@@ -114,6 +117,8 @@ const RegisterOperator table_operator{
      .tensors = {1, 1},
      .most_axes = kMostMovedAxes,
      .check = checkTable,
+     .lower = &Lowering::lowerTable,
+     .step = Does::LookUp,
      .order = orderOfFirst}};
 
 } // namespace

@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -77,7 +78,9 @@ const RegisterOperator linear_operator{
      .from = {{"linear", linear}},
      .check = checkLinear,
      .infer = sizesOfLinear,
-     .channels = lastAxisOf}};
+     .channels = lastAxisOf,
+     .lower = &Lowering::lowerWithTable,
+     .step = Does::Convolve}};
 const RegisterOperator dynamic_linear_operator{
     Kind::DynamicLinear,
     {.name = "linear_dynamic",
@@ -87,7 +90,8 @@ const RegisterOperator dynamic_linear_operator{
      .most_axes = kMostMovedAxes,
      .check = checkDynamicLinear,
      .infer = sizesOfLinear,
-     .channels = lastAxisOf}};
+     .channels = lastAxisOf,
+     .lower = &Lowering::lowerDynamic}};
 const RegisterOperator product_operator{
     Kind::MatrixProduct,
     {.name = "matrix_product",
@@ -98,7 +102,8 @@ const RegisterOperator product_operator{
      .check = checkProduct,
      .infer = sizesOfProduct,
      .least_axes = leastAxesOfProduct,
-     .channels = lastAxisOf}};
+     .channels = lastAxisOf,
+     .lower = &Lowering::lowerProduct}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -1,6 +1,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "x86/attention.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -107,7 +108,9 @@ const RegisterOperator softmax_operator{
      .from = {{"softmax", softmax}, {"_safe_softmax", softmax}},
      .check = checkSoftmax,
      .infer = sizesOfSoftmax,
-     .channels = axisOfAttribute}};
+     .channels = axisOfAttribute,
+     .lower = &Lowering::lowerRows,
+     .step = Does::Softmax}};
 const RegisterOperator layer_norm_operator{
     Kind::LayerNorm,
     {.name = "layer_norm",
@@ -117,7 +120,9 @@ const RegisterOperator layer_norm_operator{
      .check = checkNorm,
      .infer = sizesOfLayerNorm,
      .gives_codes = sumsCodes,
-     .channels = lastAxisOf}};
+     .channels = lastAxisOf,
+     .lower = &Lowering::lowerRows,
+     .step = Does::Normalize}};
 const RegisterOperator rms_norm_operator{
     Kind::RmsNorm,
     {.name = "rms_norm",
@@ -126,7 +131,9 @@ const RegisterOperator rms_norm_operator{
      .from = {{"rms_norm", rmsNorm}},
      .check = checkNorm,
      .infer = sizesOfLayerNorm,
-     .channels = lastAxisOf}};
+     .channels = lastAxisOf,
+     .lower = &Lowering::lowerRows,
+     .step = Does::Normalize}};
 const RegisterOperator group_norm_operator{
     Kind::GroupNorm,
     {.name = "group_norm",
@@ -136,7 +143,9 @@ const RegisterOperator group_norm_operator{
      .from = {{"group_norm", groupNorm}},
      .check = checkNorm,
      .infer = sizesOfGroupNorm,
-     .channels = secondAxis}};
+     .channels = secondAxis,
+     .lower = &Lowering::lowerChannels,
+     .step = Does::NormalizeGroups}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -4,6 +4,7 @@
 #include "x86/parts.h"
 
 #include "checks.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -170,7 +171,8 @@ const RegisterOperator shuffle_operator{
      .from = {{"channel_shuffle", channelShuffle}},
      .check = checkShuffle,
      .infer = sizesOfShuffle,
-     .channels = axisOfAttribute}};
+     .channels = axisOfAttribute,
+     .lower = &Lowering::lowerShuffle}};
 const RegisterOperator slice_operator{
     Kind::Slice,
     {.name = "slice",
@@ -182,7 +184,8 @@ const RegisterOperator slice_operator{
      .from = {{"slice", slice}},
      .check = checkSlice,
      .infer = sizesOfRange,
-     .computes = computesEnds}};
+     .computes = computesEnds,
+     .lower = &Lowering::lowerPart}};
 const RegisterOperator narrow_operator{
     Kind::Narrow,
     {.name = "narrow",
@@ -195,7 +198,8 @@ const RegisterOperator narrow_operator{
      .check = checkNarrow,
      .infer = sizesOfRange,
      .least_axes = axesOfRange,
-     .computes = computesEnds}};
+     .computes = computesEnds,
+     .lower = &Lowering::lowerPart}};
 const RegisterOperator part_operator{
     Kind::Part,
     {.name = "part",
@@ -214,7 +218,8 @@ const RegisterOperator part_operator{
           {"unsafe_split_with_sizes", split}},
      .check = checkPart,
      .infer = sizesOfRange,
-     .least_axes = axesOfRange}};
+     .least_axes = axesOfRange,
+     .lower = &Lowering::lowerPart}};
 
 } // namespace
 

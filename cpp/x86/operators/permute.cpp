@@ -1,7 +1,9 @@
 // Axes in another order, and elements that go elsewhere along them.
 #include "checks.h"
+#include "core/places.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 #include "x86/orders.h"
 
 namespace jit_passes::x86 {
@@ -57,6 +59,7 @@ const RegisterOperator permute_operator{
      .check = checkAllAxes,
      .infer = sizesOfPermute,
      .least_axes = asManyAxes,
+     .lower = &Lowering::lowerPermute,
      .order = permutedOrder}};
 
 Planned transpose(const Reader& reader, Node* node) {
@@ -75,6 +78,7 @@ const RegisterOperator transpose_operator{
      .from = {{"transpose", transpose}},
      .check = checkAllAxes,
      .infer = sizesOfTranspose,
+     .lower = &Lowering::lowerPermute,
      .order = permutedOrder}};
 
 Planned roll(const Reader& reader, Node* node) {
@@ -109,7 +113,8 @@ const RegisterOperator roll_operator{
      .moves = true,
      .from = {{"roll", roll}},
      .check = checkRoll,
-     .infer = sizesOfRoll}};
+     .infer = sizesOfRoll,
+     .lower = &Lowering::lowerRoll}};
 
 constexpr int64_t kMaxPadding = int64_t{1} << 24;
 
@@ -152,7 +157,8 @@ const RegisterOperator pad_operator{
      .from = {{"constant_pad_nd", pad}, {"pad", pad}},
      .check = checkPad,
      .infer = sizesOfPad,
-     .computes = computesAll}};
+     .computes = computesAll,
+     .lower = &Lowering::lowerPad}};
 
 } // namespace
 

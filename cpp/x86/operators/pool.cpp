@@ -1,6 +1,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -90,7 +91,9 @@ const RegisterOperator max_pool_operator{
      .from = {{"max_pool1d", maxPool<1>}, {"max_pool2d", maxPool<2>}, {"max_pool3d", maxPool<3>}},
      .check = checkPool,
      .infer = sizesOfPool,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerChannels,
+     .step = Does::MaxPool}};
 const RegisterOperator average_pool_operator{
     Kind::AveragePool,
     {.name = "average_pool",
@@ -99,7 +102,9 @@ const RegisterOperator average_pool_operator{
      .from = {{"avg_pool2d", averagePool<2>}, {"avg_pool3d", averagePool<3>}},
      .check = checkAverage,
      .infer = sizesOfPool,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerChannels,
+     .step = Does::Average}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -2,6 +2,7 @@
 
 #include "checks.h"
 #include "x86/dynamic.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -56,7 +57,9 @@ const RegisterOperator recurrent_operator{
      .types = Types::Real,
      .check = checkRecurrent,
      .infer = sizesOfStates,
-     .channels = lastAxisOf}};
+     .channels = lastAxisOf,
+     .lower = &Lowering::lowerRecurrent,
+     .step = Does::Recur}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "core/places.h"
 #include "from_graph.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -42,7 +43,8 @@ Declaration inFloats(const char* name, std::vector<From> from) {
       .from = std::move(from),
       .check = checkReduction,
       .infer = sizesOfReduced,
-      .least_axes = axesOfReduced};
+      .least_axes = axesOfReduced,
+      .lower = &Lowering::lowerReduction};
 }
 
 Planned reduction(const Reader& reader, Node* node) {
@@ -71,7 +73,8 @@ const RegisterOperator mean_operator{
      .from = {{"mean", reduction}},
      .check = checkReduction,
      .infer = sizesOfReduced,
-     .least_axes = axesOfReduced}};
+     .least_axes = axesOfReduced,
+     .lower = &Lowering::lowerMean}};
 const RegisterOperator sum_operator{Kind::Sum, inFloats("sum", {{"sum", reduction}})};
 const RegisterOperator length_operator{
     Kind::Length, inFloats("length", {{"norm", reduction}, {"linalg_vector_norm", reduction}})};

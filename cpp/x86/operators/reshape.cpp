@@ -3,6 +3,7 @@
 #include "core/places.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -42,7 +43,8 @@ const RegisterOperator flatten_operator{
      .from = {{"flatten", flatten}},
      .check = checkAllAxes,
      .infer = sizesOfFlatten,
-     .least_axes = axesOfFlatten}};
+     .least_axes = axesOfFlatten,
+     .lower = &Lowering::lowerReshape}};
 
 Planned reshape(const Reader& reader, Node* node) {
   Planned planned{{Kind::Reshape, "", {}, 0, {}, {}}, {node->input(0)}};
@@ -84,7 +86,8 @@ const RegisterOperator reshape_operator{
      .check = checkReshape,
      .infer = sizesOfReshape,
      .least_axes = asManyAxes,
-     .computes = computesAll}};
+     .computes = computesAll,
+     .lower = &Lowering::lowerReshape}};
 
 Planned unflatten(const Reader& reader, Node* node) {
   Planned planned{{Kind::Unflatten, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
@@ -126,7 +129,8 @@ const RegisterOperator unflatten_operator{
      .check = checkUnflatten,
      .infer = sizesOfUnflatten,
      .least_axes = axesOfUnflatten,
-     .computes = computesParts}};
+     .computes = computesParts,
+     .lower = &Lowering::lowerReshape}};
 
 Planned unsqueeze(const Reader& reader, Node* node) {
   return {{Kind::Unsqueeze, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
@@ -152,7 +156,8 @@ const RegisterOperator unsqueeze_operator{
      .from = {{"unsqueeze", unsqueeze}},
      .check = checkAllAxes,
      .infer = sizesOfUnsqueeze,
-     .least_axes = oneAxisMore}};
+     .least_axes = oneAxisMore,
+     .lower = &Lowering::lowerReshape}};
 
 Planned squeeze(const Reader& reader, Node* node) {
   refuseUnless(operandOf(node, "dim") != nullptr, "it takes away all axes of size 1");
@@ -193,7 +198,8 @@ const RegisterOperator squeeze_operator{
      .from = {{"squeeze", squeeze}},
      .check = checkAllAxes,
      .infer = sizesOfSqueeze,
-     .least_axes = axesOfSqueeze}};
+     .least_axes = axesOfSqueeze,
+     .lower = &Lowering::lowerReshape}};
 
 Planned expand(const Reader& reader, Node* node) {
   Planned planned{{Kind::Expand, "", {}, 0, {}, {}}, {node->input(0)}};
@@ -230,7 +236,8 @@ const RegisterOperator expand_operator{
      .check = checkExpand,
      .infer = sizesOfExpand,
      .least_axes = asManyAxes,
-     .computes = computesAll}};
+     .computes = computesAll,
+     .lower = &Lowering::lowerExpand}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -2,6 +2,7 @@
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -107,7 +108,9 @@ const RegisterOperator adaptive_average_operator{
           {"adaptive_avg_pool3d", adaptiveAverage<3>}},
      .check = checkAdaptive,
      .infer = sizesOfResized,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerChannels,
+     .step = Does::Average}};
 const RegisterOperator nearest_operator{
     Kind::ResizeNearest,
     {.name = "resize_nearest",
@@ -122,7 +125,9 @@ const RegisterOperator nearest_operator{
      .check = checkNearest,
      .infer = sizesOfResized,
      .computes = computesSizes,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerChannels,
+     .step = Does::Resample}};
 const RegisterOperator bilinear_operator{
     Kind::ResizeBilinear,
     {.name = "resize_bilinear",
@@ -133,7 +138,9 @@ const RegisterOperator bilinear_operator{
      .check = checkBilinear,
      .infer = sizesOfResized,
      .computes = computesSizesInFront,
-     .channels = axisInFront}};
+     .channels = axisInFront,
+     .lower = &Lowering::lowerChannels,
+     .step = Does::Resample}};
 
 } // namespace
 } // namespace jit_passes::x86

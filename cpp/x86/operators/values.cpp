@@ -1,6 +1,7 @@
 // Where values begin, and change their type.
 #include "checks.h"
 #include "sizes.h"
+#include "x86/lowering.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -42,13 +43,23 @@ const RegisterOperator input_operator{
      .attributes = {1, 1},
      .types = Types::Floats,
      .most_axes = kMostMovedAxes,
-     .check_values = checkInput}};
+     .check_values = checkInput,
+     .lower = &Lowering::lowerInput}};
 const RegisterOperator quantize_operator{
     Kind::Quantize,
-    {.name = "quantize", .types = Types::ToCodes, .most_axes = kMostMovedAxes, .order = orderOfFirst}};
+    {.name = "quantize",
+     .types = Types::ToCodes,
+     .most_axes = kMostMovedAxes,
+     .lower = &Lowering::lowerQuantize,
+     .order = orderOfFirst}};
 const RegisterOperator dequantize_operator{
     Kind::Dequantize,
-    {.name = "dequantize", .types = Types::ToFloats, .most_axes = kMostMovedAxes, .order = orderOfFirst}};
+    {.name = "dequantize",
+     .types = Types::ToFloats,
+     .most_axes = kMostMovedAxes,
+     .lower = &Lowering::lowerInPlace,
+     .step = Does::Dequantize,
+     .order = orderOfFirst}};
 const RegisterOperator constant_operator{
     Kind::Constant,
     {.name = "constant",
@@ -58,7 +69,8 @@ const RegisterOperator constant_operator{
      .check = checkConstant,
      .check_values = checkCodes,
      .infer = sizesOfConstant,
-     .least_axes = axesOfConstant}};
+     .least_axes = axesOfConstant,
+     .lower = &Lowering::lowerConstant}};
 const RegisterOperator power_operator{
     Kind::Power,
     {.name = "power",
@@ -68,7 +80,8 @@ const RegisterOperator power_operator{
      .types = Types::Real,
      .check = checkPower,
      .infer = sizesOfPower,
-     .computes = computesAll}};
+     .computes = computesAll,
+     .lower = &Lowering::lowerNothing}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -143,3 +143,36 @@ def test_any_length(number: int) -> None:
             with torch.no_grad():
                 found = sqnr(net(x), quantized(x))
             assert found > ROUNDING[mode], (target, mode, frontend, length, found, source)
+
+
+class SizesAsNumbers(nn.Module):
+    """The number of tokens, which a view leaves open: a factor, a result, an end, a divisor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.positions = nn.Parameter(torch.randn(64, FEATURES))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
+        packed = self.qkv(x).view(x.size(0), -1, 3, 2, 8)
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        means = v.sum(2) / v.size(2)
+        return q * (1.0 / q.size(-2)), q.size(2), k + self.positions[: k.size(2)], means
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
+@pytest.mark.parametrize("target", ["x86", "stock", "reference"])
+def test_the_number_of_tokens_as_a_number(target: str, traced: bool) -> None:
+    torch.manual_seed(0)
+    net = SizesAsNumbers().eval()
+    data = [torch.randn(16, FEATURES, WIDTH) for _ in range(4)]
+    # A trace gives the number as a tensor, which the check of traces takes for a wrong one.
+    model = torch.jit.trace(net, data[0], check_trace=False) if traced else torch.jit.script(net)
+    for mode in ("static", "weight_only"):
+        quantized = jit_passes.quantize_script(model, data, target=target, mode=mode)
+        for tokens in LENGTHS:
+            x = torch.randn(2, tokens, WIDTH)
+            (scaled, count, *rest), (wanted, _, *others) = quantized(x), model(x)
+            assert int(count) == tokens
+            for found, expected in zip((scaled, *rest), (wanted, *others), strict=True):
+                assert sqnr(expected, found) > 20

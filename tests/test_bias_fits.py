@@ -258,3 +258,20 @@ def test_drawn(seed: int) -> None:
         for target in ("x86", "stock"):
             found = jit_passes.quantize_script(script, [x], target=target, mode=mode, config=config)
             assert worst_channel(expected, found(x)) < 0.06  # a bias that is cut off costs 1
+
+
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_drawn_from_a_profile_and_in_training(seed: int) -> None:
+    random_ = random.Random(seed)
+    torch.manual_seed(seed)
+    model, x = draw(random_)
+    script = torch.jit.script(model) if seed % 2 else torch.jit.trace(model, x)
+    profile = jit_passes.profile(script, [x])
+    quantized = jit_passes.quantize_script(script, profile=profile, target="reference")
+    assert all(int(codes.abs().max()) <= ROOM for codes in biases(quantized))
+    for method in ("moving_average", "lsq", "tqt"):
+        qat = jit_passes.prepare_qat(script, fake_quantizer=method, target="reference").train()
+        jit_passes.freeze_statistics(qat)
+        qat(x)
+        converted = jit_passes.convert(qat.eval())
+        assert all(int(codes.abs().max()) <= ROOM for codes in biases(converted)), method

@@ -7,6 +7,8 @@ import importlib.metadata
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,19 @@ def same(one: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> bool:
     x = images()
     assert one(x).abs().sum() > 0
     return torch.equal(one(x), other(x))
+
+
+def test_command_and_package_are_installed(tmp_path: Path) -> None:
+    """Beside the interpreter, and outside of the project's folder."""
+    path = Path(sys.executable).with_name("jit-passes")
+    told = subprocess.run([path, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert told.returncode == 0 and jit_passes.__version__ in told.stdout
+    elsewhere = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    found = subprocess.run(
+        [sys.executable, "-c", "import jit_passes; print(jit_passes.__file__)"],
+        cwd=tmp_path, env=elsewhere, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Path(found.stdout.strip()) == Path(jit_passes.__file__)
 
 
 @pytest.mark.parametrize("target", ["stock", "reference", "x86", "stock:reduce_range=true"])

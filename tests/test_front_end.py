@@ -91,6 +91,31 @@ def test_a_filterbank_in_front_of_a_logarithm(log_mel: torch.jit.ScriptModule, t
     assert told["linear"] == row.reason
 
 
+class FromTheLeft(nn.Module):
+    """The filterbank as the first factor, [bands, bins], as most tools store it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filters", filterbank(33, 12).T.contiguous())
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, power: Tensor) -> tuple[Tensor, Tensor]:
+        mel = torch.log(self.filters @ power + 1e-6)
+        return mel, self.head(mel.transpose(1, 2))
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["scripted", "traced"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_filterbank_on_the_left(target: str, traced: bool) -> None:
+    data = [torch.rand(2, 33, 40) ** 8 for _ in range(4)]
+    net = seeded(FromTheLeft).eval()
+    model = torch.jit.trace(net, data[0]) if traced else torch.jit.script(net)
+    quantized = jit_passes.quantize_script(model, data, target=target, progress=False)
+    (mel, result), (wanted_mel, wanted) = quantized(data[0]), model(data[0])
+    assert torch.equal(mel, wanted_mel) and sqnr(wanted, result) > 30
+    assert dtypes(quantized)["head:linear"] == "int8"
+
+
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_a_mode_for_all_is_a_warning(log_mel: torch.jit.ScriptModule, mode: str) -> None:
     """It names the operator, and the rule that leaves it in float, which ends the warning."""

@@ -56,6 +56,15 @@ def test_any_batch_and_observer(calibration: str, batch: int) -> None:
         )
 
 
+def test_a_profile() -> None:
+    data = images(16, 16, 16, 16)
+    data[2][1, 2, 3, 4] = -1e30
+    with pytest.warns(jit_passes.JitPassesWarning) as told:
+        jit_passes.profile(torch.jit.script(convolutions()), data)
+    (message,) = (str(w.message) for w in told if w.category is jit_passes.JitPassesWarning)
+    assert message.startswith("profiled batch 2: the largest magnitude of 'input' is 1e+30, and ")
+
+
 class Inside(nn.Module):
     """A value that the model itself makes large in one sample."""
 

@@ -14,7 +14,7 @@ from ..logs import timed
 from ..passes.subject import wrap
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import InputFn
-from ..stages.calibrate import calibrate
+from ..stages.calibrate import observe
 from ..stages.faults import note_origin
 from ..stages.module import ModelStage, Report
 from ..stages.prepare import OBSERVE, request
@@ -62,6 +62,9 @@ def profile(
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
             or has no such method; there is no batch, or the model does not take it; a value is
             NaN, which the message names; bins is no number from 2 to 2**20.
+
+    Warns:
+        JitPassesWarning: a number is so far off all others that these may have few codes or none.
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
         raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
@@ -92,10 +95,11 @@ def profile_of(
     Report(ModelStage.PREPARED, method, record).write(module)
     prepared = wrap(module)
     note_origin(prepared, origin)
-    calibrate(prepared, data, input_fn=input_fn, progress=progress)
+    _, watch = observe(prepared, data, input_fn, progress)
+    observed = [operands for _, _, operands in _C.places(module, method)]
+    watch.tell_all([operands["name"] for operands in observed])
     states = {
-        operands["name"]: State(operands["range"], operands["histogram"])
-        for _, _, operands in _C.places(module, method)
+        operands["name"]: State(operands["range"], operands["histogram"]) for operands in observed
     }
     values = {site.name: ValueProfile.of(site.name, states[site.name]) for site in places}
     values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}

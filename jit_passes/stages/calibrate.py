@@ -50,6 +50,18 @@ def calibrate(
     Warns:
         JitPassesWarning: a number is so far off all others that these have few codes or none.
     """
+    report, watch = observe(prepared, data, input_fn, progress)
+    watch.tell(report)
+    return prepared
+
+
+def observe(
+    prepared: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    input_fn: InputFn | None,
+    progress: bool | None,
+) -> tuple[Report, OutlierWatch]:
+    """Do what `calibrate` does, but for its warning: return the outliers that were found."""
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     before = _C.deepcopy(prepared._c)
     watch = OutlierWatch(prepared, report.method)
@@ -68,8 +80,7 @@ def calibrate(
     made = {**report.made, "batches": count}
     report = replace(report, calibrated=True, made=made)
     report.write(prepared._c)
-    watch.tell(report)
-    return prepared
+    return report, watch
 
 
 def _run(

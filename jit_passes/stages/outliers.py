@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,13 @@ class OutlierWatch:
                 for index, (place, largest, others) in found.items()
             ]
 
+    def tell_all(self, names: Sequence[str]) -> None:
+        """Warn of the first value with an outlier, by the names of places: of a profile, say."""
+        for outlier in sorted(self._found, key=lambda found: found.place):
+            if outlier.next < outlier.largest / PART:
+                self._warn("profiled batch", outlier, names[outlier.place])
+                return
+
     def tell(self, report: Report) -> None:
         """Warn of the first place whose grid an outlier has made useless for all other numbers.
 
@@ -102,13 +109,16 @@ class OutlierWatch:
             chosen = known.found()
             span = float(chosen.scale) * (chosen.quant_max - chosen.quant_min)
             if outlier.next < span / PART:
-                warn(
-                    f"calibration batch {outlier.batch}: the largest magnitude of "
-                    f"'{known.place.name}' is {outlier.largest:.3g}, and the next one "
-                    f"{outlier.next:.3g}, which leaves all other values few codes or none: leave "
-                    "that sample out, or give the value a range in the configuration"
-                )
+                self._warn("calibration batch", outlier, known.place.name)
                 return
+
+    @staticmethod
+    def _warn(what: str, outlier: Outlier, name: str) -> None:
+        warn(
+            f"{what} {outlier.batch}: the largest magnitude of '{name}' is {outlier.largest:.3g}, "
+            f"and the next one {outlier.next:.3g}, which leaves all other values few codes or "
+            "none: leave that sample out, or give the value a range in the configuration"
+        )
 
     def _magnitudes(self) -> torch.Tensor:
         """Return the largest magnitude that each observer has seen; 0 for nothing."""
@@ -140,17 +150,25 @@ class OutlierWatch:
     ) -> dict[int, tuple[int, float, float]]:
         """Return, by observer, its place and the two largest magnitudes."""
         module = copy_of(self._prepared, self._method)
-        nodes = GraphView.of(module, self._method).nodes
+        graph = GraphView.of(module, self._method)
+        nodes = graph.nodes
+        given = {value.id: i for i, value in enumerate(graph.inputs)}
         wanted = {self._ranges[index].data_ptr(): index for index in suspects}
         makers: dict[int, tuple[int, int]] = {}
+        found = {}
         for place, (node, _, operands) in enumerate(_C.places(self._prepared._c, self._method)):
-            maker = nodes[node].inputs[0].producer
+            value = nodes[node].inputs[0]
             index = wanted.pop(operands["range"].data_ptr(), None)
-            if index is not None and maker is not None:
-                makers[maker.index] = index, place
+            if index is None:
+                continue
+            if value.producer is not None:
+                makers[value.producer.index] = index, place
+            elif given.get(value.id, len(args)) < len(args):
+                two = _largest_two([args[given[value.id]]])
+                if two is not None:
+                    found[index] = place, *two
         recorder = Recorder(module, self._method, list(makers))
         _, values = recorder.run((args, dict(kwargs)))
-        found = {}
         for maker_index, tensors in values.items():
             index, place = makers[maker_index]
             two = _largest_two([tensor for tensor in tensors if tensor.numel()])

@@ -5,7 +5,7 @@
 #include "operators/from_graph.h"
 #include "passes/dialect.h"
 #include "planned_numbers.h"
-#include "planned_recurrent.h"
+#include "operators/recurrent_layers.h"
 #include "reader.h"
 #include "simplify.h"
 #include "sums.h"

@@ -187,7 +187,7 @@ class Dynamics : public Products {
   std::map<std::tuple<size_t, bool, int64_t, bool, int64_t>, std::vector<size_t>> quantized_;
 };
 
-// All operators, one after the other, by what their declarations name.
+// Lowers all operators in order, each by the method that its declaration names.
 class Lowering : public Dynamics {
  public:
   Lowering(
@@ -197,8 +197,9 @@ class Lowering : public Dynamics {
 
   Lowered run(std::vector<Sizes> orders);
 
-  // The declared step: along the channels of all operands; with a table or function behind it; for operands that
-  // broadcast; for rows of float32, with the codes that the first reader makes of them; element by element.
+  // General methods, which make the step that is declared: with the channels of all operands innermost; the same with
+  // a table or function that follows; with operands that broadcast; of rows, with the quantize that follows; of the
+  // operand as it lies in memory.
   void lowerChannels(size_t index);
   void lowerWithTable(size_t index);
   void lowerBroadcast(size_t index);

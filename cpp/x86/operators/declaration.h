@@ -1,4 +1,4 @@
-// What a plan knows of an operator before it is lowered: one declaration for each kind, registered by being defined.
+// One declaration for each operator of a plan. Defining a RegisterOperator registers it.
 #pragma once
 
 #include <span>
@@ -24,7 +24,8 @@ class Lowering;
 class Reader;
 struct Planned;
 
-// An operator of PyTorch that becomes this one, by its name, and how.
+// An operator of PyTorch, "conv2d" for aten::conv2d, and the function that makes an operator of a plan of it. The
+// function throws Refusal (reader.h) for a node that a plan cannot compute.
 struct From {
   const char* name;
   Planned (*plan)(const Reader&, torch::jit::Node*);
@@ -34,7 +35,7 @@ struct Count {
   size_t least, most;
 };
 
-// An operator, and the sizes of its operands: of an input of the plan, the sizes that come.
+// An operator and the sizes of its operands. The operand of Kind::Input is the input of the plan.
 struct Operands {
   const Operator& op;
   std::vector<const Sizes*> sizes;
@@ -62,36 +63,37 @@ struct Declaration {
   Count inputs{1, 1}, attributes{0, 0}, tensors{0, 0};
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
-  bool moves = false;            // elements of one operand, without a change
+  bool moves = false;            // only moves the elements of its operand
   bool keeps_codes = moves;      // the result has the grid of the operand
-  bool views = false;            // strides and an offset say all that it does
-  bool takes_shape = false;      // its attributes are sizes, all of them
+  bool views = false;            // the result is a view: other sizes, strides and offset
+  bool takes_shape = false;      // all attributes are sizes of the result
 
-  // What of a graph becomes this operator.
   std::vector<From> from = {};
-  // Throws where the operator cannot be what it says, whatever its counts; with what the program has besides.
+  // Throw for attributes and tensors that the operator cannot have. `check_values` sees the whole program.
   void (*check)(const Operator&) = checkNothing;
   void (*check_values)(const Operator&, const Program&) = checkNoValue;
-  // The sizes of the result. Throws, with the name of the operator, where it cannot have such operands.
+  // The sizes of the result. Throws for operands of other sizes than the operator takes.
   Sizes (*infer)(const Operands&) = sizesOfFirst;
-  // Axes of the result at least, where the first operand has so many, and that of the most so many; 0 if unknown.
+  // The least number of axes of the result, before sizes are known. `first`: the axes of the first operand, 0 if
+  // unknown; `most`: the largest number among all operands.
   int64_t (*least_axes)(const Operator&, int64_t first, int64_t most) = axesOfFirst;
-  // Whether the model may compute an attribute of sizes.
+  // Whether the model may compute this attribute from sizes.
   bool (*computes)(const Operator&, int64_t attribute) = computesNone;
+  // Whether the result can be codes, for types that have both forms.
   bool (*gives_codes)(const Operator&) = givesAnyCodes;
-  // The axis of the channels, of tensors with so many axes; null if the operator works along none.
+  // The axis that must be innermost in memory; null if any axis may be.
   int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
-  // How steps are made of it, and the step, where that is one of several (lowering.h).
+  // The method that makes steps, and for the general methods (lowering.h) the step.
   void (Lowering::*lower)(size_t index) = nullptr;
   Does step = Does::Rename;
-  // How the axes of the result lie in memory (orders.h), by the orders and sizes of all values; null if contiguous.
+  // The order of the result's axes in memory (orders.h); null for a contiguous result.
   Sizes (*order)(const Operator&, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) =
       nullptr;
 };
 
 const Declaration& declarationOf(Kind kind);
 std::span<const Declaration> declarations(); // of all kinds
-// Whether it is a kind at all: a number from a file may be none.
+// A file may hold a number that is no kind.
 bool isKind(Kind kind);
 
 class RegisterOperator {

@@ -2,9 +2,9 @@
 
 #include "core/places.h"
 #include "passes/dialect.h"
+#include "recurrent_layers.h"
 #include "x86/builder.h"
 #include "x86/dynamic.h"
-#include "x86/planned_recurrent.h"
 
 namespace jit_passes::x86 {
 namespace {

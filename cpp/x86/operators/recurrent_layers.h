@@ -1,8 +1,8 @@
 // Recurrent layers of reference models, whose input is quantized as the model runs.
 #pragma once
 
-#include "program_writer.h"
-#include "reader.h"
+#include "x86/program_writer.h"
+#include "x86/reader.h"
 
 namespace jit_passes::x86 {
 

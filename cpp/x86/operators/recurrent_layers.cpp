@@ -1,8 +1,8 @@
-#include "planned_recurrent.h"
+#include "recurrent_layers.h"
 
 #include "core/places.h"
-#include "operators/from_graph.h"
-#include "recurrent.h"
+#include "from_graph.h"
+#include "x86/recurrent.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -33,7 +33,7 @@ export JIT_PASSES_WERROR = 1
 export PYTHONPATH = $(CURDIR)
 
 # One process for each core; some tests, of one xdist_group, stay together.
-PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(TESTS)
+PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --durations=30 --durations-min=1 $(TESTS)
 
 .PHONY: help demo build test test-fast soak fuzz asan test-torch lint stub docs site gallery format bench wheel sdist clean
 

@@ -69,7 +69,6 @@ AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
 MultiplyFloats floatProduct(const Memory& a, const Memory& b);
 DivideFloats floatQuotient(const Memory& a, const Memory& b);
 FillFloats floatFill(const Operator& op, const Memory& a, const Memory& b);
-ReduceFloats reductionOf(const Operator& op);
 Part scaledChannels(const Operator& op, const Memory& from, const Memory& to);
 Part averaged(
     const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);

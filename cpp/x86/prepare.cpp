@@ -1,4 +1,5 @@
 #include "moves.h"
+#include "operators/declaration.h"
 #include "orders.h"
 #include "phases.h"
 
@@ -319,7 +320,8 @@ class Preparation {
     const Memory &from = in(step), &to = out(step);
     const Dims dims = axisDims(from.sizes, from.axis);
     return unary(
-        reductionOf(operatorOf(step)), image(from, dims), resultOf(operatorOf(step), from, to, dims));
+        ReduceFloats{*declarationOf(operatorOf(step).kind).reduces}, image(from, dims),
+        resultOf(operatorOf(step), from, to, dims));
   }
 
   Part resample(const Step& step) const {

@@ -126,17 +126,6 @@ Part scaledChannels(const Operator& op, const Memory& from, const Memory& to) {
           }};
 }
 
-ReduceFloats reductionOf(const Operator& op) {
-  switch (op.kind) {
-    case Kind::Mean: return {ReduceFloats::Mean};
-    case Kind::Sum: return {ReduceFloats::Sum};
-    case Kind::Length: return {ReduceFloats::Length};
-    case Kind::Largest: return {ReduceFloats::Largest};
-    case Kind::Smallest: return {ReduceFloats::Smallest};
-    default: TORCH_INTERNAL_ASSERT(false, "no reduction");
-  }
-}
-
 namespace {
 
 // Of a kernel that gives float32, codes, or both; `held`: what it reads besides.

@@ -67,6 +67,7 @@ struct Declaration {
   bool keeps_codes = moves;      // the result has the grid of the operand
   bool views = false;            // the result is a view: other sizes, strides and offset
   bool takes_shape = false;      // all attributes are sizes of the result
+  std::optional<ReduceFloats::Which> reduces = std::nullopt; // axes
 
   std::vector<From> from = {};
   // Throw for attributes and tensors that the operator cannot have. `check_values` sees the whole program.

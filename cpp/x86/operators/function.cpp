@@ -13,21 +13,9 @@ Planned gelu(const Reader& reader, Node* node) {
   return function(node, form == "none" ? FloatFunction::Gelu : FloatFunction::GeluTanh);
 }
 
-Planned namedFunction(const Reader&, Node* node) {
-  static const std::unordered_map<c10::Symbol, FloatFunction::Which> known{
-      {c10::aten::sigmoid, FloatFunction::Sigmoid},
-      {c10::aten::silu, FloatFunction::Silu},
-      {c10::aten::tanh, FloatFunction::Tanh},
-      {c10::aten::hardsigmoid, FloatFunction::HardSigmoid},
-      {c10::aten::hardswish, FloatFunction::HardSwish},
-      {c10::aten::square, FloatFunction::Square},
-      {c10::aten::sqrt, FloatFunction::Root},
-      {c10::aten::rsqrt, FloatFunction::InverseRoot},
-      {c10::aten::reciprocal, FloatFunction::Inverse},
-      {c10::aten::abs, FloatFunction::Absolute},
-      {c10::aten::exp, FloatFunction::Exp},
-      {c10::aten::mish, FloatFunction::Mish}};
-  return function(node, known.at(node->kind()));
+template <FloatFunction::Which which>
+Planned withoutOptions(const Reader& /*reader*/, Node* node) {
+  return function(node, which);
 }
 
 Planned leakyRelu(const Reader& reader, Node* node) {
@@ -82,19 +70,19 @@ const RegisterOperator function_operator{
      .most_axes = kMostMovedAxes,
      .from =
          {{"gelu", gelu},
-          {"sigmoid", namedFunction},
-          {"silu", namedFunction},
-          {"tanh", namedFunction},
-          {"hardsigmoid", namedFunction},
-          {"hardswish", namedFunction},
+          {"sigmoid", withoutOptions<FloatFunction::Sigmoid>},
+          {"silu", withoutOptions<FloatFunction::Silu>},
+          {"tanh", withoutOptions<FloatFunction::Tanh>},
+          {"hardsigmoid", withoutOptions<FloatFunction::HardSigmoid>},
+          {"hardswish", withoutOptions<FloatFunction::HardSwish>},
           {"neg", negative},
-          {"square", namedFunction},
-          {"sqrt", namedFunction},
-          {"rsqrt", namedFunction},
-          {"reciprocal", namedFunction},
-          {"abs", namedFunction},
-          {"exp", namedFunction},
-          {"mish", namedFunction},
+          {"square", withoutOptions<FloatFunction::Square>},
+          {"sqrt", withoutOptions<FloatFunction::Root>},
+          {"rsqrt", withoutOptions<FloatFunction::InverseRoot>},
+          {"reciprocal", withoutOptions<FloatFunction::Inverse>},
+          {"abs", withoutOptions<FloatFunction::Absolute>},
+          {"exp", withoutOptions<FloatFunction::Exp>},
+          {"mish", withoutOptions<FloatFunction::Mish>},
           {"leaky_relu", leakyRelu},
           {"elu", elu},
           {"softplus", softplus},

@@ -35,11 +35,12 @@ int64_t axesOfReduced(const Operator& op, int64_t first, int64_t /*most*/) {
   return op.attributes[0] ? first : std::max<int64_t>(first - reduced, 0);
 }
 
-Declaration inFloats(const char* name, std::vector<From> from) {
+Declaration inFloats(const char* name, ReduceFloats::Which reduces, std::vector<From> from) {
   return {
       .name = name,
       .attributes = {2, kMostAxes + 1},
       .types = Types::Real,
+      .reduces = reduces,
       .from = std::move(from),
       .check = checkReduction,
       .infer = sizesOfReduced,
@@ -47,12 +48,8 @@ Declaration inFloats(const char* name, std::vector<From> from) {
       .lower = &Lowering::lowerReduction};
 }
 
+template <Kind kind>
 Planned reduction(const Reader& reader, Node* node) {
-  static const std::unordered_map<c10::Symbol, Kind> known{
-      {c10::aten::mean, Kind::Mean},    {c10::aten::sum, Kind::Sum},
-      {c10::aten::norm, Kind::Length},  {c10::aten::linalg_vector_norm, Kind::Length},
-      {c10::aten::amax, Kind::Largest}, {c10::aten::amin, Kind::Smallest}};
-  const Kind kind = known.at(node->kind());
   refuseUnless(operandOf(node, "dim") != nullptr && reader.has(node, "dim"), "it goes over all axes");
   refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
   refuseUnless(
@@ -70,16 +67,22 @@ const RegisterOperator mean_operator{
     {.name = "mean",
      .attributes = {2, 4},
      .types = Types::Same,
-     .from = {{"mean", reduction}},
+     .reduces = ReduceFloats::Mean,
+     .from = {{"mean", reduction<Kind::Mean>}},
      .check = checkReduction,
      .infer = sizesOfReduced,
      .least_axes = axesOfReduced,
      .lower = &Lowering::lowerMean}};
-const RegisterOperator sum_operator{Kind::Sum, inFloats("sum", {{"sum", reduction}})};
+const RegisterOperator sum_operator{
+    Kind::Sum, inFloats("sum", ReduceFloats::Sum, {{"sum", reduction<Kind::Sum>}})};
 const RegisterOperator length_operator{
-    Kind::Length, inFloats("length", {{"norm", reduction}, {"linalg_vector_norm", reduction}})};
-const RegisterOperator largest_operator{Kind::Largest, inFloats("largest", {{"amax", reduction}})};
-const RegisterOperator smallest_operator{Kind::Smallest, inFloats("smallest", {{"amin", reduction}})};
+    Kind::Length, inFloats(
+                      "length", ReduceFloats::Length,
+                      {{"norm", reduction<Kind::Length>}, {"linalg_vector_norm", reduction<Kind::Length>}})};
+const RegisterOperator largest_operator{
+    Kind::Largest, inFloats("largest", ReduceFloats::Largest, {{"amax", reduction<Kind::Largest>}})};
+const RegisterOperator smallest_operator{
+    Kind::Smallest, inFloats("smallest", ReduceFloats::Smallest, {{"amin", reduction<Kind::Smallest>}})};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -10,7 +10,7 @@ import torch
 from .. import _C
 from .._version import __version__
 from ..errors import JitPassesError, first_line
-from ..logs import timed
+from ..logs import stage, timed
 from ..passes.subject import wrap
 from ..stages.annotate import FROZEN, formed
 from ..stages.batches import InputFn
@@ -95,7 +95,8 @@ def profile_of(
     Report(ModelStage.PREPARED, method, record).write(module)
     prepared = wrap(module)
     note_origin(prepared, origin)
-    _, watch = observe(prepared, data, input_fn, progress)
+    with stage("calibrate"):
+        _, watch = observe(prepared, data, input_fn, progress)
     observed = [operands for _, _, operands in _C.places(module, method)]
     watch.tell_all([operands["name"] for operands in observed])
     states = {

@@ -149,6 +149,22 @@ def test_bad_random(texts: tuple[str, ...], model: Path) -> None:
         random_data(texts, 1, torch.jit.load(model).forward)
 
 
+def test_random_without_samples(model: Path) -> None:
+    with pytest.raises(JitPassesError, match="--random 0x3x8x8: there are no samples in it"):
+        random_data(("0x3x8x8",), 1, torch.jit.load(model).forward)
+
+
+def test_a_model_in_place_of_data(model: Path, tmp_path: Path) -> None:
+    """Scripted, or pickled; PyTorch's advice to load it without care is not repeated."""
+    with pytest.raises(JitPassesError, match="this is a model, and data are tensors") as caught:
+        read(model)
+    assert "weights_only" not in str(caught.value)
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "eager.pt")
+    with pytest.raises(JitPassesError, match="it holds objects, and data are tensors") as caught:
+        read(tmp_path / "eager.pt")
+    assert "weights_only" not in str(caught.value)
+
+
 def test_random(tmp_path: Path) -> None:
     """Normal floats, integers 0 and 1; the same each time."""
 

@@ -263,20 +263,21 @@ def test_nan_in_static_places() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nan_in_dynamic_places(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN is a number and leaves other rows, or an error; infinity spoils them or is an error."""
+    """Behind large numbers a NaN makes a number, and spoils other rows; or there is an error."""
     monkeypatch.setattr(torch.backends.quantized, "engine", engine)
-    model = nn.Sequential(nn.Linear(6, 4))
+    model = nn.Sequential(nn.Linear(16, 8))
     lowered = quantize(model, mode="dynamic", target=Stock(engine))
-    x = torch.randn(5, 6)
-    x[1, 3] = torch.nan
-    others = [0, 2, 3, 4]
+    x = torch.randn(6, 16)
+    x[0] *= 20
+    x[5] = torch.nan
+    others = [0, 1, 2, 3, 4]
     if engine == "qnnpack":
         with pytest.raises(RuntimeError, match="min should be less than or equal to max"):
             lowered(x)
     else:
         found = lowered(x)
-        assert bool(found[1].isfinite().all()) and sqnr(model(x)[others], found[others]) > 30
-    x[1, 3] = torch.inf
+        assert bool(found[5].isfinite().all()) and sqnr(model(x)[others], found[others]) < 10
+    x[5] = torch.inf
     if engine == "qnnpack":
         with pytest.raises(RuntimeError, match="requantization scale: inf"):
             lowered(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,6 +175,8 @@ def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
                 f"--random {text}: a shape such as 1x3x224x224 is needed, with a name and a dtype "
                 f"where the model wants them, ids=1x128:int64; dtypes are {', '.join(DTYPES)}"
             )
+        if 0 in _sizes(spec):
+            raise JitPassesError(f"--random {text}: there are no samples in it")
     named = [spec["name"] for spec in specs if spec is not None and spec["name"]]
     if named and len(named) < len(specs):
         raise JitPassesError("--random: name all arguments, or none")
@@ -187,8 +190,12 @@ def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
     return Data(make, lambda: count, None, lambda batch: check_arguments(method, batch, "--random"))
 
 
+def _sizes(spec: re.Match[str]) -> list[int]:
+    return [int(size) for size in spec["shape"].split("x")]
+
+
 def _random(spec: re.Match[str], generator: torch.Generator) -> torch.Tensor:
-    shape = [int(size) for size in spec["shape"].split("x")]
+    shape = _sizes(spec)
     dtype = DTYPES[spec["dtype"] or "float32"]
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
@@ -251,7 +258,15 @@ def _read_safetensors(path: Path) -> Samples:
 
 
 def _read_torch(path: Path) -> Samples | list[Batch]:
-    loaded = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        advice = "data are tensors: save a tensor, a tuple, a dict or a list of batches"
+        if "TorchScript archive" in str(error):
+            raise JitPassesError(f"{path}: this is a model, and {advice}") from error
+        if isinstance(error, pickle.UnpicklingError):
+            raise JitPassesError(f"{path}: it holds objects, and {advice}") from error
+        raise
     if isinstance(loaded, torch.Tensor):
         return Samples(str(path), (_usable(loaded, path, path.name),))
     if isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded):

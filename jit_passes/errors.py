@@ -93,7 +93,7 @@ def first_line(error: BaseException) -> str:
 def without_folders(text: str) -> str:
     """Return a text in which lines of source, `/home/me/net.py:12`, have no folders.
 
-    Those of code within a file of TorchScript stay: `code/__torch__/net.py:9 in the file`.
+    Lines of code within a file of TorchScript stay: `code/__torch__/net.py:9 in the file`.
     """
     return _FOLDERS.sub(lambda found: found[0] if found[0].startswith(_ARCHIVE) else "", text)
 

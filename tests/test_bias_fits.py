@@ -235,14 +235,20 @@ def draw(random_: random.Random) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers).eval(), torch.randn(shape) * 10 ** random_.uniform(-6, 2)
 
 
-@pytest.mark.filterwarnings("ignore:nothing was quantized")  # stock has no dynamic convolutions
-@pytest.mark.parametrize("seed", range(DRAWN))
-def test_drawn(seed: int) -> None:
-    """No code of a bias at an end, in any mode, on any target; and no number is lost."""
+def drawn(seed: int) -> tuple[torch.jit.ScriptModule, Tensor, random.Random]:
+    """Return a net in one of both forms, its input, and the generator for what else is drawn."""
     random_ = random.Random(seed)
     torch.manual_seed(seed)
     model, x = draw(random_)
     script = torch.jit.script(model) if seed % 2 else torch.jit.trace(model, x)
+    return script, x, random_
+
+
+@pytest.mark.filterwarnings("ignore:nothing was quantized")  # stock has no dynamic convolutions
+@pytest.mark.parametrize("seed", range(DRAWN))
+def test_drawn(seed: int) -> None:
+    """No code of a bias at an end, in any mode, on any target; and no number is lost."""
+    script, x, random_ = drawn(seed)
     options: dict[str, Any] = {} if random_.random() < 0.7 else {"weight": {"channelwise": False}}
     config = {"version": 1, "global": options}
     for mode in ("static", "auto", "dynamic", "weight_only"):
@@ -262,10 +268,7 @@ def test_drawn(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(DRAWN))
 def test_drawn_from_a_profile_and_in_training(seed: int) -> None:
-    random_ = random.Random(seed)
-    torch.manual_seed(seed)
-    model, x = draw(random_)
-    script = torch.jit.script(model) if seed % 2 else torch.jit.trace(model, x)
+    script, x, _ = drawn(seed)
     profile = jit_passes.profile(script, [x])
     quantized = jit_passes.quantize_script(script, profile=profile, target="reference")
     assert all(int(codes.abs().max()) <= ROOM for codes in biases(quantized))

@@ -13,9 +13,9 @@
 // bit what PyTorch's dynamic kernels choose, which is also `torch._choose_qparams_per_tensor`: in double, with
 // steps of 6.1e-5 at least. See chooseFbgemm.
 //
-// A tensor without elements has the range of a 0. A range is that of the finite numbers. NaN and infinite ones become
-// NaN, as products of floats would: by the scale of their token, or in a tensor by scales of the shape of x, where
-// these alone are NaN. Nothing raises an error.
+// A tensor without elements has the range of a 0. A range is that of the finite numbers. NaN and infinity become NaN,
+// as products of floats would: the scale of their token is NaN, or the scale of a tensor gets the shape of x, with NaN in
+// their places. Nothing raises an error.
 //
 // The codes are those of jit_passes::quantize.
 #include "kernels.h"

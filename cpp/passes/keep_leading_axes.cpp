@@ -32,7 +32,7 @@ const Value* flattenedRows(const Shapes& shapes, const Node* linear) {
              : nullptr;
 }
 
-// Those of them that something comes of: sizes that became numbers are still asked for.
+// The readers whose results are used: sizes that became numbers still have readers.
 int64_t countReaders(const Value* value) {
   return std::ranges::count_if(value->uses(), [](const Use& use) {
     return use.user->kind() != aten::size || use.user->output()->hasUses();

@@ -14,7 +14,7 @@ py::object buildPlan(const Module& region) {
   return toPython(c10::IValue(c10::make_intrusive<x86::Plan>(x86::build(region))));
 }
 
-// Those that the processor has.
+// The levels that the processor has.
 std::vector<std::string> x86Levels() {
   std::vector<std::string> levels;
   for (int i = 0; i < static_cast<int>(x86::Form::Count); ++i) {

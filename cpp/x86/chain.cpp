@@ -63,7 +63,7 @@ struct Chain {
   void compute(size_t layer, int64_t n, const Call& call, const Spans& spans) const;
 };
 
-// Goes from the last layer to the first: which rows it will compute, and which it reads for them. Those that are there
+// Goes from the last layer to the first: which rows it will compute, and which it reads for them. Rows that are there
 // already move to the front.
 void Chain::findSpans(int64_t first, int64_t last, bool is_new, uint8_t* scratch, Spans& spans) const {
   spans.back().from = first, spans.back().to = last;

@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-// The smallest and the largest of 0 and the finite ones among some numbers, and whether all are finite.
+// The smallest and the largest among 0 and the finite numbers of a tensor, and whether all its numbers are finite.
 struct Extent {
   float low = 0, high = 0;
   bool finite = true;
@@ -19,12 +19,12 @@ struct RowGrid {
   int32_t zero_point;
 };
 
-// Those of jit_passes::choose_qparams: of its range form pytorch, affine or symmetric, and of fbgemm.
+// The formulas of jit_passes::choose_qparams: its range form pytorch, affine or symmetric, and fbgemm.
 enum class RangeForm : int64_t { Affine, Symmetric, Fbgemm, Count };
 
 // The bits of choose_qparams for the finite numbers.
 RowGrid gridOf(const Extent& extent, RangeForm form);
-// With the scale NaN: of pixels whose numbers are not all finite.
+// The grid of a pixel with a number that is not finite: its scale is NaN.
 RowGrid withoutNumbers(const RowGrid& grid);
 
 // The extents of the parts of an image, some of which may be empty. Items: parts.
@@ -43,7 +43,7 @@ Extent extentOf(const Extent* parts);
 Quantize quantizeTo(const RowGrid& grid, bool steps, Form form = bestForm());
 
 // Rows of dense codes, on a grid for each, or on one for all, which follows from the extents of all parts. With one for
-// all, and only where these are not finite, `infinite` says it of each row. Items: rows.
+// all, and a number that is not finite, `infinite` marks the rows that hold one. Items: rows.
 struct QuantizeRows {
   RangeForm range = RangeForm::Affine;
   bool steps = false; // see quantizeTo
@@ -58,12 +58,12 @@ struct QuantizeRows {
   void quantize(const Image& in, int64_t row, int64_t count, const RowGrid& grid, uint8_t* codes) const;
 };
 
-// Whether the lines of `sizes`, which are at `strides`, hold a number that is not finite. Items: lines.
+// Marks the lines of an image that hold a number that is not finite. Items: lines.
 void findInfinite(
     const float* in, const Strides& strides, const Image& sizes, bool* infinite, int64_t begin, int64_t end);
 
 // How sums of products of codes and weights become float32, for the pixel m, counted through all images, and the
-// channel c. All pixels have one grid, or each has its own: in a convolution all of a sample alike.
+// channel c. All pixels have one grid, or each has its own; all pixels of a convolution's sample have the same one.
 //
 //   x = fma(float(sum - zero_point[m] sums[c]), scale[m] scales[c], bias[c])
 //   y = function(x) + residual                                       a residual has the shape of the output

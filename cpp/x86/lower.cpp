@@ -126,7 +126,7 @@ void Lowering::lowerInPlace(size_t index) {
   emit(declarationOf(op.kind).step, index, {primary_[op.inputs[0]]}, ownAxis(op));
 }
 
-// Whoever quantizes it reads the tensor itself, and so do others where it lies as they want it.
+// Operators that quantize the input read the tensor itself. Others do so if its memory order suits them.
 void Lowering::lowerInput(size_t index) {
   const Operator& op = program_.operators[index];
   const auto& uses = uses_[op.output];

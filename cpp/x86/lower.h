@@ -30,7 +30,7 @@ struct Memory {
   int64_t bytes() const { return grid == nullptr ? 1 : grid->bytes(); } // of an element
 };
 
-// What a step does.
+// The work of a step.
 enum class Does {
   Enter, // quantizes an input of the plan
   Take,  // float32 of it

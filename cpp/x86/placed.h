@@ -35,8 +35,7 @@ struct DynamicGrid {
   Extent* extents(const Call& call) const { return reinterpret_cast<Extent*>(call.arena() + offset); }
   bool* infinite(const Call& call) const { return reinterpret_cast<bool*>(extents(call) + Measure::kParts); }
   RowGrid in(const Call& call) const { return gridOf(extentOf(extents(call)), form); }
-  // Where not all is finite, that grid for each pixel: without numbers in samples, of as many lines and pixels each, that
-  // are not finite.
+  // A grid for each pixel of the result: `grid`, and NaN for pixels of a sample that holds a number that is not finite.
   std::vector<RowGrid> ofPixels(
       const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const;
 };

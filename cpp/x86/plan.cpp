@@ -39,7 +39,7 @@ at::Tensor newArena(int64_t bytes) {
 
 } // namespace
 
-// Whoever gave the tensors may have other names for them, and change what was checked, or need what is released.
+// Copies: the caller may keep the tensors, change them after the checks, or need memory that the plan releases.
 Plan::Plan(Program program) : program_(std::move(program)) {
   for (Operator& op : program_.operators) {
     op.tensors = copiesOf(op.tensors);

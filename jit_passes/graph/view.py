@@ -235,8 +235,9 @@ class GraphView:
             module: whose graph.
             method: which.
             parameters: let parameters, and buffers that the graph does not write to, count as
-                constants, as if the module were frozen. They have their paths as names. What the
-                graph computes from them alone is a constant too, and its operators are not shown.
+                constants, as if the module were frozen. They have their paths as names. A value
+                that the graph computes from them alone is a constant too; its operators are not
+                shown.
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
         nodes, _, inputs, outputs = read_snapshot(_C.snapshot(cpp_module, method, parameters))

@@ -228,7 +228,7 @@ def scheduled(
     """Schedule a pass for the code inside the block, in this thread or task alone.
 
     After autograd and after fusion, that is for graphs that this thread prepares in a call inside
-    the block. Those that PyTorch prepares in threads of its own are not reached: the backward of
+    the block. Graphs that PyTorch prepares in threads of its own are not reached: the backward of
     CUDA tensors, and differentiated parts inside of `torch.jit.fork`.
 
     Arguments and errors are those of `schedule`.

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
+from jit_passes.targets import Stock
 from tests.compare import assert_codes, sqnr
 from tests.plans import last_step
+from tests.quantizing import ENGINES
 
 BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,
@@ -100,12 +102,9 @@ def draw_net(random_: random.Random) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers).eval(), torch.randn(shape)
 
 
-# PyTorch's dynamic operators take the range of all numbers: see docs/limits.md.
-RUNS = [
-    *((target, mode) for target in ("reference", "x86") for mode in ("auto", "static", "dynamic")),
-    ("stock", "static"),
-    ("stock", "weight_only"),
-]
+TARGETS = ("reference", "x86", "stock")
+RUNS = [(target, mode) for target in TARGETS for mode in ("auto", "static", "dynamic")]
+RUNS.append(("stock", "weight_only"))
 
 
 @pytest.mark.filterwarnings("ignore:nothing was quantized")
@@ -152,3 +151,69 @@ def test_a_sample_that_attends_to_nothing(traced: bool) -> None:
         assert sqnr(wanted[others], found[others]) > 20, (target, mode)
         if mode == "dynamic":
             assert found[2].isnan().all()
+
+
+class Streamed(nn.Module):
+    """A recurrent layer with its state, in either order of axes."""
+
+    def __init__(self, layer: type[nn.RNNBase], batch_first: bool) -> None:
+        super().__init__()
+        self.layer = layer(8, 12, 2, batch_first=batch_first)
+
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
+        if isinstance(self.layer, nn.LSTM):
+            y, (h, c) = self.layer(x, (h, c))
+            return [y, h, c]
+        y, h = self.layer(x, h)
+        return [y, h]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_states_on_engines(
+    layer: type[nn.RNNBase], batch_first: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN in the input or in a state is NaN in all results of its sample, and there alone."""
+    monkeypatch.setattr(torch.backends.quantized, "engine", engine)
+    torch.manual_seed(0)
+    x, h, c = torch.randn(4, 5, 8), torch.randn(2, 4, 12), torch.randn(2, 4, 12)
+    x = x if batch_first else x.transpose(0, 1)
+    model = torch.jit.trace(Streamed(layer, batch_first).eval(), (x, h, c))
+    quantized = jit_passes.quantize_script(model, mode="dynamic", target=Stock(engine))
+    wanted = quantized(x, h, c)
+    for place in (x, h, c) if layer is nn.LSTM else (x, h):
+        bad = [v.clone() if v is place else v for v in (x, h, c)]
+        samples = 0 if place is x and batch_first else 1
+        bad[[v is place for v in (x, h, c)].index(True)].select(samples, 2)[0, 3] = torch.nan
+        for i, (found, right) in enumerate(zip(quantized(*bad), wanted, strict=True)):
+            axis = 0 if i == 0 and batch_first else 1
+            assert found.select(axis, 2).isnan().all()
+            others = torch.tensor([0, 1, 3])
+            assert sqnr(right.index_select(axis, others), found.index_select(axis, others)) > 30
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("shape", [(16,), (6, 16), (2, 3, 16)], ids=len)
+def test_rows_on_engines(
+    shape: tuple[int, ...], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finite numbers whose sum is not are as good as others."""
+    monkeypatch.setattr(torch.backends.quantized, "engine", engine)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU()).eval()
+    quantized = jit_passes.quantize_script(
+        torch.jit.script(model), mode="dynamic", target=Stock(engine)
+    )
+    x = torch.randn(shape)
+    large = (1 + torch.rand(shape)) * 2e37
+    assert not large.sum().isfinite()
+    if engine != "onednn":  # its products overflow by themselves from 1e37
+        with torch.no_grad():
+            assert sqnr(model(large), quantized(large)) > 30
+    for value in (torch.nan, torch.inf, -torch.inf):
+        bad = x.clone()
+        bad[..., 3].view(-1)[-1] = value
+        rows = quantized(bad).reshape(-1, 8)
+        assert rows[-1].isnan().all()
+        assert torch.allclose(rows[:-1], quantized(x).reshape(-1, 8)[:-1], atol=0.05)

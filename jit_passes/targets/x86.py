@@ -26,6 +26,7 @@ from ..specification.recurrent import GATED
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .cell_rules import expand_cells
 from .dynamic_rules import fuse_dynamic
+from .nan_rules import isolate_nan
 from .partition import CompileRegions
 from .stock import needs_reduced_range
 from .stock_support import WEIGHTS_ALONE, dynamic_inputs, linear, lookups, recurrent
@@ -378,6 +379,7 @@ class X86(Target):
             "lower_recurrent",
             "expand_recurrent",
             *fuse_dynamic(saturates=needs_reduced_range(ENGINE)),
+            isolate_nan(),
             PassCall("fold_prepack", engine=ENGINE),
             "lower_weights",
             *CLEAN_UP,

@@ -103,7 +103,7 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "largest of a line": (1, lambda y: F.max_pool1d(y, 2), INSIDE, INSIDE),
     "largest of a volume": (3, lambda y: F.max_pool3d(y, 2), FLOAT, INSIDE),
     "adaptive largest": (2, lambda y: F.adaptive_max_pool2d(y, 2), FLOAT, FLOAT),
-    "nearest of a line": (1, interpolated("nearest"), FLOAT, FLOAT),
+    "nearest of a line": (1, interpolated("nearest"), FLOAT, INSIDE),
     "nearest of an image": (2, interpolated("nearest"), INSIDE, INSIDE),
     "nearest of a volume": (3, interpolated("nearest"), INSIDE, INSIDE),
     "nearest by size": (3, interpolated("nearest", size=[9] * 3), FLOAT, INSIDE),

@@ -261,7 +261,7 @@ class Summed(nn.Module):
 
 @pytest.mark.parametrize("form", ["traced", "scripted"])
 def test_sizes_of_a_part_of_a_sum(form: str) -> None:
-    """Operators of the region have the names that they have in the model, whatever it computes."""
+    """The region computes the sizes, and has a copy of the constant."""
     torch.manual_seed(0)
     model = Summed().eval()
     data = [torch.randn(2, 5, 8), torch.randn(3, 4, 8)]
@@ -270,7 +270,6 @@ def test_sizes_of_a_part_of_a_sum(form: str) -> None:
     jit_passes.calibrate(prepared, data)
     reference = jit_passes.convert(prepared)
     (region,) = jit_passes.partition(reference, "x86").regions
-    assert [region.named(name) for name in region.operators] == [*region.operators]
     assert "aten::size" in str(region.module.graph) and "aten::expand" in str(region.module.graph)
 
 

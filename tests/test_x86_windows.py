@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes import _C
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.seeds import seeds
@@ -259,5 +258,5 @@ def test_plans_that_no_input_fits(kind: str) -> None:
             x = F.hardswish(x).reshape(2, 2, 4, 2, 4, 16)
             return x.unsqueeze(0) if kind == "unsqueeze" else self.many.work(x)
 
-    with pytest.raises(_C.RefusedOperator, match=r"axes at most"):
+    with pytest.raises(RuntimeError, match=r"axes at most"):
         plan_of(traced(Region(), torch.randn(2, 8, 8, 16)))

@@ -4,6 +4,7 @@
 #include "x86/builder.h"
 #include "x86/kernels.h"
 #include "x86/plan.h"
+#include "x86/refusals.h"
 
 namespace jit_passes {
 namespace {
@@ -12,6 +13,15 @@ using torch::jit::Module;
 
 py::object buildPlan(const Module& region) {
   return toPython(c10::IValue(c10::make_intrusive<x86::Plan>(x86::build(region))));
+}
+
+// (whether it only moves codes, whether it computes in float32), by kind.
+std::map<std::string, std::pair<bool, bool>> plannedKinds() {
+  std::map<std::string, std::pair<bool, bool>> kinds;
+  for (const auto& [kind, has] : x86::plannedKinds()) {
+    kinds.emplace(kind, std::pair(has.moves_codes, has.in_floats));
+  }
+  return kinds;
 }
 
 // The levels that the processor has.
@@ -29,17 +39,10 @@ std::vector<std::string> x86Levels() {
 } // namespace
 
 void bindPlans(py::module_& m) {
-  static const py::exception<x86::RefusedOperator> refused(m, "RefusedOperator", PyExc_RuntimeError);
-  py::register_local_exception_translator([](std::exception_ptr thrown) {
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const x86::RefusedOperator& error) {
-      const py::object raised = py::handle(refused)(error.what(), error.name);
-      PyErr_SetObject(refused.ptr(), raised.ptr());
-    }
-  });
   m.def("build_plan", &buildPlan, py::arg("region"));
-  m.def("planned_kinds", &x86::plannedKinds);
+  m.def("planned_kinds", &plannedKinds);
+  m.def("plan_refusals", &x86::planRefusals, py::arg("module"), py::arg("method"), py::arg("codes") = false);
+  m.def("most_axes", [] { return x86::kMostAxes; });
   m.def("has_x86_kernels", [] { return x86::bestForm() >= x86::Form::AvxVnni; });
   m.def("x86_levels", &x86Levels);
   m.def("x86_level", [] { return x86::nameOf(x86::bestForm()); });

@@ -136,15 +136,15 @@ void findUses(Lowered& lowered) {
 // The operands that a step reads element by element, before it writes the result's there.
 std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step) {
   const std::span<const size_t> all(step.inputs);
-  switch (step.does) {
-    case Does::Apply: return all;
-    case Does::Add:
-    case Does::Multiply: return lowered.memory[step.output].bytes() > 1 ? all : all.first(0);
-    case Does::Convolve: return all.subspan(1);
-    // A convolution adds by rows. A linear layer reads codes that have no axis of channels.
-    case Does::ToFloats: return lowered.memory[all[0]].axis < 0 ? all.subspan(1) : all.first(0);
-    default: return all.first(0);
+  if (step.elementwise) {
+    return lowered.memory[step.output].bytes() > 1 ? all : all.first(0);
   }
+  if (step.does == Does::Convolve) {
+    return all.subspan(1);
+  }
+  // A convolution adds by rows. A linear layer reads codes that have no axis of channels.
+  const bool adds = step.does == Does::ToFloats && lowered.memory[all[0]].axis < 0;
+  return adds ? all.subspan(1) : all.first(0);
 }
 
 // Whether the result of a step can lie where that memory does, which nobody reads later.

@@ -11,6 +11,28 @@ bool liesWithin(const at::Tensor& tensor, int64_t elements) {
   return offset >= 0 && tensor.numel() <= elements && offset <= elements - tensor.numel();
 }
 
+void checkTensor(const at::Tensor& tensor) {
+  refuseUnless(
+      tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
+          !tensor.is_quantized() && tensor.is_contiguous() && !tensor.requires_grad(),
+      "its tensors must be plain, dense and of the CPU");
+  // A file may say that a tensor is larger than what it holds.
+  refuseUnless(
+      tensor.numel() == 0 || liesWithin(tensor, tensor.storage().nbytes() / tensor.element_size()),
+      "a tensor is larger than its storage");
+}
+
+// Says of which operator a check tells: "not a plan: conv1:conv2d (convolution): ...".
+template <typename Check>
+void named(const Operator& op, const Check& check) {
+  try {
+    check();
+  } catch (const Refusal& error) {
+    const std::string kind = isKind(op.kind) ? c10::str(" (", nameOf(op.kind), ")") : "";
+    TORCH_CHECK(false, "not a plan: ", op.name, kind, ": ", error.reason);
+  }
+}
+
 class Checker {
  public:
   explicit Checker(const Program& program)
@@ -38,22 +60,26 @@ class Checker {
  private:
   void checkOperator(const Operator& op) {
     checkForm(op);
+    named(op, [&] { checkValues(op); });
+  }
+
+  void checkValues(const Operator& op) {
     for (const int64_t input : op.inputs) {
-      requireForm(op, isComputed(input), "its operand, value ", input, ", is not computed before it");
+      refuseUnless(isComputed(input), "its operand, value ", input, ", is not computed before it");
     }
     for (const auto& [attribute, number] : op.computed) {
-      requireForm(
-          op, between(number, 0, int64_t(numbers_.size()) - 1), "number ", number, " of ", numbers_.size());
+      refuseUnless(
+          between(number, 0, int64_t(numbers_.size()) - 1), "number ", number, " of ", numbers_.size());
       forEachSized(program_, number, numbers_, [&](int64_t value) {
-        requireForm(
-            op, isComputed(value), "it needs the size of value ", value, ", which is not computed before it");
+        refuseUnless(
+            isComputed(value), "it needs the size of value ", value, ", which is not computed before it");
       });
     }
-    requireForm(
-        op, between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ",
-        op.output, " is none, or has been computed already");
+    refuseUnless(
+        between(op.output, 0, int64_t(computed_.size()) - 1) && !computed_[op.output], "value ", op.output,
+        " is none, or has been computed already");
     computed_[op.output] = true;
-    requireForm(op, fitsTypes(op, program_.grids), "it does not have operands and a result of these types");
+    refuseUnless(fitsTypes(op, program_.grids), "it does not have operands and a result of these types");
     declarationOf(op.kind).check_values(op, program_);
   }
 
@@ -70,34 +96,30 @@ class Checker {
 
 void check(const Program& program) { Checker(program).check(); }
 
-void checkForm(const Operator& op) {
-  requireForm(op, isKind(op.kind), "its kind is none");
+void checkCounts(const Operator& op) {
   const Declaration& form = declarationOf(op.kind);
   const auto count = [&](size_t found, const Count& allowed, const char* of) {
-    requireForm(
-        op, found >= allowed.least && found <= allowed.most, found, " ", of, ", and it has ", allowed.least,
+    refuseUnless(
+        found >= allowed.least && found <= allowed.most, found, " ", of, ", and it has ", allowed.least,
         " to ", allowed.most);
   };
   count(op.inputs.size(), form.inputs, "inputs");
   count(op.attributes.size(), form.attributes, "attributes");
   count(op.tensors.size(), form.tensors, "tensors");
   for (const auto& [attribute, number] : op.computed) {
-    requireForm(
-        op, between(attribute, 0, int64_t(op.attributes.size()) - 1) && form.computes(op, attribute),
+    refuseUnless(
+        between(attribute, 0, int64_t(op.attributes.size()) - 1) && form.computes(op, attribute),
         "it computes its attribute ", attribute);
   }
-  for (const at::Tensor& tensor : op.tensors) {
-    requireForm(
-        op,
-        tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
-            !tensor.is_quantized() && tensor.is_contiguous() && !tensor.requires_grad(),
-        "its tensors must be plain, dense and of the CPU");
-    // A file may say that a tensor is larger than what it holds.
-    requireForm(
-        op, tensor.numel() == 0 || liesWithin(tensor, tensor.storage().nbytes() / tensor.element_size()),
-        "a tensor is larger than its storage");
-  }
-  form.check(op);
+}
+
+void checkForm(const Operator& op) {
+  named(op, [&] {
+    refuseUnless(isKind(op.kind), "its kind is none");
+    checkCounts(op);
+    std::ranges::for_each(op.tensors, checkTensor);
+    declarationOf(op.kind).check(op);
+  });
 }
 
 } // namespace jit_passes::x86

@@ -143,6 +143,13 @@ class Progress {
     }
   }
 
+  // Behind the region: throws the first error of a unit.
+  void check() const {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
   // Nanoseconds of the longest wait for a thread that came late.
   int64_t lost() const { return lost_.load(std::memory_order_relaxed); }
 
@@ -191,7 +198,13 @@ class Progress {
       const int64_t end = (units * (owner + 1) + threads - 1) / threads;
       int64_t first = 0;
       while (const int64_t count = claim(index, owner, begin, end, first)) {
-        runUnits(phase, call, first, first + count, units);
+        try {
+          runUnits(phase, call, first, first + count, units);
+        } catch (...) { // OpenMP ends the process for an error that leaves a region
+          if (!has_failed_.exchange(true)) {
+            error_ = std::current_exception();
+          }
+        }
         finished += count;
       }
     }
@@ -233,6 +246,8 @@ class Progress {
   alignas(64) std::atomic<int> phase_{0};
   alignas(64) std::atomic<int> left_{0}; // threads but the first
   std::atomic<int64_t> lost_{0};
+  std::atomic<bool> has_failed_{false};
+  std::exception_ptr error_;
 };
 
 } // namespace
@@ -270,6 +285,7 @@ void execute(
   progress.waited(now - done);
   // A call that is much longer than what it lost would lose more without the thread.
   crowd.finished(most - threads, progress.lost() > (now - begun) / 4, begun, now);
+  progress.check();
 }
 
 } // namespace jit_passes::x86

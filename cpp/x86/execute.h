@@ -23,7 +23,7 @@ struct Call {
   uint8_t* result(size_t number) const { return homes[1 + sources.size() + number]; }
 };
 
-// Work that falls into items, which threads may share in any way. `run` does not throw.
+// Work that falls into items, which threads may share in any way. If `run` throws, the call ends with that error.
 struct Part {
   int64_t items;
   std::function<void(const Call& call, int64_t begin, int64_t end)> run;

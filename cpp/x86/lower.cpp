@@ -94,8 +94,8 @@ void Lowering::lowerWithTable(size_t index) {
 void Lowering::lowerBroadcast(size_t index) {
   const Operator& op = program_.operators[index];
   const Sizes& out = sizes_[op.output];
-  const bool second = sizes_[op.inputs[0]] != out && sizes_[op.inputs[1]] == out;
-  const size_t whole = primary_[op.inputs[second]];
+  const auto as_large = std::ranges::find_if(op.inputs, [&](int64_t input) { return sizes_[input] == out; });
+  const size_t whole = primary_[as_large == op.inputs.end() ? op.inputs[0] : *as_large];
   const int64_t rank = out.size(), missing = rank - memory(whole).sizes.size();
   const int64_t axis = memory(whole).axis < 0 ? rank - 1 : memory(whole).axis + missing;
   std::vector<size_t> operands;
@@ -124,6 +124,15 @@ void Lowering::lowerRows(size_t index) {
 void Lowering::lowerInPlace(size_t index) {
   const Operator& op = program_.operators[index];
   emit(declarationOf(op.kind).step, index, {primary_[op.inputs[0]]}, ownAxis(op));
+}
+
+void Lowering::lowerAsTheyAre(size_t index) {
+  const Operator& op = program_.operators[index];
+  std::vector<size_t> operands;
+  for (const int64_t input : op.inputs) {
+    operands.push_back(primary_[input]);
+  }
+  emit(declarationOf(op.kind).step, index, operands, lastAxis(sizes_[op.output]));
 }
 
 // Operators that quantize the input read the tensor itself. Others do so if its memory order suits them.
@@ -157,7 +166,7 @@ void Lowering::lowerQuantize(size_t index) {
 }
 
 void Lowering::lowerConstant(size_t index) {
-  emit(Does::Load, index, {}, wanted_[program_.operators[index].output]);
+  emit(Does::Compute, index, {}, wanted_[program_.operators[index].output]);
 }
 
 void Lowering::lowerFunction(size_t index) {
@@ -186,21 +195,21 @@ void Lowering::lowerMean(size_t index) {
   TORCH_CHECK(
       others <= 3 || (others == 4 && !isReduced(op, axis == 0 ? 1 : 0, rank)), op.name,
       " (mean) goes over the first of ", rank, " axes, which a plan cannot do");
-  emit(Does::Mean, index, {input}, axisBehind(op, axis, rank));
+  emit(Does::Compute, index, {input}, axisBehind(op, axis, rank));
 }
 
 // Of float32, which goes over channels as over all other axes.
 void Lowering::lowerReduction(size_t index) {
   const Operator& op = program_.operators[index];
   const int64_t rank = sizes_[op.inputs[0]].size(), own = ownAxis(op), axis = own < 0 ? rank - 1 : own;
-  emit(Does::Reduce, index, {want(op.inputs[0], axis)}, axisBehind(op, axis, rank));
+  emit(Does::Compute, index, {want(op.inputs[0], axis)}, axisBehind(op, axis, rank));
 }
 
 void Lowering::lowerAffine(size_t index) {
   const Operator& op = program_.operators[index];
   const auto operands = wantAll(op);
   if (program_.grids[op.output].is_float) {
-    return emit(Does::Scale, index, operands, kAffineAxis);
+    return emit(Does::Compute, index, operands, kAffineAxis);
   }
   const bool several = operands.size() > 1;
   const size_t input = several ? joins_.place(result_, index, operands, kAffineAxis) : operands[0];

@@ -32,40 +32,21 @@ struct Memory {
 
 // The work of a step.
 enum class Does {
-  Enter, // quantizes an input of the plan
-  Take,  // float32 of it
+  Compute, // by the kernel that the operator's declaration has
+  Enter,   // quantizes an input of the plan
+  Take,    // float32 of it
   Quantize,
-  Dequantize,
   Convolve,
   ConvolveTransposed,
   Chain,
-  LookUp,
-  Add,
-  Multiply,
-  Divide,
-  Fill,
-  MaxPool,
-  Average,
-  Mean,
-  Reduce, // float32
-  Scale,  // channels of float32
-  Resample,
-  Pad,
-  Interleave,
-  Roll,
   Pack, // of the right operand of a product
   Product,
-  Softmax,
-  Normalize,
-  NormalizeGroups,
   Measure,      // the extents of float32, for a grid
   QuantizeRows, // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
   QuantizeImage, // the same on one grid; inputs: float32 and extents
   ToFloats,      // sums of an operator that is dynamic; see addendOf
   Recur,         // through all steps of a recurrent layer
-  Apply,         // of a function
   Copy,
-  Load, // of a constant
   Rename,
   Exit
 };
@@ -75,6 +56,7 @@ struct Step {
   size_t index;                    // of the operator
   std::vector<size_t> inputs;      // of Convolve, the second one is added
   size_t output;                   // of Exit: the number of the output
+  bool elementwise = false;        // see Declaration
   size_t source = 0;               // of Enter and Take: the number of the input
   std::optional<size_t> kept = {}; // of rows that become codes: their float32, where others read it
   const uint8_t* table = nullptr;

@@ -44,10 +44,10 @@ void Moves::lowerConcat(size_t index) {
 void Moves::rescale(size_t id, const Grid* grid) {
   const auto maker = std::find_if(
       result_.steps.begin(), result_.steps.end(), [&](const Step& step) { return step.output == id; });
-  constexpr Does kWithTable[] = {
-      Does::Convolve, Does::ConvolveTransposed, Does::Add, Does::Multiply, Does::LookUp};
-  if (maker == result_.steps.end() ||
-      std::find(std::begin(kWithTable), std::end(kWithTable), maker->does) == std::end(kWithTable)) {
+  const auto hasTable = [](const Step& step) {
+    return step.elementwise || step.does == Does::Convolve || step.does == Does::ConvolveTransposed;
+  };
+  if (maker == result_.steps.end() || !hasTable(*maker)) {
     return;
   }
   at::Tensor table = rescaled(*memory(id).grid, *grid);
@@ -70,7 +70,7 @@ void Moves::lowerPad(size_t index) {
     }
   }
   const size_t input = want(op.inputs[0], axis);
-  emit(Does::Pad, index, {input}, axis);
+  emit(Does::Compute, index, {input}, axis);
 }
 
 void Moves::lowerReshape(size_t index) {
@@ -138,7 +138,7 @@ void Moves::lowerRoll(size_t index) {
   const Operator& op = program_.operators[index];
   const int64_t own = memory(primary_[op.inputs[0]]).axis, rank = sizes_[op.output].size();
   const int64_t axis = own >= 0 && !isRolled(op, own, rank) ? own : restingAxis(op, rank);
-  emit(Does::Roll, index, {want(op.inputs[0], axis)}, axis);
+  emit(Does::Compute, index, {want(op.inputs[0], axis)}, axis);
 }
 
 size_t Moves::slice(size_t whole, const Grid* grid, int64_t start, int64_t length) {
@@ -205,7 +205,7 @@ void Moves::lowerShuffle(size_t index) {
     const Grid& from = *memory(input).grid;
     tables.push_back(sameGrid(from, grid) ? at::Tensor() : rescaled(from, grid));
   }
-  emit(Does::Interleave, index, inputs, axis);
+  emit(Does::Compute, index, inputs, axis);
   result_.steps.back().own_tables = std::move(tables);
 }
 

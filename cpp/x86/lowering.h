@@ -2,6 +2,7 @@
 #pragma once
 
 #include "joins.h"
+#include "operators/declaration.h"
 
 namespace jit_passes::x86 {
 
@@ -80,13 +81,14 @@ class Values {
   }
 
   void emit(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
-    const int64_t value = program_.operators[index].output;
-    const size_t output = addMemory(value, axis);
+    const Operator& op = program_.operators[index];
+    const size_t output = addMemory(op.output, axis);
     push(
         {.does = does,
          .index = index,
          .inputs = std::move(inputs),
          .output = output,
+         .elementwise = does == Does::Compute && declarationOf(op.kind).elementwise,
          .grid = memory(output).grid});
   }
 
@@ -199,12 +201,13 @@ class Lowering : public Dynamics {
 
   // General methods, which make the step that is declared: with the channels of all operands innermost; the same with
   // a table or function that follows; with operands that broadcast; of rows, with the quantize that follows; of the
-  // operand as it lies in memory.
+  // operand, or of several, as they lie in memory.
   void lowerChannels(size_t index);
   void lowerWithTable(size_t index);
   void lowerBroadcast(size_t index);
   void lowerRows(size_t index);
   void lowerInPlace(size_t index);
+  void lowerAsTheyAre(size_t index);
 
   void lowerInput(size_t index);
   void lowerQuantize(size_t index);

@@ -64,39 +64,17 @@ Part given(const Memory& from, const Sizes& strides, size_t number);
 // On the grid of the codes, or on one that is found as the plan runs.
 Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid = {});
 Part dequantized(const Memory& from, const Memory& to);
-AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b);
-MultiplyFloats floatProduct(const Memory& a, const Memory& b);
-DivideFloats floatQuotient(const Memory& a, const Memory& b);
-FillFloats floatFill(const Operator& op, const Memory& a, const Memory& b);
-Part scaledChannels(const Operator& op, const Memory& from, const Memory& to);
-Part averaged(
-    const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y);
-// As float32, as codes, or both.
-Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
-Part softmaxedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes);
 
 // Of operators that are dynamic.
 Part measured(const Memory& from, const Memory& to);
 Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 
-// Of what only moves codes.
-Part padded(const Memory& from, const Memory& to, const std::vector<int64_t>& attributes);
 // Into a part of the result, where it is one of a concatenation.
 Part copied(const Step& step, const Memory& from, const Memory& to);
-// Of axes that go round.
-Part rolled(const Operator& op, const Memory& from, const Memory& to);
-// Of a constant, into the order that its memory has.
-Part loaded(const Operator& op, const Memory& to);
-Part interleaved(const Step& step, const std::vector<Memory>& memory);
-
-Part blended(const Operator& op, const Memory& from, const Memory& to);
-
 // Of transformers.
 // Both with kernels of one form: `product` reads what `packedOperand` has packed.
 Part packedOperand(const Step& step, const std::vector<Memory>& memory, Form form);
 Part product(const Step& step, const std::vector<Memory>& memory, Form form);
-Part softmaxed(const Step& step, const Memory& from, const Memory& to);
-Part normalized(const Operator& op, const Step& step, const Memory& from, const Memory& to);
 
 } // namespace jit_passes::x86

@@ -52,20 +52,20 @@ Plan::Plan(Program program) : program_(std::move(program)) {
     if (op.kind == Kind::Input) {
       sources[op.output] = moved[op.output] = op.attributes[0];
     }
-    const bool mixes = declarationOf(op.kind).types == Types::Mixed;
+    const Declaration& declaration = declarationOf(op.kind);
+    const bool mixes = declaration.types == Types::Mixed, picks = declaration.any_dtype != SIZE_MAX;
+    auto numbers = op.inputs;
+    if (picks) {
+      numbers.erase(numbers.begin() + declaration.any_dtype);
+    }
     const auto isCertain = [&](int64_t value) { return bool(certain[value]); };
     if (op.kind == Kind::Input || op.kind == Kind::Constant || op.kind == Kind::Power) {
       certain[op.output] = op.kind == Kind::Constant && op.tensors[0].dim() > 0;
-    } else if (op.kind == Kind::Fill) {
-      certain[op.output] = isCertain(op.inputs[0]);
-    } else if (mixes || declarationOf(op.kind).moves) {
-      certain[op.output] = std::ranges::any_of(op.inputs, isCertain);
+    } else if (mixes || picks || declaration.moves) {
+      certain[op.output] = std::ranges::any_of(numbers, isCertain);
     }
-    for (const int64_t value : op.inputs) {
-      if (op.kind == Kind::Fill && value == op.inputs[1]) {
-        continue; // truths
-      }
-      if (moved[value] >= 0 && declarationOf(op.kind).moves) {
+    for (const int64_t value : numbers) {
+      if (moved[value] >= 0 && declaration.moves) {
         moved[op.output] = moved[value];
       } else if (moved[value] >= 0 && !(mixes && certain[op.output])) {
         beside_floats_[moved[value]] = false;

@@ -120,10 +120,9 @@ void PlannedNumbers::settle(const std::function<std::optional<int64_t>(const Val
     std::vector<bool> seen(program_.numbers.size());
     for (const auto& [attribute, number] : op.computed) {
       forEachSized(program_, number, seen, [&](int64_t value) {
-        if (value < 0 || !known[value]) {
-          throw RefusedOperator(
-              op.name + " cannot be part of a plan: it needs a size that is not known before it", op.name);
-        }
+        TORCH_CHECK(
+            value >= 0 && known[value], op.name,
+            " cannot be part of a plan: it needs a size that is not known before it");
       });
     }
     known[op.output] = true;

@@ -19,8 +19,8 @@ class PlannedNumbers {
   // A number that is a power of one that follows from sizes, such as its inverse root; nothing for others.
   std::optional<Operator> power(const Value* value);
 
-  // Says which values of the program the sizes are of, now that all are known. Throws `RefusedOperator` where one is not
-  // there when it is needed.
+  // Says which values of the program the sizes are of, now that all are known. Throws where one is not there when it is
+  // needed.
   void settle(const std::function<std::optional<int64_t>(const Value* tensor)>& valueOf);
 
  private:

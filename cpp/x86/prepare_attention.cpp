@@ -76,49 +76,4 @@ Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
   return part(kernel);
 }
 
-Part softmaxed(const Step& step, const Memory& from, const Memory& to) {
-  const Dims dims = pixelDims(to.sizes, to.axis);
-  Softmax kernel(ratio(*from.grid), ratio(*step.grid));
-  kernel.offset = offsetOf(*step.grid);
-  kernel.range = codeRangeOf(*step.grid);
-  return unary(kernel, image(from, dims), image(to, dims));
-}
-
-Part normalized(const Operator& op, const Step& step, const Memory& from, const Memory& to) {
-  const auto &weight = op.tensors[NormTensors::Weight], &bias = op.tensors[NormTensors::Bias];
-  const double given = op.tensors[NormTensors::Eps].item<double>();
-  if (op.kind == Kind::GroupNorm && to.grid->is_float) {
-    const GroupNormFloats kernel{
-        op.attributes[0], weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), given};
-    const Part part = unary(kernel, image(from), image(to));
-    return {part.items, [held = op.tensors, run = part.run](const Call& call, int64_t begin, int64_t end) {
-              run(call, begin, end);
-            }};
-  }
-  const double scale = ratio(*step.grid);
-  struct Numbers {
-    AlignedVector<float> multiplier, offset;
-  };
-  const auto numbers = std::make_shared<Numbers>();
-  for (int64_t c = 0; c < weight.numel(); ++c) {
-    numbers->multiplier.push_back(static_cast<float>(weight.const_data_ptr<float>()[c] / scale));
-    numbers->offset.push_back(
-        static_cast<float>(offsetOf(*step.grid) + bias.const_data_ptr<float>()[c] / scale));
-  }
-  const double eps = given / (ratio(*from.grid) * ratio(*from.grid));
-  const CodeRange range = codeRangeOf(*step.grid);
-  Part part;
-  if (op.kind == Kind::GroupNorm) {
-    const GroupNorm kernel{op.attributes[0], numbers->multiplier.data(), numbers->offset.data(), eps, range};
-    part = unary(kernel, image(from), image(to));
-  } else {
-    const LayerNorm kernel{numbers->multiplier.data(), numbers->offset.data(), eps, range};
-    const Dims dims = pixelDims(to.sizes, to.axis);
-    part = unary(kernel, image(from, dims), image(to, dims));
-  }
-  return {part.items, [numbers, run = part.run](const Call& call, int64_t begin, int64_t end) {
-            run(call, begin, end);
-          }};
-}
-
 } // namespace jit_passes::x86

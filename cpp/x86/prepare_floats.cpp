@@ -7,11 +7,6 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-FloatOperand floatOperandOf(const Memory& memory) {
-  const Grid& grid = *memory.grid;
-  return {grid.is_float, static_cast<float>(grid.scale), static_cast<int32_t>(grid.zero_point)};
-}
-
 // Of float32 in the arena, in elements.
 Strides stridesOf(const Placed& floats, int64_t channel) {
   const Image& image = floats.image;
@@ -88,81 +83,6 @@ Part dequantized(const Memory& from, const Memory& to) {
   return {kernel.items(x.image), [=](const Call& call, int64_t begin, int64_t end) {
             kernel.run(x.in(call), reinterpret_cast<float*>(y.in(call).data), strides, begin, end);
           }};
-}
-
-AddFloats floatSum(const Operator& op, const Memory& a, const Memory& b) {
-  const double* factors = op.tensors[0].const_data_ptr<double>();
-  return {
-      floatOperandOf(a), floatOperandOf(b), static_cast<float>(factors[0]), static_cast<float>(factors[1])};
-}
-
-Part averaged(
-    const std::array<std::vector<Span>, 3>& spans, int64_t divisor, const Placed& x, const Placed& y) {
-  return unary(AverageFloats{spans[0], spans[1], spans[2], divisor}, x, y);
-}
-
-MultiplyFloats floatProduct(const Memory& a, const Memory& b) {
-  return {floatOperandOf(a), floatOperandOf(b)};
-}
-
-DivideFloats floatQuotient(const Memory& a, const Memory& b) {
-  return {floatOperandOf(a), floatOperandOf(b)};
-}
-
-FillFloats floatFill(const Operator& op, const Memory& a, const Memory& b) {
-  return {
-      floatOperandOf(a), floatOperandOf(b), std::bit_cast<float>(static_cast<uint32_t>(op.attributes[0]))};
-}
-
-Part scaledChannels(const Operator& op, const Memory& from, const Memory& to) {
-  const at::Tensor signs = op.tensors[kWeight].flatten().to(at::kDouble);
-  const at::Tensor factors = (signs * op.tensors[kWeightScales]).to(at::kFloat), bias = op.tensors[kBias];
-  const Dims dims = axisDims(to.sizes, to.axis);
-  const Placed x = image(from, dims), y = image(to, dims);
-  const ScaleFloats kernel{factors.const_data_ptr<float>(), bias.const_data_ptr<float>()};
-  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
-            (void)factors; // the part keeps them
-            kernel.run(x.in(call), y.in(call), begin, end);
-          }};
-}
-
-namespace {
-
-// Of a kernel that gives float32, codes, or both; `held`: what it reads besides.
-template <typename Kernel>
-Part floatsAndCodes(
-    Kernel kernel, const Memory& from, const Memory* floats, const Memory* codes,
-    const std::vector<at::Tensor>& held) {
-  if (codes) {
-    const Quantize rounding = quantizeTo(*codes->grid);
-    kernel.codes = {rounding.inverse_scale, rounding.offset, rounding.range};
-  }
-  const Dims dims = pixelDims(from.sizes, from.axis);
-  const auto placed = [&](const Memory* memory) {
-    return memory ? std::optional(image(*memory, dims)) : std::nullopt;
-  };
-  const Placed x = image(from, dims);
-  return {
-      kernel.items(x.image),
-      [kernel, x, y = placed(floats), q = placed(codes), held](const Call& call, int64_t begin, int64_t end) {
-        const Image to = y ? y->in(call) : Image{}, of_codes = q ? q->in(call) : Image{};
-        kernel.run(x.in(call), y ? &to : nullptr, q ? &of_codes : nullptr, begin, end);
-      }};
-}
-
-} // namespace
-
-Part normalizedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
-  const LayerNormFloats kernel{
-      op.tensors[NormTensors::Weight].const_data_ptr<float>(),
-      op.tensors[NormTensors::Bias].const_data_ptr<float>(), op.tensors[NormTensors::Eps].item<double>(),
-      op.kind == Kind::LayerNorm};
-  return floatsAndCodes(kernel, from, floats, codes, op.tensors);
-}
-
-Part softmaxedFloats(const Operator& op, const Memory& from, const Memory* floats, const Memory* codes) {
-  const bool hides = op.attributes.size() > 1 && op.attributes[1] != 0;
-  return floatsAndCodes(SoftmaxFloats{{}, hides}, from, floats, codes, {});
 }
 
 } // namespace jit_passes::x86

@@ -10,6 +10,18 @@
 
 namespace jit_passes::x86 {
 
+// Why a node, or an operator in a file, cannot be part of a plan. The caller adds its name.
+struct Refusal {
+  std::string reason;
+};
+
+template <typename... Message>
+void refuseUnless(bool condition, const Message&... message) {
+  if (!condition) {
+    throw Refusal{c10::str(message...)};
+  }
+}
+
 // The type of a value: codes, or float32, for which the numbers mean nothing and are those of `kFloat32`.
 struct Grid {
   double scale;
@@ -32,58 +44,25 @@ constexpr int64_t kMostAxes = 5, kMostMovedAxes = 6;
 // Pixels along an axis of a window, its stride, its dilation, and what an operator with a window pads.
 constexpr int64_t kMostWindow = int64_t{1} << 15;
 
-enum class Kind {
-  Input,                 // float32; attributes: the number of an input of the plan
-  Quantize,              // float32 to codes
-  Dequantize,            // codes to float32
-  Convolution,           // see ConvolutionAttributes
-  TransposedConvolution, // see ConvolutionAttributes
-  Linear, // over the last axis. Like Convolution, it may have a second input, and factors: then it gives
-          // first * factors[0] + second * factors[1], where the first is its own result; they broadcast
-  DynamicLinear,      // the same in float32: its input is quantized as the plan runs, see DynamicAttributes
-  DynamicConvolution, // the same of Convolution; attributes of both, one after the other
-  DynamicTransposedConvolution, // the same of TransposedConvolution
-  Function, // of each number of float32 by itself; attributes: which; tensors: float64, its numbers
-  Affine, // a factor and a number for each channel, of axis 1, of several values one after the other, of one in
-          // float32; weights are -1, 0 or 1
-  Table,    // a function of codes
-  Add,      // first * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is
-  Multiply, // of two tensors, which broadcast; in float32 where one of the three is
-  Divide,   // the first by the second, which broadcast; gives float32
-  Fill, // the first, and a number where the second is not 0; both broadcast; attributes: the bits of its float32
-  MaxPool,         // see PoolAttributes
-  AveragePool,     // see PoolAttributes
-  AdaptiveAverage, // attributes: spatial axes, sizes; -1 for that of the operand
-  Mean,            // attributes: whether axes are kept, axes
-  Sum,             // these go over axes as Mean does, in float32
-  Length,          // the root of the sum of squares
-  Largest,
-  Smallest,
-  Concat,    // attributes: axis
-  Flatten,   // attributes: first and last axis
-  Reshape,   // attributes: sizes; at most one is -1, which is open
-  Unflatten, // attributes: axis, the sizes that it becomes; at most one is -1, which is open
-  Permute,   // attributes: axes
-  Transpose, // attributes: two axes
-  Unsqueeze, // attributes: where an axis of size 1 comes in
-  Squeeze,   // attributes: axes that go where they are of size 1
-  Expand,  // axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand
-  Roll,    // attributes: how far, of each axis that is rolled; then these axes
-  Shuffle, // interleaves the parts of an axis; attributes: axis, number of parts of one size
-  Slice,   // attributes: axis, start, end, step, as Python has them
-  Narrow,  // attributes: axis, start, length, whether the axis goes, which is of length 1 then
-  Part,    // see PartAttributes
-  Pad,     // with zeros; attributes: before and behind, from the last axis on
-  ResizeNearest,  // attributes: spatial axes, sizes; or factors, which are tensors[0]
-  ResizeBilinear, // the same for two axes, and behind them whether corners are aligned
-  MatrixProduct, // attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @
-  Softmax,       // attributes: axis, and 1 where minus infinities alone give zeros
-  LayerNorm, // over the last axis, see NormTensors
-  RmsNorm,   // the same in float32, of which the mean is not subtracted
-  GroupNorm, // over groups of the channels, of axis 1; attributes: groups; see NormTensors
-  Recurrent, // from what the input gives and the states in front of the first step to all states, see RecurrentAttributes
-  Constant, // its elements are tensors[0]
-  Power, // a number: tensors[0] are a factor and the exponent of attributes[0], which the model computes of sizes
+struct Declaration;
+
+// A kind of operators, by its name: the file of the operators that has its declaration (operators/declaration.h) says
+// the rest. The constants are for kinds that other files name.
+class Kind {
+ public:
+  explicit Kind(const std::string& name);
+  explicit Kind(const Declaration& declaration) : declaration_(&declaration) {}
+
+  const Declaration& declaration() const { return *declaration_; }
+  bool operator==(const Kind&) const = default;
+
+  static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
+      Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, DynamicLinear, DynamicConvolution,
+      DynamicTransposedConvolution, TransposedConvolution, Slice, Roll, Multiply, MatrixProduct, Function,
+      Flatten, Dequantize;
+
+ private:
+  const Declaration* declaration_;
 };
 
 // Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has

@@ -24,12 +24,10 @@ bool isDequantize(const Node* node) {
   return node->kind() == dequantize || node->kind() == dequantize_per_channel;
 }
 
-// Whether all that read it, moved or as it is, take truths from it: those of masked_fill.
-bool hidesOnly(const Value* value) {
+// Whether all that read it, moved or as it is, take it in any dtype: as truths or as indices.
+bool isReadInAnyDtype(const Value* value) {
   return std::ranges::all_of(value->uses(), [](const torch::jit::Use& use) {
-    return use.user->kind() == c10::aten::masked_fill
-               ? use.offset == 1
-               : repeatsOrCuts(use.user) && hidesOnly(use.user->output());
+    return takesAnyDtype(use) || (repeatsOrCuts(use.user) && isReadInAnyDtype(use.user->output()));
   });
 }
 
@@ -186,6 +184,13 @@ Grid Reader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t sh
 
 std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
   const Node* node = value->node();
+  const auto floats = sized_ && !isDequantize(node) ? known_.tensor(value) : std::nullopt;
+  if (floats) {
+    refuseUnless(floats->dim() >= 2 && floats->numel() > 0, "its weight is empty, or a vector");
+    return {
+        at::empty(floats->sizes(), at::device(at::kMeta).dtype(at::kChar)),
+        at::ones({floats->size(axis)}, at::kDouble)};
+  }
   refuseUnless(isDequantize(node), "its weight is in float");
   const auto codes = operand(node, "q");
   refuseUnless(codes.isTensor() && codes.toTensor().scalar_type() == at::kChar, "its weights are not int8");
@@ -223,7 +228,7 @@ std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) 
   if (!coded) {
     at::Tensor floats = held->toTensor().detach().contiguous();
     const bool number = floats.dim() == 0 && !floats.is_complex(); // what tracing makes of one
-    floats = number || hidesOnly(value) ? floats.to(at::kFloat) : floats;
+    floats = number || isReadInAnyDtype(value) ? floats.to(at::kFloat) : floats;
     refuseUnless(floats.scalar_type() == at::kFloat, "its constant is not float32");
     return std::pair(floats, kFloat32);
   }
@@ -240,7 +245,7 @@ at::Tensor Reader::bias(const Value* value, int64_t count) const {
   if (isNone(value)) {
     return at::zeros({count}, at::kFloat);
   }
-  auto known = find(value);
+  auto known = sized_ && isTensor(value) ? std::optional<c10::IValue>(known_.tensor(value)) : find(value);
   if (const Node* node = value->node(); !known && isDequantize(node)) {
     torch::jit::Stack stack;
     for (const auto& argument : node->schema().arguments()) {
@@ -272,11 +277,13 @@ bool isReadInParts(const Reader& reader, const Node* node) {
          std::ranges::all_of(node->output()->uses(), takesParts);
 }
 
-bool isIdentity(const Node* node) {
+const std::unordered_set<c10::Symbol>& identityKinds() {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
-  return kinds.count(node->kind()) > 0 || isToFloat(node);
+  return kinds;
 }
+
+bool isIdentity(const Node* node) { return identityKinds().count(node->kind()) > 0 || isToFloat(node); }
 
 bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{

@@ -9,18 +9,6 @@ namespace jit_passes::x86 {
 using torch::jit::Node;
 using torch::jit::Value;
 
-// Why a node cannot be part of a plan. The one who walks over the nodes adds which it is.
-struct Refusal {
-  std::string reason;
-};
-
-template <typename... Message>
-void refuseUnless(bool condition, const Message&... message) {
-  if (!condition) {
-    throw Refusal{c10::str(message...)};
-  }
-}
-
 // Axes of a tensor by its type, and 0 where that does not say.
 int64_t axesOf(const Value* tensor);
 
@@ -41,7 +29,10 @@ struct Numbers {
 
 class Reader {
  public:
-  explicit Reader(const PassContext& context) : known_(context) {}
+  // `sized`: weights in float count as weights of int8 that have sizes and no elements, on the device meta, so that a
+  // model can be asked before it is quantized.
+  explicit Reader(const PassContext& context, bool sized = false)
+      : known_(context, /*attributes_apart=*/sized), sized_(sized) {}
 
   // Constants, attributes that nobody changes, and lists of these.
   std::optional<c10::IValue> find(const Value* value) const;
@@ -78,6 +69,7 @@ class Reader {
 
  private:
   KnownValues known_;
+  bool sized_;
 };
 
 // An operator of a plan, without inputs and output, and the values that it reads.
@@ -91,6 +83,8 @@ void append(Planned& planned, const Numbers& numbers);
 
 // Whether a plan may have the node as an operator.
 bool isPlanned(const Node* node);
+// Whether a plan has the node, and takes that operand in any dtype.
+bool takesAnyDtype(const torch::jit::Use& use);
 // Whether its result has the codes of its operand.
 bool keepsCodes(const Node* node);
 // Refuses by way of `Refusal`.
@@ -101,7 +95,9 @@ bool isJoin(const Reader& reader, const Node* node);
 // Whether that is never rounded: batch norms and concatenations take parts, each with a grid of its own.
 bool isReadInParts(const Reader& reader, const Node* node);
 
-// Whether it gives back its operand.
+// Operators that give back their operand, whatever it is.
+const std::unordered_set<c10::Symbol>& identityKinds();
+// Whether a node gives back its operand.
 bool isIdentity(const Node* node);
 // Whether it has no part in what tensors hold.
 bool isSilent(const Node* node);

@@ -7,7 +7,7 @@ Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,6 @@ class ValueView:
             tensors and from constants alone. Traces have tensors without axes for numbers.
         producer: the node that makes it; None for inputs of the graph and of blocks.
         uses: (node, operand index) of all uses but those as a result.
-        least_axes: how many axes a target has found it to have at least; None before it has looked.
     """
 
     id: int
@@ -65,7 +64,6 @@ class ValueView:
     from_sizes: bool = False
     producer: NodeView | None = None
     uses: list[tuple[NodeView, int]] = field(default_factory=list)
-    least_axes: int | None = None
 
     @property
     def constant(self) -> Any:
@@ -82,6 +80,25 @@ class ValueView:
             return f"<{self.name}>"
         tensor = isinstance(self.constant, torch.Tensor)
         return f"<tensor {list(self.constant.shape)}>" if tensor else f"<{self.constant!r}>"
+
+
+class Analyses:
+    """Facts that C++ finds about all nodes of a method's graph at once, when a first one is asked.
+
+    Args:
+        module: the C++ module; its graph has to be that of the snapshot when a fact is asked for.
+        method: whose graph.
+    """
+
+    def __init__(self, module: Any, method: str) -> None:
+        self._place = (module, method)
+        self._found: dict[Callable[..., Any], Mapping[int, Any]] = {}
+
+    def of(self, analysis: Callable[[Any, str], Mapping[int, Any]], node: NodeView) -> Any:
+        """Return what an analysis says of a node, or None."""
+        if analysis not in self._found:
+            self._found[analysis] = analysis(*self._place)
+        return self._found[analysis].get(node.index)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -107,6 +124,7 @@ class NodeView:
             that they are then: what a branch returns and its result, what a round of a loop returns
             and the next one reads.
         traits: facts about its kind of operator.
+        analyses: more facts about it; None in a graph without a module, and in an editor.
     """
 
     index: int
@@ -123,6 +141,7 @@ class NodeView:
     overload: str | None = None
     carried: tuple[tuple[ValueView, ValueView], ...] = ()
     traits: Traits = field(init=False)
+    analyses: Analyses | None = None
 
     def __post_init__(self) -> None:
         self.traits = TRAITS.get(self.kind, NOTHING)
@@ -241,6 +260,9 @@ class GraphView:
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
         nodes, _, inputs, outputs = read_snapshot(_C.snapshot(cpp_module, method, parameters))
+        analyses = Analyses(cpp_module, method)
+        for node in nodes:
+            node.analyses = analyses
         return cls(without_folded(nodes) if parameters else nodes, inputs[1:], outputs)
 
     @classmethod

@@ -40,6 +40,8 @@ class Capability:
             done, or None; None where it takes all of them as they are. Asked for regions only.
         floats: operators that it computes in float within a region, each with what says why a node
             cannot be done, or None. Asked for regions only.
+        in_regions: says why an operator can be in no region, though the backend may compute it
+            elsewhere.
         begins: those of `floats` at which a region may begin, with what leads to them.
         forms: passes that give operators the forms that it has, after those of all targets.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
@@ -54,6 +56,7 @@ class Capability:
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
     floats: Mapping[str, Check] = field(default_factory=dict)
+    in_regions: Check | None = None
     begins: frozenset[str] = frozenset()
     forms: tuple[str, ...] = ()
     dynamic: SpecSupport | None = None

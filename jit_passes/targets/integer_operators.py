@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ..graph.view import GraphView, NodeView, ValueView
@@ -38,12 +38,9 @@ class Reader:
         refused: why the other operators are not among them, by name.
     """
 
-    def __init__(
-        self, graph: GraphView, target: Any, excluded: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, graph: GraphView, target: Any) -> None:
         self.graph = graph
-        # Operators that stay outside for these reasons, by name.
-        self.excluded = {**dict.fromkeys(laid_out(graph), LAYOUT), **(excluded or {})}
+        self.laid_out = laid_out(graph)
         self.target = target
         self.capability: Capability = target.capability
         self.found = IntegerOperators(begins=self.capability.begins)
@@ -77,14 +74,14 @@ class Reader:
 
     def _is_float(self, node: NodeView) -> bool:
         """Say whether the target can compute an operator in float, and not on integers."""
-        known = node.index in self._candidates or node.name in self.excluded
+        known = node.index in self._candidates or node.name in self.laid_out
         return not known and self.is_operator(node) and not self.capability.float_refusal(node)
 
     def _refusal(self, node: NodeView) -> str | None:
         """Say why an operator is no candidate; note it where it is one."""
         row = self.capability.operators.get(node.kind)
-        if node.name in self.excluded:
-            return self.excluded[node.name]
+        if node.name in self.laid_out:
+            return LAYOUT
         given = [*node.outputs, *(v for u in _unpacked(node) for v in u.outputs)]
         choice = choice_of(node.inputs[0]) if node.inputs else None
         chosen = choice.inputs[:1] if choice else []
@@ -99,6 +96,8 @@ class Reader:
             if reason is None:
                 assert row is not None
                 reason = self._refusal_of_operands(node, row)
+            if reason is None and self.capability.in_regions is not None:
+                reason = self.capability.in_regions(node)
         if reason is not None:
             return str(reason).replace("the target", f"the target '{self.target.name}'", 1)
         if choice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
 from ..specification.parameters import QParams
 from .integer_operators import Reader
-from .reference_nodes import computes, parameters_of, quantizer_of
-from .target import RefusedOperator, Target
+from .reference_nodes import parameters_of, quantizer_of
+from .target import Target
 from .units import DEQUANTIZE, QUANTIZE
 
 
@@ -64,21 +64,6 @@ class Region:
     operators: tuple[str, ...]
     inputs: tuple[RegionValue, ...]
     outputs: tuple[RegionValue, ...]
-
-    def named(self, operator: str) -> str:
-        """Return the name in the model of an operator that the region's own graph calls so.
-
-        Of what it only has a copy of, such as a part of a constant, that of the first reader.
-        """
-        nodes = GraphView.of(self.module).nodes
-        own = [n.name for n in nodes if n.name and computes(n)]
-        names = dict(zip(own, self.operators, strict=True))
-        readers = [node for node in nodes if node.name == operator]
-        for node in readers:  # which grows
-            if node.name in names:
-                return names[node.name]
-            readers += [user for value in node.outputs for user, _ in value.uses]
-        raise JitPassesError(f"'{self.name}' has no operator '{operator}': {', '.join(own)}")
 
     def __str__(self) -> str:
         ends = " to ".join(dict.fromkeys((self.operators[0], self.operators[-1])))
@@ -148,7 +133,7 @@ class Cut:
 
 def cut(
     module: Any, method: str, target: Target, names: dict[int, str] | None = None,
-    keep: frozenset[int] | None = None, excluded: Mapping[str, str] | None = None,
+    keep: frozenset[int] | None = None,
 ) -> Cut:  # fmt: skip
     """Outline the regions of a reference model.
 
@@ -158,10 +143,9 @@ def cut(
         target: whose regions.
         names: names of nodes by index, where the graph does not know them.
         keep: numbers of the regions that are outlined; None for all.
-        excluded: why operators have to stay outside, by their names in the graph.
     """
     graph = GraphView.of(module, method)
-    reader = Reader(graph, target, excluded).read()
+    reader = Reader(graph, target).read()
     regions = reader.found.regions(module, method)
     regions = [r for i, r in enumerate(regions) if keep is None or i in keep]
     known = names or {}
@@ -260,13 +244,8 @@ class CompileRegions:
 
     def run_on(self, module: Any, method: str) -> tuple[Any, bool, list[Remark]]:
         """Return the module with its regions compiled, whether there are some, and remarks."""
-        excluded: dict[str, str] = {}
-        while True:  # until nothing is refused: each time there is one operator less
-            found = cut(_C.clone(module, method), method, self.target, excluded=excluded)
-            compiled, refused = self._compile(found.regions)
-            if not refused:
-                break
-            excluded |= refused
+        found = cut(_C.clone(module, method), method, self.target)
+        compiled = self._compile(found.regions)
         remarks = [Remark(refusal.name, refusal.reason) for refusal in found.refused]
         for number, region in enumerate(found.regions):
             if number not in compiled:
@@ -276,26 +255,19 @@ class CompileRegions:
             return module, False, remarks
         if len(compiled) < len(found.regions):
             kept = frozenset(compiled)
-            found = cut(module, method, self.target, keep=kept, excluded=excluded)
+            found = cut(module, method, self.target, keep=kept)
         for region, result in zip(found.regions, compiled.values(), strict=True):
             held = result._c if isinstance(result, torch.jit.ScriptModule) else result
             _C.replace_region(found.module, method, region.name, held)
         return found.module, True, remarks
 
-    def _compile(self, regions: tuple[Region, ...]) -> tuple[dict[int, Any], dict[str, str]]:
-        """Return what regions are compiled to, by number, and the operators that are refused."""
-        compiled: dict[int, Any] = {}
-        refused: dict[str, str] = {}
-        for number, region in enumerate(regions):
-            try:
-                result = self.target.compile(region.module)
-            except RefusedOperator as error:
-                refused[region.named(error.operator)] = str(error)
-                continue
-            if result is not None:
-                self._check(result)
-                compiled[number] = result
-        return compiled, refused
+    def _compile(self, regions: tuple[Region, ...]) -> dict[int, Any]:
+        """Return the results of the compiler, by the numbers of the regions that have one."""
+        results = {i: self.target.compile(region.module) for i, region in enumerate(regions)}
+        compiled = {i: result for i, result in results.items() if result is not None}
+        for result in compiled.values():
+            self._check(result)
+        return compiled
 
     def _check(self, result: Any) -> None:
         if not isinstance(result, torch.jit.ScriptModule | torch.ScriptObject):

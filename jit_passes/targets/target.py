@@ -8,24 +8,11 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError
 from ..graph.view import NodeView
 from ..passes.pipeline import Pipeline
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.capability import Capability, Spec
 from ..registered import Registered
-
-
-class RefusedOperator(JitPassesError):
-    """Raised by `Target.compile` for an operator that it cannot take, where it may take the rest.
-
-    Attributes:
-        operator: its name in the graph of the region.
-    """
-
-    def __init__(self, operator: str, reason: str) -> None:
-        super().__init__(reason)
-        self.operator = operator
 
 
 @dataclass(frozen=True)
@@ -78,9 +65,5 @@ class Target(Registered, ABC, noun="target"):
             A ScriptModule whose forward takes and gives what the region's does; or an object of a
             custom class, `torch.ScriptObject`, with `run(Tensor[] inputs) -> Tensor[]`. It is saved
             with the model.
-
-        Raises:
-            RefusedOperator: one of its operators has to stay outside; the others are asked for
-                again, in the regions that are left without it.
         """
         return None

@@ -3,6 +3,7 @@
 #include "from_graph.h"
 #include "sizes.h"
 #include "x86/lowering.h"
+#include "x86/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -31,12 +32,12 @@ Planned batchNorm(const Reader& reader, Node* node) {
 
 void checkAffine(const Operator& op) {
   checkWeights(op, 2);
-  requireForm(op, op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
+  refuseUnless(op.tensors[kWeight].size(1) == 1, "a channel has more than one factor");
 }
 
 void checkOneInFloats(const Operator& op, const Program& program) {
-  requireForm(
-      op, op.inputs.size() == 1 || !program.grids[op.output].is_float, "it scales several values in float32");
+  refuseUnless(
+      op.inputs.size() == 1 || !program.grids[op.output].is_float, "it scales several values in float32");
 }
 
 Sizes sizesOfAffine(const Operands& operands) {
@@ -49,8 +50,22 @@ Sizes sizesOfAffine(const Operands& operands) {
   return sizes;
 }
 
+// In float32.
+Part affineKernel(const StepContext& c) {
+  const at::Tensor signs = c.op.tensors[kWeight].flatten().to(at::kDouble);
+  const at::Tensor factors = (signs * c.op.tensors[kWeightScales]).to(at::kFloat), bias = c.op.tensors[kBias];
+  const Dims dims = axisDims(c.out().sizes, c.out().axis);
+  const Placed x = image(c.in(), dims), y = image(c.out(), dims);
+  const ScaleFloats kernel{factors.const_data_ptr<float>(), bias.const_data_ptr<float>()};
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            (void)factors; // the part keeps them
+            kernel.run(x.in(call), y.in(call), begin, end);
+          }};
+}
+
+// A factor and a number for each channel, of axis 1, of several values one after the other, of one in float32;
+// weights are -1, 0 or 1.
 const RegisterOperator affine_operator{
-    Kind::Affine,
     {.name = "affine",
      .inputs = {1, 4096},
      .tensors = {3, 3},
@@ -60,7 +75,8 @@ const RegisterOperator affine_operator{
      .check_values = checkOneInFloats,
      .infer = sizesOfAffine,
      .channels = secondAxis,
-     .lower = &Lowering::lowerAffine}};
+     .lower = &Lowering::lowerAffine,
+     .kernel = affineKernel}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -1,4 +1,5 @@
 // Two tensors that broadcast.
+#include "broadcast.h"
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
@@ -17,36 +18,91 @@ Planned add(const Reader& reader, Node* node) { return sum(reader, node, 1); }
 
 Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
 
-void checkAdd(const Operator& op) { checkNumbers(op, op.tensors[0], 2, "factors"); }
+void checkAdd(const Operator& op) { checkNumbers(op.tensors[0], 2, "factors"); }
 
+template <typename Kernel>
+Part binary(const StepContext& c, const Kernel& kernel) {
+  const Memory& to = c.out();
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  const Placed a = broadcastTo(to, c.in(0), dims), b = broadcastTo(to, c.in(1), dims), y = image(to, dims);
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            kernel.run(a.in(call), b.in(call), y.in(call), begin, end);
+          }};
+}
+
+Part addKernel(const StepContext& c) {
+  const double* factors = c.op.tensors[0].const_data_ptr<double>();
+  if (c.grid().is_float) {
+    return binary(
+        c, AddFloats{
+               floatOperand(c, 0), floatOperand(c, 1), static_cast<float>(factors[0]),
+               static_cast<float>(factors[1])});
+  }
+  const Grid &a = *c.in(0).grid, &b = *c.in(1).grid;
+  const double of_a = factors[0] * static_cast<float>(a.scale) / static_cast<float>(c.grid().scale);
+  const double of_b = factors[1] * static_cast<float>(b.scale) / static_cast<float>(c.grid().scale);
+  Add kernel{};
+  kernel.a_multiplier = of_a, kernel.b_multiplier = of_b;
+  kernel.offset = offsetOf(c.grid()) - a.zero_point * of_a - b.zero_point * of_b;
+  kernel.range = codeRangeOf(c.grid());
+  kernel.table = c.step.table;
+  return binary(c, kernel);
+}
+
+Part multiplyKernel(const StepContext& c) {
+  if (c.grid().is_float) {
+    return binary(c, MultiplyFloats{floatOperand(c, 0), floatOperand(c, 1)});
+  }
+  const Grid &a = *c.in(0).grid, &b = *c.in(1).grid;
+  Multiply kernel{};
+  kernel.a_zero_point = a.zero_point, kernel.b_zero_point = b.zero_point;
+  kernel.multiplier = static_cast<double>(static_cast<float>(a.scale)) * static_cast<float>(b.scale) /
+                      static_cast<float>(c.grid().scale);
+  kernel.offset = offsetOf(c.grid());
+  kernel.range = codeRangeOf(c.grid());
+  kernel.table = c.step.table;
+  return binary(c, kernel);
+}
+
+Part divideKernel(const StepContext& c) {
+  return binary(c, DivideFloats{floatOperand(c, 0), floatOperand(c, 1)});
+}
+
+Part fillKernel(const StepContext& c) {
+  const auto number = std::bit_cast<float>(static_cast<uint32_t>(c.op.attributes[0]));
+  return binary(c, FillFloats{floatOperand(c, 0), floatOperand(c, 1), number});
+}
+
+// First * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is.
 const RegisterOperator add_operator{
-    Kind::Add,
     {.name = "add",
      .inputs = {2, 2},
      .tensors = {1, 1},
      .types = Types::Mixed,
      .from = {{"add", add}, {"sub", sub}},
      .check = checkAdd,
-     .infer = sizesOfBoth,
+     .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .lower = &Lowering::lowerBroadcast,
-     .step = Does::Add,
+     .elementwise = true,
+     .kernel = addKernel,
      .order = orderOfLargest}};
 
 Planned multiply(const Reader&, Node* node) {
   return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 
+// Of two tensors, which broadcast; in float32 where one of the three is.
 const RegisterOperator multiply_operator{
-    Kind::Multiply,
     {.name = "multiply",
      .inputs = {2, 2},
      .types = Types::Mixed,
      .from = {{"mul", multiply}},
-     .infer = sizesOfBoth,
+     .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .lower = &Lowering::lowerBroadcast,
-     .step = Does::Multiply,
+     .elementwise = true,
+     .kernel = multiplyKernel,
      .order = orderOfLargest}};
 
 bool givesFloats(const Operator& /*op*/) { return false; }
@@ -56,23 +112,24 @@ Planned quotient(const Reader& reader, Node* node) {
   refuseUnless(node->inputs().size() == 2, "it rounds quotients");
   const auto number = numberOf(reader, node->input(1));
   if (!number) {
-    return {{Kind::Divide, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
+    return {{Kind("divide"), "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
   }
   refuseUnless(std::isfinite(static_cast<float>(1 / *number)), "it divides by ", *number);
   return function(node, FloatFunction::Scale, {1 / *number});
 }
 
+// The first by the second, which broadcast; gives float32.
 const RegisterOperator divide_operator{
-    Kind::Divide,
     {.name = "divide",
      .inputs = {2, 2},
      .types = Types::Mixed,
      .from = {{"div", quotient}},
-     .infer = sizesOfBoth,
+     .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .gives_codes = givesFloats,
      .lower = &Lowering::lowerBroadcast,
-     .step = Does::Divide,
+     .elementwise = true,
+     .kernel = divideKernel,
      .order = orderOfLargest}};
 
 Planned maskedFill(const Reader& reader, Node* node) {
@@ -83,22 +140,24 @@ Planned maskedFill(const Reader& reader, Node* node) {
 }
 
 void checkFill(const Operator& op) {
-  requireForm(op, between(op.attributes[0], 0, UINT32_MAX), "it has no float32");
+  refuseUnless(between(op.attributes[0], 0, UINT32_MAX), "it has no float32");
 }
 
+// The first, and a number where the second is not 0; both broadcast; attributes: the bits of its float32.
 const RegisterOperator fill_operator{
-    Kind::Fill,
     {.name = "fill",
      .inputs = {2, 2},
      .attributes = {1, 1},
      .types = Types::Mixed,
-     .from = {{"masked_fill", maskedFill}},
+     .any_dtype = 1,
+     .from = {{"masked_fill", maskedFill, 1}},
      .check = checkFill,
-     .infer = sizesOfBoth,
+     .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .gives_codes = givesFloats,
      .lower = &Lowering::lowerBroadcast,
-     .step = Does::Fill,
+     .elementwise = true,
+     .kernel = fillKernel,
      .order = orderOfLargest}};
 
 } // namespace

@@ -25,8 +25,8 @@ Planned concat(const Reader& reader, Node* node) {
   return {{Kind::Concat, "", {}, 0, axis, {}}, operands};
 }
 
+// Attributes: axis.
 const RegisterOperator concat_operator{
-    Kind::Concat,
     {.name = "concat",
      .inputs = {1, 4096},
      .attributes = {1, 1},

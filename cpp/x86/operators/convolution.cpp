@@ -16,24 +16,22 @@ void checkConvolution(const Operator& op) {
   checkWeights(op, 5);
   checkSum(op);
   const auto& weight = op.tensors[kWeight];
-  checkSpatial(op, a[A::Spatial]);
-  requireForm(
-      op, between(a[A::Groups], 1, weight.size(0)) && weight.size(0) % a[A::Groups] == 0, weight.size(0),
+  checkSpatial(a[A::Spatial]);
+  refuseUnless(
+      between(a[A::Groups], 1, weight.size(0)) && weight.size(0) % a[A::Groups] == 0, weight.size(0),
       " results in ", a[A::Groups], " groups");
   const bool transposed = isTransposed(op.kind);
   int64_t residues = 1;
   for (size_t i = 0; i < 3; ++i) {
     const int64_t kernel = weight.size(2 + i);
     const bool used = i + a[A::Spatial] >= 3;
-    checkWindow(op, used, kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
+    checkWindow(used, kernel, a[A::Stride + i], a[A::PadBefore + i], a[A::Dilation + i]);
     const int64_t most = used ? kMostWindow : 0;
-    requireForm(
-        op, between(a[A::PadAfter + i], transposed ? -most : 0, most), "a padding of ", a[A::PadAfter + i]);
+    refuseUnless(
+        between(a[A::PadAfter + i], transposed ? -most : 0, most), "a padding of ", a[A::PadAfter + i]);
     residues *= a[A::Stride + i];
   }
-  requireForm(
-      op, !transposed || residues <= kMaxResidues, "strides of a product of ", residues, ", more than ",
-      kMaxResidues);
+  refuseUnless(!transposed || residues <= kMaxResidues, "it falls into more than ", kMaxResidues, " parts");
 }
 
 void checkDynamicConvolution(const Operator& op) {
@@ -145,8 +143,8 @@ Planned transposedConvolution(const Reader& reader, Node* node) {
   return withChoice(reader, node, std::move(planned));
 }
 
+// See ConvolutionAttributes.
 const RegisterOperator convolution_operator{
-    Kind::Convolution,
     {.name = "convolution",
      .inputs = {1, 2},
      .attributes = {kOwn, kOwn},
@@ -157,8 +155,8 @@ const RegisterOperator convolution_operator{
      .channels = axisInFront,
      .lower = &Lowering::lowerWithTable,
      .step = Does::Convolve}};
+// See ConvolutionAttributes.
 const RegisterOperator transposed_operator{
-    Kind::TransposedConvolution,
     {.name = "transposed_convolution",
      .attributes = {kOwn, kOwn},
      .tensors = {3, 3},
@@ -171,8 +169,8 @@ const RegisterOperator transposed_operator{
      .channels = axisInFront,
      .lower = &Lowering::lowerWithTable,
      .step = Does::ConvolveTransposed}};
+// The same of Convolution; attributes of both, one after the other.
 const RegisterOperator dynamic_convolution_operator{
-    Kind::DynamicConvolution,
     {.name = "convolution_dynamic",
      .attributes = {kDynamic, kDynamic},
      .tensors = {3, 3},
@@ -181,8 +179,8 @@ const RegisterOperator dynamic_convolution_operator{
      .infer = sizesOfConvolution,
      .channels = axisInFront,
      .lower = &Lowering::lowerDynamic}};
+// The same of TransposedConvolution.
 const RegisterOperator dynamic_transposed_operator{
-    Kind::DynamicTransposedConvolution,
     {.name = "transposed_convolution_dynamic",
      .attributes = {kDynamic, kDynamic},
      .tensors = {3, 3},

@@ -1,33 +1,55 @@
 #include "declaration.h"
 
+#include <mutex>
+
 namespace jit_passes::x86 {
 namespace {
 
-constexpr size_t kKinds = static_cast<size_t>(Kind::Power) + 1;
+// A declaration stays where it is.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, Declaration> declarations;
+};
 
-std::array<Declaration, kKinds>& registered() {
-  static std::array<Declaration, kKinds> all{};
+Registry& registry() {
+  static Registry& all = *new Registry; // plans run until the process ends
   return all;
 }
 
 } // namespace
 
-RegisterOperator::RegisterOperator(Kind kind, const Declaration& declaration) {
-  registered().at(static_cast<size_t>(kind)) = declaration;
+Kind::Kind(const std::string& name) {
+  const std::lock_guard lock(registry().mutex);
+  declaration_ = &registry().declarations[name];
 }
 
-const Declaration& declarationOf(Kind kind) { return registered()[static_cast<size_t>(kind)]; }
-std::span<const Declaration> declarations() { return registered(); }
-bool isKind(Kind kind) { return static_cast<size_t>(kind) < kKinds; }
-const char* nameOf(Kind kind) { return declarationOf(kind).name; }
+RegisterOperator::RegisterOperator(const Declaration& declaration) {
+  const std::lock_guard lock(registry().mutex);
+  Declaration& known = registry().declarations[declaration.name];
+  TORCH_CHECK(known.name == nullptr, "two operators of plans are called '", declaration.name, "'");
+  known = declaration;
+}
 
-Kind kindNamed(const std::string& name) {
-  for (size_t kind = 0; kind < kKinds; ++kind) {
-    if (name == registered()[kind].name) {
-      return static_cast<Kind>(kind);
+std::vector<const Declaration*> declarations() {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<const Declaration*> all;
+  for (const auto& [name, declaration] : registry().declarations) {
+    if (declaration.name != nullptr) {
+      all.push_back(&declaration);
     }
   }
-  TORCH_CHECK(false, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
+  return all;
+}
+
+bool isKind(Kind kind) { return kind.declaration().name != nullptr; }
+const char* nameOf(Kind kind) { return isKind(kind) ? kind.declaration().name : "no kind"; }
+
+Kind kindNamed(const std::string& name) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().declarations.find(name);
+  const bool known = found != registry().declarations.end() && found->second.name != nullptr;
+  TORCH_CHECK(known, "not a plan: no operator is called '", name, "'; a newer jit_passes may know it");
+  return Kind(found->second);
 }
 
 } // namespace jit_passes::x86

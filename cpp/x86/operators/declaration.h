@@ -1,8 +1,6 @@
 // One declaration for each operator of a plan. Defining a RegisterOperator registers it.
 #pragma once
 
-#include <span>
-
 #include "x86/lower.h"
 #include "x86/shapes.h"
 
@@ -21,6 +19,7 @@ enum class Types {
 };
 
 class Lowering;
+struct StepContext;
 class Reader;
 struct Planned;
 
@@ -29,6 +28,7 @@ struct Planned;
 struct From {
   const char* name;
   Planned (*plan)(const Reader&, torch::jit::Node*);
+  size_t any_dtype = SIZE_MAX; // as in Declaration, by its position in the node
 };
 
 struct Count {
@@ -59,10 +59,11 @@ inline int64_t secondAxis(const Operator& /*op*/, int64_t /*rank*/) { return kAf
 inline bool givesAnyCodes(const Operator& /*op*/) { return true; }
 
 struct Declaration {
-  const char* name;
+  const char* name = nullptr;
   Count inputs{1, 1}, attributes{0, 0}, tensors{0, 0};
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
+  size_t any_dtype = SIZE_MAX;   // the operand that may have any dtype where it comes in: truths, indices
   bool moves = false;            // only moves the elements of its operand
   bool keeps_codes = moves;      // the result has the grid of the operand
   bool views = false;            // the result is a view: other sizes, strides and offset
@@ -84,22 +85,57 @@ struct Declaration {
   bool (*gives_codes)(const Operator&) = givesAnyCodes;
   // The axis that must be innermost in memory; null if any axis may be.
   int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
-  // The method that makes steps, and for the general methods (lowering.h) the step.
+  // The method that makes steps.
   void (Lowering::*lower)(size_t index) = nullptr;
-  Does step = Does::Rename;
+  // The step that the general methods (lowering.h) make. The kernel of a step that computes: made ready for the sizes
+  // and grids of one step.
+  Does step = Does::Compute;
+  // An element of the result follows from the elements in its place in the operands, which may broadcast: a step may
+  // write over its operands.
+  bool elementwise = false;
+  Part (*kernel)(const StepContext&) = nullptr;
   // The order of the result's axes in memory (orders.h); null for a contiguous result.
   Sizes (*order)(const Operator&, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) =
       nullptr;
 };
 
-const Declaration& declarationOf(Kind kind);
-std::span<const Declaration> declarations(); // of all kinds
-// A file may hold a number that is no kind.
+inline const Declaration& declarationOf(Kind kind) { return kind.declaration(); }
+std::vector<const Declaration*> declarations(); // of all kinds
+// A kind that no file declares has a name alone.
 bool isKind(Kind kind);
 
 class RegisterOperator {
  public:
-  RegisterOperator(Kind kind, const Declaration& declaration);
+  explicit RegisterOperator(const Declaration& declaration);
 };
+
+inline const Kind Kind::Affine("affine");
+inline const Kind Kind::Input("input");
+inline const Kind Kind::Linear("linear");
+inline const Kind Kind::Constant("constant");
+inline const Kind Kind::Table("table");
+inline const Kind Kind::Power("power");
+inline const Kind Kind::Pad("pad");
+inline const Kind Kind::Convolution("convolution");
+inline const Kind Kind::Transpose("transpose");
+inline const Kind Kind::Quantize("quantize");
+inline const Kind Kind::Concat("concat");
+inline const Kind Kind::Add("add");
+inline const Kind Kind::Unflatten("unflatten");
+inline const Kind Kind::Shuffle("shuffle");
+inline const Kind Kind::Recurrent("recurrent");
+inline const Kind Kind::Permute("permute");
+inline const Kind Kind::Fill("fill");
+inline const Kind Kind::DynamicLinear("linear_dynamic");
+inline const Kind Kind::DynamicConvolution("convolution_dynamic");
+inline const Kind Kind::DynamicTransposedConvolution("transposed_convolution_dynamic");
+inline const Kind Kind::TransposedConvolution("transposed_convolution");
+inline const Kind Kind::Slice("slice");
+inline const Kind Kind::Roll("roll");
+inline const Kind Kind::Multiply("multiply");
+inline const Kind Kind::MatrixProduct("matrix_product");
+inline const Kind Kind::Function("function");
+inline const Kind Kind::Flatten("flatten");
+inline const Kind Kind::Dequantize("dequantize");
 
 } // namespace jit_passes::x86

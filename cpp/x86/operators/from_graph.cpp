@@ -1,5 +1,6 @@
 #include "from_graph.h"
 
+#include "core/operators.h"
 #include "core/places.h"
 #include "passes/dialect.h"
 #include "recurrent_layers.h"
@@ -11,16 +12,17 @@ namespace {
 
 struct Planner {
   Planned (*plan)(const Reader&, Node*);
-  bool keeps_codes;
+  const Declaration* declaration;
+  size_t any_dtype; // of the node
 };
 
 const std::unordered_map<c10::Symbol, Planner>& planners() {
   static const auto table = [] {
     std::unordered_map<c10::Symbol, Planner> found;
-    for (const Declaration& declaration : declarations()) {
-      for (const From& from : declaration.from) {
+    for (const Declaration* declaration : declarations()) {
+      for (const From& from : declaration->from) {
         const auto kind = c10::Symbol::fromQualString(std::string("aten::") + from.name);
-        found.emplace(kind, Planner{from.plan, declaration.keeps_codes});
+        found.emplace(kind, Planner{from.plan, declaration, from.any_dtype});
       }
     }
     return found;
@@ -32,20 +34,35 @@ const std::unordered_map<c10::Symbol, Planner>& planners() {
 
 bool isPlanned(const Node* node) { return planners().count(node->kind()) > 0; }
 
-std::map<std::string, bool> plannedKinds() {
-  std::map<std::string, bool> kinds;
+std::map<std::string, PlannedKind> plannedKinds() {
+  std::map<std::string, PlannedKind> kinds;
   for (const auto& [kind, planner] : planners()) {
-    kinds.emplace(kind.toQualString(), planner.keeps_codes);
+    const Types types = planner.declaration->types;
+    kinds.emplace(kind.toQualString(), PlannedKind{planner.declaration->keeps_codes, types != Types::Codes});
   }
   for (const c10::Symbol kind : recurrentKinds()) {
-    kinds.emplace(kind.toQualString(), false);
+    kinds.emplace(kind.toQualString(), PlannedKind{false, false});
   }
+  for (const auto& [kind, traits] : operatorTable()) {
+    if (traits.clip) {
+      kinds.emplace(kind, PlannedKind{false, true});
+    }
+  }
+  for (const c10::Symbol kind : identityKinds()) {
+    kinds.emplace(kind.toQualString(), PlannedKind{true, true});
+  }
+  kinds.emplace("aten::to", PlannedKind{false, true});
   return kinds;
+}
+
+bool takesAnyDtype(const torch::jit::Use& use) {
+  const auto found = planners().find(use.user->kind());
+  return found != planners().end() && found->second.any_dtype == use.offset;
 }
 
 bool keepsCodes(const Node* node) {
   const auto found = planners().find(node->kind());
-  return found != planners().end() && found->second.keeps_codes;
+  return found != planners().end() && found->second.declaration->keeps_codes;
 }
 
 Planned plannedOperator(const Reader& reader, Node* node) {

@@ -3,6 +3,7 @@
 #include "from_graph.h"
 #include "sizes.h"
 #include "x86/lowering.h"
+#include "x86/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -52,17 +53,19 @@ Planned negative(const Reader&, Node* node) { return function(node, FloatFunctio
 
 void checkFunction(const Operator& op) {
   const int64_t which = op.attributes[0];
-  requireForm(op, between(which, 0, FloatFunction::kCount - 1), "function ", which, " is none");
+  refuseUnless(between(which, 0, FloatFunction::kCount - 1), "function ", which, " is none");
   const at::Tensor& numbers = op.tensors[0];
-  requireForm(
-      op,
+  refuseUnless(
       numbers.scalar_type() == at::kDouble && numbers.dim() == 1 &&
           numbers.numel() == FloatFunction::numbersOf(which) && !at::isnan(numbers).any().item<bool>(),
       "the numbers of its function are float64, ", FloatFunction::numbersOf(which), " of them");
 }
 
+Part functionKernel(const StepContext& c) { return c.unary(c.step.function); }
+Part tableKernel(const StepContext& c) { return c.unary(LookUp{c.step.table}); }
+
+// Of each number of float32 by itself; attributes: which; tensors: float64, its numbers.
 const RegisterOperator function_operator{
-    Kind::Function,
     {.name = "function",
      .attributes = {1, 1},
      .tensors = {1, 1},
@@ -89,24 +92,26 @@ const RegisterOperator function_operator{
           {"pow", power}},
      .check = checkFunction,
      .lower = &Lowering::lowerFunction,
-     .step = Does::Apply,
+     .elementwise = true,
+     .kernel = functionKernel,
      .order = orderOfFirst}};
 
 void checkTable(const Operator& op) {
   const auto& table = op.tensors[0];
-  requireForm(
-      op, table.scalar_type() == at::kByte && table.dim() == 1 && table.size(0) == 256,
+  refuseUnless(
+      table.scalar_type() == at::kByte && table.dim() == 1 && table.size(0) == 256,
       "a table is uint8 with 256 entries");
 }
 
+// A function of codes.
 const RegisterOperator table_operator{
-    Kind::Table,
     {.name = "table",
      .tensors = {1, 1},
      .most_axes = kMostMovedAxes,
      .check = checkTable,
      .lower = &Lowering::lowerTable,
-     .step = Does::LookUp,
+     .elementwise = true,
+     .kernel = tableKernel,
      .order = orderOfFirst}};
 
 } // namespace

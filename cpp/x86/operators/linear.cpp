@@ -29,7 +29,7 @@ Sizes sizesOfLinear(const Operands& operands) {
 }
 
 void checkProduct(const Operator& op) {
-  requireForm(op, between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
+  refuseUnless(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
 }
 
 // Vectors are a row on the left, a column on the right.
@@ -70,8 +70,9 @@ Planned batchedProduct(const Reader&, Node* node) {
   return {{Kind::MatrixProduct, "", {}, 0, {1}, {}}, {node->input(0), node->input(1)}};
 }
 
+// Over the last axis. Like Convolution, it may have a second input, and factors: then it gives first * factors[0] +
+// second * factors[1], where the first is its own result; they broadcast.
 const RegisterOperator linear_operator{
-    Kind::Linear,
     {.name = "linear",
      .inputs = {1, 2},
      .tensors = {3, 4},
@@ -81,8 +82,8 @@ const RegisterOperator linear_operator{
      .channels = lastAxisOf,
      .lower = &Lowering::lowerWithTable,
      .step = Does::Convolve}};
+// The same in float32: its input is quantized as the plan runs, see DynamicAttributes.
 const RegisterOperator dynamic_linear_operator{
-    Kind::DynamicLinear,
     {.name = "linear_dynamic",
      .attributes = {DynamicAttributes::Count, DynamicAttributes::Count},
      .tensors = {3, 3},
@@ -92,8 +93,8 @@ const RegisterOperator dynamic_linear_operator{
      .infer = sizesOfLinear,
      .channels = lastAxisOf,
      .lower = &Lowering::lowerDynamic}};
+// Attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @.
 const RegisterOperator product_operator{
-    Kind::MatrixProduct,
     {.name = "matrix_product",
      .inputs = {2, 2},
      .attributes = {1, 1},

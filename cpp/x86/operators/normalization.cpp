@@ -2,12 +2,13 @@
 #include "from_graph.h"
 #include "x86/attention.h"
 #include "x86/lowering.h"
+#include "x86/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 void checkSoftmax(const Operator& op) {
-  requireForm(op, op.attributes.size() < 2 || between(op.attributes[1], 0, 1), "what it hides is 0 or 1");
+  refuseUnless(op.attributes.size() < 2 || between(op.attributes[1], 0, 1), "what it hides is 0 or 1");
   checkAxesFrom(op, 0);
 }
 
@@ -19,19 +20,18 @@ Sizes sizesOfSoftmax(const Operands& operands) {
 void checkNorm(const Operator& op) {
   for (const size_t i : {NormTensors::Weight, NormTensors::Bias}) {
     const at::Tensor& numbers = op.tensors[i];
-    requireForm(
-        op,
+    refuseUnless(
         numbers.scalar_type() == at::kFloat && numbers.dim() == 1 &&
             numbers.numel() == op.tensors[0].numel() && at::isfinite(numbers).all().item<bool>(),
         "weight and bias are finite numbers of float32, one for each channel");
   }
   const int64_t channels = op.tensors[0].numel(), groups = op.attributes.empty() ? 1 : op.attributes[0];
-  requireForm(
-      op, between(channels, 1, kMaxSize) && between(groups, 1, channels) && channels % groups == 0, "it has ",
+  refuseUnless(
+      between(channels, 1, kMaxSize) && between(groups, 1, channels) && channels % groups == 0, "it has ",
       channels, " channels in ", groups, " groups");
-  checkNumbers(op, op.tensors[NormTensors::Eps], 1, "what is added to the variance");
-  requireForm(
-      op, op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
+  checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
+  refuseUnless(
+      op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
 }
 
 Sizes normalized(const Operands& operands, int64_t axis) {
@@ -62,7 +62,7 @@ Planned softmax(const Reader& reader, Node* node) {
       !reader.has(node, "dtype") || reader.operand(node, "dtype").toInt() == static_cast<int64_t>(at::kFloat),
       "it changes the dtype");
   const bool hides = node->kind() != c10::aten::softmax;
-  return {{Kind::Softmax, "", {}, 0, {reader.operand(node, "dim").toInt(), hides}, {}}, {node->input(0)}};
+  return {{Kind("softmax"), "", {}, 0, {reader.operand(node, "dim").toInt(), hides}, {}}, {node->input(0)}};
 }
 
 // The tensors of a norm over so many channels.
@@ -88,20 +88,110 @@ Planned normOfRows(Kind kind, const Reader& reader, Node* node) {
   return {{kind, "", {}, 0, {}, normTensors(reader, node, shape[0])}, {node->input(0)}};
 }
 
-Planned layerNorm(const Reader& reader, Node* node) { return normOfRows(Kind::LayerNorm, reader, node); }
+Planned layerNorm(const Reader& reader, Node* node) { return normOfRows(Kind("layer_norm"), reader, node); }
 
 // PyTorch has no bias for it.
-Planned rmsNorm(const Reader& reader, Node* node) { return normOfRows(Kind::RmsNorm, reader, node); }
+Planned rmsNorm(const Reader& reader, Node* node) { return normOfRows(Kind("rms_norm"), reader, node); }
 
 Planned groupNorm(const Reader& reader, Node* node) {
   refuseUnless(reader.has(node, "weight"), "it has no weight, by which its channels are known");
   const int64_t channels = reader.operand(node, "weight").toTensor().numel();
   const int64_t groups = reader.operand(node, "num_groups").toInt();
-  return {{Kind::GroupNorm, "", {}, 0, {groups}, normTensors(reader, node, channels)}, {node->input(0)}};
+  return {{Kind("group_norm"), "", {}, 0, {groups}, normTensors(reader, node, channels)}, {node->input(0)}};
 }
 
+// Of a kernel that gives float32, codes, or both; `held`: tensors that it reads besides.
+template <typename Kernel>
+Part floatsAndCodes(const StepContext& c, Kernel kernel, const std::vector<at::Tensor>& held) {
+  const auto [floats, codes] = c.floatsAndCodes();
+  if (codes) {
+    const Quantize rounding = quantizeTo(*codes->grid);
+    kernel.codes = {rounding.inverse_scale, rounding.offset, rounding.range};
+  }
+  const Dims dims = pixelDims(c.in().sizes, c.in().axis);
+  const auto placed = [&](const Memory* memory) {
+    return memory ? std::optional(image(*memory, dims)) : std::nullopt;
+  };
+  const Placed x = image(c.in(), dims);
+  return {
+      kernel.items(x.image),
+      [kernel, x, y = placed(floats), q = placed(codes), held](const Call& call, int64_t begin, int64_t end) {
+        const Image to = y ? y->in(call) : Image{}, of_codes = q ? q->in(call) : Image{};
+        kernel.run(x.in(call), y ? &to : nullptr, q ? &of_codes : nullptr, begin, end);
+      }};
+}
+
+double scaleOf(const Memory& memory) { return static_cast<float>(memory.grid->scale); }
+
+Part softmaxKernel(const StepContext& c) {
+  if (c.in().grid->is_float) {
+    const bool hides = c.op.attributes.size() > 1 && c.op.attributes[1] != 0;
+    return floatsAndCodes(c, SoftmaxFloats{{}, hides}, {});
+  }
+  Softmax kernel(scaleOf(c.in()), static_cast<float>(c.grid().scale));
+  kernel.offset = offsetOf(c.grid());
+  kernel.range = codeRangeOf(c.grid());
+  return c.unary(kernel);
+}
+
+const float* numbersOf(const Operator& op, size_t which) { return op.tensors[which].const_data_ptr<float>(); }
+double epsOf(const Operator& op) { return op.tensors[NormTensors::Eps].item<double>(); }
+
+// Of a kernel of codes, which takes numbers for each channel in units of the result's grid.
+template <typename MakePart>
+Part onCodes(const StepContext& c, const MakePart& make) {
+  struct Numbers {
+    AlignedVector<float> multiplier, offset;
+  };
+  const auto numbers = std::make_shared<Numbers>();
+  const float *weight = numbersOf(c.op, NormTensors::Weight), *bias = numbersOf(c.op, NormTensors::Bias);
+  const double scale = static_cast<float>(c.grid().scale);
+  for (int64_t i = 0; i < c.op.tensors[NormTensors::Weight].numel(); ++i) {
+    numbers->multiplier.push_back(static_cast<float>(weight[i] / scale));
+    numbers->offset.push_back(static_cast<float>(offsetOf(c.grid()) + bias[i] / scale));
+  }
+  const double eps = epsOf(c.op) / (scaleOf(c.in()) * scaleOf(c.in()));
+  const Part part = make(numbers->multiplier.data(), numbers->offset.data(), eps, codeRangeOf(c.grid()));
+  return {part.items, [numbers, run = part.run](const Call& call, int64_t begin, int64_t end) {
+            run(call, begin, end);
+          }};
+}
+
+Part floatNormOfRows(const StepContext& c, bool centred) {
+  const LayerNormFloats kernel{
+      numbersOf(c.op, NormTensors::Weight), numbersOf(c.op, NormTensors::Bias), epsOf(c.op), centred};
+  return floatsAndCodes(c, kernel, c.op.tensors);
+}
+
+Part rmsNormKernel(const StepContext& c) { return floatNormOfRows(c, false); }
+
+Part layerNormKernel(const StepContext& c) {
+  if (c.in().grid->is_float) {
+    return floatNormOfRows(c, true);
+  }
+  return onCodes(c, [&](const float* multiplier, const float* offset, double eps, CodeRange range) {
+    return c.unary(LayerNorm{multiplier, offset, eps, range});
+  });
+}
+
+Part groupNormKernel(const StepContext& c) {
+  const int64_t groups = c.op.attributes[0];
+  const Placed x = image(c.in()), y = image(c.out());
+  if (c.out().grid->is_float) {
+    const GroupNormFloats kernel{
+        groups, numbersOf(c.op, NormTensors::Weight), numbersOf(c.op, NormTensors::Bias), epsOf(c.op)};
+    const Part part = unary(kernel, x, y);
+    return {part.items, [held = c.op.tensors, run = part.run](const Call& call, int64_t begin, int64_t end) {
+              run(call, begin, end);
+            }};
+  }
+  return onCodes(c, [&](const float* multiplier, const float* offset, double eps, CodeRange range) {
+    return unary(GroupNorm{groups, multiplier, offset, eps, range}, x, y);
+  });
+}
+
+// Attributes: axis, and 1 where minus infinities alone give zeros.
 const RegisterOperator softmax_operator{
-    Kind::Softmax,
     {.name = "softmax",
      .attributes = {1, 2},
      .types = Types::Same,
@@ -110,9 +200,9 @@ const RegisterOperator softmax_operator{
      .infer = sizesOfSoftmax,
      .channels = axisOfAttribute,
      .lower = &Lowering::lowerRows,
-     .step = Does::Softmax}};
+     .kernel = softmaxKernel}};
+// Over the last axis, see NormTensors.
 const RegisterOperator layer_norm_operator{
-    Kind::LayerNorm,
     {.name = "layer_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},
      .types = Types::Same,
@@ -122,9 +212,9 @@ const RegisterOperator layer_norm_operator{
      .gives_codes = sumsCodes,
      .channels = lastAxisOf,
      .lower = &Lowering::lowerRows,
-     .step = Does::Normalize}};
+     .kernel = layerNormKernel}};
+// The same in float32, of which the mean is not subtracted.
 const RegisterOperator rms_norm_operator{
-    Kind::RmsNorm,
     {.name = "rms_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},
      .types = Types::Real,
@@ -133,9 +223,9 @@ const RegisterOperator rms_norm_operator{
      .infer = sizesOfLayerNorm,
      .channels = lastAxisOf,
      .lower = &Lowering::lowerRows,
-     .step = Does::Normalize}};
+     .kernel = rmsNormKernel}};
+// Over groups of the channels, of axis 1; attributes: groups; see NormTensors.
 const RegisterOperator group_norm_operator{
-    Kind::GroupNorm,
     {.name = "group_norm",
      .attributes = {1, 1},
      .tensors = {NormTensors::Count, NormTensors::Count},
@@ -145,7 +235,7 @@ const RegisterOperator group_norm_operator{
      .infer = sizesOfGroupNorm,
      .channels = secondAxis,
      .lower = &Lowering::lowerChannels,
-     .step = Does::NormalizeGroups}};
+     .kernel = groupNormKernel}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -5,11 +5,14 @@
 
 #include "checks.h"
 #include "x86/lowering.h"
+#include "x86/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 using Attributes = std::vector<int64_t>;
+
+const Kind narrow_kind("narrow"), part_kind("part");
 
 // Of a number that means something; sums of two do not overflow.
 constexpr int64_t kLargest = int64_t{1} << 40;
@@ -41,7 +44,7 @@ Sizes partsOf(const Attributes& a, int64_t size) {
 }
 
 void requireRange(const Operator& op, bool condition) {
-  requireForm(op, condition && between(op.attributes[0], -8, 7), "its numbers are none of a part of an axis");
+  refuseUnless(condition && between(op.attributes[0], -8, 7), "its numbers are none of a part of an axis");
 }
 
 void checkShuffle(const Operator& op) { requireRange(op, between(op.attributes[1], 1, kLargest)); }
@@ -75,11 +78,9 @@ void checkPart(const Operator& op) {
 
 // Whether the axis goes, of which one element is left.
 bool axisGoes(const Operator& op) {
-  switch (op.kind) {
-    case Kind::Narrow: return op.attributes[3] != 0;
-    case Kind::Part: return op.attributes[PartAttributes::How] == PartAttributes::Single;
-    default: return false;
-  }
+  return op.kind == narrow_kind
+             ? op.attributes[3] != 0
+             : op.kind == part_kind && op.attributes[PartAttributes::How] == PartAttributes::Single;
 }
 
 Sizes sizesOfRange(const Operands& operands) {
@@ -126,7 +127,7 @@ Planned slice(const Reader& reader, Node* node) {
 Planned narrow(const Reader& reader, Node* node) {
   refuseUnless(
       node->input(2)->type()->kind() == c10::TypeKind::IntType, "the model computes where it begins");
-  Planned planned{{Kind::Narrow, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  Planned planned{{narrow_kind, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "start"));
   append(planned, reader.numbers(node, "length"));
   planned.op.attributes.push_back(false);
@@ -136,7 +137,7 @@ Planned narrow(const Reader& reader, Node* node) {
 Planned select(const Reader& reader, Node* node) {
   const std::vector<int64_t> a{
       reader.operand(node, "dim").toInt(), reader.operand(node, "index").toInt(), 1, true};
-  return {{Kind::Narrow, "", {}, 0, a, {}}, {node->input(0)}};
+  return {{narrow_kind, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t> sizes) {
@@ -147,7 +148,7 @@ Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t
   const int64_t axis = reader.operand(node, "dim").toInt(), count = reads->outputs().size();
   std::vector<int64_t> a{axis, 0, count, how};
   a.insert(a.end(), sizes.begin(), sizes.end());
-  return {{Kind::Part, "", {}, 0, a, {}}, {node->input(0)}};
+  return {{part_kind, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 Planned chunk(const Reader& reader, Node* node) {
@@ -163,8 +164,29 @@ Planned split(const Reader& reader, Node* node) {
                        : parts(reader, node, PartAttributes::Listed, size->toIntVector());
 }
 
+Part shuffleKernel(const StepContext& c) {
+  const Memory& to = c.out();
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  std::vector<Placed> parts;
+  Interleave kernel;
+  for (size_t i = 0; i < c.step.inputs.size(); ++i) {
+    parts.push_back(image(c.in(i), dims));
+    const at::Tensor& table = c.step.own_tables[i];
+    kernel.tables.push_back(table.defined() ? table.const_data_ptr<uint8_t>() : nullptr);
+  }
+  const Placed y = image(to, dims);
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            // Nothing is allocated while it runs: one part after the other, but two are common.
+            for (size_t i = 0; i < parts.size(); i += 2) {
+              const bool both = i + 1 < parts.size();
+              const Image images[] = {parts[i].in(call), parts[both ? i + 1 : i].in(call)};
+              kernel.run(images, i, both ? 2 : 1, y.in(call), begin, end);
+            }
+          }};
+}
+
+// Interleaves the parts of an axis; attributes: axis, number of parts of one size.
 const RegisterOperator shuffle_operator{
-    Kind::Shuffle,
     {.name = "shuffle",
      .attributes = {2, 2},
      .moves = true,
@@ -172,9 +194,10 @@ const RegisterOperator shuffle_operator{
      .check = checkShuffle,
      .infer = sizesOfShuffle,
      .channels = axisOfAttribute,
-     .lower = &Lowering::lowerShuffle}};
+     .lower = &Lowering::lowerShuffle,
+     .kernel = shuffleKernel}};
+// Attributes: axis, start, end, step, as Python has them.
 const RegisterOperator slice_operator{
-    Kind::Slice,
     {.name = "slice",
      .attributes = {4, 4},
      .types = Types::Same,
@@ -186,8 +209,8 @@ const RegisterOperator slice_operator{
      .infer = sizesOfRange,
      .computes = computesEnds,
      .lower = &Lowering::lowerPart}};
+// Attributes: axis, start, length, whether the axis goes, which is of length 1 then.
 const RegisterOperator narrow_operator{
-    Kind::Narrow,
     {.name = "narrow",
      .attributes = {4, 4},
      .types = Types::Same,
@@ -200,8 +223,8 @@ const RegisterOperator narrow_operator{
      .least_axes = axesOfRange,
      .computes = computesEnds,
      .lower = &Lowering::lowerPart}};
+// See PartAttributes.
 const RegisterOperator part_operator{
-    Kind::Part,
     {.name = "part",
      .attributes = {PartAttributes::Sizes + 1, 4096},
      .types = Types::Same,
@@ -235,7 +258,7 @@ Range rangeOf(const Operator& op, const Sizes& sizes) {
   if (op.kind == Kind::Slice) {
     return sliced(a, axis, size);
   }
-  if (op.kind == Kind::Narrow) {
+  if (op.kind == narrow_kind) {
     const int64_t start = a[1] < 0 ? a[1] + size : a[1];
     require(start >= 0 && start + a[2] <= size, "takes ", a[2], " from ", a[1], " on along axis ", a[0]);
     return {axis, start, a[2], 1};

@@ -4,7 +4,9 @@
 #include "from_graph.h"
 #include "sizes.h"
 #include "x86/lowering.h"
+#include "x86/moves.h"
 #include "x86/orders.h"
+#include "x86/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -47,8 +49,8 @@ Sizes permutedOrder(const Operator& op, const std::vector<Sizes>& orders, const 
   return order;
 }
 
+// Attributes: axes.
 const RegisterOperator permute_operator{
-    Kind::Permute,
     {.name = "permute",
      .attributes = {1, kMostMovedAxes},
      .types = Types::Same,
@@ -67,8 +69,8 @@ Planned transpose(const Reader& reader, Node* node) {
   return {{Kind::Transpose, "", {}, 0, axes, {}}, {node->input(0)}};
 }
 
+// Attributes: two axes.
 const RegisterOperator transpose_operator{
-    Kind::Transpose,
     {.name = "transpose",
      .attributes = {2, 2},
      .types = Types::Same,
@@ -91,9 +93,9 @@ Planned roll(const Reader& reader, Node* node) {
 
 void checkRoll(const Operator& op) {
   const size_t axes = op.attributes.size() / 2;
-  requireForm(
-      op, op.attributes.size() % 2 == 0, "it is rolled as far as ", axes, " numbers say, along other axes");
-  checkEach(op, {op.attributes.begin(), op.attributes.begin() + axes}, -kMaxSize, kMaxSize, "a distance");
+  refuseUnless(
+      op.attributes.size() % 2 == 0, "it is rolled as far as ", axes, " numbers say, along other axes");
+  checkEach({op.attributes.begin(), op.attributes.begin() + axes}, -kMaxSize, kMaxSize, "a distance");
   checkAxesFrom(op, axes);
 }
 
@@ -105,8 +107,33 @@ Sizes sizesOfRoll(const Operands& operands) {
   return operands.first();
 }
 
+Part rollKernel(const StepContext& c) {
+  const auto& a = c.op.attributes;
+  const Memory& to = c.out();
+  const Dims dims = axisDims(to.sizes, to.axis);
+  const int64_t rank = to.sizes.size(), count = a.size() / 2;
+  std::array<int64_t, 4> offset{};
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t axis = axisOf(a[count + i], rank);
+    for (size_t dim = 0; dim < dims.size(); ++dim) {
+      if (dims[dim].axis == axis && dims[dim].size > 0) {
+        offset[dim] += a[i] % dims[dim].size;
+      }
+    }
+  }
+  for (size_t dim = 0; dim < dims.size(); ++dim) {
+    const int64_t size = std::max<int64_t>(dims[dim].size, 1);
+    offset[dim] = (offset[dim] % size + size) % size;
+  }
+  Placed x = image(c.in(), dims), y = image(to, dims);
+  x.image.channels *= to.bytes(), y.image.channels *= to.bytes();
+  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+            rollRows(x.in(call), offset, y.in(call), begin, end);
+          }};
+}
+
+// Attributes: how far, of each axis that is rolled; then these axes.
 const RegisterOperator roll_operator{
-    Kind::Roll,
     {.name = "roll",
      .attributes = {2, 2 * kMostAxes},
      .types = Types::Same,
@@ -114,7 +141,8 @@ const RegisterOperator roll_operator{
      .from = {{"roll", roll}},
      .check = checkRoll,
      .infer = sizesOfRoll,
-     .lower = &Lowering::lowerRoll}};
+     .lower = &Lowering::lowerRoll,
+     .kernel = rollKernel}};
 
 constexpr int64_t kMaxPadding = int64_t{1} << 24;
 
@@ -134,8 +162,8 @@ Planned pad(const Reader& reader, Node* node) {
 }
 
 void checkPad(const Operator& op) {
-  requireForm(op, op.attributes.size() % 2 == 0, "a padding on one side only");
-  checkEach(op, op.attributes, 0, kMaxPadding, "a padding");
+  refuseUnless(op.attributes.size() % 2 == 0, "a padding on one side only");
+  checkEach(op.attributes, 0, kMaxPadding, "a padding");
 }
 
 Sizes sizesOfPad(const Operands& operands) {
@@ -148,8 +176,25 @@ Sizes sizesOfPad(const Operands& operands) {
   return sizes;
 }
 
+Part padKernel(const StepContext& c) {
+  const auto& a = c.op.attributes;
+  const Memory &from = c.in(), &to = c.out();
+  const Dims dims = axisDims(to.sizes, to.axis);
+  std::array<int64_t, 4> offset{};
+  for (size_t i = 0; i < dims.size(); ++i) {
+    const size_t at = 2 * (to.sizes.size() - 1 - dims[i].axis);
+    offset[i] = dims[i].axis >= 0 && at < a.size() ? a[at] : 0;
+  }
+  Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
+  x.image.channels *= to.bytes(), y.image.channels *= to.bytes();
+  const auto zero = static_cast<uint8_t>(to.grid->zero_point); // 0 for float32
+  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
+            padRows(x.in(call), offset, zero, y.in(call), begin, end);
+          }};
+}
+
+// With zeros; attributes: before and behind, from the last axis on.
 const RegisterOperator pad_operator{
-    Kind::Pad,
     {.name = "pad",
      .attributes = {2, 8},
      .types = Types::Same,
@@ -158,7 +203,8 @@ const RegisterOperator pad_operator{
      .check = checkPad,
      .infer = sizesOfPad,
      .computes = computesAll,
-     .lower = &Lowering::lowerPad}};
+     .lower = &Lowering::lowerPad,
+     .kernel = padKernel}};
 
 } // namespace
 

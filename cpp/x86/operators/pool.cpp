@@ -1,3 +1,4 @@
+#include "averages.h"
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
@@ -9,22 +10,21 @@ namespace {
 void checkPool(const Operator& op) {
   using A = PoolAttributes;
   const auto& a = op.attributes;
-  checkSpatial(op, a[A::Spatial]);
-  requireForm(
-      op,
+  checkSpatial(a[A::Spatial]);
+  refuseUnless(
       between(a[A::Ceil], 0, 1) && between(a[A::CountPadding], 0, 1) && between(a[A::Divisor], 0, kMaxSize),
       "a switch that is not 0 or 1, or a divisor below 0");
   for (size_t i = 0; i < 3; ++i) {
     const int64_t kernel = a[A::Kernel + i], pad = a[A::Pad + i];
-    checkWindow(op, i + a[A::Spatial] >= 3, kernel, a[A::Stride + i], pad, a[A::Dilation + i]);
-    requireForm(op, pad <= kernel / 2, "a padding of more than half of the window");
+    checkWindow(i + a[A::Spatial] >= 3, kernel, a[A::Stride + i], pad, a[A::Dilation + i]);
+    refuseUnless(pad <= kernel / 2, "a padding of more than half of the window");
   }
 }
 
 void checkAverage(const Operator& op) {
   checkPool(op);
   for (size_t i = 0; i < 3; ++i) {
-    requireForm(op, op.attributes[PoolAttributes::Dilation + i] == 1, "an average with a dilation");
+    refuseUnless(op.attributes[PoolAttributes::Dilation + i] == 1, "an average with a dilation");
   }
 }
 
@@ -68,7 +68,7 @@ template <size_t Spatial>
 Planned maxPool(const Reader& reader, Node* node) {
   auto a = poolAttributes<Spatial>(reader, node);
   setLast(a, PoolAttributes::Dilation, reader.integers(node, "dilation", Spatial), 1);
-  return {{Kind::MaxPool, "", {}, 0, a, {}}, {node->input(0)}};
+  return {{Kind("max_pool"), "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 template <size_t Spatial>
@@ -79,11 +79,26 @@ Planned averagePool(const Reader& reader, Node* node) {
     a[PoolAttributes::Divisor] = reader.operand(node, "divisor_override").toInt();
     refuseUnless(a[PoolAttributes::Divisor] > 0, "its divisor is not above 0");
   }
-  return {{Kind::AveragePool, "", {}, 0, a, {}}, {node->input(0)}};
+  return {{Kind("average_pool"), "", {}, 0, a, {}}, {node->input(0)}};
 }
 
+Part maxPoolKernel(const StepContext& c) {
+  const auto [z, y, x] = windowsOfPool(c);
+  const int64_t* dilation = &c.op.attributes[PoolAttributes::Dilation];
+  const Placed in = image(c.in()), out = image(c.out());
+  if (c.out().grid->is_float) {
+    return unary(MaxFloats{z, y, x, dilation[0], dilation[1], dilation[2]}, in, out);
+  }
+  return unary(MaxPool{z, y, x, dilation[0], dilation[1], dilation[2]}, in, out);
+}
+
+Part averagePoolKernel(const StepContext& c) {
+  const int64_t divisor = c.op.attributes[PoolAttributes::Divisor];
+  return averageOver(c, windowsOfPool(c), divisor, image(c.in()), image(c.out()));
+}
+
+// See PoolAttributes.
 const RegisterOperator max_pool_operator{
-    Kind::MaxPool,
     {.name = "max_pool",
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},
      .types = Types::Same,
@@ -93,9 +108,9 @@ const RegisterOperator max_pool_operator{
      .infer = sizesOfPool,
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
-     .step = Does::MaxPool}};
+     .kernel = maxPoolKernel}};
+// See PoolAttributes.
 const RegisterOperator average_pool_operator{
-    Kind::AveragePool,
     {.name = "average_pool",
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},
      .types = Types::Same,
@@ -104,7 +119,54 @@ const RegisterOperator average_pool_operator{
      .infer = sizesOfPool,
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
-     .step = Does::Average}};
+     .kernel = averagePoolKernel}};
 
 } // namespace
+
+Windows windowsOfPool(const StepContext& c) {
+  using A = PoolAttributes;
+  const auto& a = c.op.attributes;
+  const Image x = image(c.in()).image, y = image(c.out()).image;
+  Windows windows;
+  for (size_t i = 0; i < 3; ++i) {
+    windows[i] = windowSpans(
+        sizeOf(x, i), sizeOf(y, i), a[A::Kernel + i], a[A::Stride + i], a[A::Dilation + i], a[A::Pad + i],
+        a[A::Pad + i], a[A::CountPadding] != 0);
+  }
+  return windows;
+}
+
+Windows adaptiveWindows(const Image& x, const Image& y) {
+  Windows windows;
+  for (size_t i = 0; i < 3; ++i) {
+    windows[i] = adaptiveSpans(sizeOf(x, i), sizeOf(y, i));
+  }
+  return windows;
+}
+
+Part averageOver(
+    const StepContext& c, const Windows& windows, int64_t divisor, const Placed& x, const Placed& y) {
+  const Grid &from = *c.in().grid, &to = c.grid();
+  if (to.is_float) {
+    return unary(AverageFloats{windows[0], windows[1], windows[2], divisor}, x, y);
+  }
+  int64_t pixels = 1;
+  for (const auto& along : windows) {
+    int64_t longest = 0;
+    for (const Span& span : along) {
+      longest = std::max(longest, span.end - span.begin);
+    }
+    pixels *= longest;
+  }
+  constexpr int64_t kMaxPixels = 1 << 22; // their sum fits in int32
+  TORCH_CHECK(pixels <= kMaxPixels, c.op.name, " averages ", pixels, " values, more than ", kMaxPixels);
+  AveragePool kernel{};
+  kernel.z = windows[0], kernel.y = windows[1], kernel.x = windows[2];
+  kernel.ratio = static_cast<double>(static_cast<float>(from.scale)) / static_cast<float>(to.scale);
+  kernel.in_zero_point = from.zero_point, kernel.offset = offsetOf(to);
+  kernel.divisor = divisor;
+  kernel.range = codeRangeOf(to);
+  return unary(std::move(kernel), x, y);
+}
+
 } // namespace jit_passes::x86

@@ -10,9 +10,8 @@ namespace {
 void checkRecurrent(const Operator& op) {
   using A = RecurrentAttributes;
   const auto& a = op.attributes;
-  requireForm(op, between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "cell ", a[A::Cell], " is none");
-  requireForm(
-      op,
+  refuseUnless(between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "cell ", a[A::Cell], " is none");
+  refuseUnless(
       between(a[A::Directions], 1, 2) && between(a[A::BatchFirst], 0, 1) &&
           between(a[A::Form], 0, int64_t(RangeForm::Count) - 1),
       "directions are 1 or 2, whether the batch is first is 0 or 1, and formulas of a grid have such a "
@@ -20,11 +19,11 @@ void checkRecurrent(const Operator& op) {
   checkWeights(op, 2);
   const Cell cell{a[A::Cell]};
   const auto& weight = op.tensors[kWeight];
-  requireForm(
-      op, weight.size(0) == a[A::Directions] * gatesOf(cell) * weight.size(1), "weights of the shape ",
+  refuseUnless(
+      weight.size(0) == a[A::Directions] * gatesOf(cell) * weight.size(1), "weights of the shape ",
       weight.sizes(), " are none of ", a[A::Directions], " directions with ", gatesOf(cell), " gates");
-  requireForm(
-      op, int64_t(op.inputs.size()) == 1 + statesOf(cell), "it reads ", statesOf(cell), " states, and has ",
+  refuseUnless(
+      int64_t(op.inputs.size()) == 1 + statesOf(cell), "it reads ", statesOf(cell), " states, and has ",
       op.inputs.size() - 1);
 }
 
@@ -48,8 +47,8 @@ Sizes sizesOfStates(const Operands& operands) {
   return sizes;
 }
 
+// From what the input gives and the states in front of the first step to all states, see RecurrentAttributes.
 const RegisterOperator recurrent_operator{
-    Kind::Recurrent,
     {.name = "recurrent",
      .inputs = {2, 3},
      .attributes = {RecurrentAttributes::Count, RecurrentAttributes::Count},

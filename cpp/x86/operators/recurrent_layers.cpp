@@ -2,6 +2,7 @@
 
 #include "core/places.h"
 #include "from_graph.h"
+#include "passes/dialect.h"
 #include "x86/recurrent.h"
 
 namespace jit_passes::x86 {
@@ -111,13 +112,13 @@ class Layers {
     return to_.emitFloats({kind, name_, std::move(inputs), 0, std::move(attributes), {}});
   }
   int64_t narrow(int64_t value, int64_t axis, int64_t start, int64_t length, bool drops = false) {
-    return write(Kind::Narrow, {value}, {axis, start, length, drops});
+    return write(Kind("narrow"), {value}, {axis, start, length, drops});
   }
 
   // The states with which a direction ends, [1, rows, units].
   int64_t lastOf(int64_t states, int64_t direction, int64_t start, int64_t units) {
     const int64_t step = narrow(states, batch_first_, direction == 0 ? -1 : 0, 1, true);
-    return write(Kind::Unsqueeze, {narrow(step, -1, start, units)}, {0});
+    return write(Kind("unsqueeze"), {narrow(step, -1, start, units)}, {0});
   }
 
   const Reader& reader_;
@@ -155,6 +156,14 @@ std::vector<Value*> recurrentOperands(const Reader& reader, Node* node) {
   refuseUnless(states.size() == 2, "it has ", states.size(), " states");
   operands.insert(operands.end(), states.begin(), states.end());
   return operands;
+}
+
+void checkRecurrent(const Reader& reader, Node* node) {
+  if (operandOf(node, "input") == nullptr || node->input(0)->node()->kind() == dequantize_dynamic) {
+    recurrentOperands(reader, node);
+    ProgramWriter nowhere;
+    Layers(reader, node, "", nowhere);
+  }
 }
 
 std::vector<int64_t> writeRecurrent(

@@ -1,4 +1,5 @@
 // One number for all along some axes.
+#include "averages.h"
 #include "checks.h"
 #include "core/places.h"
 #include "from_graph.h"
@@ -7,8 +8,10 @@
 namespace jit_passes::x86 {
 namespace {
 
+constexpr const char* kNames[] = {"sum", "mean", "length", "largest", "smallest"}; // by ReduceFloats::Which
+
 void checkReduction(const Operator& op) {
-  requireForm(op, between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
+  refuseUnless(between(op.attributes[0], 0, 1), "whether axes are kept is 0 or 1");
   checkAxesFrom(op, 1);
 }
 
@@ -35,9 +38,40 @@ int64_t axesOfReduced(const Operator& op, int64_t first, int64_t /*most*/) {
   return op.attributes[0] ? first : std::max<int64_t>(first - reduced, 0);
 }
 
-Declaration inFloats(const char* name, ReduceFloats::Which reduces, std::vector<From> from) {
+// The result along the axes of the operand: 1 along the axes that go.
+Placed resultOf(const StepContext& c, Dims dims) {
+  const Memory& to = c.out();
+  const int64_t rank = c.in().sizes.size();
+  Sizes strides(rank, 0);
+  for (int64_t axis = 0, kept = 0; axis < rank; ++axis) {
+    if (!isReduced(c.op, axis, rank)) {
+      strides[axis] = to.strides[kept];
+    }
+    kept += c.op.attributes[0] || !isReduced(c.op, axis, rank);
+  }
+  for (Dim& dim : dims) {
+    dim.size = dim.axis >= 0 && isReduced(c.op, dim.axis, rank) ? 1 : dim.size;
+  }
+  return {imageOf(dims, strides, to.channels(), to.bytes()), to.offset, to.home};
+}
+
+Part reduceKernel(const StepContext& c) {
+  const Dims dims = axisDims(c.in().sizes, c.in().axis);
+  return unary(ReduceFloats{*declarationOf(c.op.kind).reduces}, image(c.in(), dims), resultOf(c, dims));
+}
+
+Part meanKernel(const StepContext& c) {
+  if (c.in().grid->is_float) {
+    return reduceKernel(c);
+  }
+  const Dims dims = axisDims(c.in().sizes, c.in().axis);
+  const Placed x = image(c.in(), dims), y = resultOf(c, dims);
+  return averageOver(c, adaptiveWindows(x.image, y.image), 0, x, y);
+}
+
+Declaration inFloats(ReduceFloats::Which reduces, std::vector<From> from) {
   return {
-      .name = name,
+      .name = kNames[reduces],
       .attributes = {2, kMostAxes + 1},
       .types = Types::Real,
       .reduces = reduces,
@@ -45,44 +79,47 @@ Declaration inFloats(const char* name, ReduceFloats::Which reduces, std::vector<
       .check = checkReduction,
       .infer = sizesOfReduced,
       .least_axes = axesOfReduced,
-      .lower = &Lowering::lowerReduction};
+      .lower = &Lowering::lowerReduction,
+      .kernel = reduceKernel};
 }
 
-template <Kind kind>
+template <ReduceFloats::Which which>
 Planned reduction(const Reader& reader, Node* node) {
   refuseUnless(operandOf(node, "dim") != nullptr && reader.has(node, "dim"), "it goes over all axes");
   refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
   refuseUnless(
-      kind != Kind::Length || numberOf(reader, node->input(1)) == 2.0, "it is another norm than that of 2");
+      which != ReduceFloats::Length || numberOf(reader, node->input(1)) == 2.0,
+      "it is another norm than that of 2");
   const auto dims = reader.operand(node, "dim");
   const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
   refuseUnless(!axes.empty(), "it goes over all axes");
   std::vector<int64_t> a{reader.operand(node, "keepdim").toBool()};
   a.insert(a.end(), axes.begin(), axes.end());
-  return {{kind, "", {}, 0, a, {}}, {node->input(0)}};
+  return {{Kind(kNames[which]), "", {}, 0, a, {}}, {node->input(0)}};
 }
 
+// Attributes: whether axes are kept, axes.
 const RegisterOperator mean_operator{
-    Kind::Mean,
     {.name = "mean",
      .attributes = {2, 4},
      .types = Types::Same,
      .reduces = ReduceFloats::Mean,
-     .from = {{"mean", reduction<Kind::Mean>}},
+     .from = {{"mean", reduction<ReduceFloats::Mean>}},
      .check = checkReduction,
      .infer = sizesOfReduced,
      .least_axes = axesOfReduced,
-     .lower = &Lowering::lowerMean}};
-const RegisterOperator sum_operator{
-    Kind::Sum, inFloats("sum", ReduceFloats::Sum, {{"sum", reduction<Kind::Sum>}})};
-const RegisterOperator length_operator{
-    Kind::Length, inFloats(
-                      "length", ReduceFloats::Length,
-                      {{"norm", reduction<Kind::Length>}, {"linalg_vector_norm", reduction<Kind::Length>}})};
+     .lower = &Lowering::lowerMean,
+     .kernel = meanKernel}};
+// These go over axes as Mean does, in float32.
+const RegisterOperator sum_operator{inFloats(ReduceFloats::Sum, {{"sum", reduction<ReduceFloats::Sum>}})};
+// The root of the sum of squares.
+const RegisterOperator length_operator{inFloats(
+    ReduceFloats::Length,
+    {{"norm", reduction<ReduceFloats::Length>}, {"linalg_vector_norm", reduction<ReduceFloats::Length>}})};
 const RegisterOperator largest_operator{
-    Kind::Largest, inFloats("largest", ReduceFloats::Largest, {{"amax", reduction<Kind::Largest>}})};
+    inFloats(ReduceFloats::Largest, {{"amax", reduction<ReduceFloats::Largest>}})};
 const RegisterOperator smallest_operator{
-    Kind::Smallest, inFloats("smallest", ReduceFloats::Smallest, {{"amin", reduction<Kind::Smallest>}})};
+    inFloats(ReduceFloats::Smallest, {{"amin", reduction<ReduceFloats::Smallest>}})};
 
 } // namespace
 } // namespace jit_passes::x86

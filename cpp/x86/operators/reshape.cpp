@@ -33,8 +33,8 @@ int64_t axesOfFlatten(const Operator& op, int64_t first, int64_t /*most*/) {
   return first ? std::max<int64_t>(first - axisOf(a[1], first) + axisOf(a[0], first), 0) : 0;
 }
 
+// Attributes: first and last axis.
 const RegisterOperator flatten_operator{
-    Kind::Flatten,
     {.name = "flatten",
      .attributes = {2, 2},
      .types = Types::Same,
@@ -47,7 +47,7 @@ const RegisterOperator flatten_operator{
      .lower = &Lowering::lowerReshape}};
 
 Planned reshape(const Reader& reader, Node* node) {
-  Planned planned{{Kind::Reshape, "", {}, 0, {}, {}}, {node->input(0)}};
+  Planned planned{{Kind("reshape"), "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "shape"));
   return planned;
 }
@@ -74,8 +74,8 @@ Sizes sizesOfReshape(const Operands& operands) {
   return reshaped(operands.op, operands.first(), operands.first(), operands.op.attributes);
 }
 
+// Attributes: sizes; at most one is -1, which is open.
 const RegisterOperator reshape_operator{
-    Kind::Reshape,
     {.name = "reshape",
      .attributes = {0, kMostMovedAxes},
      .types = Types::Same,
@@ -96,7 +96,7 @@ Planned unflatten(const Reader& reader, Node* node) {
 }
 
 void checkUnflatten(const Operator& op) {
-  requireForm(op, between(op.attributes[0], -8, 7), "an axis of ", op.attributes[0]);
+  refuseUnless(between(op.attributes[0], -8, 7), "an axis of ", op.attributes[0]);
   checkShapeFrom(op, 1);
 }
 
@@ -117,8 +117,8 @@ int64_t axesOfUnflatten(const Operator& op, int64_t first, int64_t /*most*/) {
 
 bool computesParts(const Operator& /*op*/, int64_t attribute) { return attribute > 0; }
 
+// Attributes: axis, the sizes that it becomes; at most one is -1, which is open.
 const RegisterOperator unflatten_operator{
-    Kind::Unflatten,
     {.name = "unflatten",
      .attributes = {2, kMostMovedAxes + 1},
      .types = Types::Same,
@@ -133,7 +133,7 @@ const RegisterOperator unflatten_operator{
      .lower = &Lowering::lowerReshape}};
 
 Planned unsqueeze(const Reader& reader, Node* node) {
-  return {{Kind::Unsqueeze, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  return {{Kind("unsqueeze"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
 }
 
 Sizes sizesOfUnsqueeze(const Operands& operands) {
@@ -146,8 +146,8 @@ Sizes sizesOfUnsqueeze(const Operands& operands) {
 
 int64_t oneAxisMore(const Operator& /*op*/, int64_t first, int64_t /*most*/) { return first ? first + 1 : 0; }
 
+// Attributes: where an axis of size 1 comes in.
 const RegisterOperator unsqueeze_operator{
-    Kind::Unsqueeze,
     {.name = "unsqueeze",
      .attributes = {1, 1},
      .types = Types::Same,
@@ -164,7 +164,7 @@ Planned squeeze(const Reader& reader, Node* node) {
   const auto dim = reader.operand(node, "dim");
   const auto axes = dim.isInt() ? std::vector{dim.toInt()} : dim.toIntVector();
   refuseUnless(!axes.empty() && int64_t(axes.size()) <= kMostMovedAxes, "it has ", axes.size(), " axes");
-  return {{Kind::Squeeze, "", {}, 0, axes, {}}, {node->input(0)}};
+  return {{Kind("squeeze"), "", {}, 0, axes, {}}, {node->input(0)}};
 }
 
 Sizes sizesOfSqueeze(const Operands& operands) {
@@ -188,8 +188,8 @@ int64_t axesOfSqueeze(const Operator& op, int64_t first, int64_t /*most*/) {
   return std::max<int64_t>(first - int64_t(op.attributes.size()), 0);
 }
 
+// Attributes: axes that go where they are of size 1.
 const RegisterOperator squeeze_operator{
-    Kind::Squeeze,
     {.name = "squeeze",
      .attributes = {1, kMostMovedAxes},
      .types = Types::Same,
@@ -202,12 +202,12 @@ const RegisterOperator squeeze_operator{
      .lower = &Lowering::lowerReshape}};
 
 Planned expand(const Reader& reader, Node* node) {
-  Planned planned{{Kind::Expand, "", {}, 0, {}, {}}, {node->input(0)}};
+  Planned planned{{Kind("expand"), "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "size"));
   return planned;
 }
 
-void checkExpand(const Operator& op) { checkEach(op, op.attributes, -1, kMaxSize, "a size"); }
+void checkExpand(const Operator& op) { checkEach(op.attributes, -1, kMaxSize, "a size"); }
 
 Sizes sizesOfExpand(const Operands& operands) {
   const Operator& op = operands.op;
@@ -225,8 +225,8 @@ Sizes sizesOfExpand(const Operands& operands) {
   return sizes;
 }
 
+// Axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand.
 const RegisterOperator expand_operator{
-    Kind::Expand,
     {.name = "expand",
      .attributes = {1, kMostAxes},
      .types = Types::Same,

@@ -1,8 +1,10 @@
 // Images of another size: interpolated, or averaged.
+#include "averages.h"
 #include "checks.h"
 #include "from_graph.h"
 #include "sizes.h"
 #include "x86/lowering.h"
+#include "x86/moves.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -12,20 +14,20 @@ constexpr int64_t kMaxResized = int64_t{1} << 24; // along an axis that is resiz
 // So many attributes behind the spatial axes are sizes, if there are no factors; `least` is the smallest.
 void checkSizes(const Operator& op, int64_t sizes, int64_t least) {
   const int64_t spatial = op.attributes[0];
-  checkSpatial(op, spatial);
+  checkSpatial(spatial);
   if (op.tensors.empty()) {
-    requireForm(op, sizes == spatial, sizes, " sizes of ", spatial, " axes");
+    refuseUnless(sizes == spatial, sizes, " sizes of ", spatial, " axes");
   } else {
-    requireForm(op, sizes == 0, "sizes and factors");
-    checkNumbers(op, op.tensors[0], spatial, "factors");
+    refuseUnless(sizes == 0, "sizes and factors");
+    checkNumbers(op.tensors[0], spatial, "factors");
     const auto& factors = op.tensors[0];
-    requireForm(
-        op, at::logical_and(factors > 0, factors <= double(kMostWindow)).all().item<bool>(),
+    refuseUnless(
+        at::logical_and(factors > 0, factors <= double(kMostWindow)).all().item<bool>(),
         "a factor is not above 0, or too large");
   }
   for (int64_t i = 1; i <= sizes; ++i) {
     const int64_t size = op.attributes[i];
-    requireForm(op, between(size, least, kMaxSize) && size != 0, "a size of ", size);
+    refuseUnless(between(size, least, kMaxSize) && size != 0, "a size of ", size);
   }
 }
 
@@ -33,9 +35,9 @@ void checkAdaptive(const Operator& op) { checkSizes(op, op.attributes.size() - 1
 void checkNearest(const Operator& op) { checkSizes(op, op.attributes.size() - 1, 1); }
 
 void checkBilinear(const Operator& op) {
-  checkSpatial(op, op.attributes[0]);
-  requireForm(
-      op, op.attributes[0] == 2 && between(op.attributes.back(), 0, 1),
+  checkSpatial(op.attributes[0]);
+  refuseUnless(
+      op.attributes[0] == 2 && between(op.attributes.back(), 0, 1),
       "it has two axes, and whether corners are aligned is 0 or 1");
   checkSizes(op, op.attributes.size() - 2, 1);
 }
@@ -69,12 +71,12 @@ Planned adaptiveAverage(const Reader& reader, Node* node) {
   std::vector<int64_t> a{Spatial};
   const auto sizes = reader.integers(node, "output_size", Spatial);
   a.insert(a.end(), sizes.begin(), sizes.end());
-  return {{Kind::AdaptiveAverage, "", {}, 0, a, {}}, {node->input(0)}};
+  return {{Kind("adaptive_average"), "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 template <size_t Spatial>
 Planned resizeNearest(const Reader& reader, Node* node) {
-  Planned planned{{Kind::ResizeNearest, "", {}, 0, {Spatial}, {}}, {node->input(0)}};
+  Planned planned{{Kind("resize_nearest"), "", {}, 0, {Spatial}, {}}, {node->input(0)}};
   if (reader.has(node, "scale_factors")) {
     const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
     refuseUnless(factors.size() == Spatial, "it has ", factors.size(), " factors");
@@ -92,13 +94,53 @@ Planned resizeNearest(const Reader& reader, Node* node) {
 
 Planned resizeBilinear(const Reader& reader, Node* node) {
   Planned planned = resizeNearest<2>(reader, node);
-  planned.op.kind = Kind::ResizeBilinear;
+  planned.op.kind = Kind("resize_bilinear");
   planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
   return planned;
 }
 
+Part adaptiveAverageKernel(const StepContext& c) {
+  const Placed x = image(c.in()), y = image(c.out());
+  return averageOver(c, adaptiveWindows(x.image, y.image), 0, x, y);
+}
+
+std::optional<double> factorOf(const Operator& op, size_t axis) {
+  return op.tensors.empty() ? std::nullopt : std::optional(op.tensors[0].const_data_ptr<double>()[axis]);
+}
+
+Part nearestKernel(const StepContext& c) {
+  Placed x = image(c.in()), y = image(c.out());
+  x.image.channels *= c.in().bytes(), y.image.channels *= c.out().bytes();
+  Resample kernel;
+  std::vector<int64_t>* const from[] = {&kernel.from_z, &kernel.from_y, &kernel.from_x};
+  const int64_t spatial = c.op.attributes[0];
+  const size_t unused = 3 - spatial;
+  for (size_t i = 0; i < 3; ++i) {
+    const auto factor = i >= unused ? factorOf(c.op, i - unused) : std::nullopt;
+    *from[i] = nearest(sizeOf(x.image, i), sizeOf(y.image, i), factor, spatial == 2);
+  }
+  return unary(std::move(kernel), x, y);
+}
+
+Part bilinearKernel(const StepContext& c) {
+  const Placed x = image(c.in()), y = image(c.out());
+  const bool aligns = c.op.attributes.back() != 0;
+  const auto rows = blendedTaps(x.image.height, y.image.height, factorOf(c.op, 0), aligns),
+             columns = blendedTaps(x.image.width, y.image.width, factorOf(c.op, 1), aligns);
+  const Grid &from = *c.in().grid, &to = *c.out().grid;
+  if (to.is_float) {
+    return unary(BlendFloats{rows, columns}, x, y);
+  }
+  const double ratio = static_cast<double>(static_cast<float>(from.scale)) / static_cast<float>(to.scale);
+  Blend kernel{rows, columns};
+  kernel.ratio = static_cast<float>(ratio);
+  kernel.offset = static_cast<float>(offsetOf(to) - ratio * from.zero_point);
+  kernel.range = codeRangeOf(to);
+  return unary(std::move(kernel), x, y);
+}
+
+// Attributes: spatial axes, sizes; -1 for that of the operand.
 const RegisterOperator adaptive_average_operator{
-    Kind::AdaptiveAverage,
     {.name = "adaptive_average",
      .attributes = {2, 4},
      .types = Types::Same,
@@ -110,9 +152,9 @@ const RegisterOperator adaptive_average_operator{
      .infer = sizesOfResized,
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
-     .step = Does::Average}};
+     .kernel = adaptiveAverageKernel}};
+// Attributes: spatial axes, sizes; or factors, which are tensors[0].
 const RegisterOperator nearest_operator{
-    Kind::ResizeNearest,
     {.name = "resize_nearest",
      .attributes = {1, 4},
      .tensors = {0, 1},
@@ -127,9 +169,9 @@ const RegisterOperator nearest_operator{
      .computes = computesSizes,
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
-     .step = Does::Resample}};
+     .kernel = nearestKernel}};
+// The same for two axes, and behind them whether corners are aligned.
 const RegisterOperator bilinear_operator{
-    Kind::ResizeBilinear,
     {.name = "resize_bilinear",
      .attributes = {2, 4},
      .tensors = {0, 1},
@@ -140,7 +182,7 @@ const RegisterOperator bilinear_operator{
      .computes = computesSizesInFront,
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
-     .step = Does::Resample}};
+     .kernel = bilinearKernel}};
 
 } // namespace
 } // namespace jit_passes::x86

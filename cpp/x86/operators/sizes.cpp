@@ -18,7 +18,13 @@ Sizes broadcast(const Operator& op, const Sizes& a, const Sizes& b) {
   return sizes;
 }
 
-Sizes sizesOfBoth(const Operands& operands) { return broadcast(operands.op, operands[0], operands[1]); }
+Sizes sizesOfAll(const Operands& operands) {
+  Sizes sizes = operands.first();
+  for (size_t i = 1; i < operands.sizes.size(); ++i) {
+    sizes = broadcast(operands.op, sizes, operands[i]);
+  }
+  return sizes;
+}
 
 int64_t mostAxesOfAny(const Operator& /*op*/, int64_t /*first*/, int64_t most) { return most; }
 

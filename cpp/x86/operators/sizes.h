@@ -6,8 +6,8 @@
 namespace jit_passes::x86 {
 
 Sizes broadcast(const Operator& op, const Sizes& a, const Sizes& b);
-// Of two operands that broadcast.
-Sizes sizesOfBoth(const Operands& operands);
+// Of operands that broadcast.
+Sizes sizesOfAll(const Operands& operands);
 int64_t mostAxesOfAny(const Operator& op, int64_t first, int64_t most);
 // One axis for each attribute.
 int64_t asManyAxes(const Operator& op, int64_t first, int64_t most);

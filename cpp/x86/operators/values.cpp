@@ -2,27 +2,27 @@
 #include "checks.h"
 #include "sizes.h"
 #include "x86/lowering.h"
+#include "x86/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 void checkInput(const Operator& op, const Program& program) {
   const int64_t input = op.attributes[0];
-  requireForm(op, between(input, 0, program.inputs - 1), "input ", input, " of ", program.inputs);
+  refuseUnless(between(input, 0, program.inputs - 1), "input ", input, " of ", program.inputs);
 }
 
 void checkConstant(const Operator& op) {
-  requireForm(
-      op, op.tensors[0].dim() <= kMostAxes && between(op.tensors[0].numel(), 1, kMaxSize),
-      "its sizes are none");
+  refuseUnless(
+      op.tensors[0].dim() <= kMostAxes && between(op.tensors[0].numel(), 1, kMaxSize), "its sizes are none");
 }
 
 void checkCodes(const Operator& op, const Program& program) {
   const Grid& grid = program.grids[op.output];
   if (!grid.is_float) {
     const auto [low, high] = op.tensors[0].aminmax();
-    requireForm(
-        op, low.item<int64_t>() >= grid.low && high.item<int64_t>() <= grid.high, "codes beyond [", grid.low,
+    refuseUnless(
+        low.item<int64_t>() >= grid.low && high.item<int64_t>() <= grid.high, "codes beyond [", grid.low,
         ", ", grid.high, "]");
   }
 }
@@ -33,11 +33,34 @@ int64_t axesOfConstant(const Operator& op, int64_t /*first*/, int64_t /*most*/) 
   return op.tensors[0].dim();
 }
 
-void checkPower(const Operator& op) { checkNumbers(op, op.tensors[0], 2, "factors"); }
+void checkPower(const Operator& op) { checkNumbers(op.tensors[0], 2, "factors"); }
 Sizes sizesOfPower(const Operands& /*operands*/) { return {}; }
 
+// Elements in the order that the memory has.
+Part constantKernel(const StepContext& c) {
+  const Memory& to = c.out();
+  const at::Tensor ordered = to.axis < 0 ? c.op.tensors[0] : c.op.tensors[0].movedim(to.axis, -1);
+  const int64_t count = ordered.numel();
+  const at::Tensor held = at::zeros({count + kSlack}, ordered.options());
+  held.narrow(0, 0, count).copy_(ordered.flatten());
+  Memory from{.sizes = to.sizes, .axis = to.axis, .grid = to.grid};
+  layOutDense(from);
+  const Dims dims = pixelDims(to.sizes, to.axis);
+  Placed y = image(to, dims);
+  Image x = image(from, dims).image;
+  x.data = static_cast<uint8_t*>(held.mutable_data_ptr()); // the part keeps it
+  x.channels *= to.bytes(), y.image.channels *= to.bytes();
+  const LookUp kernel;
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            (void)held;
+            kernel.run(x, y.in(call), begin, end);
+          }};
+}
+
+Part dequantizeKernel(const StepContext& c) { return dequantized(c.in(), c.out()); }
+
+// Float32; attributes: the number of an input of the plan.
 const RegisterOperator input_operator{
-    Kind::Input,
     {.name = "input",
      .inputs = {0, 0},
      .attributes = {1, 1},
@@ -45,23 +68,23 @@ const RegisterOperator input_operator{
      .most_axes = kMostMovedAxes,
      .check_values = checkInput,
      .lower = &Lowering::lowerInput}};
+// Float32 to codes.
 const RegisterOperator quantize_operator{
-    Kind::Quantize,
     {.name = "quantize",
      .types = Types::ToCodes,
      .most_axes = kMostMovedAxes,
      .lower = &Lowering::lowerQuantize,
      .order = orderOfFirst}};
+// Codes to float32.
 const RegisterOperator dequantize_operator{
-    Kind::Dequantize,
     {.name = "dequantize",
      .types = Types::ToFloats,
      .most_axes = kMostMovedAxes,
      .lower = &Lowering::lowerInPlace,
-     .step = Does::Dequantize,
+     .kernel = dequantizeKernel,
      .order = orderOfFirst}};
+// Its elements are tensors[0].
 const RegisterOperator constant_operator{
-    Kind::Constant,
     {.name = "constant",
      .inputs = {0, 0},
      .tensors = {1, 1},
@@ -70,9 +93,10 @@ const RegisterOperator constant_operator{
      .check_values = checkCodes,
      .infer = sizesOfConstant,
      .least_axes = axesOfConstant,
-     .lower = &Lowering::lowerConstant}};
+     .lower = &Lowering::lowerConstant,
+     .kernel = constantKernel}};
+// A number: tensors[0] are a factor and the exponent of attributes[0], which the model computes of sizes.
 const RegisterOperator power_operator{
-    Kind::Power,
     {.name = "power",
      .inputs = {0, 0},
      .attributes = {1, 1},

@@ -116,7 +116,7 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "reflection": (2, lambda y: F.pad(y, [1] * 4, mode="reflect"), FLOAT, FLOAT),
     "flip": (2, lambda y: y.flip(3), INSIDE, FLOAT),
     "repeat": (2, lambda y: y.repeat(1, 1, 2, 1), INSIDE, FLOAT),
-    "log softmax": (2, lambda y: F.log_softmax(y, 1), FLOAT, FLOAT),
+    "log softmax": (2, lambda y: F.log_softmax(y, 1), FLOAT, INSIDE),
     "cumsum": (2, lambda y: y.cumsum(2), FLOAT, FLOAT),
 }
 

@@ -1,0 +1,146 @@
+"""Operators of plans that pick numbers, where and gather, and the logarithm of a softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import jit_passes
+from tests.compare import sqnr
+from tests.plans import plan_of, plans_in, traced
+
+
+class Alone(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)
+
+
+class Between(nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.function = function
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x), *others))
+
+
+def in_one_plan(function: Callable[..., Tensor], *inputs: Tensor) -> torch.jit.ScriptModule:
+    """Quantize the function between two layers in both modes, and return the dynamic model."""
+    torch.manual_seed(0)
+    model = Between(function).eval()
+    script = torch.jit.trace(model, inputs)
+    for mode in ("static", "dynamic"):
+        lowered = jit_passes.quantize_script(script, [inputs], mode=mode, target="x86")
+        assert len(plans_in(lowered)) == 1
+        with torch.no_grad():
+            assert sqnr(model(*inputs), lowered(*inputs)) > 28, mode
+    return lowered
+
+
+SHAPES = {
+    "numbers": ((3, 4, 5), (3, 4, 5), (3, 4, 5)),
+    "broadcast": ((4, 1), (3, 1, 5), (5,)),
+    "image": ((2, 3, 6, 7), (2, 3, 6, 7), (3, 1, 1)),
+    "five axes": ((2, 3, 1, 5, 2), (2, 1, 4, 5, 2), (1,)),
+    "empty": ((0, 4), (4,), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_where(name: str) -> None:
+    """PyTorch's bits, with a condition of bool, or of numbers."""
+    condition, a, b = (torch.randn(shape) for shape in SHAPES[name])
+    if name == "numbers":
+        a[0, 0, 0], b[0, 0, 1] = torch.inf, torch.nan
+
+    def function(c: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(c, torch.neg(x), torch.neg(y))
+
+    mask = condition > 0
+    plan = plan_of(traced(Alone(function), mask, a, b))
+    for given in (mask, ~mask):
+        (got,) = plan.run([given, a, b])
+        assert torch.equal(got.nan_to_num(7.0), torch.where(given, -a, -b).nan_to_num(7.0))
+
+
+CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
+
+
+def test_where_between_layers() -> None:
+    x = torch.randn(4, 12, 16)
+    in_one_plan(lambda y, c: torch.where(c, torch.tanh(y), torch.square(y)), x, x > 0.5)
+    in_one_plan(lambda y, c: torch.where(c, torch.tanh(y), -0.5), x, x > 0.5)
+
+    def attend(y: Tensor) -> Tensor:
+        scores = y @ y.transpose(-1, -2)
+        return torch.softmax(torch.where(CAUSAL, scores, -1e4), -1) @ y
+
+    in_one_plan(attend, x)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (2, 3, 2, 4, 5)], ids=len)
+def test_gather(shape: tuple[int, ...], axis: int) -> None:
+    """PyTorch's bits; the index may be shorter along other axes."""
+    x = torch.randn(shape)
+    sizes = [min(size, 2) for size in shape]
+    sizes[axis] = 7
+    plan = plan_of(
+        traced(
+            Alone(lambda x, i: torch.gather(torch.neg(x), axis, i)), x, torch.zeros(sizes).long()
+        )
+    )
+    for _ in range(3):
+        index = torch.randint(x.shape[axis], sizes)
+        (got,) = plan.run([x, index])
+        assert torch.equal(got, torch.gather(-x, axis, index))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("wrong", [-1, 12])
+def test_gather_beyond_the_end(wrong: int, threads: int) -> None:
+    """It is an error, on all threads, and the next call is right."""
+    x, index = torch.randn(64, 12, 16), torch.randint(12, (64, 3, 16))
+    lowered = in_one_plan(lambda y, i: torch.gather(F.layer_norm(y, [16]), 1, i), x, index)
+    bad = index.clone()
+    bad[5, 1, 3] = wrong
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        want = lowered(x, index)
+        with pytest.raises(RuntimeError, match=rf"takes element {wrong} of an axis of 12"):
+            lowered(x, bad)
+        assert torch.equal(lowered(x, index), want)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 300, 33), (2, 3, 5, 6)], ids=len)
+def test_log_softmax(shape: tuple[int, ...], axis: int) -> None:
+    """Against double precision, also of numbers that are far apart."""
+    plan = plan_of(traced(Alone(lambda x: F.log_softmax(torch.neg(x), axis)), torch.randn(shape)))
+    for scale in (1, 1e-3, 200):
+        x = scale * torch.randn(shape)
+        (got,) = plan.run([x])
+        want = F.log_softmax(-x.double(), axis)
+        assert (got - want).abs().max() <= 3e-7 * want.abs().max()
+    x = torch.randn(shape)
+    x.view(-1)[0] = torch.nan
+    (got,) = plan.run([x])
+    assert torch.equal(got.isnan(), F.log_softmax(-x, axis).isnan())
+
+
+def test_log_softmax_between_layers() -> None:
+    in_one_plan(lambda y: F.log_softmax(y, -1), torch.randn(9, 16))

@@ -19,6 +19,7 @@ class Canonicalizer {
 
   bool replaceAddmm(Node* node) {
     const auto weight = matrix(inputOf(node, "mat2"));
+    // beta and alpha by position: another overload has a dtype in front of them
     if (!weight || known_.fixed(node->output()) || !isBiasOf(inputOf(node, "self"), *weight) ||
         constantNumber(node->input(3)) != 1.0 || constantNumber(node->input(4)) != 1.0) {
       return false;

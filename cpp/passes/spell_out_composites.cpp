@@ -202,7 +202,7 @@ Value* spelledGate(Node* node, int64_t size) {
 // Rounded before it is added, where the fused operator may not be. With a beta of 0 nobody reads what is added, which is
 // often a tensor that was never filled.
 Value* spelledProduct(Node* node) {
-  const auto beta = constantNumber(node->input(3));
+  const auto beta = constantNumber(node->input(3)); // by position: another overload has a dtype there
   if (!beta) {
     return nullptr;
   }
